@@ -1,0 +1,7 @@
+"""The decision core of Tidegate: which call, when, where.
+
+Every function here takes values (time and randomness included) and returns a decision. The gateway, the vLLM plugin,
+the operator and the simulator bring the clock, the sockets and the side effects. In reading order: `model` (the nouns),
+`cost` (seconds), `budget` (deadlines), `orders` and `waiting` (who is next), `choose` (which engine), `dispatcher`
+(the gateway's state machine), `qos` and `steer` (which order should be active).
+"""

@@ -1,0 +1,127 @@
+"""How many seconds a step, a call and a backlog take on one kind of engine.
+
+One set of coefficients for each (model, accelerator, tensor-parallel degree); shipped as data (`profiles/`) and refined
+online from observed calls (`calibrate`). Everything else in this library reasons in these seconds. It knows nothing of
+queues.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from tidegate_policy.model import Backlog, Call
+
+MICROSECONDS = 1_000_000
+
+
+class BadProfile(ValueError):
+    """A cost profile with missing, unknown or impossible fields; the message names the field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """Coefficients of one engine kind: a vLLM step takes
+    `prefill_s*uncached + attention_s*attended + decode_s*decodes + context_s*context + step_s` seconds
+    (RelServe eq 9, Semantic eq 3-4, for a mixed chunked-prefill step).
+    """
+
+    step_s: float
+    """Fixed seconds of every step: reading the weights, launching, collectives."""
+    prefill_s: float
+    """Seconds for each uncached prompt token in the step."""
+    attention_s: float = 0.0
+    """Seconds for each (prompt token, preceding token) pair attended to in the step."""
+    decode_s: float = 0.0
+    """Seconds for each decoding sequence in the step."""
+    context_s: float = 0.0
+    """Seconds for each KV token read by decoding sequences in the step."""
+    kv_tokens: int = 1_000_000
+    """KV capacity in tokens: card memory minus weights minus reserve."""
+    max_batch: int = 256
+    """Sequences that run together at most (`--max-num-seqs`)."""
+    max_step_tokens: int = 8192
+    """Tokens scheduled in one step at most (`--max-num-batched-tokens`)."""
+
+    def step_seconds(self, *, uncached: int, attended: int = 0, decodes: int, context: int) -> float:
+        """Seconds of one step.
+
+        `uncached`: prompt tokens computed; `attended`: sum over them of the tokens each attends to; `decodes`: sequences
+        that decode; `context`: sum of their context lengths.
+        """
+        return (
+            self.step_s
+            + self.prefill_s * uncached
+            + self.attention_s * attended
+            + self.decode_s * decodes
+            + self.context_s * context
+        )
+
+    def prefill_seconds(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
+        """Seconds to prefill a prompt of which `cached_tokens` are in the prefix cache, fixed step time included."""
+        uncached = max(prompt_tokens - cached_tokens, 1)
+        attended = _attended(prompt_tokens) - _attended(prompt_tokens - uncached)
+        steps = math.ceil(uncached / self.max_step_tokens)
+        return self.prefill_s * uncached + self.attention_s * attended + self.step_s * steps
+
+    def decode_seconds(self, prompt_tokens: int, output_tokens: int, *, beside: int = 0, beside_context: int = 0) -> float:
+        """Seconds to decode `output_tokens` (the first comes from prefill) next to `beside` other decoding sequences
+        that hold `beside_context` tokens of context."""
+        steps = max(output_tokens - 1, 0)
+        own_context = steps * prompt_tokens + _attended(steps)
+        each = self.step_s + self.decode_s * (beside + 1) + self.context_s * beside_context
+        return steps * each + self.context_s * own_context
+
+    def call_seconds(self, call: Call, cached_tokens: int = 0) -> float:
+        """`t_comp`: seconds of the call alone on the engine (HexGen eq 2)."""
+        return self.prefill_seconds(call.prompt_tokens, cached_tokens) + self.decode_seconds(
+            call.prompt_tokens, call.output_predicted
+        )
+
+    def charge(self, call: Call, cached_tokens: int = 0) -> Backlog:
+        """What a call adds to an engine's backlog: the work that batching cannot share, and its decode steps."""
+        output = max(call.output_predicted, 1)
+        alone = self.call_seconds(call, cached_tokens) - self.step_s * output
+        return Backlog(calls=1, work_us=max(round(alone * MICROSECONDS), 0), output_tokens=output)
+
+    def backlog_seconds(self, backlog: Backlog) -> float:
+        """Seconds until the backlog is done when the engine batches as much as it may.
+
+        HexGen eq 3 adds up serial times; here only the unshareable work adds up, and the fixed step time is paid once
+        for each step of a batch of up to `max_batch` calls.
+        """
+        if backlog.calls <= 0:
+            return 0.0
+        steps = backlog.output_tokens / min(backlog.calls, self.max_batch)
+        return backlog.work_us / MICROSECONDS + self.step_s * steps
+
+
+def _attended(tokens: int) -> int:
+    """Tokens attended to by the first `tokens` tokens of a sequence, each seeing those before it."""
+    return tokens * (tokens + 1) // 2
+
+
+def mean_call_seconds(models: list[CostModel], call: Call) -> float:
+    """`mean_comp` of HexGen eq 5: the call's seconds averaged over the live engines."""
+    return sum(model.call_seconds(call) for model in models) / len(models)
+
+
+def from_mapping(profile: Mapping[str, object]) -> CostModel:
+    """A cost model from a profile's `cost` mapping. Raises `BadProfile` naming the field that is wrong."""
+    known = {field.name: field for field in fields(CostModel)}
+    unknown = sorted(set(profile) - set(known))
+    if unknown:
+        raise BadProfile(f"unknown field {unknown[0]!r}; known are {', '.join(sorted(known))}")
+    values: dict[str, float] = {}
+    for name, value in profile.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            raise BadProfile(f"{name} must be a finite number that is not negative, not {value!r}")
+        values[name] = int(value) if name in ("kv_tokens", "max_batch", "max_step_tokens") else float(value)
+    for name in ("step_s", "prefill_s"):
+        if not values.get(name):
+            raise BadProfile(f"{name} is required and greater than zero")
+    for name in ("kv_tokens", "max_batch", "max_step_tokens"):
+        if values.get(name, 1) < 1:
+            raise BadProfile(f"{name} must be at least 1")
+    return CostModel(**values)  # type: ignore[arg-type]  # the three integer fields are converted above
+
+

@@ -1,0 +1,12 @@
+"""Earliest deadline first: right while the load is feasible, prone to cascades of misses when it is not."""
+
+from tidegate_policy.orders.contract import Key, OneLane, Ticket
+
+
+class Edf(OneLane):
+    """By the instant at which the call is due; calls without a deadline age (`model.PATIENCE_S`)."""
+
+    name = "edf"
+
+    def key(self, ticket: Ticket) -> Key:
+        return (ticket.call.due_or_patience_s,)

@@ -1,0 +1,12 @@
+"""Shortest job first: the lowest mean latency, at the price of long calls under sustained overload."""
+
+from tidegate_policy.orders.contract import Key, OneLane, Ticket
+
+
+class Sjf(OneLane):
+    """By predicted seconds of work (HexGen eq 2)."""
+
+    name = "sjf"
+
+    def key(self, ticket: Ticket) -> Key:
+        return (ticket.service_s,)

@@ -1,0 +1,139 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SetPolicyRequest(_message.Message):
+    __slots__ = ("policy", "reason")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    reason: str
+    def __init__(self, policy: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SetPolicyResponse(_message.Message):
+    __slots__ = ("policy", "previous", "reordered")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    REORDERED_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    previous: str
+    reordered: int
+    def __init__(self, policy: _Optional[str] = ..., previous: _Optional[str] = ..., reordered: _Optional[int] = ...) -> None: ...
+
+class Controls(_message.Message):
+    __slots__ = ("max_running", "max_step_tokens")
+    MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    max_running: int
+    max_step_tokens: int
+    def __init__(self, max_running: _Optional[int] = ..., max_step_tokens: _Optional[int] = ...) -> None: ...
+
+class SetControlsRequest(_message.Message):
+    __slots__ = ("controls",)
+    CONTROLS_FIELD_NUMBER: _ClassVar[int]
+    controls: Controls
+    def __init__(self, controls: _Optional[_Union[Controls, _Mapping]] = ...) -> None: ...
+
+class SetControlsResponse(_message.Message):
+    __slots__ = ("controls",)
+    CONTROLS_FIELD_NUMBER: _ClassVar[int]
+    controls: Controls
+    def __init__(self, controls: _Optional[_Union[Controls, _Mapping]] = ...) -> None: ...
+
+class GetStateRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EngineState(_message.Message):
+    __slots__ = ("policy", "policy_reason", "policy_age_s", "controls", "running", "waiting", "kv_usage", "waiting_ids", "engine_version", "fallback_reason", "preemptions", "simulated_profile")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    POLICY_REASON_FIELD_NUMBER: _ClassVar[int]
+    POLICY_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    CONTROLS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    KV_USAGE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_IDS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_REASON_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    SIMULATED_PROFILE_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    policy_reason: str
+    policy_age_s: float
+    controls: Controls
+    running: int
+    waiting: int
+    kv_usage: float
+    waiting_ids: _containers.RepeatedScalarFieldContainer[str]
+    engine_version: str
+    fallback_reason: str
+    preemptions: int
+    simulated_profile: str
+    def __init__(self, policy: _Optional[str] = ..., policy_reason: _Optional[str] = ..., policy_age_s: _Optional[float] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., waiting_ids: _Optional[_Iterable[str]] = ..., engine_version: _Optional[str] = ..., fallback_reason: _Optional[str] = ..., preemptions: _Optional[int] = ..., simulated_profile: _Optional[str] = ...) -> None: ...
+
+class WatchQosRequest(_message.Message):
+    __slots__ = ("period_s",)
+    PERIOD_S_FIELD_NUMBER: _ClassVar[int]
+    period_s: float
+    def __init__(self, period_s: _Optional[float] = ...) -> None: ...
+
+class QosReport(_message.Message):
+    __slots__ = ("policy", "window_s", "arrived", "finished", "running", "waiting", "kv_usage", "preemptions", "ttft", "tpot", "service", "with_target", "missed", "blocked", "busy_s", "tenants")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    KV_USAGE_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_FIELD_NUMBER: _ClassVar[int]
+    TPOT_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    WITH_TARGET_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    window_s: float
+    arrived: int
+    finished: int
+    running: int
+    waiting: int
+    kv_usage: float
+    preemptions: int
+    ttft: Histogram
+    tpot: Histogram
+    service: Histogram
+    with_target: int
+    missed: int
+    blocked: int
+    busy_s: float
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantQos]
+    def __init__(self, policy: _Optional[str] = ..., window_s: _Optional[float] = ..., arrived: _Optional[int] = ..., finished: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., preemptions: _Optional[int] = ..., ttft: _Optional[_Union[Histogram, _Mapping]] = ..., tpot: _Optional[_Union[Histogram, _Mapping]] = ..., service: _Optional[_Union[Histogram, _Mapping]] = ..., with_target: _Optional[int] = ..., missed: _Optional[int] = ..., blocked: _Optional[int] = ..., busy_s: _Optional[float] = ..., tenants: _Optional[_Iterable[_Union[TenantQos, _Mapping]]] = ...) -> None: ...
+
+class Histogram(_message.Message):
+    __slots__ = ("counts", "sum_s")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUM_S_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    sum_s: float
+    def __init__(self, counts: _Optional[_Iterable[int]] = ..., sum_s: _Optional[float] = ...) -> None: ...
+
+class TenantQos(_message.Message):
+    __slots__ = ("tenant", "weight", "served_tokens", "waiting")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    SERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    weight: float
+    served_tokens: int
+    waiting: int
+    def __init__(self, tenant: _Optional[str] = ..., weight: _Optional[float] = ..., served_tokens: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
