@@ -63,7 +63,9 @@ class CostModel:
         steps = math.ceil(uncached / self.max_step_tokens)
         return self.prefill_s * uncached + self.attention_s * attended + self.step_s * steps
 
-    def decode_seconds(self, prompt_tokens: int, output_tokens: int, *, beside: int = 0, beside_context: int = 0) -> float:
+    def decode_seconds(
+        self, prompt_tokens: int, output_tokens: int, *, beside: int = 0, beside_context: int = 0
+    ) -> float:
         """Seconds to decode `output_tokens` (the first comes from prefill) next to `beside` other decoding sequences
         that hold `beside_context` tokens of context."""
         steps = max(output_tokens - 1, 0)
@@ -79,9 +81,15 @@ class CostModel:
 
     def charge(self, call: Call, cached_tokens: int = 0) -> Backlog:
         """What a call adds to an engine's backlog: the work that batching cannot share, and its decode steps."""
-        output = max(call.output_predicted, 1)
-        alone = self.call_seconds(call, cached_tokens) - self.step_s * output
-        return Backlog(calls=1, work_us=max(round(alone * MICROSECONDS), 0), output_tokens=output)
+        prefill_us = round(self.prefill_seconds(call.prompt_tokens, cached_tokens) * MICROSECONDS)
+        decode = self.decode_charge(call, 0)
+        return Backlog(calls=1, work_us=prefill_us + decode.work_us, output_tokens=decode.output_tokens)
+
+    def decode_charge(self, call: Call, tokens_done: int) -> Backlog:
+        """What is left of a call's charge once its prompt is done and `tokens_done` tokens have come out."""
+        left = max(call.output_predicted - tokens_done, 0)
+        alone_s = self.decode_seconds(call.prompt_tokens + tokens_done, left + 1)
+        return Backlog(calls=1, work_us=round((alone_s - self.step_s * left) * MICROSECONDS), output_tokens=left)
 
     def backlog_seconds(self, backlog: Backlog) -> float:
         """Seconds until the backlog is done when the engine batches as much as it may.
@@ -123,5 +131,3 @@ def from_mapping(profile: Mapping[str, object]) -> CostModel:
         if values.get(name, 1) < 1:
             raise BadProfile(f"{name} must be at least 1")
     return CostModel(**values)  # type: ignore[arg-type]  # the three integer fields are converted above
-
-

@@ -34,7 +34,9 @@ class Gate(Protocol):
 class Order(Protocol):
     """Which waiting call goes next?"""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The public name, as in `SetPolicy` and the `ServingPool`."""
 
     def lane(self, ticket: Ticket) -> int:
         """The lane of a call; orders without lanes say 0."""
