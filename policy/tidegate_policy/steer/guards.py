@@ -1,0 +1,153 @@
+"""Whether a proposed switch takes effect: dwell, bypass, rollback, bans (H-MAS 3.4.1).
+
+State in, verdict out. In order of precedence: a manual override; an emergency bypass to `fcfs`; a rollback when the
+pool got worse after a switch; and, once the active order has had its minimum dwell, the selector's proposal. A policy
+that was rolled back is banned, each time twice as long, so a pair of rules that disagree cannot make the pool oscillate;
+`fcfs` is never banned, so there is always a way back.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from tidegate_policy.qos import Qos
+from tidegate_policy.steer.rules import SAFE, Proposal
+
+
+class Kind(StrEnum):
+    """What a verdict does."""
+
+    KEEP = "keep"
+    SWITCH = "switch"
+    ROLLBACK = "rollback"
+    BYPASS = "bypass"
+    OVERRIDE = "override"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardSettings:
+    """How cautious the loop is."""
+
+    dwell_s: float = 60.0
+    """Seconds that an order stays before a proposal may replace it."""
+    window_s: float = 20.0
+    """Seconds after a switch in which it may be rolled back."""
+    rho: float = 1.2
+    """Roll back when TTFT p99 or the miss ratio is above rho times what it was before the switch."""
+    floor_ttft_s: float = 0.05
+    """TTFT baseline below which no worsening counts: it is noise."""
+    floor_miss_ratio: float = 0.02
+    """Miss-ratio baseline below which no worsening counts: without a floor one miss after none is infinitely worse."""
+    enough: int = 20
+    """Calls a window must have seen before a rollback trusts it."""
+    ban_s: float = 300.0
+    """Seconds that a rolled-back policy is banned the first time; doubled each time, at most a day."""
+    bypass_s: float = 60.0
+    """Seconds that a bypass lasts at least."""
+
+
+MAX_BAN_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """How the pool did just before a switch."""
+
+    ttft_p99_s: float
+    miss_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteerState:
+    """All that the loop remembers; the shell keeps it and hands it back."""
+
+    active: str
+    since_s: float
+    reason: str = "start"
+    kind: Kind = Kind.KEEP
+    before: str | None = None
+    """The order that a rollback returns to; None when there is nothing to roll back."""
+    baseline: Baseline | None = None
+    strikes: Mapping[str, int] = field(default_factory=dict)
+    """How often each policy was rolled back."""
+    banned_until_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What to do now: `policy` should be in force on every engine, because of `reason`."""
+
+    kind: Kind
+    policy: str
+    reason: str
+
+
+def step(
+    now: float,
+    state: SteerState,
+    qos: Qos,
+    proposal: Proposal | None,
+    settings: GuardSettings,
+    *,
+    override: str | None = None,
+) -> tuple[SteerState, Verdict]:
+    """One decision. `qos` covers the time since the last one; call it at least once in `window_s`."""
+    if override is not None:
+        if override == state.active and state.kind is Kind.OVERRIDE:
+            return state, _keep(state)
+        return _switch(now, state, Kind.OVERRIDE, override, "set by hand", None)
+    if proposal is not None and proposal.emergency and state.active != SAFE:
+        return _switch(now, state, Kind.BYPASS, SAFE, proposal.reason, None)
+    regret = _regret(now, state, qos, settings)
+    if regret is not None and state.before is not None:
+        strikes = state.strikes.get(state.active, 0) + 1
+        ban_s = min(settings.ban_s * 2 ** min(strikes - 1, 20), MAX_BAN_S)
+        punished = replace(
+            state,
+            strikes={**state.strikes, state.active: strikes},
+            banned_until_s={**state.banned_until_s, state.active: now + ban_s},
+        )
+        return _switch(now, punished, Kind.ROLLBACK, state.before, regret, None)
+    if proposal is None or proposal.emergency or proposal.policy == state.active:
+        return state, _keep(state)
+    if now - state.since_s < _dwell_s(state, settings) or now < state.banned_until_s.get(proposal.policy, now):
+        return state, _keep(state)
+    baseline = Baseline(ttft_p99_s=qos.ttft.quantile_s(0.99), miss_ratio=qos.miss_ratio)
+    return _switch(now, state, Kind.SWITCH, proposal.policy, proposal.reason, baseline)
+
+
+def _regret(now: float, state: SteerState, qos: Qos, settings: GuardSettings) -> str | None:
+    """Why the last switch was a mistake; None when it was not, or it is too late or too early to tell."""
+    if state.baseline is None or now - state.since_s > settings.window_s or qos.ttft.count < settings.enough:
+        return None
+    ttft_s = qos.ttft.quantile_s(0.99)
+    ttft_limit_s = settings.rho * max(state.baseline.ttft_p99_s, settings.floor_ttft_s)
+    miss_limit = settings.rho * max(state.baseline.miss_ratio, settings.floor_miss_ratio)
+    if ttft_s > ttft_limit_s:
+        return f"after {state.active} TTFT p99 is {ttft_s:.2f} s, limit {ttft_limit_s:.2f} s"
+    if qos.with_target >= settings.enough and qos.miss_ratio > miss_limit:
+        return f"after {state.active} {qos.miss_ratio:.0%} of targets are missed, limit {miss_limit:.0%}"
+    return None
+
+
+def _dwell_s(state: SteerState, settings: GuardSettings) -> float:
+    return max(settings.dwell_s, settings.bypass_s) if state.kind is Kind.BYPASS else settings.dwell_s
+
+
+def _switch(
+    now: float, state: SteerState, kind: Kind, policy: str, reason: str, baseline: Baseline | None
+) -> tuple[SteerState, Verdict]:
+    after = replace(
+        state,
+        active=policy,
+        since_s=now,
+        reason=reason,
+        kind=kind,
+        before=state.active if baseline is not None else None,
+        baseline=baseline,
+    )
+    return after, Verdict(kind=kind, policy=policy, reason=reason)
+
+
+def _keep(state: SteerState) -> Verdict:
+    return Verdict(kind=Kind.KEEP, policy=state.active, reason=state.reason)
