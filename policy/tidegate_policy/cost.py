@@ -7,7 +7,7 @@ queues.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from tidegate_policy.model import Backlog, Call
 
@@ -101,6 +101,18 @@ class CostModel:
             return 0.0
         steps = backlog.output_tokens / min(backlog.calls, self.max_batch)
         return backlog.work_us / MICROSECONDS + self.step_s * steps
+
+
+def scaled(model: CostModel, factor: float) -> CostModel:
+    """The same engine, `factor` times as slow."""
+    return replace(
+        model,
+        step_s=model.step_s * factor,
+        prefill_s=model.prefill_s * factor,
+        attention_s=model.attention_s * factor,
+        decode_s=model.decode_s * factor,
+        context_s=model.context_s * factor,
+    )
 
 
 def _attended(tokens: int) -> int:

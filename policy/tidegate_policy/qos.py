@@ -37,13 +37,15 @@ class Histogram:
         return self.sum_s / self.count if self.count else 0.0
 
     def quantile_s(self, q: float) -> float:
-        """An upper bound of the q-quantile (q in [0, 1]), exact to a bucket; 0 when empty."""
-        rank = math.ceil(q * self.count)
+        """The q-quantile (q in [0, 1]), interpolated within its bucket; 0 when empty."""
+        rank = q * self.count
         seen = 0
         for index, count in enumerate(self.counts):
+            if count and seen + count >= rank:
+                low = BOUNDS_S[index - 1] if index else 0.0
+                high = BOUNDS_S[min(index, len(BOUNDS_S) - 1)]
+                return low + max(high - low, 0.0) * (rank - seen) / count
             seen += count
-            if count and seen >= rank:
-                return BOUNDS_S[min(index, len(BOUNDS_S) - 1)]
         return 0.0
 
     @property

@@ -1,0 +1,134 @@
+"""Writes down, call by call, what `qos` summarises: one recorder in each engine, cut into windows.
+
+Events come with their instants; a call's events may fall into different windows and count in the window in which they
+happen. Calls that leave without a token (cancelled) count as arrivals only.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tidegate_policy.model import Call, CallId
+from tidegate_policy.qos import Qos, Tally, TenantService
+
+MAX_TENANTS = 100
+OTHER = "other"
+"""Tenants beyond the first `MAX_TENANTS` of a window are summed under this name."""
+
+
+@dataclass(slots=True)
+class _Open:
+    call: Call
+    service_s: float
+    first_s: float | None = None
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Counts:
+    since_s: float
+    arrived: int = 0
+    finished: int = 0
+    preemptions: int = 0
+    with_target: int = 0
+    missed: int = 0
+    blocked: int = 0
+    ttft: Tally = field(default_factory=Tally)
+    tpot: Tally = field(default_factory=Tally)
+    service: Tally = field(default_factory=Tally)
+    served: Counter[str] = field(default_factory=Counter)
+    weights: dict[str, float] = field(default_factory=dict)
+
+
+class Recorder:
+    """Counts the events of one engine."""
+
+    def __init__(self, now: float) -> None:
+        self._open: dict[CallId, _Open] = {}
+        self._window = _Counts(now)
+
+    def on_arrival(self, call: Call, service_s: float) -> None:
+        """A call entered the engine at `call.arrival_s`."""
+        self._open[call.id] = _Open(call, service_s)
+        self._window.arrived += 1
+        self._window.service.add(service_s)
+
+    def on_tokens(self, now: float, call_id: CallId, tokens: int) -> None:
+        """`tokens` tokens of the call came out."""
+        record = self._open.get(call_id)
+        if record is None:
+            return
+        if record.first_s is None:
+            record.first_s = now
+            waited_s = now - record.call.arrival_s
+            self._window.ttft.add(waited_s)
+            self._window.blocked += waited_s > 2 * record.service_s
+        record.tokens += tokens
+        tenant = self._tenant(record.call)
+        self._window.served[tenant] += tokens
+
+    def on_preemption(self) -> None:
+        self._window.preemptions += 1
+
+    def on_end(self, now: float, call_id: CallId, *, finished: bool) -> None:
+        """The call left: finished with its last token, or aborted."""
+        record = self._open.pop(call_id, None)
+        if record is None or not finished or record.first_s is None:
+            return
+        self._window.finished += 1
+        tpot_s = (now - record.first_s) / (record.tokens - 1) if record.tokens > 1 else None
+        if tpot_s is not None:
+            self._window.tpot.add(tpot_s)
+        missed = _missed(now, record, tpot_s)
+        if missed is not None:
+            self._window.with_target += 1
+            self._window.missed += missed
+
+    def cut(self, now: float, *, running: int, waiting: int, kv_usage: float) -> Qos:
+        """The window since the last cut; a new one begins."""
+        window, self._window = self._window, _Counts(now)
+        queued: Counter[str] = Counter()
+        for record in self._open.values():
+            if record.first_s is None:
+                queued[record.call.tenant if record.call.tenant in window.weights else OTHER] += 1
+        tenants = {
+            name: TenantService(
+                weight=window.weights.get(name, 1.0), served_tokens=window.served[name], waiting=queued[name]
+            )
+            for name in sorted({*window.served, *queued})
+        }
+        return Qos(
+            window_s=now - window.since_s,
+            arrived=window.arrived,
+            finished=window.finished,
+            running=running,
+            waiting=waiting,
+            kv_usage=kv_usage,
+            preemptions=window.preemptions,
+            ttft=window.ttft.freeze(),
+            tpot=window.tpot.freeze(),
+            service=window.service.freeze(),
+            with_target=window.with_target,
+            missed=window.missed,
+            blocked=window.blocked,
+            tenants=tenants,
+        )
+
+    def _tenant(self, call: Call) -> str:
+        weights = self._window.weights
+        if call.tenant not in weights and len(weights) >= MAX_TENANTS:
+            return OTHER
+        weights[call.tenant] = call.weight
+        return call.tenant
+
+
+def _missed(now: float, record: _Open, tpot_s: float | None) -> bool | None:
+    """Whether a finished call missed any target it had; None when it had none."""
+    call = record.call
+    verdicts = []
+    if call.ttft_s is not None and record.first_s is not None:
+        verdicts.append(record.first_s - call.arrival_s > call.ttft_s)
+    if call.tpot_s is not None and tpot_s is not None:
+        verdicts.append(tpot_s > call.tpot_s)
+    if call.due_s is not None:
+        verdicts.append(now > call.due_s)
+    return any(verdicts) if verdicts else None
