@@ -1,0 +1,176 @@
+"""A simulated engine in real time: continuous batching over a cost model, no model inside.
+
+Each step admits waiting calls in the active order, prefills in chunks, decodes one token for every running call, and
+lasts as long as the cost model says. `wire` gives it vLLM's face. It answers with filler text and says so; what is real
+is the timing, the queueing and the protocol. For experiments use `engine`, which runs vLLM's scheduler in virtual time.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from tidegate_policy import orders, qos, window
+from tidegate_policy.cost import CostModel
+from tidegate_policy.model import Call, CallId
+from tidegate_policy.waiting import WaitingQueue
+
+BEHIND_S = 0.5
+"""A loop that is later than this (a stopped process) does not try to catch up."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    call: Call
+    output_tokens: int
+    prefill_left: int
+    done: int = 0
+    out: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+
+    @property
+    def context(self) -> int:
+        return self.call.prompt_tokens - self.prefill_left + self.done
+
+
+@dataclass(slots=True)
+class Bounds:
+    """What `SetControls` may lower; 0 = the engine's own limit."""
+
+    max_running: int = 0
+    max_step_tokens: int = 0
+
+
+class RealtimeEngine:
+    """Calls in, paced tokens out."""
+
+    def __init__(self, cost: CostModel, *, policy: str = "fcfs") -> None:
+        self.cost = cost
+        self.bounds = Bounds()
+        self.steps = 0
+        self._queue = WaitingQueue(orders.named(policy))
+        self._sequences: dict[CallId, _Sequence] = {}
+        self._running: list[_Sequence] = []
+        self._work = asyncio.Event()
+        self._recorder = window.Recorder(_now())
+
+    @property
+    def policy(self) -> str:
+        return self._queue.order.name
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def kv_usage(self) -> float:
+        return min(sum(sequence.context for sequence in self._running) / self.cost.kv_tokens, 1.0)
+
+    def waiting_ids(self, limit: int) -> list[str]:
+        """The first `limit` waiting calls in the order in which they will start."""
+        return [ticket.call.id for ticket, _ in zip(self._queue, range(limit), strict=False)]
+
+    def set_policy(self, policy: str) -> int:
+        """Re-orders those who wait; returns how many. Raises `orders.UnknownOrder`."""
+        self._queue.switch(orders.named(policy))
+        return len(self._queue)
+
+    def report(self) -> qos.Qos:
+        """The window since the last report."""
+        return self._recorder.cut(_now(), running=self.running, waiting=self.waiting, kv_usage=self.kv_usage)
+
+    async def generate(self, call: Call, output_tokens: int) -> AsyncIterator[int]:
+        """Yields the number of tokens so far, each time some come out. Leaving early aborts the call."""
+        service_s = self.cost.call_seconds(call)
+        sequence = _Sequence(call, output_tokens, call.prompt_tokens)
+        self._queue.push(orders.Ticket(call=call, service_s=service_s))
+        self._sequences[call.id] = sequence
+        self._recorder.on_arrival(call, service_s)
+        self._work.set()
+        try:
+            while sequence.done < output_tokens:
+                yield await sequence.out.get()
+                while not sequence.out.empty():
+                    yield sequence.out.get_nowait()
+        finally:
+            self._leave(sequence)
+
+    async def run(self) -> None:
+        """Steps until cancelled."""
+        due_s = _now()
+        while True:
+            if not self._running and not self._queue:
+                self._work.clear()
+                await self._work.wait()
+                due_s = _now()
+            self._admit()
+            seconds, produced = self._step()
+            due_s += seconds
+            late_s = _now() - due_s
+            if late_s > BEHIND_S:
+                due_s = _now()
+            await asyncio.sleep(max(-late_s, 0.0))
+            self._deliver(produced)
+
+    def _admit(self) -> None:
+        limit = self.bounds.max_running or self.cost.max_batch
+        held = sum(sequence.call.prompt_tokens + sequence.output_tokens for sequence in self._running)
+        while self._queue and len(self._running) < limit:
+            sequence = self._sequences[self._queue.peek().call.id]
+            need = sequence.call.prompt_tokens + sequence.output_tokens
+            if self._running and held + need > self.cost.kv_tokens:
+                return
+            self._queue.pop()
+            self._running.append(sequence)
+            held += need
+
+    def _step(self) -> tuple[float, list[_Sequence]]:
+        """Plans one step: decodes first, then prefill chunks up to the token limit."""
+        budget = self.bounds.max_step_tokens or self.cost.max_step_tokens
+        decoding = [sequence for sequence in self._running if not sequence.prefill_left]
+        budget -= len(decoding)
+        uncached = attended = 0
+        produced = list(decoding)
+        for sequence in self._running:
+            if sequence.prefill_left and budget > 0:
+                chunk = min(sequence.prefill_left, budget)
+                seen = sequence.call.prompt_tokens - sequence.prefill_left
+                attended += chunk * seen + chunk * (chunk + 1) // 2
+                uncached += chunk
+                budget -= chunk
+                sequence.prefill_left -= chunk
+                if not sequence.prefill_left:
+                    produced.append(sequence)
+        context = sum(sequence.context for sequence in decoding)
+        self.steps += 1
+        return (
+            self.cost.step_seconds(uncached=uncached, attended=attended, decodes=len(decoding), context=context),
+            produced,
+        )
+
+    def _deliver(self, produced: list[_Sequence]) -> None:
+        now = _now()
+        for sequence in produced:
+            if sequence.call.id not in self._sequences:
+                continue
+            sequence.done += 1
+            sequence.out.put_nowait(sequence.done)
+            self._recorder.on_tokens(now, sequence.call.id, 1)
+            if sequence.done >= sequence.output_tokens:
+                self._leave(sequence)
+
+    def _leave(self, sequence: _Sequence) -> None:
+        call_id = sequence.call.id
+        if self._sequences.get(call_id) is not sequence:
+            return
+        del self._sequences[call_id]
+        self._queue.remove(call_id)
+        if sequence in self._running:
+            self._running.remove(sequence)
+        self._recorder.on_end(_now(), call_id, finished=sequence.done >= sequence.output_tokens)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
