@@ -85,11 +85,10 @@ class Recorder:
 
     def cut(self, now: float, *, running: int, waiting: int, kv_usage: float) -> Qos:
         """The window since the last cut; a new one begins."""
+        queued: Counter[str] = Counter(
+            self._tenant(record.call) for record in self._open.values() if record.first_s is None
+        )
         window, self._window = self._window, _Counts(now)
-        queued: Counter[str] = Counter()
-        for record in self._open.values():
-            if record.first_s is None:
-                queued[record.call.tenant if record.call.tenant in window.weights else OTHER] += 1
         tenants = {
             name: TenantService(
                 weight=window.weights.get(name, 1.0), served_tokens=window.served[name], waiting=queued[name]

@@ -1,0 +1,86 @@
+"""Which engine gets the call."""
+
+import random
+
+import pytest
+
+from tidegate_policy import choose, cost
+from tidegate_policy.model import NO_BACKLOG, Call, CallId, EngineId
+
+FAST = cost.CostModel(step_s=0.02, prefill_s=1e-4)
+SLOW = cost.scaled(FAST, 2.0)
+CALL = Call(id=CallId("c"), arrival_s=0.0, prompt_tokens=1000, output_predicted=100)
+
+
+def view(name: str, model: cost.CostModel, calls: int = 0, cached: int = 0) -> choose.EngineView:
+    backlog = sum([model.charge(CALL)] * calls, NO_BACKLOG)
+    return choose.EngineView(id=EngineId(name), cost=model, backlog=backlog, cached_tokens=cached)
+
+
+def pick(*engines: choose.EngineView, call: Call = CALL, turn: int = 0, seed: int = 0, **dispatch: object) -> str:
+    question = choose.Question(
+        now=0.0,
+        call=call,
+        engines=engines,
+        dispatch=choose.Dispatch(**dispatch),  # type: ignore[arg-type]
+        turn=turn,
+        rng=random.Random(seed),
+    )
+    return choose.choose(question).engine
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.2, 0.5, 1.0])
+def test_among_idle_engines_the_faster_one_is_chosen_at_any_alpha(alpha: float) -> None:
+    assert pick(view("slow", SLOW), view("fast", FAST), alpha=alpha) == "fast"
+
+
+def test_an_idle_slow_engine_comes_before_a_busy_fast_one_while_alpha_is_below_one() -> None:
+    engines = view("busy", FAST, calls=3), view("idle", SLOW)
+    assert pick(*engines, alpha=0.9) == "idle"
+    assert pick(*engines, alpha=1.0) == "busy"
+
+
+def test_a_longer_backlog_loses_at_equal_speed() -> None:
+    assert pick(view("long", FAST, calls=9), view("short", FAST, calls=2), alpha=0.2) == "short"
+
+
+def test_a_cached_prefix_counts_as_avoided_time() -> None:
+    assert pick(view("cold", FAST), view("warm", FAST, cached=900)) == "warm"
+
+
+def test_an_engine_that_can_meet_the_deadline_is_never_passed_over_for_one_that_cannot() -> None:
+    call = Call(id=CallId("c"), arrival_s=0.0, prompt_tokens=1000, output_predicted=100, due_s=3.0)
+    engines = view("idle but slow", SLOW), view("busy but fast", FAST, calls=2)
+    assert pick(*engines, alpha=0.0, call=CALL) == "idle but slow"
+    assert pick(*engines, alpha=0.0, call=call) == "busy but fast"
+
+
+def test_the_decision_says_what_was_known() -> None:
+    call = Call(id=CallId("c"), arrival_s=0.0, prompt_tokens=1000, output_predicted=100, due_s=10.0)
+    question = choose.Question(
+        now=1.0, call=call, engines=[view("e", FAST)], dispatch=choose.Dispatch(), turn=0, rng=random.Random(0)
+    )
+    decision = choose.choose(question)
+    assert decision.service_s == FAST.call_seconds(call)
+    assert decision.queue_s == 0.0
+    assert decision.slack_s == pytest.approx(9.0 - FAST.call_seconds(call))
+
+
+def test_round_robin_takes_turns() -> None:
+    engines = view("a", FAST), view("b", SLOW), view("c", SLOW)
+    assert [pick(*engines, rule="round-robin", turn=turn) for turn in range(4)] == ["a", "b", "c", "a"]
+
+
+def test_least_requests_counts_calls_and_rotates_ties() -> None:
+    engines = view("a", FAST, calls=2), view("b", SLOW, calls=1), view("c", SLOW, calls=1)
+    assert [pick(*engines, rule="least-requests", turn=turn) for turn in range(3)] == ["b", "b", "c"]
+
+
+def test_power_of_two_takes_the_less_loaded_of_its_pair() -> None:
+    engines = view("a", FAST, calls=5), view("b", FAST, calls=1)
+    assert {pick(*engines, rule="power-of-two", seed=seed) for seed in range(20)} == {"b"}
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    with pytest.raises(choose.UnknownRule, match="known are least-requests, power-of-two, round-robin, score"):
+        pick(view("a", FAST), rule="best")

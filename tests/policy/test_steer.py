@@ -1,0 +1,191 @@
+"""Which policy is proposed, and when it takes effect."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate_policy import orders
+from tidegate_policy.qos import Histogram, Qos, Tally
+from tidegate_policy.steer import guards, rules
+
+ALLOW = frozenset(orders.ORDERS)
+THRESHOLDS = rules.Thresholds()
+CAREFUL = guards.GuardSettings()
+
+
+def histogram(*seconds: float) -> Histogram:
+    tally = Tally()
+    for each in seconds:
+        tally.add(each)
+    return tally.freeze()
+
+
+def window(*, ttft_s: float = 0.1, calls: int = 100, missed: int = 0, blocked: int = 0, **rest: object) -> Qos:
+    defaults: dict[str, object] = {
+        "arrived": calls,
+        "finished": calls,
+        "waiting": 10,
+        "ttft": histogram(*[ttft_s] * calls),
+        "service": histogram(*[1.0] * calls),
+        "with_target": calls,
+    }
+    return Qos(missed=missed, blocked=blocked, **{**defaults, **rest})  # type: ignore[arg-type]
+
+
+def proposed(qos: Qos, active: str = "fcfs", allow: frozenset[str] = ALLOW) -> str | None:
+    proposal = rules.propose(qos, active, allow, THRESHOLDS)
+    return None if proposal is None else proposal.policy
+
+
+def test_a_pool_that_does_well_is_left_alone() -> None:
+    assert proposed(window()) is None
+
+
+def test_misses_while_the_load_is_feasible_ask_for_deadlines_first() -> None:
+    assert proposed(window(missed=20)) == "edf"
+    assert proposed(window(missed=20), allow=frozenset({"urgency", "fcfs"})) == "urgency"
+
+
+def test_misses_under_overload_ask_for_short_calls_first() -> None:
+    assert proposed(window(missed=20, arrived=200, finished=100)) == "sjf"
+
+
+def test_short_calls_behind_long_ones_ask_for_lanes() -> None:
+    mixed = histogram(*[0.2] * 90, *[30.0] * 10)
+    assert proposed(window(blocked=40, service=mixed)) == "two-lane"
+
+
+def test_waiting_among_equals_is_no_reason_for_lanes() -> None:
+    assert proposed(window(blocked=40)) is None
+
+
+def test_nobody_waits_so_no_order_can_help() -> None:
+    assert proposed(window(missed=50, waiting=0)) is None
+
+
+def test_few_calls_prove_nothing() -> None:
+    assert proposed(window(calls=3, missed=3, waiting=2)) is None
+
+
+def test_thrashing_and_silence_are_emergencies() -> None:
+    for qos in (window(preemptions=90), window(engines=1, silent=2)):
+        proposal = rules.propose(qos, "edf", ALLOW, THRESHOLDS)
+        assert proposal is not None
+        assert (proposal.policy, proposal.emergency) == ("fcfs", True)
+
+
+def test_what_is_not_allowed_is_not_proposed() -> None:
+    assert proposed(window(missed=20), allow=frozenset({"fcfs"})) is None
+
+
+def state(active: str = "fcfs", since_s: float = 0.0) -> guards.SteerState:
+    return guards.SteerState(active=active, since_s=since_s)
+
+
+EDF = rules.Proposal(policy="edf", reason="misses")
+PANIC = rules.Proposal(policy="fcfs", reason="thrash", emergency=True)
+
+
+def test_a_proposal_waits_for_the_dwell() -> None:
+    early, verdict = guards.step(59.0, state(), window(), EDF, CAREFUL)
+    assert verdict.kind is guards.Kind.KEEP
+    _, verdict = guards.step(60.0, early, window(), EDF, CAREFUL)
+    assert (verdict.kind, verdict.policy, verdict.reason) == (guards.Kind.SWITCH, "edf", "misses")
+
+
+def test_a_bypass_does_not_wait() -> None:
+    _, verdict = guards.step(0.1, state("edf"), window(), PANIC, CAREFUL)
+    assert (verdict.kind, verdict.policy) == (guards.Kind.BYPASS, "fcfs")
+
+
+def test_a_switch_that_made_it_worse_is_rolled_back_and_banned() -> None:
+    after, _ = guards.step(60.0, state(), window(ttft_s=0.1), EDF, CAREFUL)
+    back, verdict = guards.step(70.0, after, window(ttft_s=0.5), None, CAREFUL)
+    assert (verdict.kind, verdict.policy) == (guards.Kind.ROLLBACK, "fcfs")
+    assert "TTFT p99" in verdict.reason
+    _, verdict = guards.step(200.0, back, window(), EDF, CAREFUL)
+    assert verdict.kind is guards.Kind.KEEP
+    _, verdict = guards.step(371.0, back, window(), EDF, CAREFUL)
+    assert verdict.kind is guards.Kind.SWITCH
+
+
+def test_a_switch_is_not_rolled_back_after_the_window_or_for_noise() -> None:
+    after, _ = guards.step(60.0, state(), window(ttft_s=0.001), EDF, CAREFUL)
+    assert guards.step(70.0, after, window(ttft_s=0.04), None, CAREFUL)[1].kind is guards.Kind.KEEP
+    assert guards.step(90.0, after, window(ttft_s=9.0), None, CAREFUL)[1].kind is guards.Kind.KEEP
+
+
+def test_no_misses_before_and_one_after_is_no_reason_to_roll_back() -> None:
+    after, _ = guards.step(60.0, state(), window(), EDF, CAREFUL)
+    assert guards.step(70.0, after, window(missed=1), None, CAREFUL)[1].kind is guards.Kind.KEEP
+    assert guards.step(70.0, after, window(missed=10), None, CAREFUL)[1].kind is guards.Kind.ROLLBACK
+
+
+def test_an_override_wins_and_its_end_hands_back_to_the_rules() -> None:
+    held, verdict = guards.step(1.0, state(), window(), PANIC, CAREFUL, override="edf")
+    assert (verdict.kind, verdict.policy) == (guards.Kind.OVERRIDE, "edf")
+    held, verdict = guards.step(2.0, held, window(), PANIC, CAREFUL, override="edf")
+    assert verdict.kind is guards.Kind.KEEP
+    _, verdict = guards.step(3.0, held, window(), PANIC, CAREFUL)
+    assert verdict.policy == "fcfs"
+
+
+PROPOSALS = st.none() | st.builds(
+    lambda policy, emergency: rules.Proposal(policy="fcfs" if emergency else policy, reason="x", emergency=emergency),
+    st.sampled_from(sorted(ALLOW)),
+    st.booleans(),
+)
+HISTORIES = st.lists(
+    st.tuples(
+        st.floats(0.1, 120),
+        PROPOSALS,
+        st.builds(window, ttft_s=st.floats(0, 10), calls=st.integers(0, 100), missed=st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(deadline=None)
+@given(HISTORIES)
+def test_over_any_history_no_two_chosen_switches_are_closer_than_the_dwell(
+    history: list[tuple[float, rules.Proposal | None, Qos]],
+) -> None:
+    current, now, last_change = state(), 0.0, 0.0
+    for seconds, proposal, qos in history:
+        now += seconds
+        current, verdict = guards.step(now, current, qos, proposal, CAREFUL)
+        if verdict.kind is guards.Kind.SWITCH:
+            assert now - last_change >= CAREFUL.dwell_s
+        if verdict.kind is not guards.Kind.KEEP:
+            last_change = now
+        assert current.active == verdict.policy
+
+
+@settings(deadline=None)
+@given(HISTORIES)
+def test_over_any_history_there_is_a_way_back_to_fcfs(history: list[tuple[float, rules.Proposal | None, Qos]]) -> None:
+    current, now = state(), 0.0
+    for seconds, proposal, qos in history:
+        now += seconds
+        current, _ = guards.step(now, current, qos, proposal, CAREFUL)
+        _, verdict = guards.step(now, current, qos, PANIC, CAREFUL)
+        assert verdict.policy == "fcfs"
+
+
+def test_rules_that_disagree_with_reality_oscillate_less_and_less() -> None:
+    current, now = state(), 0.0
+    switches = []
+    while now < 86_400:
+        now += 10.0
+        ttft_s = 5.0 if current.active == "edf" else 0.1
+        current, verdict = guards.step(now, current, window(ttft_s=ttft_s), EDF, CAREFUL)
+        if verdict.kind is guards.Kind.SWITCH:
+            switches.append(now)
+    gaps = [later - earlier for earlier, later in zip(switches, switches[1:], strict=False)]
+    assert gaps == sorted(gaps)
+    assert len(switches) <= 10
+
+
+@pytest.mark.parametrize("allow", [frozenset({"sjf", "fcfs"}), frozenset({"fcfs", "edf"})])
+def test_a_pool_starts_with_short_jobs_first_where_it_may(allow: frozenset[str]) -> None:
+    assert rules.start(allow) == ("sjf" if "sjf" in allow else "fcfs")
