@@ -98,7 +98,7 @@ def test_no_workflow_changes_anothers_budgets(one: Workflow, other: Workflow, no
 
 
 def test_a_cycle_is_named() -> None:
-    with pytest.raises(budget.CyclicStages, match="stage '.' waits for itself"):
+    with pytest.raises(budget.CyclicStages, match=r"stage '.' waits for itself"):
         budget.declared((stage("a", 1.0, "b"), stage("b", 1.0, "a")))
 
 

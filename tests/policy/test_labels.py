@@ -43,12 +43,11 @@ def test_a_call_survives_the_journey_between_two_clocks(call: Call, here: float,
             assert abs((right - there) - (left - here)) < 0.001
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from(["tg.urgency", "tg.budget_ms", "tg.out_pred", "tg.tenant", "tg.weight"]),
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    )
-)
+KEYS = st.sampled_from(["tg.urgency", "tg.budget_ms", "tg.out_pred", "tg.tenant", "tg.weight"])
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+
+
+@given(st.dictionaries(KEYS, VALUES))
 def test_senseless_labels_never_hurt(table: dict[str, object]) -> None:
     call = read(5.0, table)
     assert 0 <= call.urgency <= 4

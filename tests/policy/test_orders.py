@@ -1,5 +1,6 @@
 """Each order answers its one question."""
 
+import itertools
 import random
 
 import pytest
@@ -64,7 +65,7 @@ def test_the_constant_key_orders_as_equation_6_does_at_any_instant(
         for index, row in enumerate(rows)
     }
     in_order = [urgency(rows[int(name)]) for name in served("urgency", *tickets.values())]
-    assert all(a >= b - 1e-6 for a, b in zip(in_order, in_order[1:], strict=False))
+    assert all(a >= b - 1e-6 for a, b in itertools.pairwise(in_order))
 
 
 def test_calls_without_a_deadline_go_last_but_age() -> None:

@@ -1,5 +1,7 @@
 """Which policy is proposed, and when it takes effect."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -181,7 +183,7 @@ def test_rules_that_disagree_with_reality_oscillate_less_and_less() -> None:
         current, verdict = guards.step(now, current, window(ttft_s=ttft_s), EDF, CAREFUL)
         if verdict.kind is guards.Kind.SWITCH:
             switches.append(now)
-    gaps = [later - earlier for earlier, later in zip(switches, switches[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(switches)]
     assert gaps == sorted(gaps)
     assert len(switches) <= 10
 
