@@ -183,7 +183,8 @@ class Dispatcher:
         """An engine appeared or what is known of it changed."""
         known = self._engines.get(state.id)
         if known is None:
-            self._engines[state.id] = _Engine(state)
+            still_out = (out.charge for out in self._out.values() if out.engine == state.id)
+            self._engines[state.id] = _Engine(state, own=sum(still_out, NO_BACKLOG))
             self._engines = dict(sorted(self._engines.items()))
         else:
             known.state = state

@@ -142,6 +142,17 @@ def test_a_backlog_shrinks_with_the_tokens_that_came_out() -> None:
     assert sizes[-1].output_tokens == 1
 
 
+def test_an_engine_that_comes_back_still_owes_the_calls_that_are_out_there() -> None:
+    gate = dispatcher(engines=1)
+    gate.on_arrival(0.0, call("a"))
+    owed = gate.own_backlog(EngineId("e0"))
+    gate.on_engine_gone(1.0, EngineId("e0"))
+    gate.on_engine(2.0, EngineState(id=EngineId("e0"), cost=FAST))
+    assert gate.own_backlog(EngineId("e0")) == owed
+    gate.on_finish(3.0, CallId("a"))
+    assert gate.own_backlog(EngineId("e0")) == NO_BACKLOG
+
+
 class Life(RuleBasedStateMachine):
     """Any sequence of events: nobody is lost, nobody leaves twice, and no work is left when nobody is out."""
 
