@@ -1,0 +1,182 @@
+"""The only module that talks to the API server.
+
+It answers "what is there?" by lists and gets, and makes it so by server-side apply: each apply states the full intent under
+this operator's own field manager, so what others own in an object stays theirs and nothing is overwritten from a stale
+read. It decides nothing: `plan` says what to write.
+
+    ClusterError            the API server said no, or could not be asked
+        RefusedError        it will say no again until something else changes: a quota, an admission rule, a missing right
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Protocol
+
+import aiohttp
+from kubernetes.aio import client
+from kubernetes.aio.client import exceptions
+
+from tidegate_operator import status
+from tidegate_operator.objects import CHILD_KINDS, Kind, Reference
+from tidegate_operator.render import labels
+from tidegate_operator.spec import Json
+
+log = logging.getLogger(__name__)
+
+FIELD_MANAGER = "tidegate-operator"
+TIMEOUT_S = 20.0
+POOLS = Kind(api_version=f"{labels.GROUP}/{labels.VERSION}", kind=labels.KIND, plural=labels.PLURAL)
+PODS = Kind(api_version="v1", kind="Pod", plural="pods")
+EVENTS = Kind(api_version="events.k8s.io/v1", kind="Event", plural="events")
+
+
+class ClusterError(Exception):
+    """The API server said no, or could not be asked. Trying again may help."""
+
+
+class RefusedError(ClusterError):
+    """The API server understood and refused; the message is its own."""
+
+
+class Cluster(Protocol):
+    """What the operator needs of a cluster. `ApiServer` is the one implementation; tests wrap it to make it fail."""
+
+    async def pools(self, namespace: str | None) -> Sequence[Json]:
+        """Every ServingPool of one namespace, of all when None."""
+
+    async def pool(self, namespace: str, name: str) -> Json | None: ...
+
+    async def children(self, namespace: str, pool: str) -> Sequence[Json]:
+        """Every object that carries the pool's label, of the kinds that a pool owns."""
+
+    async def get(self, reference: Reference) -> Json | None: ...
+
+    async def engine_pods(self, namespace: str, pool: str) -> Sequence[Json]: ...
+
+    async def apply(self, manifest: Json) -> Json:
+        """Makes the object so; returns it as it is now."""
+
+    async def delete(self, reference: Reference, uid: str) -> None:
+        """Deletes that very object, and what it owns after it; no error when it is gone."""
+
+    async def apply_status(self, namespace: str, name: str, body: Json, *, writer: str) -> None:
+        """States everything that `writer` has to say in the pool's status; what other writers say stays."""
+
+    async def record(self, event: status.Event) -> None:
+        """Posts an event; the same event twice is posted once."""
+
+
+class ApiServer:
+    """A `Cluster` over HTTP."""
+
+    def __init__(self, api: client.ApiClient, *, instance: str) -> None:
+        """`instance` is this process's name, which its events carry."""
+        self._api = api
+        self._instance = instance
+
+    async def pools(self, namespace: str | None) -> Sequence[Json]:
+        return await self._list(POOLS, namespace)
+
+    async def pool(self, namespace: str, name: str) -> Json | None:
+        return await self._get(POOLS.path(namespace, name))
+
+    async def children(self, namespace: str, pool: str) -> Sequence[Json]:
+        selector = f"{labels.POOL}={pool}"
+        return [item for kind in CHILD_KINDS for item in await self._list(kind, namespace, selector)]
+
+    async def get(self, reference: Reference) -> Json | None:
+        return await self._get(reference.path)
+
+    async def engine_pods(self, namespace: str, pool: str) -> Sequence[Json]:
+        wanted = labels.selector(pool, "engine").items()
+        return await self._list(PODS, namespace, ",".join(f"{k}={v}" for k, v in wanted))
+
+    async def apply(self, manifest: Json) -> Json:
+        return await self._apply(Reference.of(manifest).path, manifest, FIELD_MANAGER)
+
+    async def delete(self, reference: Reference, uid: str) -> None:
+        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        try:
+            await self._ask("DELETE", reference.path, options)
+        except exceptions.ApiException as error:
+            gone_or_another = error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
+            if not gone_or_another:
+                raise _translate(error) from error
+
+    async def apply_status(self, namespace: str, name: str, body: Json, *, writer: str) -> None:
+        manifest = {"apiVersion": POOLS.api_version, "kind": POOLS.kind, "metadata": {"name": name}, "status": body}
+        await self._apply(f"{POOLS.path(namespace, name)}/status", manifest, writer)
+
+    async def record(self, event: status.Event) -> None:
+        body = event.manifest(controller=labels.MANAGED_BY, instance=self._instance)
+        try:
+            await self._ask("POST", EVENTS.path(event.namespace), body)
+        except exceptions.ApiException as error:
+            if error.status != HTTPStatus.CONFLICT:
+                log.warning(
+                    "event %s on %s/%s was not posted: %s", event.reason, event.namespace, event.pool, _said(error)
+                )
+
+    async def _list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Json]:
+        query = [("labelSelector", selector)] if selector else []
+        try:
+            found = await self._ask("GET", kind.path(namespace), query=query)
+        except exceptions.ApiException as error:
+            raise _translate(error) from error
+        # Items of a list carry no type of their own.
+        return [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in found["items"]]
+
+    async def _get(self, path: str) -> Json | None:
+        try:
+            return await self._ask("GET", path)
+        except exceptions.ApiException as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise _translate(error) from error
+
+    async def _apply(self, path: str, manifest: Json, manager: str) -> Json:
+        query = [("fieldManager", manager), ("force", "true")]
+        try:
+            return await self._ask("PATCH", path, manifest, query=query, content_type="application/apply-patch+yaml")
+        except exceptions.ApiException as error:
+            raise _translate(error) from error
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        content_type: str = "application/json",
+    ) -> Mapping[str, Any]:
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        request = await self._api.param_serialize(
+            method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
+        )
+        try:
+            answer = await self._api.call_api(*request, _request_timeout=TIMEOUT_S)
+            text = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ClusterError(f"the API server did not answer {method} {path}: {error!r}") from error
+        if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
+            raise exceptions.ApiException(
+                status=answer.status, reason=answer.reason, body=text.decode(errors="replace")
+            )
+        parsed: Mapping[str, Any] = json.loads(text)
+        return parsed
+
+
+def _translate(error: exceptions.ApiException) -> ClusterError:
+    refused = error.status in (400, 403, 405, 409, 413, 415, 422)
+    return (RefusedError if refused else ClusterError)(_said(error))
+
+
+def _said(error: exceptions.ApiException) -> str:
+    """The API server's own sentence, cut so that no Secret of a length worth having reaches a log."""
+    try:
+        return str(json.loads(error.body)["message"])[:400]
+    except (ValueError, TypeError, KeyError):
+        return f"HTTP {error.status} {error.reason}"

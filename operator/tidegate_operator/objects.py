@@ -1,0 +1,61 @@
+"""Kubernetes objects as this operator names them: a kind, a reference, a path."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate_operator.spec import Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    api_version: str
+    kind: str
+    plural: str
+
+    def path(self, namespace: str | None, name: str | None = None) -> str:
+        """Where the API server serves it; all namespaces when None."""
+        root = "/apis" if "/" in self.api_version else "/api"
+        scope = f"/namespaces/{namespace}" if namespace else ""
+        return f"{root}/{self.api_version}{scope}/{self.plural}" + (f"/{name}" if name else "")
+
+
+CHILD_KINDS = (
+    Kind(api_version="v1", kind="ServiceAccount", plural="serviceaccounts"),
+    Kind(api_version="v1", kind="ConfigMap", plural="configmaps"),
+    Kind(api_version="v1", kind="Service", plural="services"),
+    Kind(api_version="apps/v1", kind="Deployment", plural="deployments"),
+    Kind(api_version="apps/v1", kind="StatefulSet", plural="statefulsets"),
+    Kind(api_version="policy/v1", kind="PodDisruptionBudget", plural="poddisruptionbudgets"),
+    Kind(api_version="networking.k8s.io/v1", kind="NetworkPolicy", plural="networkpolicies"),
+)
+"""What a pool owns directly; the chart's role grants these and no others."""
+
+_KINDS = {(kind.api_version, kind.kind): kind for kind in CHILD_KINDS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A child by its kind and name."""
+
+    kind: Kind
+    namespace: str
+    name: str
+
+    @staticmethod
+    def of(manifest: Json) -> "Reference":
+        metadata = manifest["metadata"]
+        kind = _KINDS[manifest["apiVersion"], manifest["kind"]]
+        return Reference(kind=kind, namespace=metadata["namespace"], name=metadata["name"])
+
+    @property
+    def path(self) -> str:
+        return self.kind.path(self.namespace, self.name)
+
+    def __str__(self) -> str:
+        return f"{self.kind.kind} {self.name}"
+
+
+def controller_uid(body: Json) -> str | None:
+    """The uid of the object that owns `body`, if one does."""
+    owners: list[Any] = body["metadata"].get("ownerReferences", [])
+    return next((owner["uid"] for owner in owners if owner.get("controller")), None)

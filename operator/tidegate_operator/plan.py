@@ -1,0 +1,77 @@
+"""What must be written so that what exists becomes what is desired?
+
+Pure: manifests and observed objects in, steps out; running the steps and asking again gives none. `reconcile` carries
+them out, `status` says how the pool fares meanwhile.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tidegate_operator import objects
+from tidegate_operator.render import labels
+from tidegate_operator.spec import Json
+
+APPLIED = f"{labels.GROUP}/applied"
+"""Annotation with the digest of the manifest last applied: a field that we no longer state must be withdrawn too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    apply: tuple[Json, ...]
+    delete: tuple[tuple[objects.Reference, str], ...]
+    """References and uids of children that are no longer wanted."""
+    taken: tuple[objects.Reference, ...]
+    """Names that we need and somebody else's object has; nothing of theirs is touched."""
+
+
+def steps(owner: str, desired: Iterable[Json], observed: Iterable[Json]) -> Steps:
+    """The steps from `observed` to `desired`, for the pool with the uid `owner`.
+
+    Applies come in the order of `desired`, deletions after them: when a node pool is renamed, the new engines are asked
+    for before the old ones go.
+    """
+    wanted = {objects.Reference.of(manifest): _stamped(manifest) for manifest in desired}
+    existing = {objects.Reference.of(body): body for body in observed}
+    ours = {reference for reference, body in existing.items() if objects.controller_uid(body) == owner}
+    taken = [reference for reference in wanted if reference in existing and reference not in ours]
+    return Steps(
+        apply=tuple(
+            manifest
+            for reference, manifest in wanted.items()
+            if reference not in taken and not _is_so(manifest, existing.get(reference))
+        ),
+        delete=tuple(
+            (reference, existing[reference]["metadata"]["uid"])
+            for reference in existing
+            if reference in ours and reference not in wanted and not _is_leaving(existing[reference])
+        ),
+        taken=tuple(taken),
+    )
+
+
+def _stamped(manifest: Json) -> Json:
+    metadata = manifest["metadata"]
+    annotations = {**metadata.get("annotations", {}), APPLIED: labels.digest(manifest)}
+    return {**manifest, "metadata": {**metadata, "annotations": annotations}}
+
+
+def _is_so(manifest: Json, body: Json | None) -> bool:
+    """Whether `body` already is what `manifest` says, defaults and other owners' fields aside."""
+    return body is not None and not _is_leaving(body) and _covers(body, manifest)
+
+
+def _is_leaving(body: Json) -> bool:
+    return "deletionTimestamp" in body["metadata"]
+
+
+def _covers(actual: object, stated: object) -> bool:
+    """Whether `actual` holds all that is `stated`. The API server leaves out empty values and adds defaults."""
+    if isinstance(stated, Mapping):
+        if not isinstance(actual, Mapping):
+            return not stated and actual is None
+        return all(_covers(actual.get(key), value) for key, value in stated.items())
+    if isinstance(stated, Sequence) and not isinstance(stated, str):
+        if not isinstance(actual, Sequence):
+            return not stated and actual is None
+        return len(actual) == len(stated) and all(map(_covers, actual, stated))
+    return actual == stated or (stated in ("", 0, False) and actual is None)

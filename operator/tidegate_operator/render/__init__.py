@@ -1,0 +1,47 @@
+"""What must exist for a pool? A list of complete manifests, in the order in which they are applied.
+
+Pure: the same pool gives the same manifests, byte for byte, under the same names, so that applying them again after a
+crash changes nothing. `labels` names things and says whose they are, `pods` makes them safe, `engines`, `gateway` and
+`store` are the three parts. `plan` compares the result with what exists.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tidegate_operator import spec
+from tidegate_operator.render import engines, gateway, store
+from tidegate_operator.render.labels import Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """What a pool runs when it names no image itself."""
+
+    tidegate: str
+    """Gateway, embedded Valkey and simulated engines."""
+    engine: str
+    """vLLM with Tidegate's scheduler."""
+    pull_policy: str = "IfNotPresent"
+
+
+def manifests(
+    pool: spec.Pool, counts: Mapping[str, int], *, images: Images, operator_namespace: str
+) -> tuple[Manifest, ...]:
+    """Everything that `pool` owns. `counts` is the engines of each node pool (`spread.desired`)."""
+    engine_image = pool.engine.image or (images.tidegate if pool.engine.simulated else images.engine)
+    return (
+        *store.manifests(pool, image=images.tidegate, pull_policy=images.pull_policy),
+        *engines.manifests(
+            pool,
+            counts,
+            image=engine_image,
+            pull_policy=pool.engine.pull_policy or images.pull_policy,
+            operator_namespace=operator_namespace,
+        ),
+        *gateway.manifests(
+            pool,
+            image=pool.gateway.image or images.tidegate,
+            pull_policy=images.pull_policy,
+            operator_namespace=operator_namespace,
+        ),
+    )

@@ -1,0 +1,161 @@
+"""The engines: for each node pool a Deployment, a headless Service by whose DNS name the gateway finds them, and a
+disruption budget; for all of them an account and a NetworkPolicy that lets nobody in but the gateway and the operator,
+because most of vLLM's endpoints ask for no key.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tidegate_operator import spec
+from tidegate_operator.render import labels, pods
+
+COMPONENT = "engine"
+PORTS = {"http": labels.HTTP_PORT, "control": labels.CONTROL_PORT}
+LEAVE_S = 5
+"""Seconds that a stopping engine still takes calls while the gateways learn that it goes."""
+PROBE_S = 5
+
+
+def manifests(
+    pool: spec.Pool, counts: Mapping[str, int], *, image: str, pull_policy: str, operator_namespace: str
+) -> Iterator[labels.Manifest]:
+    yield labels.service_account(pool, COMPONENT)
+    yield _network_policy(pool, operator_namespace)
+    for node_pool in pool.node_pools:
+        name = labels.engine_name(pool, node_pool.name)
+        yield _service(pool, node_pool, name)
+        yield labels.disruption_budget(pool, name, COMPONENT, node_pool.name)
+        yield _deployment(pool, node_pool, name, counts[node_pool.name], image, pull_policy)
+
+
+def _service(pool: spec.Pool, node_pool: spec.NodePool, name: str) -> labels.Manifest:
+    return labels.manifest(
+        pool, "v1", "Service", name, COMPONENT, node_pool=node_pool.name,
+        spec={
+            "clusterIP": "None",
+            "selector": labels.selector(pool.name, COMPONENT, node_pool.name),
+            "ports": pods.service_ports(PORTS),
+        },
+    )  # fmt: skip
+
+
+def _deployment(
+    pool: spec.Pool, node_pool: spec.NodePool, name: str, replicas: int, image: str, pull_policy: str
+) -> labels.Manifest:
+    selector = labels.selector(pool.name, COMPONENT, node_pool.name)
+    return labels.manifest(
+        pool, "apps/v1", "Deployment", name, COMPONENT, node_pool=node_pool.name,
+        spec={
+            "replicas": replicas,
+            "selector": {"matchLabels": selector},
+            # GPUs are taken: an update frees one engine's before it starts the next.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "progressDeadlineSeconds": pool.engine.startup_s + 300,
+            "template": {
+                "metadata": {
+                    "labels": {"app.kubernetes.io/name": "tidegate-engine", **selector},
+                    "annotations": dict(pool.engine.pod_annotations),
+                },
+                "spec": _pod(pool, node_pool, image, pull_policy),
+            },
+        },
+    )  # fmt: skip
+
+
+def _pod(pool: spec.Pool, node_pool: spec.NodePool, image: str, pull_policy: str) -> dict[str, Any]:
+    engine = pool.engine
+    container = pods.container(
+        "engine",
+        image=image,
+        pull_policy=pull_policy,
+        ports=PORTS,
+        command=list(engine.command) or ["tidegate", "sim-engine" if engine.simulated else "engine"],
+        args=[
+            *(_simulated(pool, node_pool) if engine.simulated else _vllm(pool, node_pool)),
+            *engine.args,
+            *node_pool.args,
+        ],
+        env=engine.env,
+        mounts=[
+            *([] if engine.simulated else [{"name": "shm", "mountPath": "/dev/shm"}]),
+            *engine.volume_mounts,
+        ],
+        resources=_resources(engine.resources, node_pool),
+        startupProbe=pods.http_probe("/health", period_s=PROBE_S, failures=-(-engine.startup_s // PROBE_S)),
+        readinessProbe=pods.http_probe("/health", period_s=PROBE_S),
+        livenessProbe=pods.http_probe("/health", period_s=10, failures=6),
+        lifecycle={"preStop": {"sleep": {"seconds": LEAVE_S}}},
+    )
+    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{engine.shared_memory_gib}Gi"}}
+    node_selector = {
+        **({"nvidia.com/gpu.product": node_pool.accelerator} if node_pool.accelerator and node_pool.gpus else {}),
+        **engine.node_selector,
+        **node_pool.node_selector,
+    }
+    claims = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": node_pool.claim_template}]}
+    return pods.pod(
+        [container],
+        account=labels.component_name(pool, COMPONENT),
+        volumes=[*([] if engine.simulated else [shm]), *engine.volumes],
+        nodeSelector=node_selector,
+        tolerations=[*engine.tolerations, *node_pool.tolerations],
+        terminationGracePeriodSeconds=LEAVE_S + engine.drain_s + 10,
+        **(claims if node_pool.claim_template else {}),
+        **engine.pod_fields,
+    )
+
+
+def _resources(given: spec.Json, node_pool: spec.NodePool) -> dict[str, Any]:
+    if node_pool.claim_template:
+        return {**given, "claims": [{"name": "gpu"}]}
+    if not node_pool.gpus:
+        return dict(given)
+    return {**given, "limits": {**given.get("limits", {}), "nvidia.com/gpu": str(node_pool.gpus)}}
+
+
+def _vllm(pool: spec.Pool, node_pool: spec.NodePool) -> Iterator[str]:
+    """Arguments of `tidegate engine`, which are those of `vllm serve` and --control-port."""
+    yield f"--model={_weights(pool.model)}"
+    yield f"--served-model-name={pool.model.name}"
+    yield "--host=0.0.0.0"
+    yield f"--port={labels.HTTP_PORT}"
+    yield "--control-host=0.0.0.0"
+    yield f"--control-port={labels.CONTROL_PORT}"
+    yield f"--tensor-parallel-size={node_pool.tensor_parallel}"
+    if pool.model.max_model_len is not None:
+        yield f"--max-model-len={pool.model.max_model_len}"
+    if pool.engine.offload_gib:
+        yield f"--kv-offloading-size={pool.engine.offload_gib}"
+
+
+def _weights(model: spec.Model) -> str:
+    return (model.uri or model.name).removeprefix("hf://").removeprefix("file://")
+
+
+def _simulated(pool: spec.Pool, node_pool: spec.NodePool) -> Iterator[str]:
+    yield f"--model={pool.model.name}"
+    yield "--host=0.0.0.0"
+    yield f"--port={labels.HTTP_PORT}"
+    yield f"--control-port={labels.CONTROL_PORT}"
+    yield f"--speed={pool.engine.sim_speed:g}"
+    if node_pool.profile:
+        yield f"--profile={node_pool.profile}"
+
+
+def _network_policy(pool: spec.Pool, operator_namespace: str) -> labels.Manifest:
+    gateway = {"podSelector": {"matchLabels": labels.selector(pool.name, "gateway")}}
+    operator = {
+        "podSelector": {"matchLabels": labels.OPERATOR_SELECTOR},
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
+    }
+    return labels.manifest(
+        pool, "networking.k8s.io/v1", "NetworkPolicy", labels.component_name(pool, COMPONENT), COMPONENT,
+        spec={
+            "podSelector": {"matchLabels": labels.selector(pool.name, COMPONENT)},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [gateway], "ports": [{"port": "http"}, {"port": "control"}]},
+                {"from": [operator], "ports": [{"port": "control"}]},
+            ],
+        },
+    )  # fmt: skip

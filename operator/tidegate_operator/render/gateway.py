@@ -1,0 +1,151 @@
+"""The gateway: its settings in a ConfigMap, a Deployment that restarts when they change, a Service for clients and one
+for the admin and metrics ports (which no load balancer ever sees), a disruption budget, an account, and a NetworkPolicy
+that keeps the admin port for the operator.
+
+The gateway never talks to the API server: the settings name each node pool's headless Service, whose DNS answers are the
+engines.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from tidegate_operator import spec
+from tidegate_operator.render import labels, pods, store
+
+COMPONENT = "gateway"
+PUBLIC_PORTS = {"http": labels.HTTP_PORT, "grpc": labels.GRPC_PORT}
+INTERNAL_PORTS = {"admin": labels.ADMIN_PORT, "metrics": labels.METRICS_PORT}
+SETTINGS = "/etc/tidegate"
+DRAIN_S = 60
+LEAVE_S = 5
+"""Seconds that a stopping gateway still takes calls while endpoints and load balancers learn that it goes."""
+
+
+def settings(pool: spec.Pool) -> dict[str, Any]:
+    """What `tidegate gateway --config` reads; the gateway's own `settings` module documents the keys."""
+    return {
+        "model": pool.model.name,
+        "listen": {
+            "host": "0.0.0.0",
+            "port": labels.HTTP_PORT,
+            "grpcPort": labels.GRPC_PORT,
+            "adminHost": "0.0.0.0",
+            "adminPort": labels.ADMIN_PORT,
+            "metricsHost": "0.0.0.0",
+            "metricsPort": labels.METRICS_PORT,
+        },
+        "services": [
+            {
+                "name": f"{labels.engine_name(pool, node_pool.name)}.{pool.namespace}.svc",
+                "port": labels.HTTP_PORT,
+                "controlPort": labels.CONTROL_PORT,
+                "nodePool": node_pool.name,
+                "profile": node_pool.profile,
+            }
+            for node_pool in pool.node_pools
+        ],
+        "classes": [dict(item) for item in pool.classes],
+        "defaultClass": pool.gateway.default_class,
+        "tenants": [dict(item) for item in pool.tenants],
+        "workflows": [dict(item) for item in pool.workflows],
+        "dispatch": {"alpha": "auto" if pool.gateway.alpha is None else pool.gateway.alpha, "beta": pool.gateway.beta},
+        "queue": {"maxRequests": pool.gateway.max_waiting, "ttl": pool.gateway.ttl_s},
+        "store": {"url": store.url(pool), "pool": f"{pool.namespace}.{pool.name}"},
+        "timeouts": {"drain": DRAIN_S},
+    }
+
+
+def manifests(pool: spec.Pool, *, image: str, pull_policy: str, operator_namespace: str) -> Iterator[labels.Manifest]:
+    name, selector = labels.component_name(pool, COMPONENT), labels.selector(pool.name, COMPONENT)
+    config = settings(pool)
+    yield labels.service_account(pool, COMPONENT)
+    yield labels.manifest(
+        pool, "v1", "ConfigMap", name, COMPONENT, data={"gateway.yaml": yaml.safe_dump(config, sort_keys=False)}
+    )
+    yield labels.manifest(
+        pool, "v1", "Service", name, COMPONENT,
+        spec={"type": pool.gateway.service_type, "selector": selector, "ports": pods.service_ports(PUBLIC_PORTS)},
+    )  # fmt: skip
+    yield labels.manifest(
+        pool, "v1", "Service", f"{name}-internal", COMPONENT,
+        spec={"clusterIP": "None", "selector": selector, "ports": pods.service_ports(INTERNAL_PORTS)},
+    )  # fmt: skip
+    yield labels.disruption_budget(pool, name, COMPONENT)
+    yield _network_policy(pool, operator_namespace)
+    yield labels.manifest(
+        pool, "apps/v1", "Deployment", name, COMPONENT,
+        spec={
+            "replicas": pool.gateway.replicas,
+            "selector": {"matchLabels": selector},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "progressDeadlineSeconds": 300,
+            "template": {
+                "metadata": {
+                    "labels": {"app.kubernetes.io/name": "tidegate-gateway", **selector},
+                    "annotations": {labels.CONFIG_DIGEST: labels.digest(config)},
+                },
+                "spec": _pod(pool, image, pull_policy),
+            },
+        },
+    )  # fmt: skip
+
+
+def _pod(pool: spec.Pool, image: str, pull_policy: str) -> dict[str, Any]:
+    name = labels.component_name(pool, COMPONENT)
+    container = pods.container(
+        "gateway",
+        image=image,
+        pull_policy=pull_policy,
+        ports=PUBLIC_PORTS | INTERNAL_PORTS,
+        command=["tidegate", "gateway"],
+        args=[f"--config={SETTINGS}/gateway.yaml"],
+        env=_password(pool.store),
+        mounts=[{"name": "settings", "mountPath": SETTINGS, "readOnly": True}],
+        resources=dict(pool.gateway.resources),
+        startupProbe=pods.http_probe("/health", period_s=1, failures=60),
+        readinessProbe=pods.http_probe("/ready"),
+        livenessProbe=pods.http_probe("/health", period_s=10, failures=6),
+        lifecycle={"preStop": {"sleep": {"seconds": LEAVE_S}}},
+    )
+    return pods.pod(
+        [container],
+        account=name,
+        volumes=[{"name": "settings", "configMap": {"name": name}}],
+        terminationGracePeriodSeconds=LEAVE_S + DRAIN_S + 10,
+        topologySpreadConstraints=[
+            {
+                "maxSkew": 1,
+                "topologyKey": key,
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": labels.selector(pool.name, COMPONENT)},
+            }
+            for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
+        ],
+    )
+
+
+def _password(where: spec.Store) -> list[dict[str, Any]]:
+    if where.secret is None:
+        return []
+    name, key = where.secret
+    return [{"name": "TIDEGATE_STORE_PASSWORD", "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}]
+
+
+def _network_policy(pool: spec.Pool, operator_namespace: str) -> labels.Manifest:
+    operator = {
+        "podSelector": {"matchLabels": labels.OPERATOR_SELECTOR},
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
+    }
+    return labels.manifest(
+        pool, "networking.k8s.io/v1", "NetworkPolicy", labels.component_name(pool, COMPONENT), COMPONENT,
+        spec={
+            "podSelector": {"matchLabels": labels.selector(pool.name, COMPONENT)},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"ports": [{"port": "http"}, {"port": "grpc"}, {"port": "metrics"}]},
+                {"from": [operator], "ports": [{"port": "admin"}]},
+            ],
+        },
+    )  # fmt: skip

@@ -1,0 +1,108 @@
+"""The pool's own Valkey, unless the spec names one that already runs: a StatefulSet of one, its Service, and a
+NetworkPolicy for the gateway alone, since it asks for no password.
+
+It runs from Tidegate's image, which carries valkey-server. Every change is in its append-only file within a second. With
+`storage` the file is on a volume and survives the pod; without, it survives restarts of the container only.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from tidegate_operator import spec
+from tidegate_operator.render import labels, pods
+
+COMPONENT = "valkey"
+PORT = 6379
+DATA = "/data"
+
+
+def url(pool: spec.Pool) -> str:
+    """Where the gateway finds the store."""
+    return pool.store.url or f"redis://{labels.component_name(pool, COMPONENT)}.{pool.namespace}.svc:{PORT}/0"
+
+
+def manifests(pool: spec.Pool, *, image: str, pull_policy: str) -> Iterator[labels.Manifest]:
+    if pool.store.url is not None:
+        return
+    name, selector = labels.component_name(pool, COMPONENT), labels.selector(pool.name, COMPONENT)
+    yield labels.service_account(pool, COMPONENT)
+    yield labels.manifest(
+        pool, "networking.k8s.io/v1", "NetworkPolicy", name, COMPONENT,
+        spec={
+            "podSelector": {"matchLabels": selector},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {
+                    "from": [{"podSelector": {"matchLabels": labels.selector(pool.name, "gateway")}}],
+                    "ports": [{"port": "valkey"}],
+                }
+            ],
+        },
+    )  # fmt: skip
+    yield labels.manifest(
+        pool, "v1", "Service", name, COMPONENT,
+        spec={"clusterIP": "None", "selector": selector, "ports": pods.service_ports({"valkey": PORT})},
+    )  # fmt: skip
+    yield labels.manifest(
+        pool, "apps/v1", "StatefulSet", name, COMPONENT,
+        spec={
+            "replicas": 1,
+            "serviceName": name,
+            "selector": {"matchLabels": selector},
+            "template": {
+                "metadata": {"labels": {"app.kubernetes.io/name": "tidegate-valkey", **selector}},
+                "spec": _pod(pool, image, pull_policy),
+            },
+            **({"volumeClaimTemplates": [_claim(*pool.store.storage)]} if pool.store.storage else {}),
+        },
+    )  # fmt: skip
+
+
+def _pod(pool: spec.Pool, image: str, pull_policy: str) -> dict[str, Any]:
+    probe = {"tcpSocket": {"port": "valkey"}, "periodSeconds": 5, "timeoutSeconds": 3}
+    container = pods.container(
+        "valkey",
+        image=image,
+        pull_policy=pull_policy,
+        ports={"valkey": PORT},
+        command=["valkey-server"],
+        args=[
+            "--bind",
+            "0.0.0.0",
+            "--port",
+            str(PORT),
+            "--protected-mode",
+            "no",
+            "--dir",
+            DATA,
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "everysec",
+            "--save",
+            "",
+            "--maxmemory-policy",
+            "noeviction",
+        ],  # fmt: skip
+        mounts=[{"name": "data", "mountPath": DATA}],
+        resources={"requests": {"cpu": "100m", "memory": "128Mi"}},
+        readinessProbe=probe,
+        livenessProbe={**probe, "failureThreshold": 6},
+    )
+    return pods.pod(
+        [container],
+        account=labels.component_name(pool, COMPONENT),
+        volumes=[] if pool.store.storage else [{"name": "data", "emptyDir": {}}],
+        terminationGracePeriodSeconds=30,
+    )
+
+
+def _claim(size: str, storage_class: str | None) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "data"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": size}},
+            **({"storageClassName": storage_class} if storage_class else {}),
+        },
+    }

@@ -1,0 +1,274 @@
+"""What does a ServingPool ask for? Its body, as the API server stores it, becomes one frozen value.
+
+The schema and CEL rules of `crds/` have filled the defaults and refused what they can see; what they cannot (a cycle of
+stages, an unknown policy) is refused here, each problem with its field and its reason. This module knows neither the API
+server nor how a pool is built: `spread` divides the engines, `render` turns the value into manifests.
+"""
+
+import graphlib
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Json = Mapping[str, Any]
+"""A piece of a Kubernetes object."""
+
+FALLBACK_POLICY = "fcfs"
+"""Always allowed: the way back from any other policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    field: str
+    """Such as spec.workflows[text2sql].stages."""
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.why}"
+
+
+class InvalidSpecError(ValueError):
+    """The spec cannot be built; `problems` says what to change."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    name: str
+    uri: str | None
+    max_model_len: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    simulated: bool
+    sim_speed: float
+    image: str | None
+    """None = the operator's default for this kind."""
+    command: tuple[str, ...]
+    args: tuple[str, ...]
+    env: tuple[Json, ...]
+    resources: Json
+    offload_gib: int
+    shared_memory_gib: int
+    startup_s: int
+    drain_s: int
+    node_selector: Json
+    tolerations: tuple[Json, ...]
+    volumes: tuple[Json, ...]
+    volume_mounts: tuple[Json, ...]
+    pod_annotations: Json
+    pod_fields: Json
+    """Given to the pod as they are: imagePullSecrets, priorityClassName, runtimeClassName."""
+    pull_policy: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePool:
+    name: str
+    accelerator: str | None
+    replicas: int
+    min_replicas: int
+    max_replicas: int | None
+    tensor_parallel: int
+    gpus: int
+    cost_weight: float
+    claim_template: str | None
+    profile: str | None
+    args: tuple[str, ...]
+    node_selector: Json
+    tolerations: tuple[Json, ...]
+
+    @property
+    def engine_cost(self) -> float:
+        """Relative cost of one engine; what `spread` compares."""
+        return max(self.gpus, 1) * self.cost_weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    replicas: int
+    image: str | None
+    service_type: str
+    resources: Json
+    alpha: float | None
+    """Weight of an engine's speed against its load; None = tuned by the gateway."""
+    beta: float
+    max_waiting: int
+    ttl_s: float
+    default_class: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    url: str | None
+    """None = one Valkey of this pool's own."""
+    secret: tuple[str, str] | None
+    """Name of a Secret and its key that hold the password."""
+    storage: tuple[str, str | None] | None
+    """Size and StorageClass of the own Valkey's volume; None = its node's disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steering:
+    fixed: str | None
+    """The one policy, when a person has chosen; None = the loop decides."""
+    allow: tuple[str, ...]
+    interval_s: float
+    dwell_s: float
+    rollback_window_s: float
+    rollback_rho: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    model: Model
+    replicas: int | None
+    """Engines in all; None = each node pool's own number."""
+    engine: Engine
+    node_pools: tuple[NodePool, ...]
+    gateway: Gateway
+    store: Store
+    steering: Steering
+    classes: tuple[Json, ...]
+    """These three are as the spec has them: the gateway reads the same keys."""
+    tenants: tuple[Json, ...]
+    workflows: tuple[Json, ...]
+
+
+def parse(body: Json, *, policies: Collection[str]) -> Pool:
+    """The pool that `body` describes. Raises InvalidSpecError with every problem found."""
+    spec = body["spec"]
+    if problems := [*_policy_problems(spec["policy"], policies), *_workflow_problems(spec.get("workflows", ()))]:
+        raise InvalidSpecError(problems)
+    metadata = body["metadata"]
+    simulated = spec["engine"]["kind"] == "sim"
+    return Pool(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        generation=metadata["generation"],
+        model=Model(
+            name=spec["model"]["name"],
+            uri=spec["model"].get("uri"),
+            max_model_len=spec["model"].get("maxModelLen"),
+        ),
+        replicas=spec.get("replicas"),
+        engine=_engine(spec["engine"], simulated),
+        node_pools=tuple(_node_pool(item, simulated) for item in spec["nodePools"]),
+        gateway=_gateway(spec["gateway"]),
+        store=_store(spec["state"]["valkey"]),
+        steering=_steering(spec["policy"]),
+        classes=tuple(spec.get("classes", ())),
+        tenants=tuple(spec.get("tenants", ())),
+        workflows=tuple(spec.get("workflows", ())),
+    )
+
+
+def seconds(duration: str) -> float:
+    """The length of a duration such as 1m30s or 60ms, in seconds."""
+    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+    return sum(float(count) * units[unit] for count, unit in re.findall(r"([0-9.]+)(ms|s|m|h)", duration))
+
+
+def _engine(item: Json, simulated: bool) -> Engine:
+    return Engine(
+        simulated=simulated,
+        sim_speed=float(item.get("simSpeed", 1)),
+        image=item.get("image"),
+        command=tuple(item.get("command", ())),
+        args=tuple(item.get("args", ())),
+        env=tuple(item.get("env", ())),
+        resources=item.get("resources", {}),
+        offload_gib=item["offloadGiB"],
+        shared_memory_gib=item["sharedMemoryGiB"],
+        startup_s=item["startupSeconds"],
+        drain_s=item["drainSeconds"],
+        node_selector=item.get("nodeSelector", {}),
+        tolerations=tuple(item.get("tolerations", ())),
+        volumes=tuple(item.get("volumes", ())),
+        volume_mounts=tuple(item.get("volumeMounts", ())),
+        pod_annotations=item.get("podAnnotations", {}),
+        pod_fields={k: item[k] for k in ("imagePullSecrets", "priorityClassName", "runtimeClassName") if k in item},
+        pull_policy=item.get("imagePullPolicy"),
+    )
+
+
+def _node_pool(item: Json, simulated: bool) -> NodePool:
+    return NodePool(
+        name=item["name"],
+        accelerator=item.get("accelerator"),
+        replicas=item["replicas"],
+        min_replicas=item["minReplicas"],
+        max_replicas=item.get("maxReplicas"),
+        tensor_parallel=item["tensorParallel"],
+        gpus=item.get("gpus", 0 if simulated else item["tensorParallel"]),
+        cost_weight=float(item["costWeight"]),
+        claim_template=item.get("resourceClaimTemplateName"),
+        profile=item.get("profile"),
+        args=tuple(item.get("args", ())),
+        node_selector=item.get("nodeSelector", {}),
+        tolerations=tuple(item.get("tolerations", ())),
+    )
+
+
+def _gateway(item: Json) -> Gateway:
+    alpha = item["dispatch"]["alpha"]
+    return Gateway(
+        replicas=item["replicas"],
+        image=item.get("image"),
+        service_type=item["serviceType"],
+        resources=item["resources"],
+        alpha=None if alpha == "auto" else float(alpha),
+        beta=float(item["dispatch"]["beta"]),
+        max_waiting=item["queue"]["maxRequests"],
+        ttl_s=seconds(item["queue"]["ttl"]),
+        default_class=item.get("defaultClass"),
+    )
+
+
+def _store(item: Json) -> Store:
+    secret, storage = item.get("secretRef"), item.get("storage")
+    return Store(
+        url=item.get("url"),
+        secret=(secret["name"], secret["key"]) if secret else None,
+        storage=(storage["size"], storage.get("className")) if storage else None,
+    )
+
+
+def _steering(item: Json) -> Steering:
+    return Steering(
+        fixed=item.get("name"),
+        allow=tuple(dict.fromkeys([*item["allow"], FALLBACK_POLICY])),
+        interval_s=seconds(item["interval"]),
+        dwell_s=seconds(item["dwell"]),
+        rollback_window_s=seconds(item["rollback"]["window"]),
+        rollback_rho=float(item["rollback"]["rho"]),
+    )
+
+
+def _policy_problems(item: Json, known: Collection[str]) -> Iterator[Problem]:
+    named = [("spec.policy.name", item["name"])] if "name" in item else []
+    for field, name in [*named, *(("spec.policy.allow", name) for name in item["allow"])]:
+        if name not in known:
+            yield Problem(field=field, why=f"there is no policy {name!r}; this version has {', '.join(sorted(known))}")
+
+
+def _workflow_problems(workflows: Sequence[Json]) -> Iterator[Problem]:
+    for workflow in workflows:
+        order = graphlib.TopologicalSorter({stage["name"]: stage["after"] for stage in workflow["stages"]})
+        try:
+            order.prepare()
+        except graphlib.CycleError as error:
+            circle = " -> ".join(reversed(error.args[1]))
+            yield Problem(
+                field=f"spec.workflows[{workflow['name']}].stages", why=f"stages wait for each other: {circle}"
+            )

@@ -1,0 +1,36 @@
+"""How many engines does each node pool run? The answer to `kubectl scale`, which knows one number only.
+
+Pure and without memory: the same number gives the same division, whatever came before it.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from tidegate_operator import spec
+
+
+def desired(pool: spec.Pool) -> Mapping[str, int]:
+    """Engines for each node pool, by its name.
+
+    Without spec.replicas it is each one's own `replicas`. With it, everyone first gets `minReplicas`; the rest goes to the
+    cheapest engines, up to each one's own `replicas`, and beyond those up to `maxReplicas`. So a total that equals
+    the sum of `replicas` gives what is written there, and shrinking gives up the dearest engines first.
+    """
+    if pool.replicas is None:
+        return {node_pool.name: node_pool.replicas for node_pool in pool.node_pools}
+    counts = {node_pool.name: node_pool.min_replicas for node_pool in pool.node_pools}
+    left = pool.replicas - sum(counts.values())
+    by_cost = sorted(pool.node_pools, key=lambda node_pool: (node_pool.engine_cost, node_pool.name))
+    for limits in (_own(by_cost), _most(by_cost)):
+        for name, limit in limits:
+            room = left if limit is None else min(left, limit - counts[name])
+            counts[name] += max(room, 0)
+            left -= max(room, 0)
+    return counts
+
+
+def _own(node_pools: Iterable[spec.NodePool]) -> list[tuple[str, int | None]]:
+    return [(node_pool.name, node_pool.replicas) for node_pool in node_pools]
+
+
+def _most(node_pools: Iterable[spec.NodePool]) -> list[tuple[str, int | None]]:
+    return [(node_pool.name, node_pool.max_replicas) for node_pool in node_pools]

@@ -1,0 +1,187 @@
+"""How does a pool fare? Its conditions, numbers and events, from what exists.
+
+Pure. Two writers share a pool's status by server-side apply, each stating its own part: `reconcile` (counts, Ready,
+Progressing, Degraded) and `steering` (active policy, attainment, PolicyStable). So neither ever overwrites the other.
+
+    Ready         every part runs as the spec asks
+    Progressing   a change is on its way
+    Degraded      something needs a person: a spec that cannot be built, a refused object, a roll-out that is stuck
+    PolicyStable  the ordering policy has stayed for its dwell
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate_operator.render import labels
+from tidegate_operator.spec import Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    type: str
+    status: bool
+    reason: str
+    """One CamelCase word."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something worth telling the person who runs `kubectl describe`."""
+
+    namespace: str
+    pool: str
+    uid: str
+    reason: str
+    message: str
+    at: str
+    """RFC 3339. The same event at the same instant is the same object, so posting it again after a crash adds nothing."""
+    warning: bool = False
+
+    def manifest(self, *, controller: str, instance: str) -> Json:
+        key = labels.digest([self.uid, self.reason, self.message, self.at])
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": f"{self.pool}.{key}", "namespace": self.namespace},
+            "eventTime": self.at,
+            "reportingController": f"{labels.GROUP}/{controller}",
+            "reportingInstance": instance[:128],
+            "action": self.reason,
+            "reason": self.reason,
+            "note": self.message[:1024],
+            "type": "Warning" if self.warning else "Normal",
+            "regarding": {
+                "apiVersion": f"{labels.GROUP}/{labels.VERSION}",
+                "kind": labels.KIND,
+                "namespace": self.namespace,
+                "name": self.pool,
+                "uid": self.uid,
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A Deployment or StatefulSet as its controller last reported it."""
+
+    name: str
+    component: str
+    node_pool: str | None
+    desired: int
+    ready: int
+    existing: int
+    settled: bool
+    """Every wanted pod is ready and of the newest template, and no other is left."""
+    stuck: str | None
+    """Why its controller gave up, if it did."""
+
+    @staticmethod
+    def of(body: Json) -> "Workload":
+        spec, seen, tags = body["spec"], body.get("status", {}), body["metadata"]["labels"]
+        desired = spec.get("replicas", 1)
+        counts = [seen.get(key, 0) for key in ("replicas", "updatedReplicas", "readyReplicas")]
+        current = seen.get("observedGeneration", 0) >= body["metadata"]["generation"]
+        return Workload(
+            name=body["metadata"]["name"],
+            component=tags[labels.COMPONENT],
+            node_pool=tags.get(labels.NODE_POOL),
+            desired=desired,
+            ready=seen.get("readyReplicas", 0),
+            existing=seen.get("replicas", 0),
+            settled=current and counts == [desired] * 3,
+            stuck=next(_stuck(seen.get("conditions", ())), None),
+        )
+
+
+def _stuck(conditions: Iterable[Json]) -> Iterator[str]:
+    for condition in conditions:
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            yield condition.get("message", "its pods cannot be created")
+        if condition["type"] == "Progressing" and condition["status"] == "False":
+            yield condition.get("message", "its roll-out does not advance")
+
+
+def workloads(children: Iterable[Json]) -> list[Workload]:
+    return [
+        Workload.of(body)
+        for body in children
+        if body["kind"] in ("Deployment", "StatefulSet") and "deletionTimestamp" not in body["metadata"]
+    ]
+
+
+def conditions(parts: Sequence[Workload], problems: Sequence[tuple[str, str]]) -> list[Condition]:
+    """What `reconcile` has to say. `problems` are (reason, message) of what keeps the spec from being carried out."""
+    waiting = [part for part in parts if not part.settled]
+    trouble = [*problems, *(("Stuck", f"{part.name}: {part.stuck}") for part in parts if part.stuck)]
+    progress = "; ".join(f"{part.name} has {part.ready} of {part.desired} ready" for part in waiting)
+    told = "; ".join(message for _, message in trouble)
+    if problems:
+        ready = Condition(
+            type="Ready", status=False, reason=problems[0][0], message=f"The pool keeps running as before. {told}"
+        )
+    elif waiting:
+        ready = Condition(type="Ready", status=False, reason="Waiting", message=progress)
+    else:
+        ready = Condition(type="Ready", status=True, reason="Ready", message="Every part runs as the spec asks.")
+    return [
+        ready,
+        Condition(type="Progressing", status=True, reason="RollingOut", message=progress)
+        if waiting
+        else Condition(type="Progressing", status=False, reason="Settled", message="No change is on its way."),
+        Condition(type="Degraded", status=True, reason=trouble[0][0], message=told)
+        if trouble
+        else Condition(type="Degraded", status=False, reason="AsExpected", message="Nothing needs a person."),
+    ]
+
+
+def timed(stated: Iterable[Condition], previous: Iterable[Json], *, generation: int, now: str) -> list[dict[str, Any]]:
+    """`stated` as the API knows conditions: with the instant of the last change of each one's status."""
+    before = {item["type"]: item for item in previous}
+    result = []
+    for condition in stated:
+        value, old = str(condition.status), before.get(condition.type, {})
+        result.append(
+            {
+                "type": condition.type,
+                "status": value,
+                "reason": condition.reason,
+                "message": condition.message[:32768],
+                "observedGeneration": generation,
+                "lastTransitionTime": old["lastTransitionTime"] if old.get("status") == value else now,
+            }
+        )
+    return result
+
+
+def of_reconcile(
+    parts: Sequence[Workload], stated: Sequence[Mapping[str, Any]], *, pool: str, generation: int
+) -> dict[str, Any]:
+    """The part of the status that `reconcile` writes."""
+    engines = sorted((part for part in parts if part.node_pool), key=lambda part: str(part.node_pool))
+    selector = labels.selector(pool, "engine")
+    return {
+        "observedGeneration": generation,
+        "conditions": list(stated),
+        "replicas": sum(part.existing for part in engines),
+        "selector": ",".join(f"{key}={value}" for key, value in selector.items()),
+        "engines": f"{sum(part.ready for part in engines)}/{sum(part.desired for part in engines)}",
+        "nodePools": [{"name": part.node_pool, "desired": part.desired, "ready": part.ready} for part in engines],
+    }
+
+
+def changed(previous: Json, stated: Json) -> bool:
+    """Whether writing `stated` over `previous` would change anything; list entries are matched by type or name."""
+    return any(_differs(previous.get(key), value) for key, value in stated.items())
+
+
+def _differs(old: Any, new: Any) -> bool:
+    if isinstance(new, list) and new and isinstance(new[0], Mapping) and isinstance(old, list):
+        key = "type" if "type" in new[0] else "name"
+        by_key = {item[key]: item for item in old}
+        # An entry that is no longer stated must go; entries that other writers add have other keys in them.
+        return any(_differs(by_key.get(item[key], {}), item) for item in new) or (len(old) > len(new) and key == "name")
+    if isinstance(new, Mapping) and isinstance(old, Mapping):
+        return any(_differs(old.get(key), value) for key, value in new.items())
+    return bool(old != new)

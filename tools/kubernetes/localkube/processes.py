@@ -1,0 +1,78 @@
+"""Background processes that never outlive the one that started them.
+
+Each runs under `setpriv --pdeathsig KILL`, so that even a SIGKILL of the tests takes it along. Output goes to a file beside
+the others, whose tail is part of the error when a process ends early.
+"""
+
+import collections
+import contextlib
+import pathlib
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+STOP_S = 2.0
+"""Seconds between SIGTERM and SIGKILL: the API server takes much longer to stop politely, and nobody needs that."""
+
+
+class EndedEarlyError(RuntimeError):
+    """A process that should serve has ended, or did not become ready in time; the message holds the end of its output."""
+
+
+class Processes:
+    """Started in order, stopped in the opposite order."""
+
+    def __init__(self, folder: pathlib.Path, *, enter: Sequence[str] = ()) -> None:
+        """`folder` receives NAME.log of each; `enter` is put before each command (such as `nsenter --net=...`)."""
+        self._folder = folder
+        self._enter = list(enter)
+        self._running: collections.OrderedDict[str, subprocess.Popen[bytes]] = collections.OrderedDict()
+
+    def start(self, name: str, command: Sequence[str | pathlib.Path], *, env: Mapping[str, str] | None = None) -> int:
+        """Starts `command` and returns its process id."""
+        with (self._folder / f"{name}.log").open("wb") as log:
+            self._running[name] = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", "--", *self._enter, *map(str, command)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True,
+            )  # fmt: skip
+        return self._running[name].pid
+
+    def wait(self, name: str, ready: Callable[[], bool], *, timeout_s: float) -> None:
+        """Returns when `ready()` is true; raises EndedEarlyError when NAME ends first or the time is over."""
+        until = time.monotonic() + timeout_s
+        while not ready():
+            if self._running[name].poll() is not None:
+                raise EndedEarlyError(f"{name} ended with status {self._running[name].returncode}:\n{self.tail(name)}")
+            if time.monotonic() > until:
+                raise EndedEarlyError(f"{name} was not ready after {timeout_s:.0f} s:\n{self.tail(name)}")
+            time.sleep(0.05)
+
+    def tail(self, name: str, lines: int = 15) -> str:
+        return "\n".join((self._folder / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self, *names: str) -> None:
+        """Ends the named processes, all when none is named, the last started first."""
+        ending = [self._running.pop(name) for name in reversed(names or tuple(self._running)) if name in self._running]
+        for process in ending:
+            _signal(process, signal.SIGTERM)
+        until = time.monotonic() + STOP_S
+        for process in ending:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _signal(process, signal.SIGKILL)
+                process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that nothing listens on right now."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [listener.getsockname()[1] for listener in listeners]

@@ -1,0 +1,3 @@
+module tidegate.dev/tools/kubernetes/pause
+
+go 1.26.0
