@@ -1,0 +1,43 @@
+"""Cost profiles as data: one YAML file for each (model, accelerator, tensor-parallel degree).
+
+Each file states its source, how it was derived and how it grows with the batch; `cost` holds the fields of
+`tidegate_policy.cost.CostModel`. Shells read a profile here and hand its `cost` to `cost.from_mapping`, which checks it.
+"""
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class UnknownProfile(ValueError):
+    """A profile that is not shipped, or a file that is not one; the message says what to do."""
+
+
+def names() -> list[str]:
+    """The shipped profiles."""
+    files = resources.files(__name__).iterdir()
+    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+
+
+def load(name: str) -> dict[str, Any]:
+    """A shipped profile. Raises `UnknownProfile` listing those that exist."""
+    if name not in names():
+        raise UnknownProfile(f"unknown profile {name!r}; shipped are {', '.join(names())}")
+    return _parsed(resources.files(__name__).joinpath(f"{name}.yaml").read_text(), name)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A profile from a file. Raises `UnknownProfile`, or `OSError`."""
+    return _parsed(path.read_text(), str(path))
+
+
+def _parsed(text: str, origin: str) -> dict[str, Any]:
+    try:
+        profile = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UnknownProfile(f"profile {origin} is not YAML: {error}") from error
+    if not isinstance(profile, dict) or not isinstance(profile.get("cost"), dict):
+        raise UnknownProfile(f"profile {origin} has no mapping 'cost'")
+    return profile

@@ -1,0 +1,135 @@
+"""Which vLLM is this, and does it still have everything that our scheduler touches?
+
+vLLM declares its scheduler interface non-public. Every attribute of vLLM that this package uses is named here, so that a
+release that moves one is refused with a sentence instead of failing in mid-step, and the contract test fails first.
+`plugin` asks once, when the engine core builds its scheduler.
+"""
+
+import importlib
+import inspect
+import re
+from dataclasses import dataclass
+
+LOWEST, BELOW = (0, 32), (0, 34)
+"""Versions that are tested: 0.32 at least, below 0.34."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Touched:
+    """What we use of one vLLM class."""
+
+    module: str
+    name: str
+    members: tuple[str, ...] = ()
+    """Methods, properties and enum members: found on the class."""
+    fields: tuple[str, ...] = ()
+    """Instance attributes: set in `__init__`, or fields of the dataclass."""
+
+
+TOUCHED = (
+    Touched(
+        module="vllm.v1.core.sched.scheduler",
+        name="Scheduler",
+        members=(
+            "schedule",
+            "add_request",
+            "update_from_output",
+            "finish_requests",
+            "reset_prefix_cache",
+            "shutdown",
+            "get_kv_cache_usage",
+            "_free_request",
+        ),
+        fields=(
+            "waiting",
+            "kv_holding_waiting",
+            "running",
+            "requests",
+            "policy",
+            "max_num_running_reqs",
+            "max_num_active_reqs",
+            "max_num_scheduled_tokens",
+        ),
+    ),
+    Touched(module="vllm.v1.core.sched.async_scheduler", name="AsyncScheduler"),
+    Touched(
+        module="vllm.v1.core.sched.request_queue",
+        name="RequestQueue",
+        members=(
+            "add_request",
+            "pop_request",
+            "peek_request",
+            "prepend_request",
+            "prepend_requests",
+            "remove_request",
+            "remove_requests",
+            "__bool__",
+            "__len__",
+            "__iter__",
+        ),
+    ),
+    Touched(module="vllm.v1.core.sched.request_queue", name="SchedulingPolicy", members=("FCFS", "PRIORITY")),
+    Touched(
+        module="vllm.v1.core.sched.output",
+        name="SchedulerOutput",
+        fields=("num_scheduled_tokens", "total_num_scheduled_tokens", "preempted_req_ids"),
+    ),
+    Touched(
+        module="vllm.v1.request",
+        name="Request",
+        members=("num_tokens", "num_output_tokens"),
+        fields=(
+            "request_id",
+            "priority",
+            "arrival_time",
+            "status",
+            "sampling_params",
+            "max_tokens",
+            "num_prompt_tokens",
+        ),
+    ),
+    Touched(module="vllm.v1.request", name="RequestStatus", members=("FINISHED_ABORTED",)),
+    Touched(module="vllm.v1.engine", name="EngineCoreOutputs", fields=("outputs",)),
+    Touched(module="vllm.v1.engine", name="EngineCoreOutput", fields=("request_id", "new_token_ids")),
+)
+
+
+def problem() -> str | None:
+    """Why our scheduler cannot run in the installed vLLM, in one sentence; None when it can."""
+    try:
+        version = version_of(importlib.import_module("vllm").__version__)
+    except ImportError as error:
+        return f"vLLM cannot be imported: {error}"
+    if not LOWEST <= version < BELOW:
+        span = f"{'.'.join(map(str, LOWEST))} <= version < {'.'.join(map(str, BELOW))}"
+        return f"vLLM {'.'.join(map(str, version))} is not one that Tidegate is tested with ({span})"
+    absent = missing()
+    return f"this vLLM lacks {', '.join(absent)}, which Tidegate's scheduler needs" if absent else None
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """Major and minor number of a version string such as `0.32.0+cpu`; (0, 0) if it has none."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def missing() -> list[str]:
+    """Every touched name that the installed vLLM lacks."""
+    absent: list[str] = []
+    for touched in TOUCHED:
+        where = f"{touched.module}.{touched.name}"
+        owner = getattr(importlib.import_module(touched.module), touched.name, None)
+        if owner is None:
+            absent.append(where)
+            continue
+        absent += [f"{where}.{name}" for name in touched.members if not hasattr(owner, name)]
+        present = _fields(owner)
+        absent += [f"{where}.{name}" for name in touched.fields if name not in present]
+    return absent
+
+
+def _fields(owner: type) -> set[str]:
+    """Names that instances have: annotated, or assigned in `__init__`."""
+    annotated = {name for base in owner.__mro__ for name in inspect.get_annotations(base)}
+    code = getattr(inspect.getattr_static(owner, "__init__"), "__code__", None)
+    return annotated | {*getattr(owner, "__struct_fields__", ())} | {*(code.co_names if code else ())}

@@ -1,0 +1,66 @@
+"""The engine's own Prometheus metrics, beside vLLM's.
+
+The scheduler runs in the engine-core process, vLLM's `/metrics` in the API server. `serve` turns on prometheus_client's
+multi-process mode, in which vLLM's endpoint collects the samples of both.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import prometheus_client
+
+STEP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+SCHEDULE_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05)
+
+
+class Meter(Protocol):
+    """Where a scheduler's measurements go."""
+
+    def scheduled(self, seconds: float, evicted: int) -> None:
+        """Deciding a step took `seconds` and evicted `evicted` running requests."""
+
+    def stepped(self, seconds: float, tokens: Iterable[int]) -> None:
+        """A step took `seconds`; `tokens` are the numbers of tokens that its requests got."""
+
+
+class _Silent:
+    def scheduled(self, seconds: float, evicted: int) -> None: ...
+
+    def stepped(self, seconds: float, tokens: Iterable[int]) -> None: ...
+
+
+SILENT: Meter = _Silent()
+
+
+class Prometheus:
+    """Names are contracts (docs: metrics)."""
+
+    def __init__(self) -> None:
+        step = prometheus_client.Histogram(
+            "tidegate_engine_step_seconds",
+            "Time of an engine step by what it computed.",
+            ["kind"],
+            buckets=STEP_BOUNDS_S,
+        )
+        self._step = {kind: step.labels(kind) for kind in ("prefill", "decode", "mixed")}
+        self._schedule = prometheus_client.Histogram(
+            "tidegate_engine_schedule_seconds", "Time to decide a step.", buckets=SCHEDULE_BOUNDS_S
+        )
+        self._preemptions = prometheus_client.Counter(
+            "tidegate_engine_preemptions_total", "Running requests that lost their KV cache to others."
+        )
+
+    def scheduled(self, seconds: float, evicted: int) -> None:
+        self._schedule.observe(seconds)
+        if evicted:
+            self._preemptions.inc(evicted)
+
+    def stepped(self, seconds: float, tokens: Iterable[int]) -> None:
+        self._step[kind(tokens)].observe(seconds)
+
+
+def kind(tokens: Iterable[int]) -> str:
+    """`decode` if every request got one token, `prefill` if none did, else `mixed`. A last prompt chunk of one token
+    counts as decode: it costs what a decode costs."""
+    single = {count == 1 for count in tokens}
+    return "mixed" if len(single) == 2 else "decode" if True in single else "prefill"

@@ -1,0 +1,86 @@
+"""What vLLM loads: `--scheduler-cls tidegate_engine.plugin.scheduler`, and an early word at start.
+
+vLLM's engine core calls `scheduler` where it would construct its own class. It picks ours for the platform (async or
+not), starts `control` beside it, and gives vLLM its own scheduler when ours cannot run there: serving with less is better
+than not serving, as long as it is said. It is said in the log, in `GetState.fallback_reason`, and SetPolicy is refused.
+"""
+
+import importlib
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from tidegate_engine import compat, control, governor, settings
+from tidegate_policy import cost
+
+log = logging.getLogger("vllm.tidegate")  # below vLLM's logger, which has the handlers
+
+
+def register() -> None:
+    """Entry point `vllm.general_plugins`, run in each of vLLM's processes: says before the weights are loaded that the
+    scheduler will not be ours."""
+    if settings.PREFIX + "CONTROL_ADDRESS" in os.environ and (reason := compat.problem()):
+        log.warning("Tidegate's scheduler will not be used: %s", reason)
+
+
+def scheduler(*args: Any, **kwargs: Any) -> Any:
+    """Called by vLLM's engine core with its scheduler's arguments; returns ours, or vLLM's own and says why."""
+    loaded = settings.load()
+    reason = compat.problem()
+    built = None
+    if reason is None:
+        try:
+            built = _ours(loaded, *args, **kwargs)
+        except Exception as error:
+            log.exception("Tidegate's scheduler failed to start")
+            reason = f"it failed to start: {error}"
+    if built is None:
+        log.warning("FALLBACK: vLLM's own %s scheduler runs: %s", _policy(*args, **kwargs), reason)
+        built = _stock(*args, **kwargs)
+    governed: governor.Governor = built if reason is None else governor.Fallback(reason)
+    stop = control.serve(
+        governed, address=loaded.control_address, engine_version=importlib.import_module("vllm").__version__
+    )
+    if reason is None:
+        built.on_shutdown = stop
+    log.info("EngineControl listens on %s, policy %s", loaded.control_address, governed.state().policy)
+    return built
+
+
+def cost_model(profile: str) -> cost.CostModel | None:
+    """The cost model of a profile by name or path; None for the empty name. Raises `tidegate_profiles.UnknownProfile`."""
+    if not profile:
+        return None
+    import tidegate_profiles
+
+    source = Path(profile)
+    loaded = tidegate_profiles.read(source) if source.suffix == ".yaml" else tidegate_profiles.load(profile)
+    return cost.from_mapping(loaded["cost"])
+
+
+def _ours(loaded: settings.Settings, *args: Any, **kwargs: Any) -> Any:
+    from tidegate_engine import meters
+    from tidegate_engine import scheduler as schedulers
+
+    ahead = _vllm_config(*args, **kwargs).scheduler_config.async_scheduling
+    chosen = schedulers.TidegateAsyncScheduler if ahead else schedulers.TidegateScheduler
+    model = cost_model(loaded.profile) or schedulers.GENERIC
+    return chosen(*args, **kwargs, cost=model, policy=loaded.policy, meter=meters.Prometheus())
+
+
+def _stock(*args: Any, **kwargs: Any) -> Any:
+    scheduler_config = _vllm_config(*args, **kwargs).scheduler_config
+    ours, scheduler_config.scheduler_cls = scheduler_config.scheduler_cls, None
+    stock = scheduler_config.get_scheduler_cls()(*args, **kwargs)
+    scheduler_config.scheduler_cls = ours
+    return stock
+
+
+def _policy(*args: Any, **kwargs: Any) -> str:
+    return str(_vllm_config(*args, **kwargs).scheduler_config.policy)
+
+
+def _vllm_config(*args: Any, **kwargs: Any) -> Any:
+    """The first of a vLLM scheduler's arguments."""
+    return args[0] if args else kwargs["vllm_config"]

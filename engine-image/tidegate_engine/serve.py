@@ -1,0 +1,85 @@
+"""`tidegate engine ...`: vLLM's OpenAI server with our scheduler in it.
+
+Every vLLM flag passes through, and a flag given wins over our choice. Ours are few: where EngineControl listens, the order
+at start, and the cost profile. vLLM runs in this process, so signals reach it as they reach vLLM: SIGTERM stops taking
+requests, lets the running ones finish within `--shutdown-timeout`, and leaves.
+"""
+
+import argparse
+import importlib.util
+import os
+import runpy
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+
+from tidegate_engine import plugin, settings
+from tidegate_policy import orders
+
+DRAIN_S = 30
+"""Seconds that running requests get at SIGTERM; vLLM's own default, 0, aborts them."""
+
+OURS = {
+    "--scheduler-cls": f"{plugin.__name__}.{plugin.scheduler.__name__}",
+    "--scheduling-policy": "priority",  # what vLLM's own scheduler follows if ours cannot run
+    "--shutdown-timeout": str(DRAIN_S),
+    "--host": "127.0.0.1",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves until told to stop. Returns 2 for a usage error, 1 if vLLM is missing."""
+    chosen, vllm_args = parse(sys.argv[1:] if argv is None else argv)
+    if importlib.util.find_spec("vllm") is None:
+        sys.stderr.write("tidegate engine: vLLM is not installed; install `engine-cpu` or use the engine image\n")
+        return 1
+    settings.store(chosen, os.environ)
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # Samples of the engine-core process must reach the API server's /metrics (see `meters`).
+    with tempfile.TemporaryDirectory(prefix="tidegate-metrics-") as shared:
+        os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", shared)
+        return _run(vllm_args)
+
+
+def parse(argv: Sequence[str]) -> tuple[settings.Settings, list[str]]:
+    """Our settings, and the arguments for vLLM completed with our choices. Exits with 2 on a usage error."""
+    defaults = settings.load()
+    parser = argparse.ArgumentParser(
+        prog="tidegate engine",
+        description="vLLM's OpenAI server with Tidegate's scheduler.",
+        epilog="All other options go to vLLM; `--model DIR --port 8000` is the usual minimum.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--control", default=defaults.control_address, metavar="HOST:PORT", help="EngineControl's address"
+    )
+    parser.add_argument("--policy", default=defaults.policy, choices=sorted(orders.ORDERS), help="the order at start")
+    parser.add_argument("--profile", default=defaults.profile, metavar="NAME|FILE", help="cost profile of this engine")
+    ours, rest = parser.parse_known_args(argv)
+    try:
+        plugin.cost_model(ours.profile)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    given = {argument.split("=", 1)[0].replace("_", "-") for argument in rest}
+    defaulted = [part for flag, value in OURS.items() if flag not in given for part in (flag, value)]
+    chosen = settings.Settings(control_address=ours.control, policy=ours.policy, profile=ours.profile)
+    return chosen, [*rest, *defaulted]
+
+
+def _run(vllm_args: list[str]) -> int:
+    module = "vllm.entrypoints.openai.api_server"
+    sys.argv = [module, *vllm_args]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is deprecated", category=DeprecationWarning)
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as leaving:
+            return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        except KeyboardInterrupt:
+            return 130
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
