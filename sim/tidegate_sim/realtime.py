@@ -31,26 +31,19 @@ class _Sequence:
         return self.call.prompt_tokens - self.prefill_left + self.done
 
 
-@dataclass(slots=True)
-class Bounds:
-    """What `SetControls` may lower; 0 = the engine's own limit."""
-
-    max_running: int = 0
-    max_step_tokens: int = 0
-
-
 class RealtimeEngine:
     """Calls in, paced tokens out."""
 
     def __init__(self, cost: CostModel, *, policy: str = "fcfs") -> None:
         self.cost = cost
-        self.bounds = Bounds()
-        self.steps = 0
+        self.max_running = cost.max_batch
+        self.max_step_tokens = cost.max_step_tokens
+        self.busy_s = 0.0
         self._queue = WaitingQueue(orders.named(policy))
         self._sequences: dict[CallId, _Sequence] = {}
         self._running: list[_Sequence] = []
         self._work = asyncio.Event()
-        self._recorder = window.Recorder(_now())
+        self._recorders: set[window.Recorder] = set()
 
     @property
     def policy(self) -> str:
@@ -77,9 +70,18 @@ class RealtimeEngine:
         self._queue.switch(orders.named(policy))
         return len(self._queue)
 
-    def report(self) -> qos.Qos:
-        """The window since the last report."""
-        return self._recorder.cut(_now(), running=self.running, waiting=self.waiting, kv_usage=self.kv_usage)
+    def record(self) -> window.Recorder:
+        """A recorder that hears of every event from now on, until `forget`."""
+        recorder = window.Recorder(_now())
+        self._recorders.add(recorder)
+        return recorder
+
+    def forget(self, recorder: window.Recorder) -> None:
+        self._recorders.discard(recorder)
+
+    def cut(self, recorder: window.Recorder) -> qos.Qos:
+        """The recorder's window since its last cut."""
+        return recorder.cut(_now(), running=self.running, waiting=self.waiting, kv_usage=self.kv_usage)
 
     async def generate(self, call: Call, output_tokens: int) -> AsyncIterator[int]:
         """Yields the number of tokens so far, each time some come out. Leaving early aborts the call."""
@@ -87,7 +89,8 @@ class RealtimeEngine:
         sequence = _Sequence(call, output_tokens, call.prompt_tokens)
         self._queue.push(orders.Ticket(call=call, service_s=service_s))
         self._sequences[call.id] = sequence
-        self._recorder.on_arrival(call, service_s)
+        for recorder in self._recorders:
+            recorder.on_arrival(call, service_s)
         self._work.set()
         try:
             while sequence.done < output_tokens:
@@ -108,6 +111,7 @@ class RealtimeEngine:
             self._admit()
             seconds, produced = self._step()
             due_s += seconds
+            self.busy_s += seconds
             late_s = _now() - due_s
             if late_s > BEHIND_S:
                 due_s = _now()
@@ -115,9 +119,8 @@ class RealtimeEngine:
             self._deliver(produced)
 
     def _admit(self) -> None:
-        limit = self.bounds.max_running or self.cost.max_batch
         held = sum(sequence.call.prompt_tokens + sequence.output_tokens for sequence in self._running)
-        while self._queue and len(self._running) < limit:
+        while self._queue and len(self._running) < self.max_running:
             sequence = self._sequences[self._queue.peek().call.id]
             need = sequence.call.prompt_tokens + sequence.output_tokens
             if self._running and held + need > self.cost.kv_tokens:
@@ -128,7 +131,7 @@ class RealtimeEngine:
 
     def _step(self) -> tuple[float, list[_Sequence]]:
         """Plans one step: decodes first, then prefill chunks up to the token limit."""
-        budget = self.bounds.max_step_tokens or self.cost.max_step_tokens
+        budget = self.max_step_tokens
         decoding = [sequence for sequence in self._running if not sequence.prefill_left]
         budget -= len(decoding)
         uncached = attended = 0
@@ -144,7 +147,6 @@ class RealtimeEngine:
                 if not sequence.prefill_left:
                     produced.append(sequence)
         context = sum(sequence.context for sequence in decoding)
-        self.steps += 1
         return (
             self.cost.step_seconds(uncached=uncached, attended=attended, decodes=len(decoding), context=context),
             produced,
@@ -157,7 +159,8 @@ class RealtimeEngine:
                 continue
             sequence.done += 1
             sequence.out.put_nowait(sequence.done)
-            self._recorder.on_tokens(now, sequence.call.id, 1)
+            for recorder in self._recorders:
+                recorder.on_tokens(now, sequence.call.id, 1)
             if sequence.done >= sequence.output_tokens:
                 self._leave(sequence)
 
@@ -169,7 +172,8 @@ class RealtimeEngine:
         self._queue.remove(call_id)
         if sequence in self._running:
             self._running.remove(sequence)
-        self._recorder.on_end(_now(), call_id, finished=sequence.done >= sequence.output_tokens)
+        for recorder in self._recorders:
+            recorder.on_end(_now(), call_id, finished=sequence.done >= sequence.output_tokens)
 
 
 def _now() -> float:

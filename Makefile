@@ -1,0 +1,66 @@
+# Every target installs what it needs first, into .venv and into a cache outside the tree.
+# Needs: Linux on x86-64 or arm64, Python >= 3.11 with venv, and Go >= 1.26 for `make test`; `make e2e` needs root and
+# Debian's packages too.
+
+PYTHON ?= python3
+ENGINES ?= sim:a100,a6000
+CACHE := $(or $(TIDEGATE_CACHE),$(HOME)/.cache/tidegate)
+
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+SOURCES := policy gateway operator engine-image/tidegate_engine sim cli profiles tests tools proto/generate
+SUITE ?= text2sql
+
+.PHONY: help install up test lint e2e bench lock proto kubernetes clean
+
+help: ## this list
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+up: $(VENV)/.installed-$(if $(filter vllm%,$(ENGINES)),all,up) ## the whole system on this machine: gateway, Valkey, engines (ENGINES=vllm for real ones)
+	@$(BIN)/tidegate up --engines $(ENGINES) $(UP)
+
+install: $(VENV)/.installed-all kubernetes ## everything: Python environment with vLLM (CPU), Kubernetes binaries
+
+test: install lint ## all tests that need no root
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(VENV)/.installed-all ## ruff, mypy --strict, import contracts
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+kubernetes: ## the Kubernetes binaries that tests use, from Go modules (once, ten minutes)
+	tools/kubernetes/build
+
+e2e: $(VENV)/.installed-all kubernetes ## helm install on a real node (root), or on the cluster of KUBECONFIG
+	$(BIN)/python tools/kubernetes/e2e
+
+bench: $(VENV)/.installed-all ## virtual-time evaluation: SUITE=text2sql
+	$(BIN)/tidegate bench $(SUITE)
+
+proto: $(VENV)/.installed-all ## regenerate the gRPC stubs
+	$(BIN)/python proto/generate
+
+lock: $(UV) ## resolve dependencies again
+	$(UV) pip compile -q pyproject.toml --extra up --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --custom-compile-command 'make lock' -o requirements/up.txt
+	$(UV) pip compile -q pyproject.toml --extra up --extra operator --extra tracing --extra bench --extra engine-cpu \
+	  --extra demo-model --group dev --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  -c requirements/up.txt --custom-compile-command 'make lock' -o requirements/all.txt
+
+clean: ## remove all that was made, caches included
+	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(CACHE)
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(UV):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Tidegate needs Python 3.11 or later; name one by PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements/uv.txt
+
+$(VENV)/.installed-%: requirements/%.txt pyproject.toml | $(UV)
+	$(UV) pip install -q --python $(BIN)/python --require-hashes -r $<
+	$(UV) pip install -q --python $(BIN)/python --no-deps -e .
+	@touch $@

@@ -1,0 +1,61 @@
+"""The command table. Each command is a module with `add_arguments(parser)` and `run(options) -> exit code`; a component
+that runs in a container brings its own parser and is handed the rest of the line. Imports happen when a command runs, so
+`tidegate version` loads neither vLLM nor a Kubernetes client.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from tidegate_cli.errors import CommandError
+
+COMPONENTS = {
+    "gateway": ("tidegate_gateway.__main__", "the gateway, as its container runs it"),
+    "operator": ("tidegate_operator.__main__", "the Kubernetes operator, as its container runs it"),
+    "engine": ("tidegate_engine.serve", "vLLM with Tidegate's scheduler; vLLM's flags pass through"),
+    "sim-engine": ("tidegate_sim.serve", "a simulated engine that speaks vLLM's HTTP"),
+    "bench": ("tidegate_sim.suites.__main__", "evaluate policies in virtual time with vLLM's real scheduler"),
+}
+COMMANDS = {
+    "up": ("tidegate_cli.up", "the whole system on this machine"),
+    "replay": ("tidegate_cli.replay", "replay a trace against a running gateway, open loop"),
+    "policy": ("tidegate_cli.policy", "read or override the active policy"),
+    "version": ("tidegate_cli.version", "versions of Tidegate and what it stands on"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code: 0, 1 for a failure, 2 for a usage error."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in COMPONENTS:
+        module = importlib.import_module(COMPONENTS[words[0]][0])
+        return int(module.main(words[1:]))
+    options = _parser(words[0] if words else "").parse_args(words)
+    try:
+        return int(options.run(options))
+    except CommandError as error:
+        sys.stderr.write(f"tidegate {words[0]}: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser(chosen: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tidegate", description="Deadline-aware LLM serving.", epilog="`tidegate COMMAND --help` tells more."
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (_, summary) in COMPONENTS.items():
+        commands.add_parser(name, help=summary, add_help=False)
+    for name, (module_name, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        if name == chosen:
+            module = importlib.import_module(module_name)
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""`tidegate sim-engine`: one simulated engine as a process, for `tidegate up`, for tests, and for trying a pool on a
+cluster without GPUs."""
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Sequence
+
+from aiohttp import web
+
+import tidegate_profiles
+from tidegate_engine import control
+from tidegate_policy import cost, orders
+from tidegate_sim import govern, realtime, wire
+
+DRAIN_S = 5.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--profile", default="a100-70b-tp8", help="cost profile that paces the engine")
+    parser.add_argument("--model", default="sim", help="model name that it serves")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="HTTP port")
+    parser.add_argument("--control", default="127.0.0.1:9010", metavar="HOST:PORT", help="EngineControl's address")
+    parser.add_argument("--policy", default="fcfs", choices=sorted(orders.ORDERS), help="the order at start")
+    parser.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="run X times as fast as the profile")
+
+
+def _speed(text: str) -> float:
+    speed = float(text)
+    if not 0.01 <= speed <= 1000:
+        raise argparse.ArgumentTypeError("must be between 0.01 and 1000")
+    return speed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves until SIGTERM or SIGINT. Returns 1 when an address is taken or the profile is unknown."""
+    parser = argparse.ArgumentParser(prog="tidegate sim-engine", description="A simulated engine.", allow_abbrev=False)
+    add_arguments(parser)
+    options = parser.parse_args(argv)
+    try:
+        model = cost.from_mapping(tidegate_profiles.load(options.profile))
+        asyncio.run(_serve(options, cost.scaled(model, 1 / options.speed)))
+    except (OSError, control.CannotListen, cost.BadProfile, LookupError) as error:
+        sys.stderr.write(f"tidegate sim-engine: {error}\n")
+        return 1
+    return 0
+
+
+async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
+    loop = asyncio.get_running_loop()
+    engine = realtime.RealtimeEngine(model, policy=options.policy)
+    simulated = wire.SimulatedEngine(engine, wire.Identity(model=options.model, profile=options.profile))
+    runner = web.AppRunner(simulated.app, access_log=None, handler_cancellation=True, shutdown_timeout=DRAIN_S)
+    await runner.setup()
+    stopped = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stopped.set)
+    try:
+        await web.TCPSite(runner, options.host, options.port).start()
+        stop_control = control.serve(
+            govern.LoopGovernor(engine, loop), address=options.control, engine_version=wire.VERSION
+        )
+        async with asyncio.TaskGroup() as tasks:
+            stepping = tasks.create_task(engine.run())
+            await stopped.wait()
+            stepping.cancel()
+        await loop.run_in_executor(None, stop_control)
+    finally:
+        with contextlib.suppress(asyncio.CancelledError):
+            await runner.cleanup()
