@@ -63,8 +63,8 @@ def parse(text: str, *, speed: float) -> list[Engine]:
 def _simulated(name: str, speed: float) -> Simulated:
     profile = SHORT_NAMES.get(name, name)
     try:
-        model = cost.from_mapping(tidegate_profiles.load(profile))
-    except LookupError as error:
+        model = cost.from_mapping(tidegate_profiles.load(profile)["cost"])
+    except tidegate_profiles.UnknownProfile as error:
         raise Usage(f"--engines: {error}; short names are {', '.join(SHORT_NAMES)}") from None
     return Simulated(name=name, profile=profile, cost=cost.scaled(model, 1 / speed))
 

@@ -41,9 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments(parser)
     options = parser.parse_args(argv)
     try:
-        model = cost.from_mapping(tidegate_profiles.load(options.profile))
+        model = cost.from_mapping(tidegate_profiles.load(options.profile)["cost"])
         asyncio.run(_serve(options, cost.scaled(model, 1 / options.speed)))
-    except (OSError, control.CannotListen, cost.BadProfile, LookupError) as error:
+    except (OSError, control.CannotListen, cost.BadProfile, tidegate_profiles.UnknownProfile) as error:
         sys.stderr.write(f"tidegate sim-engine: {error}\n")
         return 1
     return 0

@@ -1,0 +1,48 @@
+"""What `--engines` means."""
+
+import pytest
+
+from tidegate_cli import engines
+from tidegate_cli.errors import Usage
+
+
+def test_profiles_are_named_by_their_short_names_and_numbered_when_repeated() -> None:
+    parsed = engines.parse("sim:a100,a100,a6000", speed=1.0)
+    assert [engine.name for engine in parsed] == ["a100-0", "a100-1", "a6000"]
+
+
+def test_speed_makes_a_simulated_engine_faster() -> None:
+    (slow,) = engines.parse("sim:a100", speed=1.0)
+    (fast,) = engines.parse("sim:a100", speed=10.0)
+    assert isinstance(slow, engines.Simulated)
+    assert isinstance(fast, engines.Simulated)
+    assert fast.cost.step_s == pytest.approx(slow.cost.step_s / 10)
+
+
+def test_vllm_counts() -> None:
+    assert [engine.name for engine in engines.parse("vllm", speed=1.0)] == ["vllm"]
+    assert [engine.name for engine in engines.parse("vllm:2", speed=1.0)] == ["vllm-0", "vllm-1"]
+
+
+def test_running_engines_are_given_by_address() -> None:
+    parsed = engines.parse("http://127.0.0.1:8100/,http://127.0.0.1:8101", speed=1.0)
+    assert [engine.url for engine in parsed if isinstance(engine, engines.Running)] == [
+        "http://127.0.0.1:8100",
+        "http://127.0.0.1:8101",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        pytest.param("gpu", "is none of sim:PROFILE", id="unknown kind"),
+        pytest.param("sim:h900", "short names are a100, a6000, l40", id="unknown profile"),
+        pytest.param("vllm:0", "names 0 engines", id="none"),
+        pytest.param("vllm:99", "names 99 engines", id="too many"),
+        pytest.param("http://", "is not an engine's address", id="no host"),
+        pytest.param("http://host:1/v1", "is not an engine's address", id="with a path"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_usage_error(text: str, sentence: str) -> None:
+    with pytest.raises(Usage, match=sentence):
+        engines.parse(text, speed=1.0)
