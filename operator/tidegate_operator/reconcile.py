@@ -6,6 +6,7 @@ what woke it. A spec that cannot be built changes the status alone: what runs ke
 """
 
 import datetime
+import enum
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -29,25 +30,33 @@ class Rules:
     operator_namespace: str
 
 
+class Result(enum.Enum):
+    GONE = "gone"
+    SETTLED = "settled"
+    """Nothing more is to be done until something changes."""
+    REFUSED = "refused"
+    """The API server has refused something; later it may not."""
+
+
 def timestamp(instant: datetime.datetime) -> str:
     """An instant as Kubernetes writes it, with microseconds, which events have and conditions accept."""
     return instant.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-async def reconcile(api: cluster.Cluster, namespace: str, name: str, *, rules: Rules, now: datetime.datetime) -> bool:
-    """Brings one pool to what it should be; true when nothing more is to be done until something changes.
+async def reconcile(api: cluster.Cluster, namespace: str, name: str, *, rules: Rules, now: datetime.datetime) -> Result:
+    """Brings one pool to what it should be.
 
     Raises ClusterError when the API server cannot be asked; the caller tries again later.
     """
     body = await api.pool(namespace, name)
     if body is None or "deletionTimestamp" in body["metadata"]:
-        return True  # its children go by garbage collection
+        return Result.GONE  # and its children by garbage collection
     children = list(await api.children(namespace, name))
     try:
         pool = spec.parse(body, policies=rules.policies)
     except spec.InvalidSpecError as error:
         await _report(api, body, children, [("InvalidSpec", str(problem)) for problem in error.problems], now)
-        return True
+        return Result.SETTLED
     desired = render.manifests(
         pool, spread.desired(pool), images=rules.images, operator_namespace=rules.operator_namespace
     )
@@ -64,7 +73,7 @@ async def reconcile(api: cluster.Cluster, namespace: str, name: str, *, rules: R
         await api.delete(reference, uid)
     gone = {reference for reference, _ in todo.delete}
     await _report(api, body, _newest(children, written, gone), problems, now)
-    return not problems
+    return Result.REFUSED if problems else Result.SETTLED
 
 
 async def _same_names(api: cluster.Cluster, desired: Sequence[Json], children: Sequence[Json]) -> list[Json]:

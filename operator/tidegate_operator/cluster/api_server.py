@@ -1,24 +1,22 @@
-"""The only module that talks to the API server.
+"""A cluster, by the requests that its API server answers.
 
-It answers "what is there?" by lists and gets, and makes it so by server-side apply: each apply states the full intent under
-this operator's own field manager, so what others own in an object stays theirs and nothing is overwritten from a stale
-read. It decides nothing: `plan` says what to write.
-
-    ClusterError            the API server said no, or could not be asked
-        RefusedError        it will say no again until something else changes: a quota, an admission rule, a missing right
+Reads are lists and gets; writes are server-side apply: each states the full intent under this operator's own field manager,
+so what others own in an object stays theirs and nothing is overwritten from a stale read. It decides nothing: `plan` says
+what to write.
 """
 
 import json
 import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 from kubernetes.aio import client
 from kubernetes.aio.client import exceptions
 
 from tidegate_operator import status
+from tidegate_operator.cluster import ClusterError, RefusedError
 from tidegate_operator.objects import CHILD_KINDS, Kind, Reference
 from tidegate_operator.render import labels
 from tidegate_operator.spec import Json
@@ -32,42 +30,6 @@ PODS = Kind(api_version="v1", kind="Pod", plural="pods")
 EVENTS = Kind(api_version="events.k8s.io/v1", kind="Event", plural="events")
 
 
-class ClusterError(Exception):
-    """The API server said no, or could not be asked. Trying again may help."""
-
-
-class RefusedError(ClusterError):
-    """The API server understood and refused; the message is its own."""
-
-
-class Cluster(Protocol):
-    """What the operator needs of a cluster. `ApiServer` is the one implementation; tests wrap it to make it fail."""
-
-    async def pools(self, namespace: str | None) -> Sequence[Json]:
-        """Every ServingPool of one namespace, of all when None."""
-
-    async def pool(self, namespace: str, name: str) -> Json | None: ...
-
-    async def children(self, namespace: str, pool: str) -> Sequence[Json]:
-        """Every object that carries the pool's label, of the kinds that a pool owns."""
-
-    async def get(self, reference: Reference) -> Json | None: ...
-
-    async def engine_pods(self, namespace: str, pool: str) -> Sequence[Json]: ...
-
-    async def apply(self, manifest: Json) -> Json:
-        """Makes the object so; returns it as it is now."""
-
-    async def delete(self, reference: Reference, uid: str) -> None:
-        """Deletes that very object, and what it owns after it; no error when it is gone."""
-
-    async def apply_status(self, namespace: str, name: str, body: Json, *, writer: str) -> None:
-        """States everything that `writer` has to say in the pool's status; what other writers say stays."""
-
-    async def record(self, event: status.Event) -> None:
-        """Posts an event; the same event twice is posted once."""
-
-
 class ApiServer:
     """A `Cluster` over HTTP."""
 
@@ -75,9 +37,6 @@ class ApiServer:
         """`instance` is this process's name, which its events carry."""
         self._api = api
         self._instance = instance
-
-    async def pools(self, namespace: str | None) -> Sequence[Json]:
-        return await self._list(POOLS, namespace)
 
     async def pool(self, namespace: str, name: str) -> Json | None:
         return await self._get(POOLS.path(namespace, name))

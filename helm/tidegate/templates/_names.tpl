@@ -1,0 +1,53 @@
+{{- define "tidegate.name" -}}
+{{- if contains "tidegate" .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-tidegate" .Release.Name | trunc 50 | trimSuffix "-" }}{{ end -}}
+{{- end }}
+
+{{- define "tidegate.selector" -}}
+app.kubernetes.io/name: tidegate-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "tidegate.labels" -}}
+{{ include "tidegate.selector" . }}
+app.kubernetes.io/part-of: tidegate
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "tidegate.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (include "tidegate.name" .) }}
+{{- end }}
+
+{{/* What the operator may do in the namespaces that it serves: tests/operator checks that it needs all of it and no more. */}}
+{{- define "tidegate.rules" -}}
+- apiGroups: [tidegate.dev]
+  resources: [servingpools]
+  verbs: [get, list, watch]
+- apiGroups: [tidegate.dev]
+  resources: [servingpools/status]
+  verbs: [patch]
+# To own children with blockOwnerDeletion, where the cluster checks that (OpenShift does).
+- apiGroups: [tidegate.dev]
+  resources: [servingpools/finalizers]
+  verbs: [update]
+- apiGroups: [apps]
+  resources: [deployments, statefulsets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [serviceaccounts, configmaps, services]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, create, patch, delete]
+# Where the engines are.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
+{{- end }}

@@ -1,0 +1,111 @@
+"""`python -m tidegate_operator`, and `tidegate operator`: the parts put together.
+
+Waits for the Lease, then runs kopf's watches and `control` until SIGTERM, or until the Lease is lost, in which case it ends
+with status 1 so that its pod starts again as one that waits.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+import aiohttp
+import kopf
+from kubernetes.aio import client, config
+from tidegate_policy import orders
+
+from tidegate_operator import control, handlers, health, override, reconcile, render, steer_pool
+from tidegate_operator.cluster import api_server, lease
+
+log = logging.getLogger("tidegate_operator")
+
+SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    try:
+        asyncio.run(run(options))
+    except lease.LostError as error:
+        log.error("%s", error)
+        return 1
+    except config.ConfigException as error:
+        print(
+            f"tidegate operator: no cluster to work on: {error}. Set KUBECONFIG, or run it in a pod.", file=sys.stderr
+        )
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tidegate operator", description="Turns ServingPools into running pools, and steers them."
+    )
+    add = parser.add_argument
+    add("--namespace", action="append", default=[], help="serve this namespace only (repeatable); default: its own")
+    add("--all-namespaces", action="store_true", help="serve every namespace")
+    add(
+        "--operator-namespace",
+        default=_own_namespace(),
+        help="where its Lease and its own pod are (default: %(default)s)",
+    )
+    add("--lease", default="tidegate-operator", help="name of its Lease (default: %(default)s)")
+    add("--identity", default=f"{socket.gethostname()}-{os.getpid()}", help="its name in the Lease and in events")
+    add("--image", default="tidegate:latest", help="image of gateways, simulated engines and embedded stores")
+    add("--engine-image", default="tidegate-engine:latest", help="image of vLLM engines")
+    add("--image-pull-policy", default="IfNotPresent", choices=["Always", "IfNotPresent", "Never"])
+    add("--health-port", type=int, default=8080, help="port of /healthz (default: %(default)s)")
+    add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    return parser
+
+
+def _own_namespace() -> str:
+    try:
+        with open(SERVICE_ACCOUNT_NAMESPACE, encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError:
+        return "default"
+
+
+async def run(options: argparse.Namespace) -> None:
+    """Runs until told to stop. Raises LostError when the Lease is lost."""
+    await config.load_config()
+    async with client.ApiClient() as api, aiohttp.ClientSession() as session, health.served(options.health_port):
+        await lease.hold(
+            api, options.operator_namespace, options.lease,
+            identity=options.identity, work=lambda: _act(options, api, session),
+        )  # fmt: skip
+
+
+async def _act(options: argparse.Namespace, api: client.ApiClient, session: aiohttp.ClientSession) -> None:
+    cluster = api_server.ApiServer(api, instance=options.identity)
+    rules = reconcile.Rules(
+        images=render.Images(
+            tidegate=options.image, engine=options.engine_image, pull_policy=options.image_pull_policy
+        ),
+        policies=frozenset(orders.ORDERS),
+        operator_namespace=options.operator_namespace,
+    )
+    steering = steer_pool.Steering(
+        cluster, rules, read_override=override.GatewayAdmin(session).override, clock=control.now
+    )
+    controlling = control.Control(cluster, rules, steering)
+    async with asyncio.TaskGroup() as group:
+        working = group.create_task(controlling.run())
+        await kopf.operator(
+            registry=handlers.registry,
+            memo=controlling,
+            standalone=True,
+            clusterwide=options.all_namespaces,
+            namespaces=() if options.all_namespaces else options.namespace or [options.operator_namespace],
+        )
+        working.cancel()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""Steering of the pools of a cluster: from pods and specs to `steering`, and from its outcomes to status and events.
+
+An outcome is written down before it is put in force, so an operator that dies in between puts it in force when it is back. A
+manual override lives in the pool's store, where `tidegate policy set` puts it; it is read through a gateway's admin port.
+"""
+
+import datetime
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tidegate_policy import qos
+from tidegate_policy.steer import guards
+
+from tidegate_operator import cluster, reconcile, spec, status, steering
+from tidegate_operator.render import labels
+from tidegate_operator.spec import Json
+
+log = logging.getLogger(__name__)
+
+WRITER = "tidegate-steering"
+"""Field manager of the part of the status that is written here."""
+WAIT_S = 10.0
+"""Until a pool that cannot be steered is looked at again."""
+
+_REASONS = {
+    guards.Kind.SWITCH: "PolicySwitched",
+    guards.Kind.ROLLBACK: "PolicyRolledBack",
+    guards.Kind.BYPASS: "PolicyBypassed",
+    guards.Kind.OVERRIDE: "PolicyOverridden",
+}
+
+Key = tuple[str, str]
+"""Namespace and name of a pool."""
+ReadOverride = Callable[[spec.Pool], Awaitable[str | None]]
+"""The policy that a person has set for a while, if any."""
+Locate = Callable[[Json], str | None]
+"""Where a pod's EngineControl answers."""
+
+
+def ready_address(pod: Json) -> str | None:
+    """host:port of EngineControl in a pod that is ready and stays; None for any other."""
+    seen = pod.get("status", {})
+    ready = any(item["type"] == "Ready" and item["status"] == "True" for item in seen.get("conditions", ()))
+    if not ready or "deletionTimestamp" in pod["metadata"] or not seen.get("podIP"):
+        return None
+    host = seen["podIP"]
+    return f"[{host}]:{labels.CONTROL_PORT}" if ":" in host else f"{host}:{labels.CONTROL_PORT}"
+
+
+class Steering:
+    """The loops of all pools that this operator has. `steer` is the work of a `worklist.Worklist`."""
+
+    def __init__(
+        self,
+        api: cluster.Cluster,
+        rules: reconcile.Rules,
+        *,
+        read_override: ReadOverride,
+        clock: Callable[[], datetime.datetime],
+        locate: Locate = ready_address,
+    ) -> None:
+        self._api = api
+        self._rules = rules
+        self._read_override = read_override
+        self._clock = clock
+        self._locate = locate
+        self._loops: dict[Key, steering.Loop] = {}
+
+    async def steer(self, key: Key) -> float | None:
+        """Looks at one pool once; returns the seconds until it should be looked at again, None when it is gone."""
+        body = await self._api.pool(*key)
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            await self._forget(key)
+            return None
+        try:
+            pool = spec.parse(body, policies=self._rules.policies)
+        except spec.InvalidSpecError:
+            return WAIT_S  # `reconcile` has said so; the engines keep the policy that they have
+        node_pool_of = self._engines(await self._api.engine_pods(*key))
+        if not node_pool_of:
+            return WAIT_S
+        now = self._clock()
+        loop = self._loop(key, body, pool, now.timestamp())
+        await loop.engines.retarget(node_pool_of)
+        outcome = loop.decide(now.timestamp(), await self._override(pool))
+        await self._write_down(body, pool, outcome, node_pool_of, now)
+        for address, error in (await loop.enforce()).items():
+            log.warning("%s/%s: engine %s did not take %s: %s", *key, address, outcome.verdict.policy, error)
+        return loop.settings.tick_s
+
+    async def close(self) -> None:
+        for key in [*self._loops]:
+            await self._forget(key)
+
+    async def _forget(self, key: Key) -> None:
+        if loop := self._loops.pop(key, None):
+            await loop.engines.close()
+
+    def _engines(self, pods: Sequence[Json]) -> dict[str, str]:
+        """Address to node pool."""
+        located = ((self._locate(pod), pod["metadata"]["labels"][labels.NODE_POOL]) for pod in pods)
+        return {address: node_pool for address, node_pool in located if address is not None}
+
+    def _loop(self, key: Key, body: Json, pool: spec.Pool, now: float) -> steering.Loop:
+        settings = settings_of(pool.steering)
+        if key not in self._loops:
+            self._loops[key] = steering.Loop(_remembered(body), settings, now=now)
+        self._loops[key].settings = settings
+        return self._loops[key]
+
+    async def _override(self, pool: spec.Pool) -> steering.Override | None:
+        if pool.steering.fixed is not None:
+            return steering.Override(policy=pool.steering.fixed, reason="spec.policy.name")
+        chosen = await self._read_override(pool)
+        return None if chosen is None else steering.Override(policy=chosen, reason="set by hand")
+
+    async def _write_down(
+        self,
+        body: Json,
+        pool: spec.Pool,
+        outcome: steering.Outcome,
+        node_pool_of: Mapping[str, str],
+        now: datetime.datetime,
+    ) -> None:
+        if event := _event(pool, outcome):
+            log.info("%s/%s: %s: %s", pool.namespace, pool.name, event.reason, event.message)
+            await self._api.record(event)
+        before = body.get("status", {})
+        ours = of_steering(before, pool, outcome, node_pool_of, now)
+        if status.changed(before, ours):
+            await self._api.apply_status(pool.namespace, pool.name, ours, writer=WRITER)
+
+
+def settings_of(item: spec.Steering) -> steering.Settings:
+    return steering.Settings(
+        allow=item.allow,
+        interval_s=item.interval_s,
+        guards=guards.GuardSettings(dwell_s=item.dwell_s, window_s=item.rollback_window_s, rho=item.rollback_rho),
+    )
+
+
+def of_steering(
+    before: Json, pool: spec.Pool, outcome: steering.Outcome, node_pool_of: Mapping[str, str], now: datetime.datetime
+) -> dict[str, Any]:
+    """The part of the status that steering writes: all of it each time, as server-side apply wants."""
+    state = outcome.state
+    since = datetime.datetime.fromtimestamp(state.since_s, datetime.UTC)
+    stated: dict[str, Any] = {
+        "activePolicy": {
+            "name": state.active,
+            "since": reconcile.timestamp(since),
+            "reason": state.reason,
+            "override": state.kind is guards.Kind.OVERRIDE,
+        },
+        "steering": _memory(state),
+        "conditions": status.timed(
+            [_stability(state, pool.steering, now.timestamp())],
+            before.get("conditions", ()),
+            generation=pool.generation,
+            now=reconcile.timestamp(now),
+        ),
+    }
+    if outcome.window is None:  # between two decisions the measured numbers stay as they are
+        kept = {item["name"]: item["sloAttainment"] for item in before.get("nodePools", ()) if "sloAttainment" in item}
+        total = before.get("sloAttainment")
+    else:
+        kept = _attainments(outcome.window, node_pool_of)
+        total = _attainment(outcome.window.values())
+    names = {node_pool.name for node_pool in pool.node_pools}
+    stated["nodePools"] = [{"name": name, "sloAttainment": kept[name]} for name in sorted(kept) if name in names]
+    return stated | ({} if total is None else {"sloAttainment": total})
+
+
+def _attainments(window: Mapping[str, qos.Qos], node_pool_of: Mapping[str, str]) -> dict[str, float]:
+    found = {
+        name: _attainment(report for address, report in window.items() if node_pool_of.get(address) == name)
+        for name in set(node_pool_of.values())
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _attainment(reports: Any) -> float | None:
+    """Share of the calls with a target that met it; None when there were none."""
+    together = qos.across(reports)
+    return round(1 - together.miss_ratio, 4) if together.with_target else None
+
+
+def _stability(state: guards.SteerState, settings: spec.Steering, now: float) -> status.Condition:
+    age_s, shown = now - state.since_s, f"{state.active}: {state.reason}"
+    if state.kind is guards.Kind.BYPASS:
+        return status.Condition(type="PolicyStable", status=False, reason="Bypass", message=shown)
+    if age_s < settings.dwell_s and state.kind is not guards.Kind.OVERRIDE:
+        return status.Condition(type="PolicyStable", status=False, reason="Switched", message=shown)
+    return status.Condition(type="PolicyStable", status=True, reason="Settled", message=shown)
+
+
+def _event(pool: spec.Pool, outcome: steering.Outcome) -> status.Event | None:
+    kind, verdict = outcome.verdict.kind, outcome.verdict
+    if kind is guards.Kind.KEEP:
+        return None
+    return status.Event(
+        namespace=pool.namespace,
+        pool=pool.name,
+        uid=pool.uid,
+        reason=_REASONS[kind],
+        message=f"Engines now serve by {verdict.policy}: {verdict.reason}",
+        at=reconcile.timestamp(datetime.datetime.fromtimestamp(outcome.state.since_s, datetime.UTC)),
+        warning=kind in (guards.Kind.ROLLBACK, guards.Kind.BYPASS),
+    )
+
+
+def _memory(state: guards.SteerState) -> dict[str, Any]:
+    """What the loop remembers, as the status keeps it."""
+    return {key: value for key, value in asdict(state).items() if value is not None and value != {}}
+
+
+def _remembered(body: Json) -> guards.SteerState | None:
+    """What the status kept; None when it kept nothing, or nothing that this version understands."""
+    kept = body.get("status", {}).get("steering")
+    if kept is None:
+        return None
+    try:
+        baseline = kept.get("baseline")
+        return guards.SteerState(
+            **{
+                **kept,
+                "kind": guards.Kind(kept["kind"]),
+                "baseline": None if baseline is None else guards.Baseline(**baseline),
+            }
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        log.warning("the steering loop starts afresh, its memory cannot be read: %s", error)
+        return None

@@ -1,0 +1,228 @@
+"""The loop that keeps the right ordering policy in force on every engine of a pool.
+
+It watches the quality of service that each engine reports, lets the pure rules and guards of `tidegate_policy.steer` decide,
+and sets the verdict on all engines; an engine that reports another policy (it is new, it restarted, it did not hear) is set
+again. It knows engines by address and nothing of Kubernetes: `steer_pool` carries its outcome into a pool's status, and
+`tidegate up` runs it without a cluster.
+
+Instants are seconds of the wall clock, because what the loop remembers outlives this process.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+import grpc
+from tidegate_policy import qos
+from tidegate_policy.steer import guards, rules
+from tidegate_proto.v1 import control_pb2, control_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+CALL_S = 5.0
+"""For an engine to put a policy in force."""
+RECONNECT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a pool's spec says about its policy."""
+
+    allow: tuple[str, ...]
+    interval_s: float
+    guards: guards.GuardSettings
+    thresholds: rules.Thresholds = field(default_factory=rules.Thresholds)
+
+    @property
+    def tick_s(self) -> float:
+        """Time between two looks; the guards want one at least in their window."""
+        return min(self.interval_s, self.guards.window_s / 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """A policy that a person has chosen, in the spec or for a while."""
+
+    policy: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one look has led to."""
+
+    state: guards.SteerState
+    verdict: guards.Verdict
+    window: Mapping[str, qos.Qos] | None
+    """What each engine delivered since the last decision, by address; None between two decisions."""
+
+
+class Engines:
+    """Connections to a changing set of engines: what they report, and what is told to them."""
+
+    def __init__(self, *, period_s: float) -> None:
+        self._period_s = period_s
+        self._watches: dict[str, _Watch] = {}
+        self._known: set[str] = set()
+
+    async def retarget(self, addresses: Collection[str]) -> None:
+        """Watches these engines (host:port of EngineControl) and no others."""
+        gone = [self._watches.pop(address) for address in [*self._watches] if address not in addresses]
+        for watch in gone:
+            await watch.close()
+        for address in addresses:
+            if address not in self._watches:
+                self._watches[address] = _Watch(address, self._period_s)
+
+    def take(self) -> dict[str, list[qos.Qos]]:
+        """What each engine has reported since the last call; an empty list = it is silent. An engine that is watched
+        since the last call only, and has said nothing yet, is left out."""
+        taken = {address: watch.take() for address, watch in self._watches.items()}
+        known, self._known = self._known, set(taken)
+        return {address: reports for address, reports in taken.items() if reports or address in known}
+
+    async def put_in_force(self, policy: str, reason: str) -> dict[str, str]:
+        """Sets `policy` on each engine whose last report names another; returns the errors by address."""
+        wrong = [watch for watch in self._watches.values() if watch.policy != policy]
+        errors = await asyncio.gather(*(watch.set_policy(policy, reason) for watch in wrong))
+        return {watch.address: error for watch, error in zip(wrong, errors, strict=True) if error}
+
+    async def close(self) -> None:
+        await self.retarget(())
+
+
+class _Watch:
+    """One engine's stream of reports, reopened whenever it breaks."""
+
+    def __init__(self, address: str, period_s: float) -> None:
+        self.address = address
+        self.policy: str | None = None
+        """As the engine last said; None = it has not said."""
+        self._reports: list[qos.Qos] = []
+        self._channel = grpc.aio.insecure_channel(address)
+        self._stub = control_pb2_grpc.EngineControlStub(self._channel)  # type: ignore[no-untyped-call]
+        self._task = asyncio.create_task(self._follow(period_s))
+
+    def take(self) -> list[qos.Qos]:
+        taken, self._reports = self._reports, []
+        return taken
+
+    async def set_policy(self, policy: str, reason: str) -> str | None:
+        """Returns why it failed, None when the policy is in force."""
+        request = control_pb2.SetPolicyRequest(policy=policy, reason=reason)
+        try:
+            answer = await self._stub.SetPolicy(request, timeout=CALL_S)
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        self.policy = answer.policy
+        return None
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._channel.close()
+
+    async def _follow(self, period_s: float) -> None:
+        while True:
+            try:
+                async for report in self._stub.WatchQos(control_pb2.WatchQosRequest(period_s=period_s)):
+                    self.policy = report.policy
+                    self._reports.append(read(report))
+            except grpc.aio.AioRpcError as error:
+                log.debug("%s: %s", self.address, error.details())
+            self.policy = None  # it may be another process when it answers again
+            await asyncio.sleep(RECONNECT_S)
+
+
+def read(report: control_pb2.QosReport) -> qos.Qos:
+    """An engine's report as the decision core knows it."""
+    return qos.Qos(
+        window_s=report.window_s,
+        arrived=report.arrived,
+        finished=report.finished,
+        running=report.running,
+        waiting=report.waiting,
+        kv_usage=report.kv_usage,
+        preemptions=report.preemptions,
+        ttft=_histogram(report.ttft),
+        tpot=_histogram(report.tpot),
+        service=_histogram(report.service),
+        with_target=report.with_target,
+        missed=report.missed,
+        blocked=report.blocked,
+        tenants={
+            item.tenant: qos.TenantService(weight=item.weight, served_tokens=item.served_tokens, waiting=item.waiting)
+            for item in report.tenants
+        },
+    )
+
+
+def _histogram(message: control_pb2.Histogram) -> qos.Histogram:
+    return qos.Histogram(counts=tuple(message.counts), sum_s=message.sum_s)
+
+
+class Loop:
+    """One pool's loop. At least every `settings.tick_s`: `decide`, write the outcome down, `enforce`."""
+
+    def __init__(self, state: guards.SteerState | None, settings: Settings, *, now: float) -> None:
+        """`state` is what was last written down; None for a pool that was never steered."""
+        self.settings = settings
+        self.engines = Engines(period_s=max(settings.tick_s / 4, 0.1))
+        self._state = state or _begin(now, settings)
+        self._decided_s = now
+        self._looks: list[dict[str, qos.Qos]] = []
+        """What each engine delivered, look by look, since the last decision."""
+
+    def decide(self, now: float, override: Override | None) -> Outcome:
+        """Looks at what the engines delivered and decides. Every `interval_s` anything may be proposed, about the whole
+        interval; in between only an emergency, and the guards judge the last switch by the latest look."""
+        reports = self.engines.take()
+        latest = {address: qos.over_time(windows) for address, windows in reports.items() if windows}
+        self._looks.append(latest)
+        whole = now - self._decided_s >= self.settings.interval_s
+        window = _over_looks(self._looks) if whole else latest
+        if whole:
+            self._looks, self._decided_s = [], now
+        silent = qos.Qos(engines=0, silent=len(reports) - len(latest), window_s=0.0)
+        together = qos.across([*window.values(), silent])
+        self._state, verdict = _decide(now, self._state, together, self.settings, override, whole=whole)
+        return Outcome(state=self._state, verdict=verdict, window=window if whole else None)
+
+    async def enforce(self) -> dict[str, str]:
+        """Puts the decided policy in force wherever it is not; returns the engines that did not take it, and why."""
+        return await self.engines.put_in_force(self._state.active, self._state.reason)
+
+
+def _begin(now: float, settings: Settings) -> guards.SteerState:
+    return guards.SteerState(active=rules.start(settings.allow), since_s=now)
+
+
+def _over_looks(looks: list[dict[str, qos.Qos]]) -> dict[str, qos.Qos]:
+    addresses = dict.fromkeys(address for look in looks for address in look)
+    return {address: qos.over_time(look[address] for look in looks if address in look) for address in addresses}
+
+
+def _decide(
+    now: float,
+    state: guards.SteerState,
+    together: qos.Qos,
+    settings: Settings,
+    override: Override | None,
+    *,
+    whole: bool,
+) -> tuple[guards.SteerState, guards.Verdict]:
+    """One step of the pure core. Between two decisions (not `whole`) only an emergency is proposed."""
+    if override is None and state.active not in settings.allow:
+        # The spec has changed its mind, or a manual override of a policy that is not allowed has run out.
+        state = _begin(now, settings)
+        return state, guards.Verdict(kind=guards.Kind.SWITCH, policy=state.active, reason=state.reason)
+    proposal = rules.propose(together, state.active, settings.allow, settings.thresholds)
+    if proposal is not None and not (whole or proposal.emergency):
+        proposal = None
+    policy = None if override is None else override.policy
+    state, verdict = guards.step(now, state, together, proposal, settings.guards, override=policy)
+    if override is not None and verdict.kind is guards.Kind.OVERRIDE:
+        state = replace(state, reason=override.reason)
+        verdict = replace(verdict, reason=override.reason)
+    return state, verdict

@@ -1,0 +1,102 @@
+"""Which pool is looked at next? Keys with due times; a key waits once, and one worker at a time has it.
+
+The work itself is level-based, so being woken twice or once is the same. A key whose work fails comes back after a growing
+delay; one whose work succeeds comes back when it says, or when something wakes it.
+"""
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+K = TypeVar("K", bound=Hashable)
+
+FIRST_RETRY_S = 0.5
+LAST_RETRY_S = 60.0
+
+
+class Worklist(Generic[K]):
+    """Keys to work on. `run` serves them until it is cancelled."""
+
+    def __init__(self, *, expected: type[Exception]) -> None:
+        """`expected` errors are logged by their message, all others with where they come from."""
+        self._expected = expected
+        self._due: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        self._count = itertools.count()
+        self._active: set[K] = set()
+        self._failures: dict[K, int] = {}
+        self._changed = asyncio.Event()
+
+    def add(self, key: K, delay_s: float = 0.0) -> None:
+        """Asks for `key` no later than `delay_s` from now."""
+        at = asyncio.get_running_loop().time() + delay_s
+        if at < self._due.get(key, float("inf")):
+            self._due[key] = at
+            heapq.heappush(self._heap, (at, next(self._count), key))
+            self._changed.set()
+
+    async def run(self, work: Callable[[K], Awaitable[float | None]], *, workers: int = 4) -> None:
+        """Calls `work(key)` for keys as they fall due. It returns the delay until the key is due again, None for not
+        before something wakes it, and raises to be tried again soon."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(workers):
+                group.create_task(self._serve(work))
+
+    async def _serve(self, work: Callable[[K], Awaitable[float | None]]) -> None:
+        while True:
+            key = await self._take()
+            try:
+                delay_s = await work(key)
+                self._failures.pop(key, None)
+            except self._expected as error:
+                delay_s = self._retry_s(key)
+                log.warning("%s: %s; again in %.1f s", key, error, delay_s)
+            except Exception:
+                delay_s = self._retry_s(key)
+                log.exception("%s: a defect; again in %.1f s", key, delay_s)
+            finally:
+                self._active.discard(key)
+                self._changed.set()
+            if delay_s is not None:
+                self.add(key, delay_s)
+
+    async def _take(self) -> K:
+        """The next due key that nobody works on, marked as worked on."""
+        loop = asyncio.get_running_loop()
+        while True:
+            blocked: list[tuple[float, int, K]] = []
+            taken: K | None = None
+            while self._heap and self._heap[0][0] <= loop.time() and taken is None:
+                at, number, key = heapq.heappop(self._heap)
+                if self._due.get(key) != at:
+                    continue  # asked for again, earlier
+                if key in self._active:
+                    blocked.append((at, number, key))
+                else:
+                    taken = key
+            for entry in blocked:
+                heapq.heappush(self._heap, entry)
+            if taken is not None:
+                del self._due[taken]
+                self._active.add(taken)
+                return taken
+            await self._wait(loop, only_change=bool(blocked))
+
+    async def _wait(self, loop: asyncio.AbstractEventLoop, *, only_change: bool) -> None:
+        """Until a key is added, a worker is done, or the first key falls due."""
+        self._changed.clear()
+        until = None if only_change or not self._heap else self._heap[0][0]
+        try:
+            async with asyncio.timeout_at(until):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    def _retry_s(self, key: K) -> float:
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        return float(min(FIRST_RETRY_S * 2 ** min(failures - 1, 20), LAST_RETRY_S))
