@@ -1,0 +1,58 @@
+"""The admin port: the gateway's state, and the policy, read and overridden. Loopback unless told otherwise."""
+
+from typing import Any, Literal, cast
+
+from aiohttp import web
+
+from tidegate_gateway import listener
+from tidegate_gateway.errors import BadRequest
+from tidegate_gateway.gateway import Gateway
+from tidegate_gateway.web import Web
+
+
+class Admin:
+    """The handlers of the admin port."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def routes(self) -> listener.Routes:
+        route = listener.Route
+        return listener.Routes(
+            [
+                route(method="GET", path="/admin/state", handler=self._state),
+                route(method="GET", path="/admin/policy", handler=self._policy),
+                route(method="PUT", path="/admin/policy", handler=self._choose),
+                route(method="GET", path="/metrics", handler=Web(self._gateway).metrics),
+            ]
+        )
+
+    async def _state(self, request: web.BaseRequest) -> web.StreamResponse:
+        return listener.reply(self._gateway.state())
+
+    async def _policy(self, request: web.BaseRequest) -> web.StreamResponse:
+        return listener.reply(self._shown())
+
+    async def _choose(self, request: web.BaseRequest) -> web.StreamResponse:
+        """`{"policy": name or null, "for_s"?: seconds, "reason"?: text, "source"?: "override" or "steered"}`."""
+        body = await listener.json_object(request, self._gateway.told.limits)
+        unknown = sorted(set(body) - {"policy", "for_s", "reason", "source"})
+        if unknown or "policy" not in body:
+            raise BadRequest("send policy (a name, or null to take the override back), and for_s, reason, source if wanted")
+        name, for_s, reason = body["policy"], body.get("for_s"), body.get("reason", "")
+        source = body.get("source", "override")
+        if name is not None and not isinstance(name, str):
+            raise BadRequest("policy must be a name, or null", param="policy")
+        if for_s is not None and (isinstance(for_s, bool) or not isinstance(for_s, int | float)):
+            raise BadRequest("for_s must be a number of seconds", param="for_s")
+        if not isinstance(reason, str) or len(reason) > 256:
+            raise BadRequest("reason must be at most 256 characters", param="reason")
+        if source not in ("override", "steered"):
+            raise BadRequest("source must be override or steered", param="source")
+        kind = cast("Literal['override', 'steered']", source)
+        await self._gateway.choose_policy(kind, name, reason=reason, for_s=for_s)
+        return listener.reply(self._shown())
+
+    def _shown(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._gateway.state()["policy"]
+        return state

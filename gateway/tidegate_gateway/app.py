@@ -1,0 +1,123 @@
+"""The composition root: settings in, a running gateway out.
+
+`run` opens the sockets, starts the loops, and returns when it was told to stop and has drained: /ready says no, new calls
+are refused with a retryable 503, those under way finish, and the other gateways learn at once that this one is gone.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tidegate_profiles
+from aiohttp import web
+
+from tidegate_gateway import admin, client, engines, listener, settings, store
+from tidegate_gateway.gateway import Gateway
+from tidegate_gateway.web import Web
+
+logger = logging.getLogger("tidegate.gateway")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Where a started gateway listens (the real ports, where 0 was asked for)."""
+
+    http: str
+    grpc: str | None
+    admin: str | None
+    metrics: str | None
+    gateway: Gateway
+
+
+async def run(
+    told: settings.Settings,
+    *,
+    profiles: engines.Profiles | None = None,
+    started: asyncio.Future[Bound] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serves until SIGTERM or SIGINT (or until `stop` is set, if it is given), then drains.
+
+    `started` gets the addresses once the sockets are open. Raises `BadSettings`, and `OSError` for a port in use.
+    """
+    async with serving(told, profiles=profiles) as bound:
+        if started is not None:
+            started.set_result(bound)
+        if stop is None:
+            stop = asyncio.Event()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await stop.wait()
+
+
+@contextlib.asynccontextmanager
+async def serving(told: settings.Settings, *, profiles: engines.Profiles | None = None) -> AsyncIterator[Bound]:
+    """A running gateway; leaving the context drains it."""
+    kept = store.Valkey(told.store, gateway=store.new_gateway_id()) if told.store.url else None
+    async with contextlib.AsyncExitStack() as stack:
+        if kept is not None:
+            stack.push_async_callback(kept.close)
+        session = await stack.enter_async_context(client.connected(told.timeouts))
+        gateway = Gateway(told, session, kept, profiles=profiles or shipped)
+        loops = await stack.enter_async_context(asyncio.TaskGroup())
+        running = loops.create_task(gateway.run())
+        stack.callback(running.cancel)
+        bound = await _listen(stack, gateway)
+        try:
+            yield bound
+        finally:
+            await _drain(gateway)
+
+
+def shipped(name: str) -> Mapping[str, Any]:
+    """The `cost` mapping of a profile that the project ships. Raises `ValueError`."""
+    cost: Mapping[str, Any] = tidegate_profiles.load(name)["cost"]
+    return cost
+
+
+async def _listen(stack: contextlib.AsyncExitStack, gateway: Gateway) -> Bound:
+    where, limits = gateway.told.listen, gateway.told.limits
+    handlers = Web(gateway)
+    metrics = listener.Routes([listener.Route(method="GET", path="/metrics", handler=handlers.metrics)])
+    return Bound(
+        http=await _site(stack, handlers.routes(), limits, where.host, where.port) or "",
+        grpc=None,
+        admin=await _site(stack, admin.Admin(gateway).routes(), limits, where.admin_host, where.admin_port),
+        metrics=await _site(stack, metrics, limits, where.metrics_host, where.metrics_port),
+        gateway=gateway,
+    )
+
+
+async def _site(
+    stack: contextlib.AsyncExitStack, routes: listener.Routes, limits: settings.Limits, host: str, port: int | None
+) -> str | None:
+    """Opens one listener; its address as host:port, None if it is not wanted. Raises `OSError` for a port in use."""
+    if port is None:
+        return None
+    runner = web.ServerRunner(listener.Server(routes, limits), shutdown_timeout=1.0)
+    stack.push_async_callback(runner.cleanup)
+    await runner.setup()
+    site = web.TCPSite(runner, host, port, backlog=1024)
+    await site.start()
+    return f"{host}:{runner.addresses[0][1]}"
+
+
+async def _drain(gateway: Gateway) -> None:
+    """Lets the calls under way finish, as long as the settings allow."""
+    timeouts = gateway.told.timeouts
+    gateway.draining = True
+    await asyncio.sleep(timeouts.announce_s)
+    gateway.core.on_drain()
+    try:
+        async with asyncio.timeout(timeouts.drain_s):
+            await gateway.router.drained()
+    except TimeoutError:
+        logger.warning("%d calls did not finish within %.3g s and are cut", gateway.router.serving, timeouts.drain_s)
+    if gateway.kept is not None:
+        with contextlib.suppress(store.StoreError):
+            await gateway.flows.flush()
+            await gateway.kept.leave()

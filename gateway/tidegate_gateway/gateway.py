@@ -1,0 +1,313 @@
+"""The parts of one gateway, put together: what `web`, `rpc` and `admin` serve.
+
+It owns what no part owns alone: readiness, the active policy (a person's override, else steering's choice, else the
+settings), and the exchange with the other gateways. `app` builds it and runs its loops.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import aiohttp
+from tidegate_policy import choose, dispatcher, orders
+from tidegate_policy.model import EngineId, WorkflowId
+
+from tidegate_gateway import (
+    admit,
+    calibrate,
+    client,
+    engines,
+    errors,
+    perceive,
+    settings,
+    store,
+    telemetry,
+    workflows,
+)
+from tidegate_gateway.errors import BadRequest
+from tidegate_gateway.router import Router
+from tidegate_gateway.serving import Serving
+
+logger = logging.getLogger("tidegate.gateway")
+
+FIRST_ALPHA = 0.2
+"""`alpha: auto` starts here; HexGen's best values lie between 0.1 and 0.4."""
+LONGEST_OVERRIDE_S = 7 * 24 * 3600.0
+DEFAULT_OVERRIDE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivePolicy:
+    name: str
+    source: Literal["override", "steered", "settings"]
+    reason: str
+    left_s: float | None = None
+
+
+class Gateway:
+    """One gateway process's parts and their common state."""
+
+    def __init__(
+        self,
+        told: settings.Settings,
+        session: aiohttp.ClientSession,
+        kept: store.Store | None,
+        *,
+        profiles: engines.Profiles,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.told = told
+        self.clock = clock
+        self.kept = kept
+        self.draining = False
+        self.meters = telemetry.Telemetry()
+        self.perception = perceive.Perception()
+        alpha = FIRST_ALPHA if isinstance(told.dispatch.alpha, str) else told.dispatch.alpha
+        self.core = dispatcher.Dispatcher(
+            policy=told.policy.name,
+            dispatch=choose.Dispatch(rule=told.dispatch.rule, alpha=alpha, beta=told.dispatch.beta),
+            limits=dispatcher.Limits(max_waiting=told.queue.max_requests, ttl_s=told.queue.ttl_s),
+            rng=random.Random(),  # noqa: S311
+        )
+        self.fleet = engines.Fleet(told, session, profiles=profiles, clock=clock)
+        self.router = Router(
+            self.core,
+            client.Client(session, limits=told.limits),
+            self.meters,
+            timeouts=told.timeouts,
+            address=self.fleet.url,
+            on_attempt=self.fleet.on_attempt,
+            on_served=self._served,
+            clock=clock,
+        )
+        self.fleet.listener = self.router
+        self.flows = workflows.Workflows(told, kept, self.perception, self.meters, costs=self.fleet.costs)
+        self.admission = admit.Admission(
+            told,
+            self.perception,
+            self.flows,
+            spend=self._spend,
+            waiting=lambda: self.core.waiting,
+            models=lambda: self.fleet.models,
+        )
+        self.policy = ActivePolicy(name=told.policy.name, source="settings", reason="the settings")
+        self.meters.on_policy(told.policy.name, told.policy.name, "")
+        self._overridden: store.Exchange = store.Exchange()
+        self._override_until_s: float | None = None
+
+    # Readiness.
+
+    def problems(self) -> tuple[str, list[str]]:
+        """ready, degraded, unready or draining, and why."""
+        if self.draining:
+            return "draining", ["this gateway is shutting down"]
+        if not any(known.reason is None for known in self.fleet.known.values()):
+            return "unready", ["no engine can take calls"]
+        if self.kept is None:
+            return "degraded", ["no store is set: workflows are refused, single calls are served"]
+        if not self.flows.up:
+            return "degraded", ["the store does not answer: workflows are refused, single calls are served"]
+        return "ready", []
+
+    # The policy.
+
+    async def choose_policy(
+        self, kind: Literal["override", "steered"], name: str | None, *, reason: str, for_s: float | None
+    ) -> ActivePolicy:
+        """A person's (or the steering loop's) choice, shared with all gateways; None takes it back. Raises `GatewayError`."""
+        if name is not None and name not in orders.ORDERS:
+            raise BadRequest(f"policy {name[:64]!r} is unknown; known are {', '.join(sorted(orders.ORDERS))}", param="policy")
+        if kind == "override":
+            for_s = DEFAULT_OVERRIDE_S if for_s is None else for_s
+        if for_s is not None and not 0 < for_s <= LONGEST_OVERRIDE_S:
+            raise BadRequest(f"for_s must be more than 0 and at most {LONGEST_OVERRIDE_S:.0f} (7 days)", param="for_s")
+        if self.kept is None:
+            # One gateway without a store: the choice lives in this process.
+            chosen = None if name is None else store.Chosen(policy=name, reason=reason, left_s=for_s)
+            others = {"override": self._overridden.override, "steered": self._overridden.steered, kind: chosen}
+            if kind == "override":
+                self._override_until_s = None if for_s is None or chosen is None else self.clock() + for_s
+            self._apply(store.Exchange(**others))
+            return self.policy
+        try:
+            self._apply(await self.kept.choose_policy(kind, name, reason, for_s))
+        except store.Unavailable as error:
+            raise errors.store_unavailable() from error
+        return self.policy
+
+    def _apply(self, learned: store.Exchange) -> None:
+        """Makes the highest-ranking choice the order of the waiting queue."""
+        self._overridden = learned
+        if learned.override is not None:
+            active = _active("override", learned.override)
+        elif learned.steered is not None:
+            active = _active("steered", learned.steered)
+        else:
+            active = ActivePolicy(name=self.told.policy.name, source="settings", reason="the settings")
+        if active.name not in orders.ORDERS:
+            logger.error("policy %r is unknown here (a newer version set it?); %s stays", active.name, self.core.policy)
+            return
+        before, self.policy = self.core.policy, active
+        if active.name != before:
+            count = self.core.on_policy(active.name)
+            self.meters.on_policy(before, active.name, active.source)
+            logger.warning("policy %s -> %s (%s): %d waiting calls re-ordered", before, active.name, active.reason, count)
+
+    # Loops.
+
+    async def run(self) -> None:
+        """Everything that goes on beside requests, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.fleet.run())
+            group.create_task(self.router.run())
+            group.create_task(self.flows.run())
+            group.create_task(self._exchange())
+
+    async def _exchange(self) -> None:
+        """Tells the other gateways of this one and learns of them; while the store is down, what was known stands."""
+        while True:
+            if self.kept is None:
+                if self._override_until_s is not None and self.clock() >= self._override_until_s:
+                    self._override_until_s = None
+                    self._apply(store.Exchange(steered=self._overridden.steered))
+                await asyncio.sleep(self.told.store.sync_s)
+                continue
+            try:
+                await self._exchange_once(self.kept)
+            except store.Unavailable as error:
+                if self.flows.up:
+                    logger.error("%s: workflows are refused until it does", error)
+                self.flows.up = False
+            else:
+                if not self.flows.up:
+                    logger.warning("the store answers")
+                self.flows.up = True
+            await asyncio.sleep(self.told.store.sync_s * random.uniform(0.8, 1.2))  # noqa: S311
+
+    async def _exchange_once(self, kept: store.Store) -> None:
+        own = {state.id: self.core.own_backlog(state.id) for state in self.core.engines()}
+        learned = await kept.exchange({engine: backlog for engine, backlog in own.items() if backlog})
+        self.fleet.on_others(learned.others)
+        self.router.cancel_workflows(map(WorkflowId, learned.cancelled))
+        self._apply(learned)
+        for gateway in learned.dead:
+            if await kept.forget(gateway, workflows.BATCH):
+                logger.warning("gateway %s is gone; its calls are forgotten", gateway)
+
+    # What parts tell each other.
+
+    async def _spend(self, tenant: str, tokens: int, per_minute: int) -> float:
+        if self.kept is None or not self.flows.up:
+            return 0.0  # without the store nobody counts; serving goes before metering
+        try:
+            return await self.kept.spend(tenant, tokens, per_minute)
+        except store.Unavailable:
+            self.flows.up = False
+            return 0.0
+
+    def _served(self, served: Serving) -> None:
+        self.meters.on_served(served)
+        if served.outcome == "ok" and served.engine is not None:
+            self._observe(served, served.engine)
+        call = served.job.call
+        logger.info(
+            "call %s tenant=%s class=%s workflow=%s stage=%s engine=%s attempt=%d queue_ms=%d outcome=%s",
+            call.id,
+            call.tenant,
+            call.slo_class,
+            call.workflow,
+            call.stage,
+            served.engine,
+            served.attempt,
+            round(served.queue_s * 1000),
+            served.outcome,
+        )
+
+    def _observe(self, served: Serving, engine: EngineId) -> None:
+        if served.sent_s is None or served.first_s is None or served.finished_s is None:
+            return
+        meter = served.reply.meter
+        self.fleet.on_observation(
+            engine,
+            calibrate.Observation(
+                prompt_tokens=meter.prompt_tokens or served.job.call.prompt_tokens,
+                tokens=meter.generated,
+                ttft_s=served.first_s - served.sent_s if served.job.ask.stream else None,
+                whole_s=served.finished_s - served.sent_s,
+                beside=self.core.own_backlog(engine).calls,
+            ),
+        )
+
+    # For people.
+
+    def state(self) -> dict[str, Any]:
+        """Everything worth looking at, as JSON."""
+        now = self.clock()
+        status, reasons = self.problems()
+        return {
+            "gateway": getattr(self.kept, "gateway", None),
+            "status": status,
+            "reasons": reasons,
+            "model": self.fleet.model,
+            "policy": {
+                "name": self.policy.name,
+                "source": self.policy.source,
+                "reason": self.policy.reason,
+                "left_s": self.policy.left_s,
+            },
+            "dispatch": {
+                "rule": self.core.dispatch.rule,
+                "alpha": self.core.dispatch.alpha,
+                "beta": self.core.dispatch.beta,
+                "cap": self.told.dispatch.cap,
+            },
+            "calls": {"waiting": self.core.waiting, "out": self.core.out},
+            "engines": [self._engine(state, now) for state in self.core.engines()],
+            "recent": [
+                {
+                    "call": item.call,
+                    "ago_s": round(now - item.at_s, 3),
+                    "tenant": item.tenant,
+                    "class": item.slo_class,
+                    "attempt": item.attempt,
+                    "engine": item.decision.engine,
+                    "rule": item.decision.rule,
+                    "queue_s": round(item.decision.queue_s, 4),
+                    "service_s": round(item.decision.service_s, 4),
+                    "slack_s": None if item.decision.slack_s is None else round(item.decision.slack_s, 4),
+                    "scores": {engine: round(score, 4) for engine, score in item.decision.scores.items()},
+                }
+                for item in reversed(self.router.recent)
+            ],
+        }
+
+    def _engine(self, state: dispatcher.EngineState, now: float) -> dict[str, Any]:
+        known = self.fleet.known[state.id]
+        own = self.core.own_backlog(state.id)
+        return {
+            "name": state.id,
+            "url": known.address.url,
+            "control": known.address.control,
+            "node_pool": known.address.node_pool,
+            "accepting": state.accepting,
+            "reason": known.reason or ("ejected: its calls fail" if known.record.ejected(now) else None),
+            "models": list(known.models),
+            "policy": known.policy,
+            "fallback": known.fallback,
+            "profile": "calibrated online" if known.address.cost is None else "given",
+            "cap": state.cap,
+            "calls": own.calls,
+            "calls_of_others": state.others.calls,
+            "backlog_s": round(state.cost.backlog_seconds(own + state.others), 4),
+            "running": known.load.running,
+            "waiting": known.load.waiting,
+            "kv_usage": known.load.kv_usage,
+        }
+
+
+def _active(source: Literal["override", "steered"], chosen: store.Chosen) -> ActivePolicy:
+    return ActivePolicy(name=chosen.policy, source=source, reason=chosen.reason or source, left_s=chosen.left_s)

@@ -1,0 +1,185 @@
+"""An HTTP listener that bounds what a client can do to it, over aiohttp's low-level server.
+
+aiohttp's parser is strict (sizes and number of headers, control characters, contradicting lengths); what it lacks is here:
+a deadline for headers and bodies, a bound on connections and bodies, and every refusal as an OpenAI error object, the
+parser's own included. Routing is an allow-list: a path that is not in the table does not exist. `web` and `admin` bring the
+handlers.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import web, web_protocol
+
+from tidegate_gateway import errors, settings
+from tidegate_gateway.errors import BadRequest
+
+logger = logging.getLogger("tidegate.gateway")
+
+Handler = Callable[..., Awaitable[web.StreamResponse]]
+"""Takes the request, and the named groups of its route's path."""
+
+LINGER_S = 2.0
+"""For which the rest of a refused body is still read, so that the client sees the refusal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    method: str
+    path: str
+    """`{name}` stands for one path segment."""
+    handler: Handler
+
+
+class Routes:
+    """The paths that exist."""
+
+    def __init__(self, routes: list[Route]) -> None:
+        self._fixed: dict[str, dict[str, Handler]] = {}
+        self._patterns: list[tuple[re.Pattern[str], dict[str, Handler]]] = []
+        for route in routes:
+            self._methods(route.path)[route.method] = route.handler
+
+    def find(self, method: str, path: str) -> tuple[Handler, Mapping[str, str]]:
+        """The handler and its path arguments. Raises `BadRequest`."""
+        methods, arguments = self._fixed.get(path), {}
+        if methods is None:
+            for pattern, candidates in self._patterns:
+                if match := pattern.fullmatch(path):
+                    methods, arguments = candidates, match.groupdict()
+                    break
+        if methods is None:
+            raise BadRequest(f"there is no {path[:80]} here; the API is under /v1", code="not_found")
+        handler = methods.get(method)
+        if handler is None:
+            allowed = ", ".join(sorted(methods))
+            raise BadRequest(f"{path[:80]} takes {allowed}, not {method[:16]}", code="method_not_allowed")
+        return handler, arguments
+
+    def _methods(self, path: str) -> dict[str, Handler]:
+        if "{" not in path:
+            return self._fixed.setdefault(path, {})
+        pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
+        for known, methods in self._patterns:
+            if known == pattern:
+                return methods
+        self._patterns.append((pattern, {}))
+        return self._patterns[-1][1]
+
+
+class Connection(web_protocol.RequestHandler):
+    """One client connection; what it sends that is not HTTP gets our error object too."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if status == 400:
+            error: errors.GatewayError = BadRequest(f"this is not a valid HTTP request: {_printable(message or '')}")
+        else:
+            logger.error("request %s failed", request.path, exc_info=exc)
+            error = errors.GatewayError("internal_error", "the gateway failed on this request; its log says why")
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun; nothing can be added to it")
+        response = refusal(error)
+        response.force_close()
+        return response
+
+
+class Server(web.Server):
+    """Serves `routes`; every handler's `GatewayError` becomes its response."""
+
+    def __init__(self, routes: Routes, limits: settings.Limits) -> None:
+        super().__init__(
+            self._handle,
+            request_factory=self._request,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=limits.idle_s,
+            lingering_time=LINGER_S,
+            auto_decompress=False,
+        )
+        self._routes = routes
+        self._limits = limits
+
+    def __call__(self) -> web_protocol.RequestHandler:
+        return Connection(self, loop=self._loop, **self._kwargs)
+
+    def connection_made(self, handler: web_protocol.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if len(self.connections) > self._limits.connections:
+            transport.abort()
+
+    def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        return web.BaseRequest(
+            message, payload, protocol, writer, task, self._loop, client_max_size=self._limits.body_bytes
+        )
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            handler, arguments = self._routes.find(request.method, request.path)
+            return await handler(request, **arguments)
+        except errors.GatewayError as error:
+            return refusal(error)
+
+
+def refusal(error: errors.GatewayError) -> web.Response:
+    """The response that says it."""
+    return web.Response(
+        status=error.row.status, body=error.body(), content_type="application/json", headers=error.headers()
+    )
+
+
+def reply(value: object, status: int = 200) -> web.Response:
+    """A JSON response."""
+    return web.Response(status=status, body=orjson.dumps(value), content_type="application/json")
+
+
+async def body(request: web.BaseRequest, limits: settings.Limits) -> bytes:
+    """The request's whole body. Raises `BadRequest` when it is too large, too slow or broken."""
+    most = limits.body_bytes
+    too_large = BadRequest(f"the body is larger than {most} bytes; send less text", code="body_too_large")
+    if (request.content_length or 0) > most:
+        raise too_large
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise BadRequest("compressed bodies are not taken; send the JSON as it is")
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
+    try:
+        async with asyncio.timeout(limits.body_s):
+            return await request.read()
+    except TimeoutError as error:
+        late = f"the body did not arrive within {limits.body_s:.3g} s"
+        raise BadRequest(late, code="request_timeout") from error
+    except web.HTTPRequestEntityTooLarge as error:
+        raise too_large from error
+    except (web.RequestPayloadError, aiohttp.ClientError) as error:
+        raise BadRequest("the body broke off") from error
+
+
+async def json_object(request: web.BaseRequest, limits: settings.Limits) -> dict[str, Any]:
+    """The request's body as a JSON object; an empty body is an empty object. Raises `BadRequest`."""
+    raw = await body(request, limits)
+    try:
+        value = orjson.loads(raw) if raw.strip() else {}
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadRequest("the body must be a JSON object")
+    return value
+
+
+def _printable(text: str) -> str:
+    return re.sub(r"[^\x20-\x7e]+", " ", text)[:200]

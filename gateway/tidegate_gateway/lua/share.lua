@@ -1,0 +1,76 @@
+-- What the gateways of a pool tell each other. One exchange renews the caller's lease, publishes its backlogs, and answers
+-- everything that it must know of the others.
+--
+-- KEYS: 1 leases (gateway -> instant at which it counts as dead), 2 backlogs (gateway -> JSON), 3 policy
+--       (override, steered -> JSON), 4 ids of cancelled workflows by instant.
+-- ARGV: 1 the operation, 2 its arguments as JSON.
+
+local leases, backlogs, policy, cancelled = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local args = cjson.decode(ARGV[2])
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local function policies()
+  local found = {}
+  for _, kind in ipairs({ 'override', 'steered' }) do
+    local raw = redis.call('HGET', policy, kind)
+    local value = raw and cjson.decode(raw)
+    if value and (not value.until_ms or value.until_ms > now_ms) then
+      value.left_ms = value.until_ms and value.until_ms - now_ms
+      found[kind] = value
+    elseif raw then
+      redis.call('HDEL', policy, kind)
+    end
+  end
+  return found
+end
+
+local operations = {}
+
+function operations.sync()
+  redis.call('ZADD', leases, now_ms + args.lease_ms, args.gateway)
+  redis.call('HSET', backlogs, args.gateway, cjson.encode(args.backlogs))
+  local dead = redis.call('ZRANGEBYSCORE', leases, '-inf', now_ms, 'LIMIT', 0, 100)
+  for _, gateway in ipairs(dead) do redis.call('HDEL', backlogs, gateway) end
+  redis.call('PEXPIRE', backlogs, args.lease_ms)
+  local others = {}
+  local all = redis.call('HGETALL', backlogs)
+  for i = 1, #all, 2 do
+    if all[i] ~= args.gateway then others[#others + 1] = cjson.decode(all[i + 1]) end
+  end
+  return cjson.encode({
+    now_ms = now_ms, others = others, dead = dead, policy = policies(),
+    cancelled = redis.call('ZRANGEBYSCORE', cancelled, args.since_ms, '+inf', 'LIMIT', 0, 1000),
+  })
+end
+
+function operations.leave()
+  redis.call('HDEL', backlogs, args.gateway)
+  redis.call('ZADD', leases, now_ms, args.gateway)
+  return '{}'
+end
+
+-- A dead gateway whose calls have all been forgotten.
+function operations.bury()
+  local lease = redis.call('ZSCORE', leases, args.gateway)
+  if lease and tonumber(lease) <= now_ms then redis.call('ZREM', leases, args.gateway) end
+  return '{}'
+end
+
+function operations.set_policy()
+  if args.policy then
+    redis.call('HSET', policy, args.kind, cjson.encode({
+      policy = args.policy, reason = args.reason, since_ms = now_ms,
+      until_ms = args.for_ms and now_ms + args.for_ms or nil,
+    }))
+  else
+    redis.call('HDEL', policy, args.kind)
+  end
+  return cjson.encode(policies())
+end
+
+function operations.policies()
+  return cjson.encode(policies())
+end
+
+return operations[ARGV[1]]()

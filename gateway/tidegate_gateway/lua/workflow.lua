@@ -1,0 +1,261 @@
+-- One atomic change to one workflow. Nothing is written before everything has been checked.
+--
+-- KEYS: 1 the record; 2-5 ids by state: running (scored by the end of their grace), done, cancelled, expired (by their end);
+--       6 the answer kept for an Idempotency-Key; 7 ids of workflows in which the calling gateway has calls.
+-- ARGV: 1 the operation, 2 its arguments as JSON.
+-- Answers JSON: the record with `now_ms`, or {"error": code, ...}.
+--
+-- The record is one JSON document. `after` is a string of names separated by newlines, because an empty Lua table would
+-- come back as an object. All instants are this server's milliseconds: clocks of gateways play no part.
+
+local record, idempotency, mine = KEYS[1], KEYS[6], KEYS[7]
+local index = { running = KEYS[2], done = KEYS[3], cancelled = KEYS[4], expired = KEYS[5] }
+local args = cjson.decode(ARGV[2])
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local function fail(code, more)
+  more = more or {}
+  more.error = code
+  return cjson.encode(more)
+end
+
+local function find(doc, name)
+  for _, stage in ipairs(doc.stages) do
+    if stage.name == name then return stage end
+  end
+end
+
+local function running(doc, name)
+  local count = 0
+  for _, call in pairs(doc.calls) do
+    if call.stage == name then count = count + 1 end
+  end
+  return count
+end
+
+local ended = false
+
+local function finish(doc, state)
+  ended = true
+  doc.state, doc.ended_ms, doc.calls = state, now_ms, {}
+end
+
+local function settle(doc)
+  if doc.state ~= 'running' or not doc.declared then return end
+  for _, stage in ipairs(doc.stages) do
+    if not stage.over then return end
+  end
+  finish(doc, 'done')
+end
+
+-- A stage is over when its declared calls are done. Without a declaration one call is the stage, unless more of them
+-- showed up; then only a later stage or the client can tell that it is over.
+local function settle_stage(doc, stage)
+  if stage.expected > 0 then
+    stage.over = stage.over or stage.done >= stage.expected
+  else
+    stage.over = stage.over or (stage.done == 1 and running(doc, stage.name) == 0)
+  end
+end
+
+local function close_before(doc, stage)
+  for name in string.gmatch(stage.after, '[^\n]+') do
+    local earlier = find(doc, name)
+    if earlier and not earlier.over then
+      earlier.over = true
+      close_before(doc, earlier)
+    end
+  end
+end
+
+local function load()
+  local raw = redis.call('GET', record)
+  if not raw then return nil end
+  local doc = cjson.decode(raw)
+  local late = doc.state == 'running' and now_ms > doc.deadline_ms + args.grace_ms
+  if late then finish(doc, 'expired') end
+  return doc, late
+end
+
+local function save(doc, before)
+  local ttl_ms = args.retention_ms
+  if doc.state == 'running' then
+    ttl_ms = ttl_ms + math.max(doc.deadline_ms - now_ms, 0) + args.grace_ms
+    redis.call('ZADD', index.running, doc.deadline_ms + args.grace_ms, doc.id)
+  elseif before ~= doc.state then
+    redis.call('ZREM', index.running, doc.id)
+    redis.call('ZADD', index[doc.state], doc.ended_ms, doc.id)
+    redis.call('ZREMRANGEBYSCORE', index[doc.state], '-inf', now_ms - args.retention_ms)
+    redis.call('PEXPIRE', index[doc.state], args.retention_ms)
+  end
+  redis.call('SET', record, cjson.encode(doc), 'PX', ttl_ms)
+end
+
+local function answer(doc)
+  doc.now_ms, doc.just_ended = now_ms, ended
+  local text = cjson.encode(doc)
+  if args.key then
+    redis.call('SET', idempotency, cjson.encode({ print = args.print, answer = text }), 'PX', args.retention_ms)
+  end
+  return text
+end
+
+local function create(stages, declared)
+  local doc = {
+    id = args.id, state = 'running', template = args.template, tenant = args.tenant, declared = declared,
+    created_ms = now_ms, deadline_ms = now_ms + args.deadline_ms, stages = {}, calls = {},
+  }
+  for i, stage in ipairs(stages) do
+    doc.stages[i] = { name = stage.name, after = stage.after, expected = stage.expected, passes = stage.passes,
+                      parallel = stage.parallel, started = false, done = 0, over = false }
+  end
+  return doc
+end
+
+-- A stage that nobody declared comes after the stages that have begun and have no call running now.
+local function extend(doc, name)
+  local before = {}
+  for _, stage in ipairs(doc.stages) do
+    if stage.started and running(doc, stage.name) == 0 then before[#before + 1] = stage.name end
+  end
+  for _, stage in ipairs(doc.stages) do
+    if not stage.declared and stage.started and running(doc, stage.name) == 0 then stage.over = true end
+  end
+  local stage = { name = name, after = table.concat(before, '\n'), expected = 0, passes = 1, parallel = 0,
+                  started = false, done = 0, over = false }
+  doc.stages[#doc.stages + 1] = stage
+  return stage
+end
+
+local operations = {}
+
+function operations.create()
+  local doc = load()
+  if doc then return fail('workflow_exists') end
+  doc = create(args.stages, #args.stages > 0)
+  for _, stage in ipairs(doc.stages) do stage.declared = true end
+  save(doc)
+  return answer(doc)
+end
+
+function operations.join()
+  local doc, late = load()
+  if not doc then
+    if not args.deadline_ms then return fail('workflow_not_found') end
+    doc = create({}, false)
+  end
+  local stage = find(doc, args.stage)
+  if doc.state ~= 'running' then
+    if late then save(doc, 'running') end
+    -- A repeated call of a workflow that is done gets its answer again; the record does not change.
+    if doc.state ~= 'done' or not stage then return fail('workflow_ended', { state = doc.state }) end
+    return answer(doc)
+  end
+  if not stage then
+    if #doc.stages >= args.most_stages then return fail('too_many_stages') end
+    stage = extend(doc, args.stage)
+  end
+  stage.started = true
+  close_before(doc, stage)
+  doc.calls[args.call] = { stage = stage.name, gateway = args.gateway }
+  save(doc)
+  redis.call('SADD', mine, doc.id)
+  return answer(doc)
+end
+
+-- The end of a call; a second report of the same call finds it gone and changes nothing.
+function operations.finish()
+  local doc, late = load()
+  if not doc then return fail('workflow_not_found') end
+  local call = doc.calls[args.call]
+  if call then
+    doc.calls[args.call] = nil
+    local stage = find(doc, call.stage)
+    if args.ok then stage.done = stage.done + 1 end
+    settle_stage(doc, stage)
+    settle(doc)
+  end
+  if call or late then save(doc, 'running') end
+  local left = false
+  for _, other in pairs(doc.calls) do left = left or other.gateway == args.gateway end
+  if not left then redis.call('SREM', mine, doc.id) end
+  return answer(doc)
+end
+
+-- All calls of a gateway that died.
+function operations.forget()
+  local doc, late = load()
+  redis.call('SREM', mine, args.id)
+  if not doc then return fail('workflow_not_found') end
+  local touched = late
+  for id, call in pairs(doc.calls) do
+    if call.gateway == args.gateway then
+      doc.calls[id] = nil
+      settle_stage(doc, find(doc, call.stage))
+      touched = true
+    end
+  end
+  settle(doc)
+  if touched then save(doc, 'running') end
+  return answer(doc)
+end
+
+function operations.complete_stage()
+  local doc, late = load()
+  if not doc then return fail('workflow_not_found') end
+  if late then save(doc, 'running') end
+  if doc.state ~= 'running' then return fail('workflow_ended', { state = doc.state }) end
+  local stage = find(doc, args.stage)
+  if not stage then return fail('stage_not_found') end
+  if stage.over then return fail('stage_already_done') end
+  stage.started = true
+  close_before(doc, stage)
+  stage.over = true
+  settle(doc)
+  save(doc, 'running')
+  return answer(doc)
+end
+
+function operations.complete()
+  local doc, late = load()
+  if not doc then return fail('workflow_not_found') end
+  if late then save(doc, 'running') end
+  if doc.state ~= 'running' then return fail('workflow_ended', { state = doc.state }) end
+  for _, stage in ipairs(doc.stages) do stage.over = true end
+  finish(doc, 'done')
+  save(doc, 'running')
+  return answer(doc)
+end
+
+function operations.cancel()
+  local doc, late = load()
+  if not doc then return fail('workflow_not_found') end
+  if late then save(doc, 'running') end
+  if doc.state == 'cancelled' then return answer(doc) end
+  if doc.state ~= 'running' then return fail('workflow_ended', { state = doc.state }) end
+  finish(doc, 'cancelled')
+  save(doc, 'running')
+  return answer(doc)
+end
+
+-- Also ends it if its grace is over.
+function operations.get()
+  local doc, late = load()
+  if not doc then
+    redis.call('ZREM', index.running, args.id)
+    return fail('workflow_not_found')
+  end
+  if late then save(doc, 'running') end
+  return answer(doc)
+end
+
+if args.key then
+  local kept = redis.call('GET', idempotency)
+  if kept then
+    kept = cjson.decode(kept)
+    if kept.print ~= args.print then return fail('idempotency_key_reused') end
+    return kept.answer
+  end
+end
+return operations[ARGV[1]]()

@@ -1,0 +1,426 @@
+"""What outlives a gateway, or is shared by several: workflows, backlogs, the active policy, tenants' counters.
+
+The only module that speaks to Valkey (or Redis). Each change is one atomic script from `lua/`; keys carry a schema version
+and one hash tag for each pool, so that they share a cluster slot, and everything has a time to live. Instants are the
+server's; gateways' clocks play no part. What is acknowledged is stored, but Valkey may lose acknowledged writes in a
+failover: clients are promised at-least-once with idempotency keys, not exactly-once.
+
+    StoreError
+    ├── Unavailable         no answer in time; nothing is known about the change
+    └── Rejected            the script said no, with a code of `errors.TABLE` (or too_many_stages)
+"""
+
+import asyncio
+import hashlib
+import importlib.resources
+import itertools
+import logging
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, cast
+
+import orjson
+from redis import asyncio as valkey
+from redis import backoff, exceptions
+from redis.asyncio import retry
+from tidegate_policy.model import Backlog, EngineId
+
+from tidegate_gateway import settings
+
+logger = logging.getLogger("tidegate.gateway")
+
+State = Literal["running", "done", "cancelled", "expired"]
+STATES: tuple[State, ...] = ("running", "done", "cancelled", "expired")
+SCHEMA = "v1"
+
+
+class StoreError(Exception):
+    """The store did not do it."""
+
+
+class Unavailable(StoreError):
+    """The store does not answer."""
+
+
+class Rejected(StoreError):
+    """The store answered, and refused."""
+
+    def __init__(self, code: str, state: str | None = None) -> None:
+        super().__init__(code)
+        self.code = code
+        self.state = state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A stage as recorded."""
+
+    name: str
+    after: tuple[str, ...] = ()
+    parallel: int = 0
+    """Declared calls at the same time; 0 = undeclared."""
+    passes: int = 1
+    """How often they may be repeated."""
+    started: bool = False
+    over: bool = False
+    running: int = 0
+    done: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A workflow as recorded, at the store's instant `now_ms`."""
+
+    id: str
+    state: State
+    template: str
+    tenant: str
+    created_ms: int
+    deadline_ms: int
+    now_ms: int
+    stages: tuple[Stage, ...]
+    just_ended: bool = False
+    """This very operation ended it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewWorkflow:
+    id: str
+    deadline_ms: int
+    """From now."""
+    template: str = ""
+    tenant: str = ""
+    stages: tuple[Stage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A policy that someone chose."""
+
+    policy: str
+    reason: str
+    left_s: float | None
+    """Until it lapses; None = it does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """What a gateway learns from one exchange with the others."""
+
+    others: Mapping[EngineId, Backlog] = field(default_factory=dict)
+    dead: tuple[str, ...] = ()
+    cancelled: tuple[str, ...] = ()
+    override: Chosen | None = None
+    steered: Chosen | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idempotency:
+    """A client's key and what it was sent with."""
+
+    key: str
+    scope: str
+    """Method and path; the same key elsewhere is another key."""
+    print: str = ""
+    """Of the body: the same key with another body is a mistake."""
+
+
+class Store(Protocol):
+    """The contract; `tests/gateway` holds every implementation to it."""
+
+    async def create(self, workflow: NewWorkflow, *, once: Idempotency | None = None) -> Record: ...
+    async def join(
+        self, workflow: str, stage: str, call: str, *, deadline_ms: int | None, tenant: str
+    ) -> Record:
+        """A call enters a stage; creates the workflow if it is unknown and there is a deadline."""
+
+    async def finish(self, workflow: str, call: str, *, ok: bool) -> Record: ...
+    async def complete_stage(self, workflow: str, stage: str, *, once: Idempotency | None = None) -> Record: ...
+    async def complete(self, workflow: str, *, once: Idempotency | None = None) -> Record: ...
+    async def cancel(self, workflow: str) -> Record: ...
+    async def get(self, workflow: str) -> Record: ...
+    async def listed(self, state: State | None, limit: int) -> list[Record]: ...
+    async def expire(self, limit: int) -> list[Record]:
+        """Ends the workflows whose grace is over; those that this call ended."""
+
+    async def forget(self, gateway: str, limit: int) -> bool:
+        """Takes a dead gateway's calls out of their workflows; False while some are left."""
+
+    async def exchange(self, backlogs: Mapping[EngineId, Backlog]) -> Exchange: ...
+    async def leave(self) -> None:
+        """This gateway ends: its backlogs are gone at once."""
+
+    async def choose_policy(
+        self, kind: Literal["override", "steered"], policy: str | None, reason: str, for_s: float | None
+    ) -> Exchange:
+        """Sets or clears a chosen policy; the policies as they are now."""
+
+    async def spend(self, tenant: str, tokens: int, per_minute: int) -> float:
+        """Books a tenant's tokens; seconds until it may come again, 0 = booked."""
+
+
+class Valkey:
+    """The store in Valkey or Redis."""
+
+    def __init__(self, told: settings.Store, *, gateway: str) -> None:
+        if told.url is None:
+            raise ValueError("a store needs its url")
+        self.gateway = gateway
+        self._told = told
+        # The password comes from its own setting and is never part of a url that could be logged.
+        address = told.url.replace("valkeys://", "rediss://").replace("valkey://", "redis://")
+        self._pool = valkey.BlockingConnectionPool.from_url(
+            address,
+            password=told.password,
+            max_connections=told.connections,
+            timeout=told.timeout_s,
+            socket_timeout=told.timeout_s,
+            socket_connect_timeout=told.timeout_s,
+            health_check_interval=30,
+            retry=retry.Retry(backoff.NoBackoff(), 1),
+        )
+        self._client = valkey.Redis(connection_pool=self._pool)
+        self._prefix = f"tidegate:{SCHEMA}:{{{told.pool}}}:"
+        self._scripts = {name: self._client.register_script(_script(name)) for name in ("workflow", "share", "spend")}
+        self._since_ms = 0
+
+    async def close(self) -> None:
+        await self._client.aclose()
+        await self._pool.disconnect()
+
+    async def create(self, workflow: NewWorkflow, *, once: Idempotency | None = None) -> Record:
+        stages = [
+            {
+                "name": stage.name,
+                "after": "\n".join(stage.after),
+                "parallel": stage.parallel,
+                "passes": stage.passes,
+                "expected": stage.parallel * stage.passes,
+            }
+            for stage in workflow.stages
+        ]
+        return await self._workflow(
+            "create",
+            workflow.id,
+            once,
+            deadline_ms=workflow.deadline_ms,
+            template=workflow.template,
+            tenant=workflow.tenant,
+            stages=stages,
+        )
+
+    async def join(self, workflow: str, stage: str, call: str, *, deadline_ms: int | None, tenant: str) -> Record:
+        return await self._workflow(
+            "join", workflow, None, stage=stage, call=call, deadline_ms=deadline_ms, tenant=tenant, template=""
+        )
+
+    async def finish(self, workflow: str, call: str, *, ok: bool) -> Record:
+        return await self._workflow("finish", workflow, None, call=call, ok=ok)
+
+    async def complete_stage(self, workflow: str, stage: str, *, once: Idempotency | None = None) -> Record:
+        return await self._workflow("complete_stage", workflow, once or _own(), stage=stage)
+
+    async def complete(self, workflow: str, *, once: Idempotency | None = None) -> Record:
+        return await self._workflow("complete", workflow, once or _own())
+
+    async def cancel(self, workflow: str) -> Record:
+        return await self._workflow("cancel", workflow, None)
+
+    async def get(self, workflow: str) -> Record:
+        return await self._workflow("get", workflow, None)
+
+    async def listed(self, state: State | None, limit: int) -> list[Record]:
+        found: list[Record] = []
+        for wanted in STATES if state is None else (state,):
+            ids = await self._guard(self._client.zrange(self._key(wanted), 0, limit - 1, desc=True))
+            for workflow in map(_text, ids):
+                try:
+                    record = await self.get(workflow)
+                except Rejected:
+                    continue
+                if state is None or record.state == state:
+                    found.append(record)
+        return sorted(found, key=lambda record: -record.created_ms)[:limit]
+
+    async def expire(self, limit: int) -> list[Record]:
+        seconds, microseconds = await self._guard(self._client.time())
+        due = seconds * 1000 + microseconds // 1000
+        ids = await self._guard(self._client.zrange(self._key("running"), "-inf", due - 1, byscore=True, offset=0, num=limit))
+        ended = []
+        for workflow in map(_text, ids):
+            try:
+                record = await self.get(workflow)
+            except Rejected:
+                continue
+            if record.just_ended:
+                ended.append(record)
+        return ended
+
+    async def forget(self, gateway: str, limit: int) -> bool:
+        mine = self._key(f"calls:{gateway}")
+        ids = await self._guard(self._client.srandmember(mine, limit)) or []
+        for workflow in map(_text, ids):
+            try:
+                await self._workflow("forget", workflow, None, gateway=gateway)
+            except Rejected:
+                continue
+        if len(ids) >= limit:
+            return False
+        await self._share("bury", gateway=gateway)
+        return True
+
+    async def exchange(self, backlogs: Mapping[EngineId, Backlog]) -> Exchange:
+        own = {engine: [item.calls, item.work_us, item.output_tokens] for engine, item in backlogs.items()}
+        answer = await self._share(
+            "sync", lease_ms=round(self._told.lease_s * 1000), backlogs=own, since_ms=self._since_ms
+        )
+        # Cancelled within the last exchanges: a little overlap costs nothing, a gap would lose one.
+        self._since_ms = answer["now_ms"] - 2000
+        others: dict[EngineId, Backlog] = {}
+        for engine, (calls, work_us, output_tokens) in itertools.chain.from_iterable(
+            item.items() for item in _rows(answer["others"]) if isinstance(item, dict)
+        ):
+            more = Backlog(calls=calls, work_us=work_us, output_tokens=output_tokens)
+            others[EngineId(engine)] = others.get(EngineId(engine), Backlog()) + more
+        return Exchange(
+            others=others,
+            dead=tuple(gateway for gateway in _rows(answer["dead"]) if gateway != self.gateway),
+            cancelled=tuple(_rows(answer["cancelled"])),
+            **_chosen(answer["policy"]),
+        )
+
+    async def leave(self) -> None:
+        await self._share("leave")
+
+    async def choose_policy(
+        self, kind: Literal["override", "steered"], policy: str | None, reason: str, for_s: float | None
+    ) -> Exchange:
+        answer = await self._share(
+            "set_policy",
+            kind=kind,
+            policy=policy,
+            reason=reason,
+            for_ms=None if for_s is None else round(for_s * 1000),
+        )
+        return Exchange(**_chosen(answer))
+
+    async def spend(self, tenant: str, tokens: int, per_minute: int) -> float:
+        wait_ms = await self._run("spend", [self._key(f"tokens:{tenant}")], [tokens, per_minute])
+        return int(cast("int", wait_ms)) / 1000
+
+    def _key(self, name: str) -> str:
+        return self._prefix + name
+
+    async def _workflow(self, operation: str, workflow: str, once: Idempotency | None, **arguments: Any) -> Record:
+        arguments = {
+            "id": workflow,
+            "gateway": self.gateway,
+            "grace_ms": round(self._told.grace_s * 1000),
+            "retention_ms": round(self._told.retention_s * 1000),
+            "most_stages": MOST_STAGES,
+            **arguments,
+        }
+        kept = ""
+        if once is not None:
+            kept = hashlib.sha256(f"{once.scope}\0{once.key}".encode()).hexdigest()
+            arguments |= {"key": once.key, "print": once.print}
+        keys = [
+            self._key(f"workflow:{workflow}"),
+            *map(self._key, STATES),
+            self._key(f"once:{kept}"),
+            self._key(f"calls:{arguments['gateway']}"),
+        ]
+        answer = orjson.loads(cast("bytes", await self._run("workflow", keys, [operation, _encoded(arguments)])))
+        if "error" in answer:
+            raise Rejected(answer["error"], answer.get("state"))
+        return _record(answer)
+
+    async def _share(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        keys = [self._key(name) for name in ("leases", "backlogs", "policy", "cancelled")]
+        body = _encoded({"gateway": self.gateway, **arguments})
+        return cast("dict[str, Any]", orjson.loads(cast("bytes", await self._run("share", keys, [operation, body]))))
+
+    async def _run(self, name: str, keys: list[str], arguments: list[Any]) -> object:
+        return await self._guard(self._scripts[name](keys=keys, args=arguments))
+
+    async def _guard(self, command: Any) -> Any:
+        """One command, within the time that the settings allow. Raises `Unavailable`."""
+        try:
+            async with asyncio.timeout(self._told.timeout_s):
+                return await command
+        except exceptions.ReadOnlyError as error:
+            # A demoted primary: pooled connections would keep talking to it.
+            await self._pool.disconnect(inuse_connections=False)
+            raise Unavailable("the store is read-only here") from error
+        except (exceptions.RedisError, OSError) as error:
+            raise Unavailable(f"the store does not answer ({type(error).__name__})") from error
+
+
+MOST_STAGES = 256
+
+
+def new_gateway_id() -> str:
+    return secrets.token_hex(6)
+
+
+def _own() -> Idempotency:
+    """A key of our own, so that a command that is sent twice over a broken connection counts once."""
+    return Idempotency(key=secrets.token_hex(16), scope="")
+
+
+def _script(name: str) -> str:
+    return importlib.resources.files("tidegate_gateway").joinpath("lua", f"{name}.lua").read_text("utf-8")
+
+
+def _encoded(arguments: Mapping[str, Any]) -> bytes:
+    return orjson.dumps({key: value for key, value in arguments.items() if value is not None})
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _rows(value: object) -> Iterable[Any]:
+    """A Lua list; an empty one arrives as an object."""
+    return value if isinstance(value, list) else ()
+
+
+def _chosen(answer: object) -> dict[str, Any]:
+    found = answer if isinstance(answer, dict) else {}
+    return {
+        kind: Chosen(
+            policy=item["policy"],
+            reason=item.get("reason", ""),
+            left_s=None if item.get("left_ms") is None else item["left_ms"] / 1000,
+        )
+        for kind, item in found.items()
+    }
+
+
+def _record(answer: Mapping[str, Any]) -> Record:
+    calls = answer["calls"].values() if isinstance(answer["calls"], dict) else ()
+    stages = [
+        Stage(
+            name=item["name"],
+            after=tuple(filter(None, item["after"].split("\n"))),
+            parallel=item["parallel"],
+            passes=item["passes"],
+            started=item["started"],
+            over=item["over"],
+            running=sum(call["stage"] == item["name"] for call in calls),
+            done=item["done"],
+        )
+        for item in _rows(answer["stages"])
+    ]
+    return Record(
+        id=answer["id"],
+        state=answer["state"],
+        template=answer["template"],
+        tenant=answer["tenant"],
+        created_ms=answer["created_ms"],
+        deadline_ms=answer["deadline_ms"],
+        now_ms=answer["now_ms"],
+        stages=tuple(stages),
+        just_ended=bool(answer.get("just_ended")),
+    )

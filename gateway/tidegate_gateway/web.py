@@ -1,0 +1,157 @@
+"""The OpenAI-compatible API over HTTP, workflows, health, and the status page.
+
+Handlers parse (`wire`), admit, serve, and write bytes; they decide nothing. A client that hangs up cancels its handler,
+and with it the call. A client that does not read is given up after `limits.write_s`. Unknown paths do not exist: engines
+have endpoints that take no key, and none of them can be reached through here.
+"""
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+
+from tidegate_gateway import errors, listener, page, sse, wire
+from tidegate_gateway.gateway import Gateway
+from tidegate_gateway.serving import Serving
+
+
+class Web:
+    """The handlers of one gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._limits = gateway.told.limits
+
+    def routes(self) -> listener.Routes:
+        """The allow-list."""
+        route = listener.Route
+        return listener.Routes(
+            [
+                route(method="POST", path="/v1/chat/completions", handler=self._chat),
+                route(method="POST", path="/v1/completions", handler=self._completion),
+                route(method="GET", path="/v1/models", handler=self._models),
+                route(method="POST", path="/v1/workflows", handler=self._create),
+                route(method="GET", path="/v1/workflows", handler=self._list),
+                route(method="GET", path="/v1/workflows/{workflow}", handler=self._get),
+                route(method="DELETE", path="/v1/workflows/{workflow}", handler=self._cancel),
+                route(method="POST", path="/v1/workflows/{workflow}/complete", handler=self._complete),
+                route(method="POST", path="/v1/workflows/{workflow}/stages/{stage}/complete", handler=self._stage),
+                route(method="GET", path="/health", handler=_health),
+                route(method="GET", path="/ready", handler=self._ready),
+                route(method="GET", path="/metrics", handler=self.metrics),
+                route(method="GET", path="/", handler=self._page),
+            ]
+        )
+
+    # Calls.
+
+    async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._generate(request, "chat")
+
+    async def _completion(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._generate(request, "completion")
+
+    async def _generate(self, request: web.BaseRequest, kind: wire.Kind) -> web.StreamResponse:
+        gateway = self._gateway
+        raw = await listener.body(request, self._limits)
+        now = gateway.clock()
+        ask = wire.read(kind, request.headers, raw, most_choices=self._limits.choices)
+        try:
+            job = await gateway.admission.admit(now, ask)
+            async with gateway.router.serve(job) as serving:
+                headers = _headers(ask, serving)
+                if serving.reply.streamed:
+                    return await self._stream(request, serving, headers)
+                reply = serving.reply
+                return web.Response(status=reply.status, body=reply.first, headers=headers)
+        except errors.Refused as error:
+            gateway.meters.shed.labels(error.reason.value).inc()
+            raise
+
+    async def _stream(
+        self, request: web.BaseRequest, serving: Serving, headers: dict[str, str]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(status=200, headers={**headers, "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        block = serving.reply.first
+        while block:
+            try:
+                async with asyncio.timeout(self._limits.write_s):
+                    await response.write(block)
+            except TimeoutError as error:
+                if request.transport is not None:
+                    request.transport.abort()
+                raise ConnectionResetError("the client does not read its answer") from error
+            try:
+                block = await serving.next_block()
+            except errors.GatewayError as error:
+                await response.write(sse.error_event(error.body()))
+                break
+        await response.write_eof()
+        return response
+
+    async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
+        names = self._gateway.fleet.models
+        rows = [{"id": name, "object": "model", "created": 0, "owned_by": "tidegate"} for name in names]
+        return listener.reply({"object": "list", "data": rows})
+
+    # Workflows.
+
+    async def _create(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await listener.json_object(request, self._limits)
+        tenant = wire.tenant(request.headers)
+        flow = await self._gateway.flows.create(body, tenant=tenant, key=request.headers.get("Idempotency-Key"))
+        return listener.reply(flow, 201)
+
+    async def _get(self, request: web.BaseRequest, workflow: str) -> web.StreamResponse:
+        return listener.reply(await self._gateway.flows.get(wire.name_of(workflow, "the workflow's id")))
+
+    async def _list(self, request: web.BaseRequest) -> web.StreamResponse:
+        rows = await self._gateway.flows.listed(request.query.get("state"))
+        return listener.reply({"object": "list", "data": rows})
+
+    async def _cancel(self, request: web.BaseRequest, workflow: str) -> web.StreamResponse:
+        return listener.reply(await self._gateway.flows.cancel(wire.name_of(workflow, "the workflow's id")))
+
+    async def _complete(self, request: web.BaseRequest, workflow: str) -> web.StreamResponse:
+        await listener.json_object(request, self._limits)
+        key = request.headers.get("Idempotency-Key")
+        return listener.reply(await self._gateway.flows.complete(wire.name_of(workflow, "the workflow's id"), key=key))
+
+    async def _stage(self, request: web.BaseRequest, workflow: str, stage: str) -> web.StreamResponse:
+        await listener.json_object(request, self._limits)
+        key = request.headers.get("Idempotency-Key")
+        workflow, stage = wire.name_of(workflow, "the workflow's id"), wire.name_of(stage, "the stage's name")
+        return listener.reply(await self._gateway.flows.complete_stage(workflow, stage, key=key))
+
+    # Health.
+
+    async def _ready(self, request: web.BaseRequest) -> web.StreamResponse:
+        status, reasons = self._gateway.problems()
+        code = 200 if status in ("ready", "degraded") else 503
+        return listener.reply({"status": status, "reasons": reasons}, code)
+
+    async def metrics(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._gateway.meters.observe(self._gateway.core)
+        text, content_type = self._gateway.meters.exposition(request.headers.get("Accept", ""))
+        return web.Response(body=text, headers={"Content-Type": content_type})
+
+    async def _page(self, request: web.BaseRequest) -> web.StreamResponse:
+        text = page.render(self._gateway.state())
+        return web.Response(text=text, content_type="text/html", headers=page.HEADERS)
+
+
+async def _health(request: web.BaseRequest) -> web.StreamResponse:
+    return listener.reply({"status": "ok"})
+
+
+def _headers(ask: wire.Ask, serving: Serving) -> dict[str, str]:
+    headers: dict[str, Any] = {
+        "Content-Type": serving.reply.content_type,
+        "x-request-id": ask.request_id or serving.job.call.id,
+        "x-tidegate-engine": serving.engine or "",
+        "x-tidegate-queue-ms": str(round(serving.queue_s * 1000)),
+    }
+    if serving.slack_s is not None:
+        headers["x-tidegate-slack-ms"] = str(round(serving.slack_s * 1000))
+    return headers

@@ -1,0 +1,342 @@
+"""Workflows as the gateway serves them: created by request or by a call's header, budgeted, finished, ended.
+
+Between the wire and the `store`: validates what clients declare, turns a record into a call's budget (HexGen eq 5), and
+sees to it that nothing a client was told is lost: the end of a call is recorded before its last bytes go out, and what the
+store cannot take now waits in an outbox until it can. Without a store workflows are refused and single calls go on.
+"""
+
+import asyncio
+import collections
+import datetime
+import hashlib
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from tidegate_policy import budget
+from tidegate_policy.cost import CostModel
+from tidegate_policy.model import StageState, Workflow, WorkflowId
+
+from tidegate_gateway import errors, perceive, settings, store, telemetry, wire
+from tidegate_gateway.errors import BadRequest
+
+logger = logging.getLogger("tidegate.gateway")
+
+HOUSEKEEPING_S = 0.5
+BATCH = 100
+"""Records that one round of housekeeping touches."""
+MOST_UNRECORDED = 100_000
+MOST_LISTED = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """A call's place in its workflow, and what follows from it."""
+
+    workflow: WorkflowId
+    stage: str
+    call: str
+    template: str
+    tenant: str
+    due_s: float
+    """By when this call should finish: its share of the time left."""
+    deadline_s: float
+    """After which its answer is worthless: the workflow's deadline and its grace."""
+    left_s: float
+    """Expected work of the workflow after this call."""
+
+    @property
+    def scope(self) -> str:
+        """Whose calls are like this one: the template's, else the tenant's."""
+        return self.template or self.tenant
+
+
+class Workflows:
+    """All workflows, through the store."""
+
+    def __init__(
+        self,
+        told: settings.Settings,
+        kept: store.Store | None,
+        perception: perceive.Perception,
+        meters: telemetry.Telemetry,
+        *,
+        costs: Callable[[], list[CostModel]],
+    ) -> None:
+        self.kept = kept
+        self.up = kept is not None
+        """Whether the store answered last time; while it is down nobody waits for it."""
+        self._told = told
+        self._templates = {item.name: item for item in told.workflows}
+        self._perception = perception
+        self._meters = meters
+        self._costs = costs
+        self._outbox: collections.deque[tuple[str, str, bool]] = collections.deque()
+
+    # Calls.
+
+    async def join(self, now: float, ask: wire.Ask, call: str) -> Membership:
+        """Enters the ask's call into its workflow. Raises `GatewayError`."""
+        if ask.workflow is None or ask.stage is None:
+            raise AssertionError("the ask names no workflow")
+        deadline_ms = None if ask.deadline_s is None else round(ask.deadline_s * 1000)
+        try:
+            record = await self._ask(
+                ask.workflow, "join", ask.workflow, ask.stage, call, deadline_ms=deadline_ms, tenant=ask.tenant
+            )
+        except (asyncio.CancelledError, errors.Refused):
+            self._later(ask.workflow, call, ok=False)  # the store may have taken it all the same
+            raise
+        return self._membership(now, record, ask.stage, call, ask.model)
+
+    async def done(self, membership: Membership) -> None:
+        """Records the good end of a call; if the store cannot, it is recorded later."""
+        if not await self._record(membership.workflow, membership.call, ok=True):
+            self._later(membership.workflow, membership.call, ok=True)
+
+    def left(self, membership: Membership) -> None:
+        """A call ended without an answer; recorded soon."""
+        self._later(membership.workflow, membership.call, ok=False)
+
+    async def run(self) -> None:
+        """Empties the outbox and ends what is overdue, until cancelled."""
+        while True:
+            await asyncio.sleep(0.05 if self._outbox and self.up else HOUSEKEEPING_S)
+            if self.kept is None or not self.up:
+                continue
+            await self.flush()
+            try:
+                for record in await self.kept.expire(BATCH):
+                    self._ended(record)
+            except store.Unavailable:
+                self.up = False
+
+    async def flush(self) -> None:
+        """Records what waits in the outbox, as far as the store takes it."""
+        while self._outbox:
+            workflow, call, ok = self._outbox[0]
+            if not await self._record(workflow, call, ok=ok):
+                break
+            self._outbox.popleft()
+        self._meters.unrecorded.set(len(self._outbox))
+
+    # The API; every answer is a JSON object of `shown`.
+
+    async def create(self, body: Mapping[str, Any], *, tenant: str | None, key: str | None) -> dict[str, Any]:
+        """Creates a workflow from a request body. Raises `GatewayError`."""
+        new = self._declared(body, tenant)
+        return shown(await self._ask(new.id, "create", new, once=once(key, "create", body)))
+
+    async def get(self, workflow: str) -> dict[str, Any]:
+        return shown(await self._ask(workflow, "get", workflow))
+
+    async def listed(self, state: str | None, limit: int = 100) -> list[dict[str, Any]]:
+        """The newest workflows, of one state or of all."""
+        if state is not None and state not in store.STATES:
+            raise BadRequest(f"state must be one of {', '.join(store.STATES)}", param="state")
+        return [shown(record) for record in await self._ask("", "listed", state, min(limit, MOST_LISTED))]
+
+    async def complete_stage(self, workflow: str, stage: str, *, key: str | None) -> dict[str, Any]:
+        """A stage is over (a tool step, or the last of its undeclared calls)."""
+        record = await self._ask(
+            workflow, "complete_stage", workflow, stage, once=once(key, f"complete {workflow} {stage}", None), stage=stage
+        )
+        return self._ended(record)
+
+    async def complete(self, workflow: str, *, key: str | None) -> dict[str, Any]:
+        return self._ended(await self._ask(workflow, "complete", workflow, once=once(key, f"complete {workflow}", None)))
+
+    async def cancel(self, workflow: str) -> dict[str, Any]:
+        return self._ended(await self._ask(workflow, "cancel", workflow))
+
+    # The machinery.
+
+    async def _ask(self, workflow: str, operation: str, *arguments: Any, stage: str = "", **options: Any) -> Any:
+        """One operation of the store, its refusals as errors of the API."""
+        if self.kept is None or not self.up:
+            raise errors.store_unavailable()
+        try:
+            return await getattr(self.kept, operation)(*arguments, **options)
+        except store.Unavailable as error:
+            self.up = False
+            raise errors.store_unavailable() from error
+        except store.Rejected as error:
+            raise _refusal(error, workflow, stage) from error
+
+    async def _record(self, workflow: str, call: str, *, ok: bool) -> bool:
+        """Whether the end of a call is recorded (or there is nothing left to record it in)."""
+        if self.kept is None or not self.up:
+            return False
+        try:
+            self._ended(await self.kept.finish(workflow, call, ok=ok))
+        except store.Unavailable:
+            self.up = False
+            return False
+        except store.Rejected as error:
+            logger.info("the end of call %s is not recorded: workflow %s: %s", call, workflow, error.code)
+        return True
+
+    def _later(self, workflow: str, call: str, *, ok: bool) -> None:
+        if self.kept is None:
+            return
+        if len(self._outbox) >= MOST_UNRECORDED:
+            logger.error("call %s of workflow %s cannot be recorded", call, workflow)
+            return
+        self._outbox.append((workflow, call, ok))
+
+    def _ended(self, record: store.Record) -> dict[str, Any]:
+        if record.just_ended:
+            late = record.now_ms > record.deadline_ms
+            outcome = record.state if record.state != "done" else "late" if late else "met"
+            self._meters.on_workflow(record.template, outcome)
+        return shown(record)
+
+    def _membership(self, now: float, record: store.Record, stage: str, call: str, model: str) -> Membership:
+        models = self._costs()
+        scope = record.template or record.tenant
+
+        def pass_s(name: str) -> float:
+            return self._perception.stage_seconds((scope, name, model), models)
+
+        states = tuple(
+            StageState(name=item.name, after=item.after, mean_s=pass_s(item.name) * _passes(item), done=item.over)
+            for item in record.stages
+        )
+        deadline_s = now + (record.deadline_ms - record.now_ms) / 1000
+        flow = Workflow(id=WorkflowId(record.id), arrival_s=now, deadline_s=deadline_s, stages=states)
+        own_s = pass_s(stage)
+        (mine,) = (item for item in record.stages if item.name == stage)
+        path_s = own_s * _passes(mine) + budget.remaining_after_s(flow, stage)
+        share_s = budget.share_s(left_s=deadline_s - now, cost_s=own_s, path_s=path_s)
+        return Membership(
+            workflow=flow.id,
+            stage=stage,
+            call=call,
+            template=record.template,
+            tenant=record.tenant,
+            due_s=now + share_s,
+            deadline_s=deadline_s + self._told.store.grace_s,
+            left_s=max(path_s - own_s, 0.0),
+        )
+
+    def _declared(self, body: Mapping[str, Any], tenant: str | None) -> store.NewWorkflow:
+        unknown = sorted(set(body) - {"id", "template", "deadline_ms", "tenant", "stages"})
+        if unknown:
+            raise BadRequest(f"{unknown[0][:64]} is no field of a workflow", param=unknown[0][:64])
+        template = self._template(body.get("template"))
+        deadline_ms = body.get("deadline_ms")
+        if deadline_ms is not None:
+            deadline_s = wire.duration_s(deadline_ms, "deadline_ms")
+        elif template is not None and template.deadline_s is not None:
+            deadline_s = template.deadline_s
+        else:
+            raise BadRequest("deadline_ms is required: milliseconds from now until the last stage must be done",
+                             param="deadline_ms")
+        named = body.get("tenant") or tenant or ""
+        if not isinstance(named, str) or len(named) > 256 or not named.isprintable():
+            raise BadRequest("tenant must be at most 256 printable characters", param="tenant")
+        return store.NewWorkflow(
+            id=wire.name_of(body["id"], "id") if body.get("id") else f"wf-{secrets.token_hex(10)}",
+            deadline_ms=max(1, round(deadline_s * 1000)),
+            template=template.name if template is not None else "",
+            tenant=named,
+            stages=_stages(body.get("stages"), template, self._told.limits.stages),
+        )
+
+    def _template(self, name: object) -> settings.Template | None:
+        if name is None or name == "":
+            return None
+        if not isinstance(name, str) or name not in self._templates:
+            known = ", ".join(sorted(self._templates)) or "none"
+            raise BadRequest(f"template {str(name)[:64]!r} is unknown; known are {known}", param="template")
+        return self._templates[name]
+
+
+def once(key: str | None, scope: str, body: Mapping[str, Any] | None) -> store.Idempotency | None:
+    """What a client's Idempotency-Key stands for. Raises `BadRequest`."""
+    if key is None or key == "":
+        return None
+    if len(key) > 256 or not key.isascii() or not key.isprintable():
+        raise BadRequest("Idempotency-Key must be at most 256 printable ASCII characters", param="Idempotency-Key")
+    printed = hashlib.sha256(orjson.dumps(dict(body or {}), option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return store.Idempotency(key=key, scope=scope, print=printed)
+
+
+def shown(record: store.Record) -> dict[str, Any]:
+    """A workflow as the API shows it."""
+    deadline = datetime.datetime.fromtimestamp(record.deadline_ms / 1000, datetime.UTC)
+    return {
+        "id": record.id,
+        "object": "workflow",
+        "state": record.state,
+        "template": record.template or None,
+        "tenant": record.tenant or None,
+        "deadline": deadline.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "deadline_ms": record.deadline_ms - record.created_ms,
+        "left_ms": record.deadline_ms - record.now_ms,
+        "stages": [
+            {
+                "name": stage.name,
+                "state": "done" if stage.over else "running" if stage.started else "waiting",
+                "after": list(stage.after),
+                "parallel": stage.parallel or None,
+                "calls_running": stage.running,
+                "calls_done": stage.done,
+            }
+            for stage in record.stages
+        ],
+    }
+
+
+def _passes(stage: store.Stage) -> int:
+    """Repetitions of a stage that may still come, this one included."""
+    return max(1, stage.passes - stage.done // max(stage.parallel, 1))
+
+
+def _stages(value: object, template: settings.Template | None, most: int) -> tuple[store.Stage, ...]:
+    if value is None or value == []:
+        items = template.stages if template is not None else ()
+        return tuple(
+            store.Stage(name=item.name, after=item.after, parallel=item.parallel, passes=item.repeat) for item in items
+        )
+    if not isinstance(value, list) or len(value) > most:
+        raise BadRequest(f"stages must be a list of at most {most} stages", param="stages")
+    stages = tuple(_stage(item, f"stages[{i}]") for i, item in enumerate(value))
+    try:
+        budget.declared(tuple(StageState(name=stage.name, after=stage.after) for stage in stages))
+    except ValueError as error:
+        raise BadRequest(f"stages: {error}", param="stages") from error
+    return stages
+
+
+def _stage(item: object, where: str) -> store.Stage:
+    if not isinstance(item, dict) or set(item) - {"name", "after", "parallel"}:
+        raise BadRequest(f"{where} must be an object with name, after and parallel", param=where)
+    after = item.get("after") or []
+    if not isinstance(after, list):
+        raise BadRequest(f"{where}.after must be a list of stage names", param=f"{where}.after")
+    parallel = item.get("parallel")
+    if parallel is not None and (isinstance(parallel, bool) or not isinstance(parallel, int) or not 0 <= parallel <= 1000):
+        raise BadRequest(f"{where}.parallel must be a whole number from 1 to 1000", param=f"{where}.parallel")
+    return store.Stage(
+        name=wire.name_of(item.get("name"), f"{where}.name"),
+        after=tuple(wire.name_of(name, f"{where}.after") for name in after),
+        parallel=parallel or 0,
+    )
+
+
+def _refusal(error: store.Rejected, workflow: str, stage: str) -> errors.GatewayError:
+    sentences = {
+        "workflow_not_found": f"workflow {workflow!r} is unknown; create it, or send x-tidegate-deadline-ms with its first call",
+        "workflow_ended": f"workflow {workflow!r} has ended ({error.state}); create another one",
+        "workflow_exists": f"workflow {workflow!r} exists already; choose another id, or GET it",
+        "stage_not_found": f"workflow {workflow!r} has no stage {stage!r}; GET the workflow to see its stages",
+        "stage_already_done": f"stage {stage!r} is done already; send an Idempotency-Key to repeat a request safely",
+        "idempotency_key_reused": "this Idempotency-Key was used with another body; use a new key for a new request",
+        "too_many_stages": f"workflow {workflow!r} has too many stages; create another one",
+    }
+    code = "invalid_request" if error.code == "too_many_stages" else error.code
+    return BadRequest(sentences[error.code], code=code)
