@@ -30,14 +30,15 @@ def run(options: argparse.Namespace) -> int:
     if options.verb == "set":
         if options.name not in {*orders.ORDERS, "auto"}:
             raise Usage(f"unknown policy {options.name!r}; known are auto, {', '.join(sorted(orders.ORDERS))}")
-        body = {"policy": options.name, "for_s": seconds(options.duration)}
+        body = (
+            {"policy": None} if options.name == "auto" else {"policy": options.name, "for_s": seconds(options.duration)}
+        )
     answer = asyncio.run(_ask(options.admin, body))
     if options.json:
         sys.stdout.write(json.dumps(answer) + "\n")
         return 0
-    sys.stdout.write(f"active  {answer['active']}\n")
-    if answer.get("override"):
-        sys.stdout.write(f"override {answer['override']['policy']}, {answer['override']['left_s']:.0f} s left\n")
+    left = f", {answer['left_s']:.0f} s left" if answer.get("left_s") is not None else ""
+    sys.stdout.write(f"{answer['name']}  ({answer['source']}{left}: {answer['reason'] or 'no reason given'})\n")
     return 0
 
 

@@ -8,7 +8,7 @@ Where a call waits is a setting. Without caps every call goes to an engine on ar
 cap the rest wait here, in the same order that engines use, and bind to whichever engine has room (late binding).
 """
 
-import math
+import heapq
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -83,7 +83,8 @@ class _Out:
 class _Held:
     """What is remembered of a waiting call beside its ticket."""
 
-    since_s: float
+    expiry_s: float
+    """Instant at which its wait here is over: its time to live, or its deadline if that is earlier."""
     attempt: int = 1
     avoid: set[EngineId] = field(default_factory=set)
 
@@ -94,6 +95,8 @@ class Dispatcher:
     def __init__(self, *, policy: str, dispatch: choose.Dispatch, limits: Limits, rng: random.Random) -> None:
         self._queue = WaitingQueue(orders.named(policy))
         self._held: dict[CallId, _Held] = {}
+        self._expiries: list[tuple[float, CallId]] = []
+        """A heap of (expiry, call); entries of calls that no longer wait are skipped."""
         self._out: dict[CallId, _Out] = {}
         self._engines: dict[EngineId, _Engine] = {}
         self._limits = limits
@@ -130,7 +133,9 @@ class Dispatcher:
 
     def next_expiry_s(self) -> float | None:
         """The instant at which `on_tick` has something to do; None while nobody waits."""
-        return min((self._expiry_s(call_id) for call_id in self._held), default=None)
+        while self._expiries and not self._is_held(*self._expiries[0]):
+            heapq.heappop(self._expiries)
+        return self._expiries[0][0] if self._expiries else None
 
     # Events.
 
@@ -143,17 +148,15 @@ class Dispatcher:
         if len(self._queue) >= self._limits.max_waiting:
             return [self._drop(call, DropReason.SATURATED)]
         self._queue.push(self._ticket(call))
-        self._held[call.id] = _Held(since_s=now)
+        self._hold(call, _Held(expiry_s=self._expiry_s(now, call)))
         return self._pump(now)
 
-    def on_first_token(self, now: float, call_id: CallId, tokens: int = 1) -> None:
+    def on_progress(self, now: float, call_id: CallId, tokens: int) -> None:
         """The call's prompt is done and `tokens` tokens have come out: its charge shrinks to what is left."""
         out = self._out.get(call_id)
         if out is not None and out.engine in self._engines:
             left = self._engines[out.engine].state.cost.decode_charge(out.call, tokens)
             self._recharge(out, left)
-
-    on_progress = on_first_token
 
     def on_finish(self, now: float, call_id: CallId) -> list[Action]:
         """The call's last token came, or it failed for good. Unknown ids are ignored (a late echo of a cancel)."""
@@ -165,11 +168,11 @@ class Dispatcher:
         out = self._settle(call_id)
         if out is None:
             return []
-        held = _Held(since_s=now, attempt=out.attempt + 1, avoid={out.engine})
+        held = _Held(expiry_s=self._expiry_s(now, out.call), attempt=out.attempt + 1, avoid={out.engine})
         if not self._willing(held):
             return [self._drop(out.call, DropReason.NO_ENGINES), *self._pump(now)]
         self._queue.push_front(self._ticket(out.call))
-        self._held[call_id] = held
+        self._hold(out.call, held)
         return self._pump(now)
 
     def on_cancel(self, now: float, call_id: CallId) -> list[Action]:
@@ -202,8 +205,10 @@ class Dispatcher:
 
     def on_tick(self, now: float) -> list[Action]:
         """Drops the calls whose time in the gateway is over."""
-        expired = sorted(call_id for call_id in self._held if self._expiry_s(call_id) <= now)
-        return [*map(self._expire, expired), *self._pump(now)]
+        drops: list[Action] = []
+        while (expiry_s := self.next_expiry_s()) is not None and expiry_s <= now:
+            drops.append(self._expire(heapq.heappop(self._expiries)[1]))
+        return [*drops, *self._pump(now)]
 
     def on_drain(self) -> None:
         """Nothing new is taken from here on; those who wait are still served."""
@@ -269,10 +274,17 @@ class Dispatcher:
     def _willing(self, held: _Held) -> bool:
         return any(engine.state.accepting and engine.state.id not in held.avoid for engine in self._engines.values())
 
-    def _expiry_s(self, call_id: CallId) -> float:
-        ticket = self._queue.get(call_id)
-        deadline_s = math.inf if ticket is None or ticket.call.deadline_s is None else ticket.call.deadline_s
-        return min(self._held[call_id].since_s + self._limits.ttl_s, deadline_s)
+    def _expiry_s(self, now: float, call: Call) -> float:
+        expiry_s = now + self._limits.ttl_s
+        return expiry_s if call.deadline_s is None else min(expiry_s, call.deadline_s)
+
+    def _hold(self, call: Call, held: _Held) -> None:
+        self._held[call.id] = held
+        heapq.heappush(self._expiries, (held.expiry_s, call.id))
+
+    def _is_held(self, expiry_s: float, call_id: CallId) -> bool:
+        held = self._held.get(call_id)
+        return held is not None and held.expiry_s == expiry_s
 
     def _expire(self, call_id: CallId) -> Drop:
         ticket = self._queue.remove(call_id)
@@ -281,8 +293,8 @@ class Dispatcher:
             raise AssertionError(f"call {call_id!r} is held but does not wait")
         if not self._willing(held):
             return self._drop(ticket.call, DropReason.NO_ENGINES)
-        in_time = ticket.call.deadline_s is None or ticket.call.deadline_s > held.since_s + self._limits.ttl_s
-        return self._drop(ticket.call, DropReason.TTL_EXPIRED if in_time else DropReason.DEADLINE_UNREACHABLE)
+        missed = ticket.call.deadline_s is not None and ticket.call.deadline_s <= held.expiry_s
+        return self._drop(ticket.call, DropReason.DEADLINE_UNREACHABLE if missed else DropReason.TTL_EXPIRED)
 
     def _drop(self, call: Call, reason: DropReason) -> Drop:
         backlogs = [

@@ -1,0 +1,150 @@
+"""Open-loop load on a gateway: every call leaves at its instant, however late the answers to others are.
+
+Prompts are made of common words, about one token each; answers are asked for at exact lengths (`ignore_eos`). A call with
+`after` leaves its delay after the last of those has finished. Times are the client's own. It knows neither policies nor
+reports.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import aiohttp
+import orjson
+
+_WORDS = ("the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his", "they")
+CONNECT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One call to make."""
+
+    id: str
+    at_s: float
+    """Since the start of the run; since the end of the last of `after` where there are some."""
+    prompt_tokens: int
+    output_tokens: int
+    headers: Mapping[str, str]
+    after: tuple[str, ...] = ()
+    seed: int = 0
+    """Chooses the words of the prompt; calls with the same seed share a prefix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the client saw; instants in seconds since the start of the run."""
+
+    id: str
+    sent_s: float
+    first_s: float | None = None
+    last_s: float | None = None
+    tokens: int = 0
+    engine: str = ""
+    error: str = ""
+    """Empty, or the status and the gateway's own sentence."""
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_s is None else self.first_s - self.sent_s
+
+    @property
+    def e2e_s(self) -> float | None:
+        return None if self.error or self.last_s is None else self.last_s - self.sent_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        if self.error or self.first_s is None or self.last_s is None or self.tokens < 2:
+            return None
+        return (self.last_s - self.first_s) / (self.tokens - 1)
+
+
+async def run(
+    planned: Sequence[Planned], *, url: str, model: str | None, timeout_s: float, progress: asyncio.Queue[Outcome]
+) -> list[Outcome]:
+    """Makes all calls and returns their outcomes in the order of `planned`; each is also put into `progress`."""
+    start = asyncio.get_running_loop().time()
+    ended = {call.id: asyncio.Event() for call in planned}
+    timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as tasks:
+
+        async def make(call: Planned) -> Outcome:
+            for before in call.after:
+                await ended[before].wait()
+            since = asyncio.get_running_loop().time() if call.after else start
+            await asyncio.sleep(since + call.at_s - asyncio.get_running_loop().time())
+            outcome = await _call(session, call, f"{url}/v1/completions", model, start)
+            ended[call.id].set()
+            progress.put_nowait(outcome)
+            return outcome
+
+        made = [tasks.create_task(make(call)) for call in planned]
+    return [task.result() for task in made]
+
+
+async def _call(session: aiohttp.ClientSession, call: Planned, url: str, model: str | None, start: float) -> Outcome:
+    loop = asyncio.get_running_loop()
+    sent_s, first_s, last_s, tokens, engine = loop.time() - start, None, None, 0, ""
+    error = "the stream ended without [DONE]"
+    try:
+        headers = {"content-type": "application/json", **call.headers}
+        async with session.post(url, data=_body(call, model), headers=headers) as response:
+            engine = response.headers.get("x-tidegate-engine", "")
+            if response.status != 200:
+                error = f"{response.status} {_sentence(await response.read())}"
+            else:
+                async for event in _events(response.content):
+                    if event == b"[DONE]":
+                        error = ""
+                        break
+                    fields = orjson.loads(event)
+                    if "error" in fields:
+                        error = f"in mid-stream: {fields['error'].get('message')}"
+                        break
+                    tokens = (fields.get("usage") or {}).get("completion_tokens", tokens)
+                    if any(choice.get("text") for choice in fields.get("choices", ())):
+                        last_s = loop.time() - start
+                        first_s = last_s if first_s is None else first_s
+    except (aiohttp.ClientError, TimeoutError, ValueError) as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    return Outcome(id=call.id, sent_s=sent_s, first_s=first_s, last_s=last_s, tokens=tokens, engine=engine, error=error)
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    buffer = b""
+    async for chunk in content.iter_any():
+        buffer += chunk
+        *whole, buffer = buffer.split(b"\n\n")
+        for event in whole:
+            if event.startswith(b"data: "):
+                yield event[6:]
+
+
+def _body(call: Planned, model: str | None) -> bytes:
+    body = {
+        "prompt": prompt(call.prompt_tokens, call.seed),
+        "max_tokens": call.output_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return orjson.dumps(body if model is None else {"model": model, **body})
+
+
+def prompt(tokens: int, seed: int) -> str:
+    """About `tokens` tokens of common words; another seed gives other words from the first one on."""
+    state = seed * 2_654_435_761 + 12_345
+    words = []
+    for _ in range(tokens):
+        state = (state * 1_103_515_245 + 12_345) % 2**31
+        words.append(_WORDS[state >> 27])
+    return " ".join(words)
+
+
+def _sentence(body: bytes) -> str:
+    try:
+        return str(orjson.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")

@@ -1,0 +1,204 @@
+"""`tidegate up` gives a whole system, and takes all of it away again."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import openai
+import orjson
+import pytest
+
+from tidegate_cli import processes
+
+READY_S = 60.0
+
+
+class Up:
+    """A running `tidegate up`."""
+
+    def __init__(self, state: pathlib.Path, *words: str) -> None:
+        self.state = state
+        self.port, self.grpc_port, self.admin_port = (processes.free_port() for _ in range(3))
+        self.url = f"http://127.0.0.1:{self.port}"
+        ports = [f"--port={self.port}", f"--grpc-port={self.grpc_port}", f"--admin-port={self.admin_port}"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tidegate_cli.main", "up", f"--state={state}", *ports, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def first_line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def end(self, signum: int) -> tuple[int, str]:
+        self.process.send_signal(signum)
+        _, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, errors
+
+    def admin(self, path: str) -> dict[str, object]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}{path}", timeout=10) as response:
+            answer: dict[str, object] = orjson.loads(response.read())
+            return answer
+
+    def tidegate(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "tidegate_cli.main", *words], capture_output=True, text=True, timeout=60
+        )
+
+
+def family_of(state: pathlib.Path) -> list[str]:
+    """Command lines of the processes that mention the state folder or the simulated engines started from it."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                environ = (entry / "environ").read_bytes()
+                if f"TIDEGATE_TEST_FAMILY={state}".encode() in environ and int(entry.name) != os.getpid():
+                    found.append((entry / "cmdline").read_bytes().decode())
+    return [line for line in found if line]
+
+
+def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def marked(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    monkeypatch.setenv("TIDEGATE_TEST_FAMILY", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def up(marked: pathlib.Path) -> Iterator[Up]:
+    system = Up(marked, "--engines=sim:a100,a6000", "--sim-speed=20")
+    line = system.first_line()
+    assert line.startswith("tidegate is ready: http://127.0.0.1:"), system.end(signal.SIGKILL)
+    yield system
+    if system.process.poll() is None:
+        system.end(signal.SIGINT)
+    until(lambda: not family_of(marked))
+
+
+def test_a_stock_openai_client_gets_answers_streamed_and_not(up: Up) -> None:
+    client = openai.OpenAI(base_url=f"{up.url}/v1", api_key="none")
+    model = client.models.list().data[0].id
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    whole = client.chat.completions.create(model=model, messages=messages, max_tokens=12)  # type: ignore[arg-type]
+    assert "simulated" in (whole.choices[0].message.content or "")
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 12
+    chunks = list(client.chat.completions.create(model=model, messages=messages, max_tokens=12, stream=True))  # type: ignore[arg-type]
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert said == whole.choices[0].message.content
+    client.close()
+
+
+def test_a_workflow_lives_from_its_first_call_to_its_end(up: Up) -> None:
+    def call(stage: str) -> None:
+        headers = {
+            "content-type": "application/json",
+            "x-tidegate-workflow": "q-1",
+            "x-tidegate-stage": stage,
+            "x-tidegate-deadline-ms": "60000",
+        }
+        body = orjson.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4})
+        urllib.request.urlopen(
+            urllib.request.Request(f"{up.url}/v1/chat/completions", body, headers), timeout=30
+        ).close()
+
+    for stage in ("plan", "answer"):
+        call(stage)
+    end = urllib.request.Request(f"{up.url}/v1/workflows/q-1/complete", b"{}", {"content-type": "application/json"})
+    with urllib.request.urlopen(end, timeout=10) as response:
+        workflow = orjson.loads(response.read())
+    assert workflow["state"] == "done"
+    assert [stage["name"] for stage in workflow["stages"]] == ["plan", "answer"]
+
+
+def test_a_policy_set_by_hand_is_in_force_on_engines_and_gateway_and_is_handed_back(up: Up) -> None:
+    admin = f"--admin=http://127.0.0.1:{up.admin_port}"
+    done = up.tidegate("policy", admin, "set", "edf", "--for", "10m")
+    assert done.returncode == 0, done.stderr
+    assert "edf" in up.tidegate("policy", admin, "get").stdout
+
+    def in_force() -> bool:
+        state = up.admin("/admin/state")
+        policies = {engine["policy"] for engine in state["engines"]} | {state["policy"]["active"]}  # type: ignore[attr-defined,index]
+        return policies == {"edf"}
+
+    until(in_force)
+    assert up.tidegate("policy", admin, "set", "auto").returncode == 0
+    until(lambda: not up.admin("/admin/policy").get("override"))
+
+
+def test_ctrl_c_stops_everything(up: Up) -> None:
+    assert len(family_of(up.state)) >= 5
+    code, _ = up.end(signal.SIGINT)
+    assert code == 0
+    assert not family_of(up.state)
+
+
+def test_not_even_sigkill_leaves_a_child_behind(up: Up) -> None:
+    up.end(signal.SIGKILL)
+    until(lambda: not family_of(up.state))
+
+
+def test_a_second_up_on_the_same_state_is_one_sentence(up: Up) -> None:
+    second = Up(up.state)
+    code, errors = second.end(0) if second.process.poll() is None else (second.process.returncode, "")
+    assert code == 1
+    assert "another `tidegate up` uses" in errors
+
+
+def test_an_engine_that_dies_ends_the_run_with_its_last_words(up: Up) -> None:
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                environ = (entry / "environ").read_bytes()
+                if b"sim-engine" in words and f"TIDEGATE_TEST_FAMILY={up.state}".encode() in environ:
+                    os.kill(int(entry.name), signal.SIGKILL)
+                    break
+    _, errors = up.process.communicate(timeout=60)
+    assert up.process.returncode == 1
+    assert "ended by itself" in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        pytest.param(["--engines=gpu"], "is none of sim:PROFILE", id="engines"),
+        pytest.param(["--policy=lifo"], "unknown policy 'lifo'", id="policy"),
+        pytest.param(["--sim-speed=0"], "--sim-speed must be between", id="speed"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(marked: pathlib.Path, words: list[str], sentence: str) -> None:
+    system = Up(marked, *words)
+    _, errors = system.process.communicate(timeout=60)
+    assert system.process.returncode == 2
+    assert sentence in errors
+    assert "Traceback" not in errors
+
+
+def test_a_port_in_use_is_one_sentence_and_exit_code_1(marked: pathlib.Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        system = Up(marked, f"--port={taken.getsockname()[1]}")
+        _, errors = system.process.communicate(timeout=60)
+    assert system.process.returncode == 1
+    assert "choose another by --port" in errors
