@@ -14,10 +14,11 @@ from collections.abc import Sequence
 
 import aiohttp
 import kopf
+import tidegate_profiles
 from kubernetes.aio import client, config
 from tidegate_policy import orders
 
-from tidegate_operator import control, handlers, health, override, reconcile, render, steer_pool
+from tidegate_operator import control, handlers, health, override, reconcile, render, spec, steer_pool
 from tidegate_operator.cluster import api_server, lease
 
 log = logging.getLogger("tidegate_operator")
@@ -88,7 +89,7 @@ async def _act(options: argparse.Namespace, api: client.ApiClient, session: aioh
         images=render.Images(
             tidegate=options.image, engine=options.engine_image, pull_policy=options.image_pull_policy
         ),
-        policies=frozenset(orders.ORDERS),
+        known=spec.Known(policies=frozenset(orders.ORDERS), profiles=frozenset(tidegate_profiles.names())),
         operator_namespace=options.operator_namespace,
     )
     steering = steer_pool.Steering(

@@ -25,8 +25,7 @@ class Rules:
     """What is the same for all pools of an operator."""
 
     images: render.Images
-    policies: Collection[str]
-    """Names of the ordering policies that this version has."""
+    known: spec.Known
     operator_namespace: str
 
 
@@ -53,7 +52,7 @@ async def reconcile(api: cluster.Cluster, namespace: str, name: str, *, rules: R
         return Result.GONE  # and its children by garbage collection
     children = list(await api.children(namespace, name))
     try:
-        pool = spec.parse(body, policies=rules.policies)
+        pool = spec.parse(body, rules.known)
     except spec.InvalidSpecError as error:
         await _report(api, body, children, [("InvalidSpec", str(problem)) for problem in error.problems], now)
         return Result.SETTLED

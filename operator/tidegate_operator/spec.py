@@ -144,10 +144,23 @@ class Pool:
     workflows: tuple[Json, ...]
 
 
-def parse(body: Json, *, policies: Collection[str]) -> Pool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """Names that this version has, and a spec may use."""
+
+    policies: frozenset[str]
+    profiles: frozenset[str]
+
+
+def parse(body: Json, known: Known) -> Pool:
     """The pool that `body` describes. Raises InvalidSpecError with every problem found."""
     spec = body["spec"]
-    if problems := [*_policy_problems(spec["policy"], policies), *_workflow_problems(spec.get("workflows", ()))]:
+    problems = [
+        *_policy_problems(spec["policy"], known.policies),
+        *_profile_problems(spec["nodePools"], known.profiles),
+        *_workflow_problems(spec.get("workflows", ())),
+    ]
+    if problems:
         raise InvalidSpecError(problems)
     metadata = body["metadata"]
     simulated = spec["engine"]["kind"] == "sim"
@@ -260,6 +273,13 @@ def _policy_problems(item: Json, known: Collection[str]) -> Iterator[Problem]:
     for field, name in [*named, *(("spec.policy.allow", name) for name in item["allow"])]:
         if name not in known:
             yield Problem(field=field, why=f"there is no policy {name!r}; this version has {', '.join(sorted(known))}")
+
+
+def _profile_problems(node_pools: Sequence[Json], known: Collection[str]) -> Iterator[Problem]:
+    for item in node_pools:
+        if "profile" in item and item["profile"] not in known:
+            why = f"there is no profile {item['profile']!r}; this version has {', '.join(sorted(known))}"
+            yield Problem(field=f"spec.nodePools[{item['name']}].profile", why=why)
 
 
 def _workflow_problems(workflows: Sequence[Json]) -> Iterator[Problem]:

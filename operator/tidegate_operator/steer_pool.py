@@ -75,7 +75,7 @@ class Steering:
             await self._forget(key)
             return None
         try:
-            pool = spec.parse(body, policies=self._rules.policies)
+            pool = spec.parse(body, self._rules.known)
         except spec.InvalidSpecError:
             return WAIT_S  # `reconcile` has said so; the engines keep the policy that they have
         node_pool_of = self._engines(await self._api.engine_pods(*key))

@@ -114,18 +114,20 @@ def _resources(given: spec.Json, node_pool: spec.NodePool) -> dict[str, Any]:
 
 
 def _vllm(pool: spec.Pool, node_pool: spec.NodePool) -> Iterator[str]:
-    """Arguments of `tidegate engine`, which are those of `vllm serve` and --control-port."""
+    """Arguments of `tidegate engine`, which are those of `vllm serve` and --control."""
     yield f"--model={_weights(pool.model)}"
     yield f"--served-model-name={pool.model.name}"
     yield "--host=0.0.0.0"
     yield f"--port={labels.HTTP_PORT}"
-    yield "--control-host=0.0.0.0"
-    yield f"--control-port={labels.CONTROL_PORT}"
+    yield f"--control=0.0.0.0:{labels.CONTROL_PORT}"
     yield f"--tensor-parallel-size={node_pool.tensor_parallel}"
+    yield f"--shutdown-timeout={pool.engine.drain_s}"
     if pool.model.max_model_len is not None:
         yield f"--max-model-len={pool.model.max_model_len}"
     if pool.engine.offload_gib:
         yield f"--kv-offloading-size={pool.engine.offload_gib}"
+    if node_pool.profile:
+        yield f"--profile={node_pool.profile}"
 
 
 def _weights(model: spec.Model) -> str:
@@ -136,7 +138,7 @@ def _simulated(pool: spec.Pool, node_pool: spec.NodePool) -> Iterator[str]:
     yield f"--model={pool.model.name}"
     yield "--host=0.0.0.0"
     yield f"--port={labels.HTTP_PORT}"
-    yield f"--control-port={labels.CONTROL_PORT}"
+    yield f"--control=0.0.0.0:{labels.CONTROL_PORT}"
     yield f"--speed={pool.engine.sim_speed:g}"
     if node_pool.profile:
         yield f"--profile={node_pool.profile}"

@@ -9,8 +9,10 @@ import base64
 import dataclasses
 import json
 import pathlib
+import shutil
 import ssl
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -37,12 +39,27 @@ class ControlPlane:
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         """What `kubectl` prints, standard error included; raises KubectlError when it fails."""
         done = subprocess.run(
-            [self.programs / "kubectl", "--kubeconfig", self.kubeconfig, *arguments],
+            [self.programs / "kubectl", "--kubeconfig", self.kubeconfig, "--cache-dir", self._kinds, *arguments],
             input=stdin, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
         if check and done.returncode:
             raise KubectlError(f"kubectl {' '.join(arguments)}: {done.stdout}")
         return done.stdout
+
+    def add_kinds(self, crd: pathlib.Path, group_version: str) -> None:
+        """Applies a CustomResourceDefinition; returns when kubectl knows its kinds."""
+        self.kubectl("apply", "--server-side", "-f", str(crd))
+        until = time.monotonic() + 30
+        while "resources" not in self.kubectl("get", "--raw", f"/apis/{group_version}", check=False):
+            if time.monotonic() > until:
+                raise KubectlError(f"{crd} was applied, and its kinds are not served")
+            time.sleep(0.05)
+        shutil.rmtree(self._kinds, ignore_errors=True)
+
+    @property
+    def _kinds(self) -> pathlib.Path:
+        """What kubectl remembers of the kinds that there are; it does not notice new ones."""
+        return self.folder / "kubectl-cache"
 
     def kubeconfig_for(self, token: str, name: str) -> pathlib.Path:
         """A kubeconfig that acts as the token's owner."""

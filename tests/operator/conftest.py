@@ -1,0 +1,116 @@
+"""A real control plane for the whole session (see `localkube.control_plane`), and a namespace for each test."""
+
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes.aio import client, config
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools" / "kubernetes"))
+
+from localkube import control_plane, programs  # noqa: E402
+
+from tidegate_operator import reconcile, render, spec  # noqa: E402
+from tidegate_operator.cluster import api_server  # noqa: E402
+
+Kubectl = Callable[..., str]
+
+CRD = ROOT / "crds" / "servingpools.tidegate.dev.yaml"
+CHART = ROOT / "helm" / "tidegate"
+NODES = (("a100-0", "NVIDIA-A100-SXM4-80GB"), ("a100-1", "NVIDIA-A100-SXM4-80GB"), ("a6000-0", "NVIDIA-RTX-A6000"))
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control_plane.ControlPlane]:
+    """An API server with ServingPools, controllers, a scheduler, and three pretended nodes with eight GPUs each."""
+    started = control_plane.start(programs.for_tests(), tmp_path_factory.mktemp("kubernetes"))
+    try:
+        nodes = [control_plane.fake_gpu_node(name, product=product) for name, product in NODES]
+        started.kubectl("apply", "-f", "-", stdin="\n---\n".join(map(json.dumps, nodes)))
+        started.add_kinds(CRD, "tidegate.dev/v1alpha1")
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture
+def namespace(plane: control_plane.ControlPlane) -> str:
+    """A namespace of the test's own, which refuses pods that are not `restricted`."""
+    return make_namespace(plane, f"test-{next(_numbers)}")
+
+
+def make_namespace(plane: control_plane.ControlPlane, name: str) -> str:
+    plane.kubectl("create", "namespace", name)
+    plane.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    return name
+
+
+@pytest.fixture
+def kubectl(plane: control_plane.ControlPlane, namespace: str) -> Kubectl:
+    """kubectl in the test's namespace."""
+
+    def run(*arguments: str, body: dict[str, Any] | None = None, check: bool = True) -> str:
+        stdin = None if body is None else json.dumps(body)
+        return plane.kubectl("-n", namespace, *arguments, stdin=stdin, check=check)
+
+    return run
+
+
+@pytest.fixture
+async def cluster(plane: control_plane.ControlPlane) -> AsyncIterator[api_server.ApiServer]:
+    """The API server, for an administrator."""
+    configuration = client.Configuration()
+    await config.load_kube_config(str(plane.kubeconfig), client_configuration=configuration)
+    async with client.ApiClient(configuration) as api:
+        yield api_server.ApiServer(api, instance="test")
+
+
+RULES = reconcile.Rules(
+    images=render.Images(tidegate="tidegate:test", engine="tidegate-engine:test"),
+    known=spec.Known(policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency", "priority"}), profiles=frozenset({"a100-70b-tp8"})),
+    operator_namespace="tidegate-system",
+)
+
+
+@pytest.fixture
+def rules() -> reconcile.Rules:
+    return RULES
+
+
+def helm(plane: control_plane.ControlPlane, *arguments: str) -> str:
+    command = [str(plane.programs / "helm"), "--kubeconfig", str(plane.kubeconfig), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def rendered_chart(plane: control_plane.ControlPlane, namespace: str, *values: str) -> list[dict[str, Any]]:
+    """The chart's manifests for a release named tidegate."""
+    text = helm(plane, "template", "tidegate", str(CHART), "-n", namespace, *(word for value in values for word in ("--set", value)))
+    return [item for item in yaml.safe_load_all(text) if item]
+
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+
+
+def check_golden(name: str, actual: Any) -> None:
+    """Compares with tests/operator/golden/NAME; TIDEGATE_UPDATE_GOLDEN=1 writes it instead, for a person to review."""
+    file = GOLDEN / name
+    if os.environ.get("TIDEGATE_UPDATE_GOLDEN"):
+        dump = yaml.safe_dump_all if isinstance(actual, list) else yaml.safe_dump
+        file.write_text(dump(actual, sort_keys=False, width=200))
+    text = file.read_text()
+    assert actual == (list(yaml.safe_load_all(text)) if isinstance(actual, list) else yaml.safe_load(text))
+
+
+@pytest.fixture
+def golden() -> Callable[[str, Any], None]:
+    return check_golden

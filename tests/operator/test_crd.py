@@ -1,0 +1,108 @@
+"""What the API server itself makes of a ServingPool: schema, defaults, rules, columns. No operator runs here."""
+
+import pathlib
+
+import pytest
+import yaml
+
+from tidegate_operator import testing
+
+EXAMPLE = pathlib.Path(__file__).parent / "golden" / "chat.yaml"
+
+
+def test_the_chart_carries_the_same_bytes():
+    root = pathlib.Path(__file__).parents[2]
+    name = "servingpools.tidegate.dev.yaml"
+    assert (root / "helm/tidegate/files" / name).read_bytes() == (root / "crds" / name).read_bytes()
+
+
+def test_every_field_has_a_description():
+    crd = yaml.safe_load((pathlib.Path(__file__).parents[2] / "crds/servingpools.tidegate.dev.yaml").read_text())
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    assert list(undescribed(schema, "")) == [".metadata"]
+
+
+def undescribed(schema, path):
+    for name, field in schema.get("properties", {}).items():
+        if "description" not in field:
+            yield f"{path}.{name}"
+        yield from undescribed(field, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if key in schema:
+            yield from undescribed(schema[key], f"{path}[]")
+
+
+def test_explain_tells_what_a_field_is_for(kubectl):
+    assert "Where workflows and backlogs are kept." in kubectl("explain", "spool.spec")
+    assert "A duration such as 60ms" in kubectl("explain", "spool.spec.classes.ttft")
+
+
+def test_the_documented_example_is_accepted_with_these_defaults(kubectl, golden):
+    kubectl("create", "-f", str(EXAMPLE))
+    stored = yaml.safe_load(kubectl("get", "spool", "chat", "-o", "yaml"))
+    golden("chat.stored.yaml", {"spec": stored["spec"]})
+
+
+def test_it_is_in_the_category_and_has_its_columns(kubectl):
+    kubectl("create", "-f", "-", body=testing.pool("listed"))
+    head, row = kubectl("get", "tidegate").splitlines()
+    assert head.split() == ["NAME", "READY", "POLICY", "ENGINES", "SLO", "ALPHA", "AGE"]
+    assert row.startswith("listed")
+
+
+REFUSED = {
+    "min above max": ({"nodePools": [{"name": "a", "replicas": 3, "minReplicas": 3, "maxReplicas": 2}]}, "minReplicas is more than maxReplicas"),
+    "replicas above max": ({"nodePools": [{"name": "a", "replicas": 3, "maxReplicas": 2}]}, "replicas is more than maxReplicas"),
+    "replicas below min": ({"nodePools": [{"name": "a", "minReplicas": 2}]}, "replicas is less than minReplicas"),
+    "total above all maxima": ({"replicas": 5, "nodePools": [{"name": "a", "maxReplicas": 4}]}, "more than all spec.nodePools[].maxReplicas together"),
+    "total below all minima": ({"replicas": 1, "nodePools": [{"name": "a", "replicas": 2, "minReplicas": 2}]}, "less than all spec.nodePools[].minReplicas together"),
+    "no node pool": ({"nodePools": []}, "should have at least 1 items"),
+    "two node pools of one name": ({"nodePools": [{"name": "a"}, {"name": "a"}]}, "Duplicate value"),
+    "a name that no Service could have": ({"nodePools": [{"name": "A_1"}]}, "should match"),
+    "two classes of one name": ({"classes": [{"name": "x"}, {"name": "x"}]}, "Duplicate value"),
+    "a duration without a unit": ({"classes": [{"name": "x", "ttft": "60"}]}, "should match"),
+    "a duration of zero": ({"classes": [{"name": "x", "ttft": "0s"}]}, "must be more than 0"),
+    "a duration of years": ({"classes": [{"name": "x", "deadline": "9000h"}]}, "at most 168h"),
+    "an unknown default class": ({"gateway": {"defaultClass": "y"}, "classes": [{"name": "x"}]}, "defaultClass is not one of spec.classes"),
+    "an urgency that does not exist": ({"tenants": [{"name": "t", "maxUrgency": 5}]}, "less than or equal to 4"),
+    "after a stage that is not there": ({"workflows": [{"name": "w", "stages": [{"name": "a", "after": ["b"]}]}]}, "must name other stages"),
+    "after itself": ({"workflows": [{"name": "w", "stages": [{"name": "a", "after": ["a"]}]}]}, "must name other stages"),
+    "a workflow without stages": ({"workflows": [{"name": "w", "stages": []}]}, "should have at least 1 items"),
+    "fixed without a name": ({"policy": {"mode": "fixed"}}, "policy.name goes with mode: fixed"),
+    "a name without fixed": ({"policy": {"name": "edf"}}, "policy.name goes with mode: fixed"),
+    "embedded and url": ({"state": {"valkey": {"embedded": True, "url": "redis://x"}}}, "either embedded: true or url"),
+    "neither embedded nor url": ({"state": {"valkey": {"embedded": False}}}, "either embedded: true or url"),
+    "a url with a password in it": ({"state": {"valkey": {"url": "redis://:secret@x"}}}, "should match"),
+    "a password without a url": ({"state": {"valkey": {"embedded": True, "secretRef": {"name": "s"}}}}, "secretRef goes with url"),
+    "alpha above one": ({"gateway": {"dispatch": {"alpha": "1.5"}}}, "should match"),
+    "simSpeed of a real engine": ({"engine": {"kind": "vllm", "simSpeed": 2}}, "applies to kind: sim only"),
+    "a field that does not exist": ({"engine": {"kind": "sim", "imagge": "x"}}, 'unknown field "spec.engine.imagge"'),
+    "a model without a name": ({"model": {}}, "spec.model.name: Required"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_the_api_server_refuses(kubectl, what):
+    fields, message = REFUSED[what]
+    said = kubectl("create", "--dry-run=server", "-f", "-", body=testing.pool(**fields), check=False)
+    assert message in said
+
+
+def test_the_api_server_refuses_a_name_that_is_too_long_for_services(kubectl):
+    said = kubectl("create", "--dry-run=server", "-f", "-", body=testing.pool("a" * 31), check=False)
+    assert "at most 30 characters" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({"model": {"name": "other"}}, "spec.model.name cannot change", id="the model's name"),
+        pytest.param({"engine": {"kind": "vllm"}}, "spec.engine.kind cannot change", id="the kind of engine"),
+        pytest.param(
+            {"state": {"valkey": {"url": "redis://x"}}}, "cannot change between embedded and url", id="the store"
+        ),
+    ],
+)
+def test_these_never_change(kubectl, change, message):
+    kubectl("create", "-f", "-", body=testing.pool())
+    assert message in kubectl("replace", "-f", "-", body=testing.pool(**change), check=False)

@@ -1,0 +1,119 @@
+import pathlib
+
+import pytest
+import yaml
+
+from tidegate_operator import render, spec, spread
+
+KNOWN = spec.Known(policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency"}), profiles=frozenset({"a100-70b-tp8"}))
+IMAGES = render.Images(tidegate="tidegate:1", engine="tidegate-engine:1")
+
+
+def body(**changes):
+    text = (pathlib.Path(__file__).parent / "golden" / "chat.stored.yaml").read_text()
+    metadata = {"name": "chat", "namespace": "prod", "uid": "0123", "generation": 3}
+    return {"metadata": metadata, "spec": {**yaml.safe_load(text)["spec"], **changes}}
+
+
+def manifests(**changes):
+    pool = spec.parse(body(**changes), KNOWN)
+    return list(render.manifests(pool, spread.desired(pool), images=IMAGES, operator_namespace="tidegate-system"))
+
+
+def pick(found, kind, name):
+    (one,) = [item for item in found if (item["kind"], item["metadata"]["name"]) == (kind, name)]
+    return one
+
+
+def engine_container(found, node_pool="a100"):
+    deployment = pick(found, "Deployment", f"chat-engine-{node_pool}")
+    return deployment["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_the_documented_example_becomes_these_manifests(golden):
+    golden("chat.manifests.yaml", manifests())
+
+
+def test_the_same_pool_gives_the_same_manifests():
+    assert manifests() == manifests()
+
+
+def test_no_two_children_share_a_kind_and_a_name():
+    names = [(item["kind"], item["metadata"]["name"]) for item in manifests()]
+    assert len(names) == len(set(names))
+
+
+def test_every_child_is_owned_and_labelled():
+    for item in manifests():
+        (owner,) = item["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == ("0123", True, True)
+        assert item["metadata"]["labels"]["tidegate.dev/pool"] == "chat"
+
+
+def test_the_longest_names_still_fit():
+    node_pool = {**body()["spec"]["nodePools"][0], "name": "n" * 24}
+    longest = body(nodePools=[node_pool])
+    longest["metadata"]["name"] = "p" * 30
+    pool = spec.parse(longest, KNOWN)
+    for item in render.manifests(pool, spread.desired(pool), images=IMAGES, operator_namespace="x"):
+        assert len(item["metadata"]["name"]) <= 63
+
+
+def test_a_store_of_ones_own_is_not_replaced_by_ours():
+    valkey = {"url": "redis://valkey.stores:6379/0", "secretRef": {"name": "store", "key": "password"}}
+    found = manifests(state={"valkey": valkey})
+    assert not [item for item in found if "valkey" in item["metadata"]["name"]]
+    settings = yaml.safe_load(pick(found, "ConfigMap", "chat-gateway")["data"]["gateway.yaml"])
+    assert settings["store"] == {"url": "redis://valkey.stores:6379/0", "pool": "prod.chat"}
+    env = pick(found, "Deployment", "chat-gateway")["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "TIDEGATE_STORE_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "store", "key": "password"}}} in env
+
+
+def test_a_gateway_restarts_when_its_settings_change_and_only_then():
+    def digest(**changes):
+        return pick(manifests(**changes), "Deployment", "chat-gateway")["spec"]["template"]["metadata"]["annotations"]
+
+    assert digest() != digest(tenants=[])
+    assert digest() == digest(replicas=3)
+
+
+def test_a_simulated_engine_runs_our_image_at_its_profile():
+    engine = {**body()["spec"]["engine"], "kind": "sim", "simSpeed": 10, "args": []}
+    del engine["image"]
+    container = engine_container(manifests(engine=engine))
+    assert container["image"] == "tidegate:1"
+    assert container["command"] == ["tidegate", "sim-engine"]
+    assert container["args"] == [
+        "--model=Qwen/Qwen3-8B", "--host=0.0.0.0", "--port=8000", "--control=0.0.0.0:9001",
+        "--speed=10", "--profile=a100-70b-tp8",
+    ]  # fmt: skip
+    assert "nvidia.com/gpu" not in container["resources"].get("limits", {})
+
+
+def test_devices_may_come_by_a_resource_claim():
+    node_pool = {**body()["spec"]["nodePools"][0], "resourceClaimTemplateName": "eight-gpus"}
+    found = manifests(nodePools=[node_pool])
+    pod = pick(found, "Deployment", "chat-engine-a100")["spec"]["template"]["spec"]
+    assert pod["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "eight-gpus"}]
+    assert engine_container(found)["resources"]["claims"] == [{"name": "gpu"}]
+    assert "nvidia.com/gpu" not in engine_container(found)["resources"].get("limits", {})
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [("hf://Qwen/Qwen3-8B", "Qwen/Qwen3-8B"), ("file:///models/qwen", "/models/qwen"), (None, "demo")],
+)
+def test_the_weights_are_found(uri, expected):
+    model = {"name": "demo", **({"uri": uri} if uri else {})}
+    assert f"--model={expected}" in engine_container(manifests(model=model))["args"]
+
+
+def test_the_settings_are_what_the_gateway_reads():
+    from tidegate_gateway import settings
+
+    text = pick(manifests(), "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
+    read = settings.from_mapping(yaml.safe_load(text))
+    assert [service.name for service in read.services] == ["chat-engine-a100.prod.svc", "chat-engine-a6000.prod.svc"]
+    assert read.classes[0] == settings.SloClass(name="interactive", ttft_s=1.0, tpot_s=0.06, weight=4.0)
+    assert read.workflows[0].stages[1].after == ("link",)
+    assert read.store.pool == "prod.chat"

@@ -1,0 +1,81 @@
+import pathlib
+
+import pytest
+import yaml
+
+from tidegate_operator import spec
+
+KNOWN = spec.Known(
+    policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency", "priority"}), profiles=frozenset({"a100-70b-tp8"})
+)
+
+
+def stored(**changes):
+    """The documented example as the API server stores it, with top-level fields of its spec replaced."""
+    text = (pathlib.Path(__file__).parent / "golden" / "chat.stored.yaml").read_text()
+    metadata = {"name": "chat", "namespace": "prod", "uid": "0123", "generation": 3}
+    return {"metadata": metadata, "spec": {**yaml.safe_load(text)["spec"], **changes}}
+
+
+def problems(**changes):
+    with pytest.raises(spec.InvalidSpecError) as caught:
+        spec.parse(stored(**changes), KNOWN)
+    return [str(problem) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("60ms", 0.06), ("1s", 1.0), ("1.5s", 1.5), ("10m", 600.0), ("1h30m", 5400.0)]
+)
+def test_durations_become_seconds(text, expected):
+    assert spec.seconds(text) == pytest.approx(expected)
+
+
+def test_the_documented_example_is_understood():
+    pool = spec.parse(stored(), KNOWN)
+    assert pool.model == spec.Model(name="Qwen/Qwen3-8B", uri="hf://Qwen/Qwen3-8B", max_model_len=32768)
+    assert [(item.name, item.gpus, item.max_replicas) for item in pool.node_pools] == [("a100", 8, 4), ("a6000", 8, None)]
+    assert pool.gateway.alpha is None
+    assert pool.steering.allow == ("two-lane", "edf", "sjf", "urgency", "fcfs")
+    assert pool.steering.interval_s == 30
+
+
+def test_the_way_back_is_always_allowed():
+    policy = {**stored()["spec"]["policy"], "allow": ["edf"]}
+    assert spec.parse(stored(policy=policy), KNOWN).steering.allow == ("edf", "fcfs")
+
+
+def test_simulated_engines_ask_for_no_gpu():
+    engine = {**stored()["spec"]["engine"], "kind": "sim"}
+    assert [item.gpus for item in spec.parse(stored(engine=engine), KNOWN).node_pools] == [0, 0]
+
+
+def test_a_policy_that_does_not_exist_is_named_with_those_that_do():
+    policy = {**stored()["spec"]["policy"], "allow": ["edf", "fifo"]}
+    assert problems(policy=policy) == [
+        "spec.policy.allow: there is no policy 'fifo'; this version has edf, fcfs, priority, sjf, two-lane, urgency"
+    ]
+
+
+def test_a_profile_that_does_not_exist_is_named_with_its_node_pool():
+    node_pools = [{**stored()["spec"]["nodePools"][0], "profile": "abacus"}]
+    assert problems(nodePools=node_pools) == [
+        "spec.nodePools[a100].profile: there is no profile 'abacus'; this version has a100-70b-tp8"
+    ]
+
+
+def test_stages_that_wait_for_each_other_are_named_in_their_circle():
+    def stage(name, *after):
+        return {"name": name, "after": list(after)}
+
+    workflows = [{"name": "loop", "stages": [stage("a", "c"), stage("b", "a"), stage("c", "b"), stage("d")]}]
+    (problem,) = problems(workflows=workflows)
+    assert problem.startswith("spec.workflows[loop].stages: stages wait for each other: ")
+    circle = problem.rpartition(": ")[2].split(" -> ")
+    assert set(circle) == {"a", "b", "c"}
+    assert circle[0] == circle[-1]
+
+
+def test_all_problems_are_told_at_once():
+    policy = {**stored()["spec"]["policy"], "allow": ["fifo"]}
+    node_pools = [{**stored()["spec"]["nodePools"][0], "profile": "abacus"}]
+    assert len(problems(policy=policy, nodePools=node_pools)) == 2
