@@ -38,7 +38,9 @@ class Admin:
         body = await listener.json_object(request, self._gateway.told.limits)
         unknown = sorted(set(body) - {"policy", "for_s", "reason", "source"})
         if unknown or "policy" not in body:
-            raise BadRequest("send policy (a name, or null to take the override back), and for_s, reason, source if wanted")
+            raise BadRequest(
+                "send policy (a name, or null to take the override back), and for_s, reason, source if wanted"
+            )
         name, for_s, reason = body["policy"], body.get("for_s"), body.get("reason", "")
         source = body.get("source", "override")
         if name is not None and not isinstance(name, str):

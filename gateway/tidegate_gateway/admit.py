@@ -9,10 +9,9 @@ import functools
 import secrets
 from collections.abc import Awaitable, Callable
 
-from tidegate_policy.model import DEFAULT_URGENCY, Call, CallId, DropReason
-
 from tidegate_gateway import errors, perceive, settings, sse, wire, workflows
 from tidegate_gateway.serving import Job
+from tidegate_policy.model import DEFAULT_URGENCY, Call, CallId, DropReason
 
 Spend = Callable[[str, int, int], Awaitable[float]]
 """(tenant, tokens, tokens a minute) -> seconds until the tenant may come again; 0 = now, and the tokens are booked."""
@@ -76,7 +75,7 @@ class Admission:
             ttft_s=ttft_s,
             tpot_s=tpot_s,
             due_s=_due_s(now, ask, slo_class, member, ttft_s, tpot_s, predicted),
-            deadline_s=_least(member and member.deadline_s, ask.deadline_s and now + ask.deadline_s),
+            deadline_s=_least(member.deadline_s if member else None, now + ask.deadline_s if ask.deadline_s else None),
             left_s=member.left_s if member else 0.0,
             workflow=member.workflow if member else None,
             stage=ask.stage,
@@ -85,8 +84,8 @@ class Admission:
         return Job(
             call=call,
             ask=ask,
-            on_done=functools.partial(self._flows.done, member) if member else None,
-            on_left=functools.partial(self._flows.left, member) if member else None,
+            on_end=functools.partial(self._flows.ended, member) if member else None,
+            on_cut=functools.partial(self._flows.cut, member) if member else None,
             on_usage=functools.partial(self._learn, kind, ask),
         )
 

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import tidegate_profiles
 from aiohttp import web
 
-from tidegate_gateway import admin, client, engines, listener, settings, store
+import tidegate_profiles
+from tidegate_gateway import admin, client, engines, listener, rpc, settings, store
 from tidegate_gateway.gateway import Gateway
 from tidegate_gateway.web import Web
 
@@ -56,21 +56,30 @@ async def run(
 
 @contextlib.asynccontextmanager
 async def serving(told: settings.Settings, *, profiles: engines.Profiles | None = None) -> AsyncIterator[Bound]:
-    """A running gateway; leaving the context drains it."""
+    """A running gateway; leaving the context drains it. Raises `BadSettings`, and `OSError` for a port in use."""
     kept = store.Valkey(told.store, gateway=store.new_gateway_id()) if told.store.url else None
-    async with contextlib.AsyncExitStack() as stack:
-        if kept is not None:
-            stack.push_async_callback(kept.close)
-        session = await stack.enter_async_context(client.connected(told.timeouts))
-        gateway = Gateway(told, session, kept, profiles=profiles or shipped)
-        loops = await stack.enter_async_context(asyncio.TaskGroup())
-        running = loops.create_task(gateway.run())
-        stack.callback(running.cancel)
-        bound = await _listen(stack, gateway)
-        try:
-            yield bound
-        finally:
-            await _drain(gateway)
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            if kept is not None:
+                stack.push_async_callback(kept.close)
+            session = await stack.enter_async_context(client.connected(told.timeouts))
+            gateway = Gateway(told, session, kept, profiles=profiles or shipped)
+            loops = await stack.enter_async_context(asyncio.TaskGroup())
+            stack.callback(loops.create_task(gateway.run()).cancel)
+            bound = await _listen(stack, gateway)
+            try:
+                yield bound
+            finally:
+                await _drain(gateway)
+    except BaseExceptionGroup as group:
+        raise _only(group) from None
+
+
+def _only(error: BaseException) -> BaseException:
+    """What a task group wrapped, where it wrapped one thing: callers want the `OSError`, not the group."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def shipped(name: str) -> Mapping[str, Any]:
@@ -85,7 +94,7 @@ async def _listen(stack: contextlib.AsyncExitStack, gateway: Gateway) -> Bound:
     metrics = listener.Routes([listener.Route(method="GET", path="/metrics", handler=handlers.metrics)])
     return Bound(
         http=await _site(stack, handlers.routes(), limits, where.host, where.port) or "",
-        grpc=None,
+        grpc=await _grpc(stack, gateway, where),
         admin=await _site(stack, admin.Admin(gateway).routes(), limits, where.admin_host, where.admin_port),
         metrics=await _site(stack, metrics, limits, where.metrics_host, where.metrics_port),
         gateway=gateway,
@@ -104,6 +113,12 @@ async def _site(
     site = web.TCPSite(runner, host, port, backlog=1024)
     await site.start()
     return f"{host}:{runner.addresses[0][1]}"
+
+
+async def _grpc(stack: contextlib.AsyncExitStack, gateway: Gateway, where: settings.Listen) -> str | None:
+    if where.grpc_port is None:
+        return None
+    return await stack.enter_async_context(rpc.serving(gateway, where.host, where.grpc_port))
 
 
 async def _drain(gateway: Gateway) -> None:

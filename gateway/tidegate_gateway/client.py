@@ -26,7 +26,9 @@ class Busy(errors.EngineTrouble):
 class Reply:
     """An answer that has begun."""
 
-    def __init__(self, response: aiohttp.ClientResponse, *, first: bytes, tap: sse.Tap | None, meter: sse.Meter) -> None:
+    def __init__(
+        self, response: aiohttp.ClientResponse, *, first: bytes, tap: sse.Tap | None, meter: sse.Meter
+    ) -> None:
         self.status = response.status
         self.content_type = response.headers.get("Content-Type", "application/json")
         self.first = first
@@ -55,7 +57,9 @@ class Reply:
 class Engine(Protocol):
     """The seam to an engine's HTTP side; `Client` implements it."""
 
-    async def open(self, url: str, path: str, body: bytes, headers: Mapping[str, str], *, wants_usage: bool | None) -> Reply:
+    async def open(
+        self, url: str, path: str, body: bytes, headers: Mapping[str, str], *, wants_usage: bool | None
+    ) -> Reply:
         """Sends a call. `wants_usage` is None for an answer that is not streamed. Raises `EngineTrouble`, `Busy`."""
 
 

@@ -11,7 +11,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class BadSettings(ValueError):
     """A setting that cannot be used; the message starts with its path."""
 
 
-def decode(kind: type[T], value: object, path: str) -> T:
+def decode(kind: Callable[..., T], value: object, path: str) -> T:
     """`value` as the dataclass `kind`. Raises `BadSettings`."""
     if not isinstance(value, Mapping):
         raise BadSettings(f"{path or 'the settings'} must be a mapping, not {_shown(value)}")
@@ -53,7 +53,7 @@ def seconds(value: object, path: str) -> float:
 
 
 @functools.cache
-def _fields(kind: type) -> dict[str, tuple[str, Any]]:
+def _fields(kind: Any) -> dict[str, tuple[str, Any]]:
     hints = typing.get_type_hints(kind)
     return {_key(field.name): (field.name, hints[field.name]) for field in dataclasses.fields(kind)}
 
@@ -90,7 +90,9 @@ def _value(hint: Any, value: object, path: str, *, in_seconds: bool) -> Any:
         return tuple(_value(item_hint, item, f"{path}[{i}]", in_seconds=False) for i, item in enumerate(value))
     if typing.get_origin(hint) is typing.Literal:
         if value not in typing.get_args(hint):
-            raise BadSettings(f"{path} must be one of {', '.join(map(str, typing.get_args(hint)))}, not {_shown(value)}")
+            raise BadSettings(
+                f"{path} must be one of {', '.join(map(str, typing.get_args(hint)))}, not {_shown(value)}"
+            )
         return value
     if hint is float and in_seconds:
         return seconds(value, path)

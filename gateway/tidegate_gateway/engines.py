@@ -18,11 +18,11 @@ from typing import Protocol
 import aiohttp
 import grpc
 import orjson
+
+from tidegate_gateway import calibrate, decode, outliers, scrape, settings
 from tidegate_policy import cost, dispatcher
 from tidegate_policy.model import NO_BACKLOG, Backlog, EngineId
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
-
-from tidegate_gateway import calibrate, outliers, scrape, settings
 
 logger = logging.getLogger("tidegate.gateway")
 
@@ -148,7 +148,7 @@ class Fleet:
             mapping = inline if inline is not None else None if profile is None else self._profiles(profile)
             return None if mapping is None else cost.from_mapping(mapping)
         except (LookupError, ValueError) as error:
-            raise settings.BadSettings(f"the cost profile {profile or 'given inline'} cannot be used: {error}") from error
+            raise decode.BadSettings(f"the cost profile {profile or 'given inline'} cannot be used: {error}") from error
 
     async def _resolve(
         self, group: asyncio.TaskGroup, service: settings.EngineService, model: cost.CostModel | None
@@ -199,7 +199,9 @@ class Fleet:
         if problem is not None and known.reason is None and known.misses < self._told.health.unhealthy_after:
             return
         if (problem is None) != (known.reason is None):
-            logger.log(logging.WARNING if problem else logging.INFO, "engine %s %s", known.address.id, problem or "serves")
+            logger.log(
+                logging.WARNING if problem else logging.INFO, "engine %s %s", known.address.id, problem or "serves"
+            )
         lost = problem is not None and known.reason is None
         known.reason = problem
         self._publish(known)

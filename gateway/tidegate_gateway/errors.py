@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 
 import orjson
+
 from tidegate_policy.model import DropReason
 
 
@@ -69,7 +70,9 @@ SENTENCES: dict[DropReason, str] = {
 class GatewayError(Exception):
     """A refusal that the client is told about."""
 
-    def __init__(self, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.code = str(code)
         self.row = TABLE[code]

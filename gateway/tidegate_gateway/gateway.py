@@ -5,6 +5,7 @@ settings), and the exchange with the other gateways. `app` builds it and runs it
 """
 
 import asyncio
+import dataclasses
 import logging
 import random
 import time
@@ -13,8 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import aiohttp
-from tidegate_policy import choose, dispatcher, orders
-from tidegate_policy.model import EngineId, WorkflowId
 
 from tidegate_gateway import (
     admit,
@@ -31,6 +30,8 @@ from tidegate_gateway import (
 from tidegate_gateway.errors import BadRequest
 from tidegate_gateway.router import Router
 from tidegate_gateway.serving import Serving
+from tidegate_policy import choose, dispatcher, orders
+from tidegate_policy.model import EngineId, WorkflowId
 
 logger = logging.getLogger("tidegate.gateway")
 
@@ -71,7 +72,7 @@ class Gateway:
             policy=told.policy.name,
             dispatch=choose.Dispatch(rule=told.dispatch.rule, alpha=alpha, beta=told.dispatch.beta),
             limits=dispatcher.Limits(max_waiting=told.queue.max_requests, ttl_s=told.queue.ttl_s),
-            rng=random.Random(),  # noqa: S311
+            rng=random.Random(),
         )
         self.fleet = engines.Fleet(told, session, profiles=profiles, clock=clock)
         self.router = Router(
@@ -96,7 +97,7 @@ class Gateway:
         )
         self.policy = ActivePolicy(name=told.policy.name, source="settings", reason="the settings")
         self.meters.on_policy(told.policy.name, told.policy.name, "")
-        self._overridden: store.Exchange = store.Exchange()
+        self._chosen: store.Exchange = store.Exchange()
         self._override_until_s: float | None = None
 
     # Readiness.
@@ -118,9 +119,13 @@ class Gateway:
     async def choose_policy(
         self, kind: Literal["override", "steered"], name: str | None, *, reason: str, for_s: float | None
     ) -> ActivePolicy:
-        """A person's (or the steering loop's) choice, shared with all gateways; None takes it back. Raises `GatewayError`."""
+        """A person's or the steering loop's choice, shared with all gateways; None takes it back.
+
+        Raises `GatewayError`.
+        """
         if name is not None and name not in orders.ORDERS:
-            raise BadRequest(f"policy {name[:64]!r} is unknown; known are {', '.join(sorted(orders.ORDERS))}", param="policy")
+            known = ", ".join(sorted(orders.ORDERS))
+            raise BadRequest(f"policy {name[:64]!r} is unknown; known are {known}", param="policy")
         if kind == "override":
             for_s = DEFAULT_OVERRIDE_S if for_s is None else for_s
         if for_s is not None and not 0 < for_s <= LONGEST_OVERRIDE_S:
@@ -128,10 +133,12 @@ class Gateway:
         if self.kept is None:
             # One gateway without a store: the choice lives in this process.
             chosen = None if name is None else store.Chosen(policy=name, reason=reason, left_s=for_s)
-            others = {"override": self._overridden.override, "steered": self._overridden.steered, kind: chosen}
             if kind == "override":
                 self._override_until_s = None if for_s is None or chosen is None else self.clock() + for_s
-            self._apply(store.Exchange(**others))
+            if kind == "override":
+                self._apply(dataclasses.replace(self._chosen, override=chosen))
+            else:
+                self._apply(dataclasses.replace(self._chosen, steered=chosen))
             return self.policy
         try:
             self._apply(await self.kept.choose_policy(kind, name, reason, for_s))
@@ -141,7 +148,7 @@ class Gateway:
 
     def _apply(self, learned: store.Exchange) -> None:
         """Makes the highest-ranking choice the order of the waiting queue."""
-        self._overridden = learned
+        self._chosen = learned
         if learned.override is not None:
             active = _active("override", learned.override)
         elif learned.steered is not None:
@@ -155,7 +162,9 @@ class Gateway:
         if active.name != before:
             count = self.core.on_policy(active.name)
             self.meters.on_policy(before, active.name, active.source)
-            logger.warning("policy %s -> %s (%s): %d waiting calls re-ordered", before, active.name, active.reason, count)
+            logger.warning(
+                "policy %s -> %s (%s): %d waiting calls re-ordered", before, active.name, active.reason, count
+            )
 
     # Loops.
 
@@ -173,7 +182,7 @@ class Gateway:
             if self.kept is None:
                 if self._override_until_s is not None and self.clock() >= self._override_until_s:
                     self._override_until_s = None
-                    self._apply(store.Exchange(steered=self._overridden.steered))
+                    self._apply(store.Exchange(steered=self._chosen.steered))
                 await asyncio.sleep(self.told.store.sync_s)
                 continue
             try:
@@ -186,7 +195,7 @@ class Gateway:
                 if not self.flows.up:
                     logger.warning("the store answers")
                 self.flows.up = True
-            await asyncio.sleep(self.told.store.sync_s * random.uniform(0.8, 1.2))  # noqa: S311
+            await asyncio.sleep(self.told.store.sync_s * random.uniform(0.8, 1.2))
 
     async def _exchange_once(self, kept: store.Store) -> None:
         own = {state.id: self.core.own_backlog(state.id) for state in self.core.engines()}

@@ -39,7 +39,10 @@ def render(state: Mapping[str, Any]) -> str:
             _table(
                 ("s ago", "call", "tenant", "class", "engine", "queue s", "service s", "slack s"),
                 (
-                    [item[key] for key in ("ago_s", "call", "tenant", "class", "engine", "queue_s", "service_s", "slack_s")]
+                    [
+                        item[key]
+                        for key in ("ago_s", "call", "tenant", "class", "engine", "queue_s", "service_s", "slack_s")
+                    ]
                     for item in state["recent"][:20]
                 ),
             ),

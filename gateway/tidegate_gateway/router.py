@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tidegate_policy import dispatcher
-from tidegate_policy.model import CallId, Decision, EngineId, WorkflowId
-
 from tidegate_gateway import client, errors, serving, settings, telemetry
 from tidegate_gateway.serving import Clock, Job, Serving
+from tidegate_policy import dispatcher
+from tidegate_policy.model import CallId, Decision, EngineId, WorkflowId
 
 RETRY_SHARE, FREE_RETRIES = 0.2, 3
 """Retries under way at once: this share of the calls that are out, and never fewer than so many."""

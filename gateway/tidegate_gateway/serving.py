@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
+from tidegate_gateway import client, errors, settings, sse, wire
 from tidegate_policy import dispatcher
 from tidegate_policy.model import Call, CallId, Decision, EngineId
-
-from tidegate_gateway import client, errors, settings, sse, wire
 
 logger = logging.getLogger("tidegate.gateway")
 
@@ -36,10 +35,10 @@ class Job:
 
     call: Call
     ask: wire.Ask
-    on_done: Callable[[], Awaitable[None]] | None = None
-    """Awaited when the answer is complete, before its last bytes go out: what a client has seen is recorded."""
-    on_left: Callable[[], None] | None = None
-    """Called when the call ended in any other way."""
+    on_end: Callable[[bool], Awaitable[None]] | None = None
+    """Awaited when the call has ended, well (True) or not, before the client can know: what it has seen is recorded."""
+    on_cut: Callable[[], None] | None = None
+    """Called instead when the client went away."""
     on_usage: Callable[[sse.Meter], None] | None = None
 
 
@@ -70,6 +69,8 @@ class Serving:
         self.decision: Decision | None = None
         self.begun = False
         self.attempt = 0
+        self.dispatch_s: float | None = None
+        """From arrival to a place, if the call did not have to wait for one: what the gateway itself costs."""
         self.sent_s: float | None = None
         self.first_s: float | None = None
         self.finished_s: float | None = None
@@ -81,6 +82,7 @@ class Serving:
         self._timer: asyncio.Timeout | None = None
         self._stopped: errors.GatewayError | None = None
         self._reported = 0
+        self._ended = False
 
     @property
     def reply(self) -> client.Reply:
@@ -113,6 +115,7 @@ class Serving:
             self.outcome = error.code
             if isinstance(error, errors.EngineTrouble):
                 self._tell(ok=False)
+            await self._end(ok=False)
             raise
         await self._account(reply)
         return block
@@ -139,10 +142,17 @@ class Serving:
         self._placing = asyncio.get_running_loop().create_future()
         try:
             self._desk.enter(self)
+            if self._placing.done():
+                self.dispatch_s = self._desk.clock() - self.job.call.arrival_s
             await self._begin()
-        except BaseException as error:
-            if isinstance(error, errors.GatewayError):
-                self.outcome = error.code
+        except errors.GatewayError as error:
+            self.outcome = error.code
+            try:
+                await self._end(ok=False)
+            finally:
+                self._leave()
+            raise
+        except BaseException:
             self._leave()
             raise
         return self
@@ -169,8 +179,6 @@ class Serving:
         self.begun, self.first_s = True, self._desk.clock()
         self._tell(ok=True)
         self._desk.progress(self.job.call.id, 1)
-        if self._reply.status != 200:
-            self.outcome = "rejected"
         await self._account(self._reply)
 
     async def _open(self, now: float, send: dispatcher.Send) -> client.Reply:
@@ -211,16 +219,19 @@ class Serving:
             return
         self.finished_s = self._desk.clock()
         self._desk.finished(call.id)
-        if reply.status != 200:
-            return
-        if meter.failed:
-            self.outcome = "engine_failed"
+        if reply.status != 200 or meter.failed:
+            self.outcome = "engine_failed" if meter.failed else "rejected"
+            await self._end(ok=False)
             return
         if self.job.on_usage is not None:
             self.job.on_usage(meter)
-        if self.job.on_done is not None:
-            await self.job.on_done()
+        await self._end(ok=True)
         self.outcome = "ok"
+
+    async def _end(self, *, ok: bool) -> None:
+        if self.job.on_end is not None and not self._ended:
+            await self.job.on_end(ok)
+        self._ended = True
 
     def _tell(self, *, ok: bool) -> None:
         if self.engine is not None:
@@ -231,8 +242,8 @@ class Serving:
             self._reply.close()
         if self._placing is not None and self._placing.done() and not self._placing.cancelled():
             self._placing.exception()  # seen: nobody else waits for it
-        if self.outcome != "ok" and self.job.on_left is not None:
-            self.job.on_left()
+        if not self._ended and self.job.on_cut is not None:
+            self.job.on_cut()
         self._desk.leave(self)
 
     async def _within(self, seconds: float, step: Coroutine[Any, Any, T], what: str) -> T:

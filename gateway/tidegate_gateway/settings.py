@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import yaml
-from tidegate_policy import choose, orders
-from tidegate_policy.model import DEFAULT_URGENCY
 
 from tidegate_gateway import decode
 from tidegate_gateway.decode import BadSettings
+from tidegate_policy import choose, orders
+from tidegate_policy.model import DEFAULT_URGENCY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,11 +265,11 @@ def from_environment(settings: Settings, environment: Mapping[str, str]) -> Sett
         store["url"] = url
     if password := environment.get("TIDEGATE_STORE_PASSWORD"):
         store["password"] = password
-    listen = {"host": environment["TIDEGATE_HOST"]} if environment.get("TIDEGATE_HOST") else {}
+    host = environment.get("TIDEGATE_HOST") or settings.listen.host
     return dataclasses.replace(
         settings,
         store=dataclasses.replace(settings.store, **store),
-        listen=dataclasses.replace(settings.listen, **listen),
+        listen=dataclasses.replace(settings.listen, host=host),
     )
 
 
@@ -278,7 +278,9 @@ def _problems(settings: Settings) -> list[str]:
     if settings.policy.name not in orders.ORDERS:
         problems.append(f"policy.name must be one of {', '.join(sorted(orders.ORDERS))}, not {settings.policy.name!r}")
     if settings.dispatch.rule not in choose.RULES:
-        problems.append(f"dispatch.rule must be one of {', '.join(sorted(choose.RULES))}, not {settings.dispatch.rule!r}")
+        problems.append(
+            f"dispatch.rule must be one of {', '.join(sorted(choose.RULES))}, not {settings.dispatch.rule!r}"
+        )
     if isinstance(settings.dispatch.alpha, float) and not 0 <= settings.dispatch.alpha <= 1:
         problems.append("dispatch.alpha must be from 0 to 1, or auto")
     if isinstance(settings.dispatch.cap, int) and settings.dispatch.cap < 1:
@@ -288,10 +290,14 @@ def _problems(settings: Settings) -> list[str]:
     names = {item.name for item in settings.classes}
     if settings.default_class is not None and settings.default_class not in names:
         problems.append(f"defaultClass {settings.default_class!r} is not among classes")
-    for tenant in settings.tenants:
-        if not 0 <= tenant.max_urgency <= 4:
-            problems.append(f"tenants[{tenant.name}].maxUrgency must be from 0 to 4")
-    for engine in settings.engines:
-        if not engine.url.startswith(("http://", "https://")):
-            problems.append(f"engines: {engine.url!r} must start with http:// or https://")
+    problems += [
+        f"tenants[{tenant.name}].maxUrgency must be from 0 to 4"
+        for tenant in settings.tenants
+        if not 0 <= tenant.max_urgency <= 4
+    ]
+    problems += [
+        f"engines: {engine.url!r} must start with http:// or https://"
+        for engine in settings.engines
+        if not engine.url.startswith(("http://", "https://"))
+    ]
     return problems

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import orjson
 
-DONE = b"data: [DONE]\n\n"
+LAST = b"[DONE]"
+DONE = b"data: " + LAST + b"\n\n"
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 
 
@@ -72,7 +73,7 @@ class Tap:
                 raise NotEvents("a line that is no field of an event")
             return True
         payload = line[5:].lstrip()
-        if payload == b"[DONE]":
+        if payload == LAST:
             self.meter.done = True
         elif payload.startswith((b'{"error"', b'{"object":"error"')):
             self.meter.failed = True

@@ -24,9 +24,9 @@ import orjson
 from redis import asyncio as valkey
 from redis import backoff, exceptions
 from redis.asyncio import retry
-from tidegate_policy.model import Backlog, EngineId
 
 from tidegate_gateway import settings
+from tidegate_policy.model import Backlog, EngineId
 
 logger = logging.getLogger("tidegate.gateway")
 
@@ -130,9 +130,7 @@ class Store(Protocol):
     """The contract; `tests/gateway` holds every implementation to it."""
 
     async def create(self, workflow: NewWorkflow, *, once: Idempotency | None = None) -> Record: ...
-    async def join(
-        self, workflow: str, stage: str, call: str, *, deadline_ms: int | None, tenant: str
-    ) -> Record:
+    async def join(self, workflow: str, stage: str, call: str, *, deadline_ms: int | None, tenant: str) -> Record:
         """A call enters a stage; creates the workflow if it is unknown and there is a deadline."""
 
     async def finish(self, workflow: str, call: str, *, ok: bool) -> Record: ...
@@ -246,7 +244,8 @@ class Valkey:
     async def expire(self, limit: int) -> list[Record]:
         seconds, microseconds = await self._guard(self._client.time())
         due = seconds * 1000 + microseconds // 1000
-        ids = await self._guard(self._client.zrange(self._key("running"), "-inf", due - 1, byscore=True, offset=0, num=limit))
+        overdue = self._client.zrange(self._key("running"), "-inf", due - 1, byscore=True, offset=0, num=limit)
+        ids = await self._guard(overdue)
         ended = []
         for workflow in map(_text, ids):
             try:

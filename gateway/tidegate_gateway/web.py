@@ -68,9 +68,7 @@ class Web:
             gateway.meters.shed.labels(error.reason.value).inc()
             raise
 
-    async def _stream(
-        self, request: web.BaseRequest, serving: Serving, headers: dict[str, str]
-    ) -> web.StreamResponse:
+    async def _stream(self, request: web.BaseRequest, serving: Serving, headers: dict[str, str]) -> web.StreamResponse:
         response = web.StreamResponse(status=200, headers={**headers, "Cache-Control": "no-cache"})
         await response.prepare(request)
         block = serving.reply.first

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import orjson
-from tidegate_policy import labels
-from tidegate_policy.model import LEAST_URGENT, MOST_URGENT, Call
 
 from tidegate_gateway import errors
 from tidegate_gateway.errors import BadRequest
+from tidegate_policy import labels
+from tidegate_policy.model import LEAST_URGENT, MOST_URGENT, Call
 
 Kind = Literal["chat", "completion"]
 PATHS: dict[Kind, str] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}

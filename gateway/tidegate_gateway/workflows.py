@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from tidegate_policy import budget
-from tidegate_policy.cost import CostModel
-from tidegate_policy.model import StageState, Workflow, WorkflowId
 
 from tidegate_gateway import errors, perceive, settings, store, telemetry, wire
 from tidegate_gateway.errors import BadRequest
+from tidegate_policy import budget
+from tidegate_policy.cost import CostModel
+from tidegate_policy.model import StageState, Workflow, WorkflowId
 
 logger = logging.getLogger("tidegate.gateway")
 
@@ -92,13 +92,13 @@ class Workflows:
             raise
         return self._membership(now, record, ask.stage, call, ask.model)
 
-    async def done(self, membership: Membership) -> None:
-        """Records the good end of a call; if the store cannot, it is recorded later."""
-        if not await self._record(membership.workflow, membership.call, ok=True):
-            self._later(membership.workflow, membership.call, ok=True)
+    async def ended(self, membership: Membership, ok: bool) -> None:
+        """Records the end of a call, well or not; if the store cannot now, it is recorded later."""
+        if not await self._record(membership.workflow, membership.call, ok=ok):
+            self._later(membership.workflow, membership.call, ok=ok)
 
-    def left(self, membership: Membership) -> None:
-        """A call ended without an answer; recorded soon."""
+    def cut(self, membership: Membership) -> None:
+        """The client of a call went away; recorded soon."""
         self._later(membership.workflow, membership.call, ok=False)
 
     async def run(self) -> None:
@@ -110,7 +110,7 @@ class Workflows:
             await self.flush()
             try:
                 for record in await self.kept.expire(BATCH):
-                    self._ended(record)
+                    self._counted(record)
             except store.Unavailable:
                 self.up = False
 
@@ -142,15 +142,22 @@ class Workflows:
     async def complete_stage(self, workflow: str, stage: str, *, key: str | None) -> dict[str, Any]:
         """A stage is over (a tool step, or the last of its undeclared calls)."""
         record = await self._ask(
-            workflow, "complete_stage", workflow, stage, once=once(key, f"complete {workflow} {stage}", None), stage=stage
+            workflow,
+            "complete_stage",
+            workflow,
+            stage,
+            once=once(key, f"complete {workflow} {stage}", None),
+            stage=stage,
         )
-        return self._ended(record)
+        return self._counted(record)
 
     async def complete(self, workflow: str, *, key: str | None) -> dict[str, Any]:
-        return self._ended(await self._ask(workflow, "complete", workflow, once=once(key, f"complete {workflow}", None)))
+        return self._counted(
+            await self._ask(workflow, "complete", workflow, once=once(key, f"complete {workflow}", None))
+        )
 
     async def cancel(self, workflow: str) -> dict[str, Any]:
-        return self._ended(await self._ask(workflow, "cancel", workflow))
+        return self._counted(await self._ask(workflow, "cancel", workflow))
 
     # The machinery.
 
@@ -171,7 +178,7 @@ class Workflows:
         if self.kept is None or not self.up:
             return False
         try:
-            self._ended(await self.kept.finish(workflow, call, ok=ok))
+            self._counted(await self.kept.finish(workflow, call, ok=ok))
         except store.Unavailable:
             self.up = False
             return False
@@ -187,7 +194,7 @@ class Workflows:
             return
         self._outbox.append((workflow, call, ok))
 
-    def _ended(self, record: store.Record) -> dict[str, Any]:
+    def _counted(self, record: store.Record) -> dict[str, Any]:
         if record.just_ended:
             late = record.now_ms > record.deadline_ms
             outcome = record.state if record.state != "done" else "late" if late else "met"
@@ -233,8 +240,9 @@ class Workflows:
         elif template is not None and template.deadline_s is not None:
             deadline_s = template.deadline_s
         else:
-            raise BadRequest("deadline_ms is required: milliseconds from now until the last stage must be done",
-                             param="deadline_ms")
+            raise BadRequest(
+                "deadline_ms is required: milliseconds from now until the last stage must be done", param="deadline_ms"
+            )
         named = body.get("tenant") or tenant or ""
         if not isinstance(named, str) or len(named) > 256 or not named.isprintable():
             raise BadRequest("tenant must be at most 256 printable characters", param="tenant")
@@ -319,7 +327,9 @@ def _stage(item: object, where: str) -> store.Stage:
     if not isinstance(after, list):
         raise BadRequest(f"{where}.after must be a list of stage names", param=f"{where}.after")
     parallel = item.get("parallel")
-    if parallel is not None and (isinstance(parallel, bool) or not isinstance(parallel, int) or not 0 <= parallel <= 1000):
+    if parallel is not None and (
+        isinstance(parallel, bool) or not isinstance(parallel, int) or not 0 <= parallel <= 1000
+    ):
         raise BadRequest(f"{where}.parallel must be a whole number from 1 to 1000", param=f"{where}.parallel")
     return store.Stage(
         name=wire.name_of(item.get("name"), f"{where}.name"),
@@ -330,7 +340,7 @@ def _stage(item: object, where: str) -> store.Stage:
 
 def _refusal(error: store.Rejected, workflow: str, stage: str) -> errors.GatewayError:
     sentences = {
-        "workflow_not_found": f"workflow {workflow!r} is unknown; create it, or send x-tidegate-deadline-ms with its first call",
+        "workflow_not_found": f"workflow {workflow!r} is unknown; create it, or send x-tidegate-deadline-ms to start it",
         "workflow_ended": f"workflow {workflow!r} has ended ({error.state}); create another one",
         "workflow_exists": f"workflow {workflow!r} exists already; choose another id, or GET it",
         "stage_not_found": f"workflow {workflow!r} has no stage {stage!r}; GET the workflow to see its stages",

@@ -1,0 +1,298 @@
+"""The same API over gRPC: Inference, Workflows, health and reflection.
+
+Messages are brought into the shape that HTTP has (a body and headers) and then take the same way: one validation, one
+admission, one router. Errors carry `ErrorInfo` (our code as its reason) and `RetryInfo`. Cancelling a stream stops the
+engine.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import orjson
+from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from tidegate_gateway import errors, sse, wire, workflows
+from tidegate_gateway.errors import BadRequest
+from tidegate_gateway.gateway import Gateway
+from tidegate_gateway.serving import Serving
+from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
+
+logger = logging.getLogger("tidegate.gateway")
+
+DOMAIN = "tidegate.dev"
+HEALTH_S = 0.2
+SERVICES = ("tidegate.v1.Inference", "tidegate.v1.Workflows")
+
+Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
+
+
+class Inference(inference_pb2_grpc.InferenceServicer):
+    """Generation."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        gateway = self._gateway
+        now = gateway.clock()
+        try:
+            kind, body = _body(request)
+            ask = wire.read_body(kind, _headers(request, context), body, most_choices=1)
+            job = await gateway.admission.admit(now, ask)
+            async with gateway.router.serve(job) as serving:
+                if not serving.reply.streamed:
+                    raise _engines_refusal(serving)
+                yield inference_pb2.GenerateResponse(accepted=_accepted(ask, serving))
+                finish = ""
+                block = serving.reply.first
+                while block:
+                    for text, reason in _pieces(block):
+                        finish = reason or finish
+                        if text:
+                            yield inference_pb2.GenerateResponse(text=text)
+                    block = await serving.next_block()
+                meter = serving.reply.meter
+                yield inference_pb2.GenerateResponse(
+                    finished=inference_pb2.Finished(
+                        finish_reason=finish,
+                        prompt_tokens=meter.prompt_tokens or 0,
+                        completion_tokens=meter.generated,
+                    )
+                )
+        except errors.GatewayError as error:
+            if isinstance(error, errors.Refused):
+                gateway.meters.shed.labels(error.reason.value).inc()
+            await abort(context, error)
+
+
+class Workflows(inference_pb2_grpc.WorkflowsServicer):
+    """Workflows; each method is its HTTP twin."""
+
+    def __init__(self, flows: workflows.Workflows) -> None:
+        self._flows = flows
+
+    async def Create(self, request: inference_pb2.CreateWorkflowRequest, context: Context) -> inference_pb2.Workflow:
+        body: dict[str, Any] = {
+            "id": request.id,
+            "template": request.template,
+            "tenant": request.tenant,
+            "deadline_ms": request.deadline_ms,
+            "stages": [
+                {"name": stage.name, "after": list(stage.after), "parallel": stage.parallel} for stage in request.stages
+            ],
+        }
+        given = {key: value for key, value in body.items() if value}
+        return await _answered(context, self._flows.create(given, tenant=None, key=request.idempotency_key))
+
+    async def Get(self, request: inference_pb2.GetWorkflowRequest, context: Context) -> inference_pb2.Workflow:
+        return await _answered(context, self._flows.get(request.id))
+
+    async def List(
+        self, request: inference_pb2.ListWorkflowsRequest, context: Context
+    ) -> inference_pb2.ListWorkflowsResponse:
+        try:
+            rows = await self._flows.listed(request.state or None)
+        except errors.GatewayError as error:
+            await abort(context, error)
+        return inference_pb2.ListWorkflowsResponse(workflows=map(_workflow, rows))
+
+    async def CompleteStage(
+        self, request: inference_pb2.CompleteStageRequest, context: Context
+    ) -> inference_pb2.Workflow:
+        key = request.idempotency_key
+        return await _answered(context, self._flows.complete_stage(request.id, request.stage, key=key))
+
+    async def Complete(
+        self, request: inference_pb2.CompleteWorkflowRequest, context: Context
+    ) -> inference_pb2.Workflow:
+        return await _answered(context, self._flows.complete(request.id, key=request.idempotency_key))
+
+    async def Cancel(self, request: inference_pb2.CancelWorkflowRequest, context: Context) -> inference_pb2.Workflow:
+        return await _answered(context, self._flows.cancel(request.id))
+
+
+@contextlib.asynccontextmanager
+async def serving(gateway: Gateway, host: str, port: int) -> AsyncIterator[str]:
+    """A started gRPC server; its address as host:port. Raises `OSError` when the port is taken."""
+    limits = gateway.told.limits
+    server = grpc.aio.server(
+        maximum_concurrent_rpcs=limits.connections,
+        options=[
+            ("grpc.max_receive_message_length", limits.body_bytes),
+            ("grpc.so_reuseport", 0),
+            ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ],
+    )
+    inference_pb2_grpc.add_InferenceServicer_to_server(Inference(gateway), server)  # type: ignore[no-untyped-call]
+    inference_pb2_grpc.add_WorkflowsServicer_to_server(Workflows(gateway.flows), server)  # type: ignore[no-untyped-call]
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {host}:{port}: {error}") from error
+    await server.start()
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(_health(gateway, checks))
+        try:
+            yield f"{host}:{bound}"
+        finally:
+            watching.cancel()
+            await server.stop(1.0)
+
+
+async def _health(gateway: Gateway, checks: Any) -> None:
+    """Keeps the health service in step with /ready."""
+    shown: int | None = None
+    while True:
+        ready = gateway.problems()[0] in ("ready", "degraded")
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        if status != shown:
+            for service in ("", *SERVICES):
+                await checks.set(service, status)
+            shown = status
+        await asyncio.sleep(HEALTH_S)
+
+
+async def abort(context: Context, error: errors.GatewayError) -> NoReturn:
+    """Ends the call with the error, its reason and when to retry."""
+    status = status_pb2.Status(code=_code(error).value[0], message=error.message)
+    reason = error_details_pb2.ErrorInfo(reason=error.code, domain=DOMAIN)
+    if error.param:
+        reason.metadata["param"] = error.param
+    status.details.add().Pack(reason)
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration(nanos=0, seconds=max(1, round(error.retry_after_s)))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    trailing = (("grpc-status-details-bin", status.SerializeToString()),)
+    await context.abort(_code(error), error.message, trailing_metadata=trailing)
+
+
+def _code(error: errors.GatewayError) -> grpc.StatusCode:
+    code: grpc.StatusCode = grpc.StatusCode[error.row.grpc]
+    return code
+
+
+async def _answered(context: Context, step: Awaitable[Mapping[str, Any]]) -> inference_pb2.Workflow:
+    try:
+        return _workflow(await step)
+    except errors.GatewayError as error:
+        await abort(context, error)
+
+
+def _body(request: inference_pb2.GenerateRequest) -> tuple[wire.Kind, dict[str, Any]]:
+    body: dict[str, Any] = {"model": request.model, "stream": True}
+    kind: wire.Kind = "completion"
+    if request.WhichOneof("input") == "messages":
+        kind = "chat"
+        body["messages"] = [{"role": item.role, "content": item.content} for item in request.messages.messages]
+    elif request.WhichOneof("input") == "prompt":
+        body["prompt"] = request.prompt
+    else:
+        raise BadRequest("give a prompt or messages", param="input")
+    for name in ("max_tokens", "temperature", "top_p", "seed"):
+        if request.HasField(name):
+            body[name] = getattr(request, name)
+    if request.stop:
+        body["stop"] = list(request.stop)
+    return kind, body
+
+
+def _headers(request: inference_pb2.GenerateRequest, context: Context) -> dict[str, str]:
+    """The message's scheduling fields as headers; metadata of the same names counts where a field is not set."""
+    headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    for name, field in _FIELDS.items():
+        if (field in _OPTIONAL and request.HasField(field)) or (field not in _OPTIONAL and getattr(request, field)):
+            headers[name] = str(getattr(request, field))
+    return headers
+
+
+_OPTIONAL = ("urgency", "deadline_ms", "slo_ttft_ms", "slo_tpot_ms")
+_FIELDS = {
+    "x-request-id": "request_id",
+    "x-tidegate-tenant": "tenant",
+    "x-tidegate-class": "slo_class",
+    "x-tidegate-urgency": "urgency",
+    "x-tidegate-deadline-ms": "deadline_ms",
+    "x-tidegate-slo-ttft-ms": "slo_ttft_ms",
+    "x-tidegate-slo-tpot-ms": "slo_tpot_ms",
+    "x-tidegate-workflow": "workflow",
+    "x-tidegate-stage": "stage",
+    "x-session-id": "session",
+}
+
+
+def _accepted(ask: wire.Ask, serving: Serving) -> inference_pb2.Accepted:
+    slack_s = serving.slack_s
+    return inference_pb2.Accepted(
+        request_id=ask.request_id or serving.job.call.id,
+        engine=serving.engine or "",
+        queue_ms=round(serving.queue_s * 1000),
+        slack_ms=None if slack_s is None else round(slack_s * 1000),
+    )
+
+
+def _pieces(block: bytes) -> list[tuple[str, str]]:
+    """Text and finish reason of each event in a block. Raises `EngineTrouble` for an error event."""
+    pieces = []
+    for line in block.splitlines():
+        payload = line.removeprefix(b"data:").strip()
+        if not line.startswith(b"data:") or payload == sse.LAST:
+            continue
+        try:
+            event = orjson.loads(payload)
+        except orjson.JSONDecodeError as error:
+            raise errors.EngineTrouble("the engine's stream is garbled") from error
+        if "error" in event:
+            raise errors.EngineTrouble(f"the engine failed in mid-answer: {_message(event)}")
+        for choice in event.get("choices") or ():
+            text = (choice.get("delta") or {}).get("content") if "delta" in choice else choice.get("text")
+            pieces.append((text or "", choice.get("finish_reason") or ""))
+    return pieces
+
+
+def _engines_refusal(serving: Serving) -> errors.GatewayError:
+    """The engine's own 4xx, in its words."""
+    try:
+        message = _message(orjson.loads(serving.reply.first))
+    except orjson.JSONDecodeError:
+        message = f"the engine answered {serving.reply.status}"
+    return BadRequest(message)
+
+
+def _message(answer: Mapping[str, Any]) -> str:
+    error = answer.get("error", answer)
+    return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
+
+
+def _workflow(flow: Mapping[str, Any]) -> inference_pb2.Workflow:
+    return inference_pb2.Workflow(
+        id=flow["id"],
+        state=flow["state"],
+        template=flow["template"] or "",
+        tenant=flow["tenant"] or "",
+        deadline_ms=flow["deadline_ms"],
+        left_ms=flow["left_ms"],
+        stages=[
+            inference_pb2.Stage(
+                name=stage["name"],
+                state=stage["state"],
+                after=stage["after"],
+                parallel=stage["parallel"] or 0,
+                calls_running=stage["calls_running"],
+                calls_done=stage["calls_done"],
+            )
+            for stage in flow["stages"]
+        ],
+    )

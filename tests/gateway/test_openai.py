@@ -1,0 +1,162 @@
+"""A stock OpenAI SDK works unmodified, and what passes through is what the engine said."""
+
+from typing import Any
+
+import openai
+import orjson
+import pytest
+
+from tidegate_gateway import testing
+
+
+async def test_sdk_gets_an_answer(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client, client.openai() as sdk:
+        answer = await sdk.chat.completions.create(model="fake", messages=[{"role": "user", "content": "hi"}])
+        assert answer.choices[0].message.content == "w0 w1 w2 w3 "
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 4
+
+
+async def test_sdk_streams(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client, client.openai() as sdk:
+        stream = await sdk.chat.completions.create(
+            model="fake", messages=[{"role": "user", "content": "hi"}], stream=True
+        )
+        events = [event async for event in stream]
+        assert "".join(event.choices[0].delta.content or "" for event in events) == "w0 w1 w2 w3 "
+        assert all(event.usage is None for event in events)
+
+
+async def test_usage_reaches_only_those_who_asked_for_it(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client, client.openai() as sdk:
+        stream = await sdk.chat.completions.create(
+            model="fake",
+            messages=[{"role": "user", "content": "hi"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        usages = [event.usage async for event in stream if event.usage is not None]
+        assert [usage.completion_tokens for usage in usages] == [4]
+
+
+async def test_completions_and_models(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client, client.openai() as sdk:
+        answer = await sdk.completions.create(model="fake", prompt="once", max_tokens=2)
+        assert answer.choices[0].text == "w0 w1 "
+        assert [model.id async for model in sdk.models.list()] == ["fake"]
+
+
+async def test_bytes_of_a_stream_pass_untouched(up: Any) -> None:
+    body = {"model": "fake", "prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
+    async with testing.engine() as engine, up(engine) as client:
+        async with client.http.post(engine.url + "/v1/completions", json=body) as response:
+            direct = await response.read()
+        async with client.http.post(client.url + "/v1/completions", json=body) as response:
+            assert await response.read() == direct
+            assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+
+
+async def test_answers_say_where_and_how_long(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        status, _, headers = await client.ask(headers={"x-request-id": "mine", "x-tidegate-deadline-ms": "60000"})
+        assert status == 200
+        assert headers["x-request-id"] == "mine"
+        assert headers["x-tidegate-engine"] == engine.url.removeprefix("http://")
+        assert int(headers["x-tidegate-queue-ms"]) < 1000
+        assert 0 < int(headers["x-tidegate-slack-ms"]) <= 60000
+
+
+async def test_engine_knobs_of_clients_are_stripped_and_ours_are_set(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        await client.ask(
+            headers={
+                "x-tidegate-tenant": "acme",
+                "x-tidegate-urgency": "0",
+                "X-Vllm-Priority": "-5",
+                "x-gateway-destination-endpoint": "10.0.0.1:80",
+            },
+            priority=-1000,
+            request_id="forged",
+            vllm_xargs={"tg.urgency": 0, "mine": 1},
+        )
+        (body,), (headers,) = engine.bodies, engine.headers
+        assert body["vllm_xargs"]["mine"] == 1
+        assert body["vllm_xargs"]["tg.tenant"] == "acme"
+        assert body["vllm_xargs"]["tg.urgency"] == 2, "an unknown tenant may not claim more than the default"
+        assert body["priority"] > 0
+        assert "request_id" not in body
+        assert "x-vllm-priority" not in headers
+        assert not any(name.startswith("x-gateway") for name in headers)
+
+
+async def test_an_entitled_tenant_may_claim_urgency_and_gets_its_weight(up: Any) -> None:
+    tenants = [{"name": "acme", "maxUrgency": 1, "weight": 3.0}]
+    async with testing.engine() as engine, up(engine, tenants=tenants) as client:
+        await client.ask(headers={"X-Gateway-Inference-Fairness-Id": "acme", "X-Tidegate-Urgency": "0"})
+        arguments = engine.bodies[0]["vllm_xargs"]
+        assert (arguments["tg.urgency"], arguments["tg.weight"]) == (1, 3.0)
+
+
+async def test_a_class_fills_in_targets_and_headers_win(up: Any) -> None:
+    classes = [{"name": "chat", "ttft": "1s", "tpot": "60ms", "deadline": "2m"}]
+    async with testing.engine() as engine, up(engine, classes=classes, defaultClass="chat") as client:
+        await client.ask(headers={"x-slo-ttft-ms": "500"})
+        arguments = engine.bodies[0]["vllm_xargs"]
+        assert arguments["tg.class"] == "chat"
+        assert (arguments["tg.ttft_ms"], arguments["tg.tpot_ms"]) == (500, 60)
+        assert 0 < arguments["tg.budget_ms"] <= 120_000
+
+
+async def test_an_engines_own_refusal_passes_through(up: Any) -> None:
+    async with testing.engine(status=400) as engine, up(engine) as client, client.openai() as sdk:
+        with pytest.raises(openai.BadRequestError, match="as told"):
+            await sdk.chat.completions.create(model="fake", messages=[{"role": "user", "content": "hi"}])
+        with pytest.raises(openai.BadRequestError, match="as told"):
+            await sdk.chat.completions.create(model="fake", messages=[{"role": "user", "content": "hi"}], stream=True)
+
+
+async def test_trace_context_reaches_the_engine(up: Any) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with testing.engine() as engine, up(engine) as client:
+        await client.ask(headers={"traceparent": parent})
+        assert engine.headers[0]["traceparent"].split("-")[1] == parent.split("-")[1]
+
+
+async def test_output_length_is_learned_from_answers_not_from_max_tokens(up: Any) -> None:
+    async with testing.engine(tokens=20) as engine, up(engine) as client:
+        for _ in range(3):
+            await client.ask(max_tokens=5000)
+        assert engine.bodies[-1]["vllm_xargs"]["tg.out_pred"] == 20
+
+
+async def test_metrics_are_served_in_prometheus_format(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        await client.ask(stream=False)
+        async with client.http.get(client.url + "/metrics") as response:
+            page = await response.text()
+        for name in (
+            'tidegate_requests_total{class="none",outcome="ok"} 1.0',
+            'tidegate_queue_depth{class="none"} 0.0',
+            "tidegate_request_e2e_seconds_bucket",
+            "tidegate_alpha 0.2",
+            'tidegate_policy_info{policy="urgency"} 1.0',
+            "tidegate_engine_backlog_seconds",
+            "tidegate_dispatch_seconds_count 1.0",
+        ):
+            assert name in page, name
+
+
+async def test_status_page_shows_engines(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        await client.ask(headers={"x-tidegate-tenant": "<script>"})
+        async with client.http.get(client.url + "/") as response:
+            page = await response.text()
+        assert engine.url.removeprefix("http://") in page
+        assert "<script>" not in page
+
+
+async def test_openai_error_object_for_everything(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        for method, path in (("GET", "/nowhere"), ("GET", "/v1/chat/completions"), ("POST", "/v1/chat/completions")):
+            async with client.http.request(method, client.url + path, data=b"{") as response:
+                assert set(orjson.loads(await response.read())["error"]) == {"message", "type", "param", "code"}

@@ -1,0 +1,270 @@
+"""The life of a workflow over HTTP: created by request or by header, joined, finished, ended once."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tidegate_gateway import testing
+
+THREE = [{"name": "a"}, {"name": "b", "after": ["a"]}, {"name": "c", "after": ["b"]}]
+
+
+def member(workflow: str, stage: str, **more: str) -> dict[str, str]:
+    return {"x-tidegate-workflow": workflow, "x-tidegate-stage": stage, **more}
+
+
+async def create(client: Any, *, key: str | None = None, **body: Any) -> tuple[int, Any]:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    status, answer, _ = await client.send("POST", "/v1/workflows", json=body, headers=headers)
+    return status, answer
+
+
+async def state_of(client: Any, workflow: str) -> dict[str, Any]:
+    status, answer, _ = await client.send("GET", f"/v1/workflows/{workflow}")
+    assert status == 200
+    return answer
+
+
+async def test_a_declared_workflow_is_done_when_its_stages_are(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        status, flow = await create(client, deadline_ms=60_000, stages=THREE, tenant="acme")
+        assert (status, flow["state"], flow["tenant"], flow["deadline_ms"]) == (201, "running", "acme", 60_000)
+        for stage in "abc":
+            assert (await state_of(client, flow["id"]))["state"] == "running"
+            status, _, _ = await client.ask(headers=member(flow["id"], stage))
+            assert status == 200
+        ended = await state_of(client, flow["id"])
+        assert ended["state"] == "done"
+        assert [stage["state"] for stage in ended["stages"]] == ["done"] * 3
+
+
+async def test_a_stages_budget_is_its_share_of_the_time_left(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        _, flow = await create(client, deadline_ms=90_000, stages=THREE)
+        await client.ask(headers=member(flow["id"], "a"))
+        first = engine.bodies[0]["vllm_xargs"]
+        assert first["tg.workflow"] == flow["id"]
+        assert first["tg.budget_ms"] == pytest.approx(30_000, rel=0.05), "three like stages share the time evenly"
+        assert first["tg.left_ms"] > 0
+        await client.ask(headers=member(flow["id"], "c"))
+        assert engine.bodies[1]["vllm_xargs"]["tg.budget_ms"] == pytest.approx(90_000, rel=0.05)
+
+
+async def test_the_first_call_with_a_deadline_creates_the_workflow_and_the_first_deadline_wins(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        status, _, _ = await client.ask(headers=member("w1", "a", **{"x-tidegate-deadline-ms": "50000"}))
+        assert status == 200
+        await client.ask(headers=member("w1", "b", **{"x-tidegate-deadline-ms": "1000000"}))
+        flow = await state_of(client, "w1")
+        assert (flow["deadline_ms"], flow["state"]) == (50_000, "running")
+        assert [(stage["name"], stage["after"], stage["state"]) for stage in flow["stages"]] == [
+            ("a", [], "done"),
+            ("b", ["a"], "done"),
+        ]
+        status, ended, _ = await client.send("POST", "/v1/workflows/w1/complete")
+        assert (status, ended["state"]) == (200, "done")
+
+
+async def test_an_unknown_workflow_without_a_deadline_is_404(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        status, answer, _ = await client.ask(headers=member("nobody", "a"))
+        assert (status, answer["error"]["code"]) == (404, "workflow_not_found")
+        assert "x-tidegate-deadline-ms" in answer["error"]["message"]
+        assert engine.bodies == []
+
+
+async def test_declared_parallel_calls_finish_a_stage_together(up: Any) -> None:
+    stages = [{"name": "link"}, {"name": "many", "after": ["link"], "parallel": 3}]
+    async with testing.engine() as engine, up(engine) as client:
+        _, flow = await create(client, deadline_ms=60_000, stages=stages)
+        await client.ask(headers=member(flow["id"], "link"))
+        await asyncio.gather(*(client.ask(headers=member(flow["id"], "many")) for _ in range(2)))
+        assert (await state_of(client, flow["id"]))["state"] == "running"
+        await client.ask(headers=member(flow["id"], "many"))
+        assert (await state_of(client, flow["id"]))["state"] == "done"
+
+
+async def test_undeclared_parallel_calls_are_over_when_a_later_stage_starts(up: Any, until: Any) -> None:
+    stages = [{"name": "many"}, {"name": "last", "after": ["many"]}]
+    async with testing.engine(first_s=0.2) as engine, up(engine) as client:
+        _, flow = await create(client, deadline_ms=60_000, stages=stages)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(client.ask(headers=member(flow["id"], "many")))
+            await until(lambda: engine.running == 3)
+        many, _last = (await state_of(client, flow["id"]))["stages"]
+        assert (many["calls_done"], many["state"]) == (3, "running")
+        await client.ask(headers=member(flow["id"], "last"))
+        ended = await state_of(client, flow["id"])
+        assert [stage["state"] for stage in ended["stages"]] == ["done", "done"]
+        assert ended["state"] == "done"
+
+
+async def test_a_template_brings_stages_and_deadline(up: Any) -> None:
+    template = {
+        "name": "t2s",
+        "deadline": "2m",
+        "stages": [{"name": "link"}, {"name": "fix", "after": ["link"], "repeat": 2}],
+    }
+    async with testing.engine() as engine, up(engine, workflows=[template]) as client:
+        status, flow = await create(client, template="t2s")
+        assert (status, flow["deadline_ms"], len(flow["stages"])) == (201, 120_000, 2)
+        for stage in ("link", "fix"):
+            await client.ask(headers=member(flow["id"], stage))
+        assert (await state_of(client, flow["id"]))["state"] == "running", "one of two repetitions"
+        await client.ask(headers=member(flow["id"], "fix"))
+        assert (await state_of(client, flow["id"]))["state"] == "done"
+        status, answer = await create(client, template="nope")
+        assert (status, answer["error"]["param"]) == (400, "template")
+
+
+async def test_a_tool_step_completes_a_stage_once(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        _, flow = await create(client, deadline_ms=60_000, stages=THREE)
+        path = f"/v1/workflows/{flow['id']}/stages/a/complete"
+        status, answer, _ = await client.send("POST", path)
+        assert (status, answer["stages"][0]["state"]) == (200, "done")
+        status, answer, _ = await client.send("POST", path)
+        assert (status, answer["error"]["code"]) == (409, "stage_already_done")
+        status, answer, _ = await client.send("POST", f"/v1/workflows/{flow['id']}/stages/zzz/complete")
+        assert (status, answer["error"]["code"]) == (404, "stage_not_found")
+
+
+async def test_an_idempotency_key_gets_the_same_answer(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        first = await create(client, key="k1", deadline_ms=60_000, stages=THREE)
+        assert await create(client, key="k1", deadline_ms=60_000, stages=THREE) == first
+        status, answer = await create(client, key="k1", deadline_ms=70_000)
+        assert (status, answer["error"]["code"]) == (422, "idempotency_key_reused")
+        path = f"/v1/workflows/{first[1]['id']}/stages/a/complete"
+        key = {"Idempotency-Key": "k2"}
+        once = await client.send("POST", path, headers=key)
+        twice = await client.send("POST", path, headers=key)
+        assert once[:2] == twice[:2]
+        path = f"/v1/workflows/{first[1]['id']}/complete"
+        once, twice = await client.send("POST", path, headers=key), await client.send("POST", path, headers=key)
+        assert once[:2] == twice[:2]
+        assert once[0] == 200
+
+
+async def test_cancelling_ends_its_calls_in_the_engine(up: Any, until: Any) -> None:
+    async with testing.engine(hang=True) as engine, up(engine) as client, asyncio.TaskGroup() as group:
+        _, flow = await create(client, deadline_ms=60_000, stages=THREE)
+        call = group.create_task(client.ask(headers=member(flow["id"], "a")))
+        await until(lambda: engine.running == 1)
+        status, answer, _ = await client.send("DELETE", f"/v1/workflows/{flow['id']}")
+        assert (status, answer["state"]) == (200, "cancelled")
+        status, answer, _ = await call
+        assert (status, answer["error"]["code"]) == (409, "workflow_ended")
+        await until(lambda: engine.running == 0)
+        status, answer, _ = await client.ask(headers=member(flow["id"], "b"))
+        assert (status, answer["error"]["code"]) == (409, "workflow_ended")
+
+
+async def test_a_workflow_expires_after_its_deadline_and_grace_once(up: Any, until: Any) -> None:
+    async with testing.engine() as engine, up(engine, store_options={"grace": 0.05}) as client:
+        _, flow = await create(client, deadline_ms=50, stages=THREE, template=None)
+
+        async def ended() -> bool:
+            return (await state_of(client, flow["id"]))["state"] != "running"
+
+        await until(ended)
+        assert (await state_of(client, flow["id"]))["state"] == "expired"
+        status, answer, _ = await client.send("POST", f"/v1/workflows/{flow['id']}/complete")
+        assert (status, answer["error"]["code"]) == (409, "workflow_ended")
+        assert (await state_of(client, flow["id"]))["state"] == "expired"
+
+
+async def test_housekeeping_expires_workflows_that_nobody_looks_at(up: Any, until: Any) -> None:
+    async with testing.engine() as engine, up(engine, store_options={"grace": 0.01}) as client:
+        _, flow = await create(client, deadline_ms=1, stages=THREE)
+        counted = client.gateway.meters.registry.get_sample_value
+        labels = {"template": "none", "outcome": "expired"}
+        await until(lambda: counted("tidegate_workflow_deadline_total", labels) == 1.0)
+        _, listed, _ = await client.send("GET", "/v1/workflows?state=expired")
+        assert [row["id"] for row in listed["data"]] == [flow["id"]]
+
+
+async def test_workflows_are_listed_by_state(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        flows = [(await create(client, deadline_ms=60_000, stages=THREE))[1]["id"] for _ in range(3)]
+        await client.send("POST", f"/v1/workflows/{flows[0]}/complete")
+        await client.send("DELETE", f"/v1/workflows/{flows[1]}")
+        found = {}
+        for state in ("running", "done", "cancelled", "expired"):
+            _, answer, _ = await client.send("GET", f"/v1/workflows?state={state}")
+            found[state] = [row["id"] for row in answer["data"]]
+        assert found == {"done": [flows[0]], "cancelled": [flows[1]], "running": [flows[2]], "expired": []}
+        _, answer, _ = await client.send("GET", "/v1/workflows")
+        assert {row["id"] for row in answer["data"]} == set(flows)
+        status, answer, _ = await client.send("GET", "/v1/workflows?state=odd")
+        assert (status, answer["error"]["param"]) == (400, "state")
+
+
+async def test_a_failed_call_does_not_count_and_may_be_repeated(up: Any) -> None:
+    async with testing.engine(status=500) as engine, up(engine) as client:
+        _, flow = await create(client, deadline_ms=60_000, stages=[{"name": "a"}])
+        status, _, _ = await client.ask(headers=member(flow["id"], "a"))
+        assert status >= 500
+        engine.status = 200
+
+        async def answered() -> bool:
+            return (await client.ask(headers=member(flow["id"], "a")))[0] == 200
+
+        await until_true(answered)
+        assert (await state_of(client, flow["id"]))["state"] == "done"
+
+
+async def until_true(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_repeated_call_of_a_done_workflow_is_answered_and_changes_nothing(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        _, flow = await create(client, deadline_ms=60_000, stages=[{"name": "a"}])
+        await client.ask(headers=member(flow["id"], "a"))
+        before = await state_of(client, flow["id"])
+        status, _, _ = await client.ask(headers=member(flow["id"], "a"))
+        assert status == 200
+        after = await state_of(client, flow["id"])
+        assert {**before, "left_ms": 0} == {**after, "left_ms": 0}
+        status, _, _ = await client.ask(headers=member(flow["id"], "other"))
+        assert status == 409
+
+
+async def test_a_clients_own_id_exists_once(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        assert (await create(client, id="mine", deadline_ms=60_000))[0] == 201
+        status, answer = await create(client, id="mine", deadline_ms=60_000)
+        assert (status, answer["error"]["code"]) == (409, "workflow_exists")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        pytest.param({}, "deadline_ms", id="no deadline"),
+        pytest.param({"deadline_ms": -5}, "deadline_ms", id="negative deadline"),
+        pytest.param({"deadline_ms": 10**15}, "deadline_ms", id="absurd deadline"),
+        pytest.param({"deadline_ms": "soon"}, "deadline_ms", id="deadline in words"),
+        pytest.param({"deadline_ms": True}, "deadline_ms", id="deadline as boolean"),
+        pytest.param(
+            {"deadline_ms": 1000, "stages": [{"name": "a", "after": ["b"]}]}, "stages", id="unknown predecessor"
+        ),
+        pytest.param({"deadline_ms": 1000, "stages": [{"name": "a"}, {"name": "a"}]}, "stages", id="stage twice"),
+        pytest.param({"deadline_ms": 1000, "stages": [{"name": "a", "after": ["a"]}]}, "stages", id="cycle"),
+        pytest.param({"deadline_ms": 1000, "stages": "abc"}, "stages", id="stages as text"),
+        pytest.param(
+            {"deadline_ms": 1000, "stages": [{"name": "a", "parallel": -1}]}, "stages[0].parallel", id="parallel"
+        ),
+        pytest.param({"deadline_ms": 1000, "stages": [{"name": "a\nb"}]}, "stages[0].name", id="control character"),
+        pytest.param({"deadline_ms": 1000, "surprise": 1}, "surprise", id="unknown field"),
+        pytest.param({"deadline_ms": 1000, "tenant": 7}, "tenant", id="tenant as number"),
+    ],
+)
+async def test_a_wrong_declaration_is_refused_with_its_field(up: Any, body: dict[str, Any], param: str) -> None:
+    async with up(seen=False) as client:
+        status, answer = await create(client, **body)
+        assert (status, answer["error"]["param"]) == (400, param)
