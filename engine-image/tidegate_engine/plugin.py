@@ -42,8 +42,13 @@ def scheduler(*args: Any, **kwargs: Any) -> Any:
     stop = control.serve(
         governed, address=loaded.control_address, engine_version=importlib.import_module("vllm").__version__
     )
-    if reason is None:
-        built.on_shutdown = stop
+    vllms_shutdown = built.shutdown
+
+    def shutdown() -> None:
+        stop()
+        vllms_shutdown()
+
+    built.shutdown = shutdown
     log.info("EngineControl listens on %s, policy %s", loaded.control_address, governed.state().policy)
     return built
 

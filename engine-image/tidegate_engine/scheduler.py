@@ -63,7 +63,6 @@ class Governed(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types
         self._ended: list[Request] = []
         self._watches: list[_Watch] = []
         self._preemptions = 0
-        self.on_shutdown: Callable[[], None] = lambda: None
         self._apply(order, reason="at start")
 
     # What the engine core calls.
@@ -109,10 +108,6 @@ class Governed(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         with self._lock:
             return bool(super().reset_prefix_cache(*args, **kwargs))
-
-    def shutdown(self) -> None:
-        self.on_shutdown()
-        super().shutdown()
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._ended.append(request)

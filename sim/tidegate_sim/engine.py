@@ -60,9 +60,13 @@ class VirtualEngine:
         self.cost = cost
         self.steps = 0
         self.busy_s = 0.0
+        self.queued = 0
+        """Calls that did not start at the first step after they came."""
         self._loop = clock
         self._listener = listener
         self._ends: dict[str, int] = {}
+        self._fresh: set[str] = set()
+        """Calls that came since the last step."""
         self._stepping = False
         self._scheduler = build(schedulers.TidegateScheduler, cost, cost=cost, policy=policy, clock=clock.now)
 
@@ -74,6 +78,7 @@ class VirtualEngine:
         """Takes a call as the gateway would send it; it will produce `output_tokens`, which the scheduler cannot know."""
         sent = labels.write(self._loop.now(), call)
         self._ends[call.id] = output_tokens
+        self._fresh.add(call.id)
         self._scheduler.add_request(request(call.id, call.prompt_tokens, sent, prefixes))
         if not self._stepping:
             self._stepping = True
@@ -85,6 +90,8 @@ class VirtualEngine:
             self._scheduler.update_from_output(output, ModelRunnerOutput(req_ids=[], req_id_to_index={}))
             self._stepping = False
             return
+        self.queued += sum(new.req_id not in self._fresh for new in output.scheduled_new_reqs)
+        self._fresh.clear()
         seconds = step_seconds(self.cost, output, self._scheduler.requests)
         self.steps += 1
         self.busy_s += seconds

@@ -1,0 +1,30 @@
+"""Pools of unequal engines by name, each engine by its cost profile."""
+
+from collections.abc import Sequence
+
+import tidegate_profiles
+from tidegate_policy import cost
+from tidegate_policy.model import EngineId
+
+POOLS: dict[str, Sequence[str]] = {
+    "hetero-1": ("a100-70b-tp8", "a100-70b-tp8", "a6000-70b-tp8", "a6000-70b-tp8"),
+    "hetero-2": ("a100-70b-tp8", "a100-70b-tp8", "l40-70b-tp8", "a6000-70b-tp8"),
+}
+"""HexGen-Text2SQL 5.1: two instances on A100, two more on other cards; a 70B model, tensor parallel over eight cards."""
+
+
+class UnknownPool(ValueError):
+    """A pool that is neither known by name nor a list of profiles; the message lists the names."""
+
+
+def pool(name: str) -> dict[EngineId, cost.CostModel]:
+    """A pool by name, or by its profiles separated by commas. Raises `UnknownPool`."""
+    profiles = POOLS.get(name) or name.split(",")
+    engines: dict[EngineId, cost.CostModel] = {}
+    for number, profile in enumerate(profiles, 1):
+        try:
+            model = cost.from_mapping(tidegate_profiles.load(profile)["cost"])
+        except tidegate_profiles.UnknownProfile as error:
+            raise UnknownPool(f"no pool {name!r}; known are {', '.join(POOLS)}, or profiles: {error}") from error
+        engines[EngineId(f"{number}-{profile}")] = model
+    return engines

@@ -1,0 +1,156 @@
+"""A trace: one call a line of JSON, in arrival order; what `bench` and `replay` run.
+
+`arrival_s` is the instant of arrival; for a call with `after` it is the delay after the last of those has finished.
+Importers turn public data sets into traces; `text2sql` makes its own.
+"""
+
+import csv
+import datetime
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO, Any
+
+
+class BadTrace(ValueError):
+    """A line that is not a call; the message names the file, the line and the field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """What follows a call before its session comes back."""
+
+    name: str
+    duration_s: float
+    return_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceCall:
+    """One line."""
+
+    id: str
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    """True length. Only the engine may know it, and only by ending there."""
+    tenant: str = ""
+    task_type: str = ""
+    slo_class: str = ""
+    """Key `class` in the file."""
+    urgency: int | None = None
+    ttft_slo_ms: float | None = None
+    tpot_slo_ms: float | None = None
+    deadline_s: float | None = None
+    """From the workflow's arrival (the call's own, if it has no workflow)."""
+    workflow: str | None = None
+    stage: str | None = None
+    after: tuple[str, ...] = ()
+    relquery: str | None = None
+    session: str | None = None
+    prefix: tuple[tuple[int, int], ...] = ()
+    """(hash id, tokens) of the prompt's shared parts, in order."""
+    tool: Tool | None = None
+    text: str | None = None
+
+
+_KEYS = {("class" if item.name == "slo_class" else item.name): item.name for item in fields(TraceCall)}
+_REQUIRED = ("id", "arrival_s", "prompt_tokens", "output_tokens")
+_WHOLE = ("prompt_tokens", "output_tokens", "urgency")
+_NUMBERS = ("arrival_s", "ttft_slo_ms", "tpot_slo_ms", "deadline_s")
+
+
+def read(path: Path) -> list[TraceCall]:
+    """The calls of a trace file (`.gz` is unpacked). Raises `BadTrace`, `OSError`."""
+    calls: list[TraceCall] = []
+    known: set[str] = set()
+    with _open(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            call = _parsed(line, where)
+            if call.id in known:
+                raise BadTrace(f"{where}: id {call.id!r} appears twice")
+            if unknown := [name for name in call.after if name not in known]:
+                raise BadTrace(f"{where}: after names {unknown[0]!r}, which no line before has")
+            known.add(call.id)
+            calls.append(call)
+    return calls
+
+
+def write(path: Path, calls: Iterable[TraceCall]) -> None:
+    """Writes a trace file."""
+    path.write_text("".join(f"{json.dumps(_written(call))}\n" for call in calls))
+
+
+def from_azure(path: Path) -> Iterator[TraceCall]:
+    """Azure LLM inference trace 2023 (CSV: TIMESTAMP, ContextTokens, GeneratedTokens; CC-BY 4.0): single calls.
+
+    Instants are relative to the first call's. Raises `BadTrace`, `OSError`.
+    """
+    start: datetime.datetime | None = None
+    with _open(path) as lines:
+        for number, row in enumerate(csv.DictReader(lines), 1):
+            try:
+                at = datetime.datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=datetime.UTC)
+                sizes = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise BadTrace(f"{path}:{number + 1}: not a line of the Azure trace: {error}") from error
+            start = start or at
+            arrival_s = (at - start).total_seconds()
+            yield TraceCall(
+                id=f"azure{number}", arrival_s=arrival_s, prompt_tokens=max(sizes[0], 1), output_tokens=max(sizes[1], 1)
+            )
+
+
+def _open(path: Path) -> IO[str]:
+    return gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
+
+
+def _parsed(line: str, where: str) -> TraceCall:
+    try:
+        raw = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise BadTrace(f"{where}: not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise BadTrace(f"{where}: a call is an object, not {type(raw).__name__}")
+    for name in _REQUIRED:
+        if raw.get(name) is None:
+            raise BadTrace(f"{where}: {name} is required")
+    if unknown := sorted(raw.keys() - _KEYS.keys()):
+        raise BadTrace(f"{where}: unknown field {unknown[0]!r}")
+    values = {_KEYS[key]: value for key, value in raw.items() if value is not None}
+    _check(values, where)
+    values["after"] = tuple(values.get("after", ()))
+    values["prefix"] = tuple((int(hash_id), int(tokens)) for hash_id, tokens in values.get("prefix", ()))
+    try:
+        if "tool" in values:
+            values["tool"] = Tool(**values["tool"])
+    except TypeError as error:
+        raise BadTrace(f"{where}: tool has name, duration_s and return_tokens: {error}") from error
+    return TraceCall(**values)
+
+
+def _check(values: Mapping[str, Any], where: str) -> None:
+    for name in _WHOLE:
+        if name in values and (isinstance(values[name], bool) or not isinstance(values[name], int) or values[name] < 0):
+            raise BadTrace(f"{where}: {name} must be a whole number, not {values[name]!r}")
+    for name in _NUMBERS:
+        if name in values and (isinstance(values[name], bool) or not isinstance(values[name], int | float)):
+            raise BadTrace(f"{where}: {name} must be a number, not {values[name]!r}")
+    if values["prompt_tokens"] < 1 or values["output_tokens"] < 1 or values["arrival_s"] < 0:
+        raise BadTrace(f"{where}: token counts must be positive, arrival_s not negative")
+
+
+def _written(call: TraceCall) -> dict[str, Any]:
+    line: dict[str, Any] = {}
+    for key, name in _KEYS.items():
+        value = getattr(call, name)
+        if isinstance(value, Tool):
+            value = {"name": value.name, "duration_s": value.duration_s, "return_tokens": value.return_tokens}
+        if value not in (None, "", ()):
+            line[key] = value
+    return line
