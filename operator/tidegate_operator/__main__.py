@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -77,14 +78,15 @@ async def run(options: argparse.Namespace) -> None:
     """Runs until told to stop. Raises LostError when the Lease is lost."""
     await config.load_config()
     async with client.ApiClient() as api, aiohttp.ClientSession() as session, health.served(options.health_port):
+        server = api_server.ApiServer(api, instance=options.identity)
         await lease.hold(
-            api, options.operator_namespace, options.lease,
-            identity=options.identity, work=lambda: _act(options, api, session),
-        )  # fmt: skip
+            server.lease(options.operator_namespace, options.lease),
+            identity=options.identity,
+            work=lambda: _act(options, server, session),
+        )
 
 
-async def _act(options: argparse.Namespace, api: client.ApiClient, session: aiohttp.ClientSession) -> None:
-    cluster = api_server.ApiServer(api, instance=options.identity)
+async def _act(options: argparse.Namespace, server: api_server.ApiServer, session: aiohttp.ClientSession) -> None:
     rules = reconcile.Rules(
         images=render.Images(
             tidegate=options.image, engine=options.engine_image, pull_policy=options.image_pull_policy
@@ -93,19 +95,28 @@ async def _act(options: argparse.Namespace, api: client.ApiClient, session: aioh
         operator_namespace=options.operator_namespace,
     )
     steering = steer_pool.Steering(
-        cluster, rules, read_override=override.GatewayAdmin(session).override, clock=control.now
+        server, rules, read_override=override.GatewayAdmin(session).override, clock=control.now
     )
-    controlling = control.Control(cluster, rules, steering)
+    controlling = control.Control(server, rules, steering)
+    ready, stop = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         working = group.create_task(controlling.run())
-        await kopf.operator(
-            registry=handlers.registry,
-            memo=controlling,
-            standalone=True,
-            clusterwide=options.all_namespaces,
-            namespaces=() if options.all_namespaces else options.namespace or [options.operator_namespace],
+        # Ours ends first: kopf waits for tasks that it does not know, and cancels them.
+        working.add_done_callback(lambda _: stop.set())
+        group.create_task(
+            kopf.operator(
+                registry=handlers.registry,
+                memo=controlling,
+                standalone=True,
+                clusterwide=options.all_namespaces,
+                namespaces=() if options.all_namespaces else options.namespace or [options.operator_namespace],
+                ready_flag=ready,
+                stop_flag=stop,
+            )
         )
-        working.cancel()
+        await ready.wait()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, working.cancel)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from kubernetes.aio import client, config
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "kubernetes"))
 
-from localkube import control_plane, programs  # noqa: E402
+from localkube import control_plane, processes, programs  # noqa: E402
 
 from tidegate_operator import reconcile, render, spec  # noqa: E402
 from tidegate_operator.cluster import api_server  # noqa: E402
@@ -114,3 +114,65 @@ def check_golden(name: str, actual: Any) -> None:
 @pytest.fixture
 def golden() -> Callable[[str, Any], None]:
     return check_golden
+
+
+class Operator:
+    """`tidegate operator` as a process, with exactly the rights that the chart gives it."""
+
+    def __init__(self, plane: control_plane.ControlPlane, system: str, folder: pathlib.Path) -> None:
+        self.system = system
+        self._plane = plane
+        self._processes = processes.Processes(folder)
+        self._token = plane.kubectl("create", "token", "tidegate", "-n", system).strip()
+
+    @property
+    def user(self) -> str:
+        return f"system:serviceaccount:{self.system}:tidegate"
+
+    def start(self, identity: str, *namespaces: str) -> None:
+        (port,) = processes.free_ports(1)
+        kubeconfig = self._plane.kubeconfig_for(self._token, f"{self.system}-{identity}")
+        command = [
+            sys.executable, "-m", "tidegate_operator", "--operator-namespace", self.system, "--lease", "tidegate",
+            "--identity", identity, "--health-port", str(port), "--image", "tidegate:test",
+            *(f"--namespace={name}" for name in namespaces),
+        ]  # fmt: skip
+        self._processes.start(identity, command, env={**os.environ, "KUBECONFIG": str(kubeconfig)})
+
+    def stop(self, *identities: str) -> None:
+        self._processes.stop(*identities)
+
+    def kill(self, identity: str) -> None:
+        self._processes.kill(identity)
+
+    def said(self, identity: str) -> str:
+        return self._processes.tail(identity, lines=1000)
+
+
+def install(plane: control_plane.ControlPlane, system: str, *namespaces: str, folder: pathlib.Path) -> Operator:
+    """Installs the chart's accounts and rights (not its Deployment) into the namespace `system`."""
+    make_namespace(plane, system)
+    names = ",".join(namespaces)
+    manifests = rendered_chart(plane, system, "crds.install=false", f"namespaces.names={{{names}}}")
+    rights = [item for item in manifests if item["kind"] != "Deployment"]
+    plane.kubectl("apply", "-f", "-", stdin="\n---\n".join(map(json.dumps, rights)))
+    return Operator(plane, system, folder)
+
+
+@pytest.fixture
+def installed(
+    plane: control_plane.ControlPlane, namespace: str, tmp_path: pathlib.Path
+) -> Iterator[Operator]:
+    """The chart's rights over the test's namespace, for operators that the test starts."""
+    operator = install(plane, f"{namespace}-system", namespace, folder=tmp_path)
+    try:
+        yield operator
+    finally:
+        operator.stop()
+
+
+@pytest.fixture
+def operator(installed: Operator, namespace: str) -> Operator:
+    """An operator that serves the test's namespace."""
+    installed.start("first", namespace)
+    return installed

@@ -27,6 +27,7 @@ FIELD_MANAGER = "tidegate-operator"
 TIMEOUT_S = 20.0
 POOLS = Kind(api_version=f"{labels.GROUP}/{labels.VERSION}", kind=labels.KIND, plural=labels.PLURAL)
 PODS = Kind(api_version="v1", kind="Pod", plural="pods")
+LEASES = Kind(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
 EVENTS = Kind(api_version="events.k8s.io/v1", kind="Event", plural="events")
 
 
@@ -39,14 +40,14 @@ class ApiServer:
         self._instance = instance
 
     async def pool(self, namespace: str, name: str) -> Json | None:
-        return await self._get(POOLS.path(namespace, name))
+        return await self.read(POOLS.path(namespace, name))
 
     async def children(self, namespace: str, pool: str) -> Sequence[Json]:
         selector = f"{labels.POOL}={pool}"
         return [item for kind in CHILD_KINDS for item in await self._list(kind, namespace, selector)]
 
     async def get(self, reference: Reference) -> Json | None:
-        return await self._get(reference.path)
+        return await self.read(reference.path)
 
     async def engine_pods(self, namespace: str, pool: str) -> Sequence[Json]:
         wanted = labels.selector(pool, "engine").items()
@@ -58,7 +59,7 @@ class ApiServer:
     async def delete(self, reference: Reference, uid: str) -> None:
         options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         try:
-            await self._ask("DELETE", reference.path, options)
+            await self.ask("DELETE", reference.path, options)
         except exceptions.ApiException as error:
             gone_or_another = error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
             if not gone_or_another:
@@ -71,25 +72,28 @@ class ApiServer:
     async def record(self, event: status.Event) -> None:
         body = event.manifest(controller=labels.MANAGED_BY, instance=self._instance)
         try:
-            await self._ask("POST", EVENTS.path(event.namespace), body)
+            await self.ask("POST", EVENTS.path(event.namespace), body)
         except exceptions.ApiException as error:
             if error.status != HTTPStatus.CONFLICT:
                 log.warning(
                     "event %s on %s/%s was not posted: %s", event.reason, event.namespace, event.pool, _said(error)
                 )
 
+    def lease(self, namespace: str, name: str) -> "Lease":
+        return Lease(self, namespace, name)
+
     async def _list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Json]:
         query = [("labelSelector", selector)] if selector else []
         try:
-            found = await self._ask("GET", kind.path(namespace), query=query)
+            found = await self.ask("GET", kind.path(namespace), query=query)
         except exceptions.ApiException as error:
             raise _translate(error) from error
         # Items of a list carry no type of their own.
         return [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in found["items"]]
 
-    async def _get(self, path: str) -> Json | None:
+    async def read(self, path: str) -> Json | None:
         try:
-            return await self._ask("GET", path)
+            return await self.ask("GET", path)
         except exceptions.ApiException as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 return None
@@ -98,11 +102,11 @@ class ApiServer:
     async def _apply(self, path: str, manifest: Json, manager: str) -> Json:
         query = [("fieldManager", manager), ("force", "true")]
         try:
-            return await self._ask("PATCH", path, manifest, query=query, content_type="application/apply-patch+yaml")
+            return await self.ask("PATCH", path, manifest, query=query, content_type="application/apply-patch+yaml")
         except exceptions.ApiException as error:
             raise _translate(error) from error
 
-    async def _ask(
+    async def ask(
         self,
         method: str,
         path: str,
@@ -111,6 +115,7 @@ class ApiServer:
         query: Sequence[tuple[str, str]] = (),
         content_type: str = "application/json",
     ) -> Mapping[str, Any]:
+        """One request. Raises ApiException for an answer that is not a success, ClusterError for none."""
         headers = {"Accept": "application/json", "Content-Type": content_type}
         request = await self._api.param_serialize(
             method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
@@ -126,6 +131,30 @@ class ApiServer:
             )
         parsed: Mapping[str, Any] = json.loads(text)
         return parsed
+
+
+class Lease:
+    """A `lease.Leases` over HTTP."""
+
+    def __init__(self, server: ApiServer, namespace: str, name: str) -> None:
+        self._server = server
+        self._namespace = namespace
+        self._name = name
+
+    async def read(self) -> Json | None:
+        return await self._server.read(LEASES.path(self._namespace, self._name))
+
+    async def write(self, body: Json) -> Json | None:
+        metadata = {"name": self._name, "namespace": self._namespace, **body.get("metadata", {})}
+        whole = {**body, "apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata}
+        exists = "resourceVersion" in metadata
+        path = LEASES.path(self._namespace, self._name if exists else None)
+        try:
+            return await self._server.ask("PUT" if exists else "POST", path, whole)
+        except exceptions.ApiException as error:
+            if error.status == HTTPStatus.CONFLICT:
+                return None
+            raise _translate(error) from error
 
 
 def _translate(error: exceptions.ApiException) -> ClusterError:

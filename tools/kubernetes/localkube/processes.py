@@ -52,6 +52,12 @@ class Processes:
     def tail(self, name: str, lines: int = 15) -> str:
         return "\n".join((self._folder / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
 
+    def kill(self, name: str) -> None:
+        """Ends one as if the power had gone."""
+        process = self._running.pop(name)
+        _signal(process, signal.SIGKILL)
+        process.wait()
+
     def stop(self, *names: str) -> None:
         """Ends the named processes, all when none is named, the last started first."""
         ending = [self._running.pop(name) for name in reversed(names or tuple(self._running)) if name in self._running]

@@ -1,0 +1,123 @@
+"""The operator's process, under the rights of its chart, as people meet it: through kubectl."""
+
+import itertools
+import json
+import re
+import time
+
+from tidegate_operator import testing
+
+
+def eventually(check, *, timeout_s=30.0):
+    """The first true result of `check()`."""
+    until = time.monotonic() + timeout_s
+    while not (result := check()):
+        assert time.monotonic() < until, f"still {result!r} after {timeout_s:.0f} s"
+        time.sleep(0.1)
+    return result
+
+
+def columns(kubectl, name="chat"):
+    head, row = kubectl("get", "spool", name).splitlines()
+    starts = [match.start() for match in re.finditer(r"\S+", head)]
+    return {head[a:b].strip(): row[a:b].strip() for a, b in itertools.pairwise([*starts, None])}
+
+
+def test_a_pool_becomes_ready_scales_changes_and_goes(kubectl, operator):
+    kubectl("apply", "-f", "-", body=testing.pool())
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    assert columns(kubectl)["READY"] == "True"
+    assert columns(kubectl)["ENGINES"] == "3/3"
+    status = json.loads(kubectl("get", "spool/chat", "-o", "json"))["status"]
+    assert status["nodePools"] == [{"name": "fast", "desired": 2, "ready": 2}, {"name": "slow", "desired": 1, "ready": 1}]
+
+    kubectl("scale", "spool/chat", "--replicas=5")
+    eventually(lambda: columns(kubectl)["ENGINES"] == "5/5")
+    scale = json.loads(kubectl("get", "--raw", f"/apis/tidegate.dev/v1alpha1/namespaces/{namespace_of(kubectl)}/servingpools/chat/scale"))
+    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (5, 5)
+    assert len(kubectl("get", "pods", "-l", scale["status"]["selector"], "-o", "name").splitlines()) == 5
+
+    kubectl("patch", "spool/chat", "--type=merge", "-p", '{"spec": {"tenants": [{"name": "search", "weight": 3}]}}')
+    eventually(lambda: "search" in kubectl("get", "configmap/chat-gateway", "-o", "yaml"))
+    kubectl("wait", "spool/chat", "--for=condition=Progressing=False", "--timeout=60s")
+
+    kubectl("delete", "spool/chat", "--timeout=30s")
+    kinds = "deployments,statefulsets,services,configmaps,poddisruptionbudgets,networkpolicies,pods,endpointslices"
+    eventually(lambda: not kubectl("get", kinds, "-l", "tidegate.dev/pool=chat", "-o", "name").strip())
+
+
+def namespace_of(kubectl):
+    return kubectl("create", "configmap", "x", "--dry-run=server", "-o", "jsonpath={.metadata.namespace}")
+
+
+def test_a_real_pool_waits_for_gpus_of_its_kind(kubectl, operator):
+    """Two engines of eight GPUs fit the two pretended A100 nodes; the third has nowhere to go."""
+    node_pools = [{"name": "a100", "accelerator": "NVIDIA-A100-SXM4-80GB", "tensorParallel": 8, "replicas": 2}]
+    kubectl("apply", "-f", "-", body=testing.pool(engine={"kind": "vllm"}, nodePools=node_pools))
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    nodes = kubectl("get", "pods", "-l", "tidegate.dev/node-pool=a100", "-o", "jsonpath={.items[*].spec.nodeName}")
+    assert sorted(nodes.split()) == ["a100-0", "a100-1"]
+    kubectl("scale", "spool/chat", "--replicas=3")
+    eventually(lambda: columns(kubectl)["ENGINES"] == "2/3")
+    kubectl("wait", "spool/chat", "--for=condition=Ready=False", "--timeout=30s")
+    assert "chat-engine-a100 has 2 of 3 ready" in kubectl("get", "spool/chat", "-o", "jsonpath={.status.conditions}")
+
+
+def test_a_scale_beyond_the_node_pools_is_refused(kubectl, operator):
+    kubectl("apply", "-f", "-", body=testing.pool(nodePools=[{"name": "a", "maxReplicas": 2}]))
+    assert "more than all spec.nodePools[].maxReplicas" in kubectl("scale", "spool/chat", "--replicas=3", check=False)
+
+
+def test_a_deleted_child_comes_back(kubectl, operator):
+    kubectl("apply", "-f", "-", body=testing.pool())
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("delete", "deployment/chat-gateway")
+    eventually(lambda: "chat-gateway" in kubectl("get", "deployments"))
+
+
+def test_pools_that_changed_while_no_operator_ran_are_caught_up_with(kubectl, operator, namespace):
+    kubectl("apply", "-f", "-", body=testing.pool())
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    operator.kill("first")
+    kubectl("scale", "spool/chat", "--replicas=1")
+    kubectl("apply", "-f", "-", body=testing.pool("second"))
+    operator.start("again", namespace)
+    eventually(lambda: columns(kubectl)["ENGINES"] == "1/1")
+    kubectl("wait", "spool/second", "--for=condition=Ready", "--timeout=60s")
+
+
+def test_a_pool_can_be_deleted_while_no_operator_runs(kubectl, operator):
+    kubectl("apply", "-f", "-", body=testing.pool())
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    operator.stop()
+    kubectl("delete", "spool/chat", "--timeout=20s")
+    eventually(lambda: not kubectl("get", "deployments", "-o", "name").strip())
+
+
+def test_of_two_operators_one_acts_and_the_other_takes_over(kubectl, installed, namespace, plane):
+    def holder():
+        return plane.kubectl("get", "lease/tidegate", "-n", installed.system, "-o", "jsonpath={.spec.holderIdentity}", check=False)
+
+    installed.start("one", namespace)
+    eventually(lambda: holder() == "one")
+    installed.start("two", namespace)
+    kubectl("apply", "-f", "-", body=testing.pool())
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    assert holder() == "one"
+    assert "holds the Lease" not in installed.said("two")
+    installed.stop("one")  # politely: the Lease is given back, and two need not wait for it to run out
+    eventually(lambda: holder() == "two", timeout_s=8)
+    kubectl("scale", "spool/chat", "--replicas=4")
+    eventually(lambda: columns(kubectl)["ENGINES"] == "4/4")
+    writers = {event["reportingInstance"] for event in json.loads(kubectl("get", "events.events.k8s.io", "-o", "json"))["items"] if event["regarding"]["kind"] == "ServingPool"}
+    assert writers <= {"one", "two"}
+
+
+def test_an_operator_that_dies_is_replaced_when_its_lease_has_run_out(kubectl, installed, namespace):
+    installed.start("one", namespace)
+    eventually(lambda: "holds the Lease" in installed.said("one"))
+    installed.start("two", namespace)
+    kubectl("apply", "-f", "-", body=testing.pool())
+    installed.kill("one")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    assert "holds the Lease" in installed.said("two")

@@ -1,0 +1,198 @@
+"""One reconcile at a time against the real API server; what wakes it is not tested here."""
+
+import datetime
+import json
+
+import pytest
+
+from tidegate_operator import objects, plan, reconcile, render, spec, spread, testing
+
+NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+
+
+def identities(children, *, owned_by):
+    """(kind, name) of each child, after a check that all have that owner."""
+    assert {objects.controller_uid(child) for child in children} <= {owned_by}
+    return sorted((child["kind"], child["metadata"]["name"]) for child in children)
+
+
+async def run(api, namespace, rules, name="chat"):
+    return await reconcile.reconcile(api, namespace, name, rules=rules, now=NOW)
+
+
+def conditions(body):
+    return {item["type"]: item for item in body["status"]["conditions"]}
+
+
+async def test_a_pool_gets_its_children_and_running_again_writes_nothing(cluster, kubectl, namespace, rules):
+    kubectl("create", "-f", "-", body=testing.pool())
+    assert await run(cluster, namespace, rules) is reconcile.Result.SETTLED
+    pool = await cluster.pool(namespace, "chat")
+    assert identities(await cluster.children(namespace, "chat"), owned_by=pool["metadata"]["uid"]) == sorted(
+        [
+            ("ConfigMap", "chat-gateway"),
+            ("Deployment", "chat-engine-fast"), ("Deployment", "chat-engine-slow"), ("Deployment", "chat-gateway"),
+            ("NetworkPolicy", "chat-engine"), ("NetworkPolicy", "chat-gateway"), ("NetworkPolicy", "chat-valkey"),
+            ("PodDisruptionBudget", "chat-engine-fast"), ("PodDisruptionBudget", "chat-engine-slow"),
+            ("PodDisruptionBudget", "chat-gateway"),
+            ("Service", "chat-engine-fast"), ("Service", "chat-engine-slow"), ("Service", "chat-gateway"),
+            ("Service", "chat-gateway-internal"), ("Service", "chat-valkey"),
+            ("ServiceAccount", "chat-engine"), ("ServiceAccount", "chat-gateway"), ("ServiceAccount", "chat-valkey"),
+            ("StatefulSet", "chat-valkey"),
+        ]
+    )  # fmt: skip
+    kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=60s")
+    kubectl("rollout", "status", "statefulset/chat-valkey", "--timeout=60s")
+    await run(cluster, namespace, rules)
+    watchful = testing.MortalCluster(cluster, after=0)
+    await run(watchful, namespace, rules)  # any write would be its death
+    assert conditions(await cluster.pool(namespace, "chat"))["Ready"]["status"] == "True"
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sim"])
+async def test_a_full_spec_settles_too(cluster, kubectl, namespace, rules, kind):
+    """Every field that a spec may have comes back from the API server as it was stated."""
+    more = {
+        "engine": {
+            "kind": kind, "image": "x:1", "env": [{"name": "A", "value": ""}, {"name": "B", "value": "b"}],
+            "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"memory": "4Gi"}},
+            "volumes": [{"name": "models", "emptyDir": {}}], "volumeMounts": [{"name": "models", "mountPath": "/models"}],
+            "tolerations": [{"operator": "Exists"}], "nodeSelector": {"kubernetes.io/hostname": "a100-0"},
+            "podAnnotations": {"a": "b"}, "priorityClassName": "system-node-critical", "offloadGiB": 4,
+        },
+        "nodePools": [{"name": "a", "accelerator": "NVIDIA-A100-SXM4-80GB", "tensorParallel": 2, "args": ["--x"]}],
+        "state": {"valkey": {"embedded": True, "storage": {"size": "1Gi"}}},
+    }  # fmt: skip
+    kubectl("create", "-f", "-", body=testing.pool(**more))
+    await run(cluster, namespace, rules)
+    children = await cluster.children(namespace, "chat")
+    pool = spec.parse(await cluster.pool(namespace, "chat"), rules.known)
+    desired = render.manifests(pool, spread.desired(pool), images=rules.images, operator_namespace="tidegate-system")
+    assert plan.steps(pool.uid, desired, children) == plan.Steps(apply=(), delete=(), taken=())
+
+
+async def test_what_someone_else_changes_is_put_right_and_what_they_add_stays(cluster, kubectl, namespace, rules):
+    kubectl("create", "-f", "-", body=testing.pool())
+    await run(cluster, namespace, rules)
+    kubectl("scale", "deployment/chat-engine-fast", "--replicas=7")
+    kubectl("delete", "service/chat-gateway")
+    kubectl("label", "deployment/chat-gateway", "team=search")
+    await run(cluster, namespace, rules)
+    assert kubectl("get", "deployment/chat-engine-fast", "-o", "jsonpath={.spec.replicas}") == "2"
+    assert kubectl("get", "deployment/chat-gateway", "-o", "jsonpath={.metadata.labels.team}") == "search"
+    kubectl("get", "service/chat-gateway")
+
+
+async def test_a_node_pool_that_is_renamed_takes_its_children_along(cluster, kubectl, namespace, rules):
+    kubectl("create", "-f", "-", body=testing.pool())
+    await run(cluster, namespace, rules)
+    kubectl("replace", "-f", "-", body=testing.pool(nodePools=[{"name": "fast", "replicas": 2}, {"name": "new"}]))
+    await run(cluster, namespace, rules)
+    names = {child["metadata"]["name"] for child in await cluster.children(namespace, "chat")}
+    assert "chat-engine-new" in names
+    assert "chat-engine-slow" not in names
+    pool = await cluster.pool(namespace, "chat")
+    assert [item["name"] for item in pool["status"]["nodePools"]] == ["fast", "new"]
+
+
+async def test_a_field_that_the_spec_gives_up_is_withdrawn(cluster, kubectl, namespace, rules):
+    kubectl("create", "-f", "-", body=testing.pool(engine={"kind": "sim", "priorityClassName": "system-node-critical"}))
+    await run(cluster, namespace, rules)
+    kubectl("replace", "-f", "-", body=testing.pool())
+    await run(cluster, namespace, rules)
+    deployment = json.loads(kubectl("get", "deployment/chat-engine-fast", "-o", "json"))
+    assert "priorityClassName" not in deployment["spec"]["template"]["spec"]
+
+
+async def test_a_spec_that_cannot_be_built_is_told_and_what_runs_keeps_running(cluster, kubectl, namespace, rules):
+    kubectl("create", "-f", "-", body=testing.pool())
+    await run(cluster, namespace, rules)
+    before = identities(await cluster.children(namespace, "chat"), owned_by=(await cluster.pool(namespace, "chat"))["metadata"]["uid"])
+    circle = [{"name": "w", "stages": [{"name": "a", "after": ["b"]}, {"name": "b", "after": ["a"]}]}]
+    kubectl("replace", "-f", "-", body=testing.pool(nodePools=[{"name": "other"}], workflows=circle))
+    await run(cluster, namespace, rules)
+    pool = await cluster.pool(namespace, "chat")
+    assert identities(await cluster.children(namespace, "chat"), owned_by=pool["metadata"]["uid"]) == before
+    degraded = conditions(pool)["Degraded"]
+    assert (degraded["status"], degraded["reason"]) == ("True", "InvalidSpec")
+    assert "spec.workflows[w].stages: stages wait for each other" in degraded["message"]
+    assert conditions(pool)["Ready"]["status"] == "False"
+    assert degraded["observedGeneration"] == pool["metadata"]["generation"] == 2
+    assert "InvalidSpec" in kubectl("events", "--for", "servingpool/chat")
+
+
+async def test_a_name_that_somebody_else_has_is_left_alone_and_told(cluster, kubectl, namespace, rules):
+    kubectl("create", "configmap", "chat-gateway", "--from-literal=mine=yes")
+    kubectl("create", "-f", "-", body=testing.pool())
+    assert await run(cluster, namespace, rules) is reconcile.Result.REFUSED
+    assert kubectl("get", "configmap/chat-gateway", "-o", "jsonpath={.data}") == '{"mine":"yes"}'
+    degraded = conditions(await cluster.pool(namespace, "chat"))["Degraded"]
+    assert (degraded["reason"], degraded["message"]) == ("NameTaken", "ConfigMap chat-gateway exists and belongs to someone else")
+    kubectl("delete", "configmap/chat-gateway")
+    assert await run(cluster, namespace, rules) is reconcile.Result.SETTLED
+
+
+async def test_what_the_api_server_refuses_is_told_in_its_words_and_the_rest_is_built(cluster, kubectl, namespace, rules):
+    broken = {"kind": "sim", "volumeMounts": [{"name": "missing", "mountPath": "/x"}]}
+    kubectl("create", "-f", "-", body=testing.pool(engine=broken))
+    assert await run(cluster, namespace, rules) is reconcile.Result.REFUSED
+    degraded = conditions(await cluster.pool(namespace, "chat"))["Degraded"]
+    assert degraded["reason"] == "Refused"
+    assert 'volumeMounts[1].name: Not found: "missing"' in degraded["message"]
+    kubectl("get", "deployment/chat-gateway")
+
+
+async def test_pods_that_the_namespace_forbids_make_the_pool_degraded(cluster, kubectl, namespace, rules):
+    root = {"kind": "sim", "volumes": [{"name": "host", "hostPath": {"path": "/"}}]}
+    kubectl("create", "-f", "-", body=testing.pool(engine=root))
+    await run(cluster, namespace, rules)
+    kubectl("wait", "deployment/chat-engine-fast", "--for=condition=ReplicaFailure", "--timeout=30s")
+    await run(cluster, namespace, rules)
+    degraded = conditions(await cluster.pool(namespace, "chat"))["Degraded"]
+    assert degraded["reason"] == "Stuck"
+    assert "violates PodSecurity" in degraded["message"]
+
+
+async def test_a_pool_that_is_gone_is_nothing_to_do(cluster, namespace, rules):
+    assert await run(cluster, namespace, rules) is reconcile.Result.GONE
+
+
+async def test_killed_between_any_two_writes_it_leaves_children_neither_missing_nor_double(cluster, kubectl, namespace, rules):
+    """Creation and an edit that adds, changes and removes children, each cut short at every write."""
+    edited = {"nodePools": [{"name": "fast", "replicas": 3}, {"name": "new"}], "tenants": [{"name": "t"}]}
+    kubectl("create", "-f", "-", body=testing.pool("whole"))
+    creating = await writes_of_a_whole_run(cluster, namespace, rules, "whole")
+    born = await names_after(cluster, namespace, "whole")
+    kubectl("replace", "-f", "-", body=testing.pool("whole", **edited))
+    editing = await writes_of_a_whole_run(cluster, namespace, rules, "whole")
+    changed = await names_after(cluster, namespace, "whole")
+    assert (creating, editing) == (20, 10)
+
+    for after in range(creating):
+        name = f"born-{after}"
+        kubectl("create", "-f", "-", body=testing.pool(name))
+        await die_and_recover(cluster, namespace, rules, name, after)
+        assert await names_after(cluster, namespace, name) == born
+    for after in range(editing):
+        name = f"born-{after}"
+        kubectl("replace", "-f", "-", body=testing.pool(name, **edited))
+        await die_and_recover(cluster, namespace, rules, name, after)
+        assert await names_after(cluster, namespace, name) == changed
+
+
+async def writes_of_a_whole_run(cluster, namespace, rules, name):
+    counting = testing.MortalCluster(cluster, after=1000)
+    await run(counting, namespace, rules, name)
+    return counting.writes
+
+
+async def die_and_recover(cluster, namespace, rules, name, after):
+    with pytest.raises(testing.Died):
+        await run(testing.MortalCluster(cluster, after=after), namespace, rules, name)
+    assert await run(cluster, namespace, rules, name) is reconcile.Result.SETTLED
+
+
+async def names_after(cluster, namespace, name):
+    uid = (await cluster.pool(namespace, name))["metadata"]["uid"]
+    found = identities(await cluster.children(namespace, name), owned_by=uid)
+    return [(kind, child.replace(name, "NAME")) for kind, child in found]
