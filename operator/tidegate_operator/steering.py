@@ -82,6 +82,10 @@ class Engines:
         known, self._known = self._known, set(taken)
         return {address: reports for address, reports in taken.items() if reports or address in known}
 
+    def heard(self) -> set[str]:
+        """Engines that have reported since the last `take`."""
+        return {address for address, watch in self._watches.items() if watch.reports}
+
     async def put_in_force(self, policy: str, reason: str) -> dict[str, str]:
         """Sets `policy` on each engine whose last report names another; returns the errors by address."""
         wrong = [watch for watch in self._watches.values() if watch.policy != policy]
@@ -99,13 +103,14 @@ class _Watch:
         self.address = address
         self.policy: str | None = None
         """As the engine last said; None = it has not said."""
-        self._reports: list[qos.Qos] = []
+        self.reports: list[qos.Qos] = []
+        """Since the last `take`."""
         self._channel = grpc.aio.insecure_channel(address)
         self._stub = control_pb2_grpc.EngineControlStub(self._channel)  # type: ignore[no-untyped-call]
         self._task = asyncio.create_task(self._follow(period_s))
 
     def take(self) -> list[qos.Qos]:
-        taken, self._reports = self._reports, []
+        taken, self.reports = self.reports, []
         return taken
 
     async def set_policy(self, policy: str, reason: str) -> str | None:
@@ -128,7 +133,7 @@ class _Watch:
             try:
                 async for report in self._stub.WatchQos(control_pb2.WatchQosRequest(period_s=period_s)):
                     self.policy = report.policy
-                    self._reports.append(read(report))
+                    self.reports.append(read(report))
             except grpc.aio.AioRpcError as error:
                 log.debug("%s: %s", self.address, error.details())
             self.policy = None  # it may be another process when it answers again

@@ -1,7 +1,11 @@
-"""Helpers for tests: a small pool, and a cluster that dies."""
+"""Helpers for tests: a small pool, a cluster that dies, and engines that report what a test says."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
+
+import grpc
+from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 from tidegate_operator import cluster, objects, status
 from tidegate_operator.spec import Json
@@ -67,3 +71,68 @@ class MortalCluster:
     async def record(self, event: status.Event) -> None:
         self._write()
         await self._real.record(event)
+
+
+class FakeEngine(control_pb2_grpc.EngineControlServicer):
+    """An engine as the steering loop sees it: a real gRPC server on loopback whose reports a test writes."""
+
+    def __init__(self) -> None:
+        self.policy = "fcfs"
+        self.report = control_pb2.QosReport()
+        """Sent again and again, with the policy that is in force."""
+        self.set_to: list[str] = []
+        """Every policy that was set, in order."""
+        self.refuses = False
+        self.address = ""
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = grpc.aio.server()
+        control_pb2_grpc.add_EngineControlServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        port = self._server.add_insecure_port(self.address or "127.0.0.1:0")
+        self.address = f"127.0.0.1:{port}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+
+    async def SetPolicy(  # noqa: N802
+        self, request: control_pb2.SetPolicyRequest, context: Any
+    ) -> control_pb2.SetPolicyResponse:
+        if self.refuses:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+        previous, self.policy = self.policy, request.policy
+        self.set_to.append(request.policy)
+        return control_pb2.SetPolicyResponse(policy=request.policy, previous=previous)
+
+    async def WatchQos(  # noqa: N802
+        self, request: control_pb2.WatchQosRequest, context: Any
+    ) -> AsyncIterator[control_pb2.QosReport]:
+        while True:
+            report = control_pb2.QosReport()
+            report.CopyFrom(self.report)
+            report.policy, report.window_s = self.policy, request.period_s
+            yield report
+            await asyncio.sleep(request.period_s)
+
+
+def calm() -> control_pb2.QosReport:
+    """A window in which everything went well."""
+    return control_pb2.QosReport(arrived=30, finished=30, with_target=30, ttft=control_pb2.Histogram(counts=[0] * 8 + [30]))
+
+
+def blocked() -> control_pb2.QosReport:
+    """A window in which short calls stood behind long ones."""
+    mixed = control_pb2.Histogram(counts=[0] * 8 + [25] + [0] * 20 + [5])
+    return control_pb2.QosReport(
+        arrived=30, finished=30, waiting=20, with_target=30, missed=12, blocked=15, service=mixed,
+        ttft=control_pb2.Histogram(counts=[0] * 16 + [30]),
+    )  # fmt: skip
+
+
+def worse() -> control_pb2.QosReport:
+    """A window in which first tokens took ten times as long as in `blocked`."""
+    report = blocked()
+    report.ttft.counts[:] = [0] * 24 + [30]
+    return report

@@ -1,0 +1,190 @@
+"""Steering of a pool on the real API server: pods turn ready there, and each stands for an engine on loopback."""
+
+import asyncio
+import contextlib
+import datetime
+import json
+
+import pytest
+
+from tidegate_operator import reconcile, steer_pool, testing
+
+START = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+QUICK = {"interval": "200ms", "dwell": "60s", "rollback": {"window": "20s"}}
+
+
+class Clock:
+    def __init__(self):
+        self.now = START
+
+    def __call__(self):
+        return self.now
+
+    def advance(self, seconds):
+        self.now += datetime.timedelta(seconds=seconds)
+
+
+@contextlib.asynccontextmanager
+async def a_pool_with_engines(cluster, kubectl, namespace, rules, **policy):
+    """A pool whose two pods are ready; yields its two engines and a way to make a steering of it."""
+    body = testing.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy={**QUICK, **policy})
+    kubectl("create", "-f", "-", body=body)
+    await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
+    kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=60s")
+    engines = {"fast": testing.FakeEngine(), "slow": testing.FakeEngine()}
+    for engine in engines.values():
+        engine.report = testing.calm()
+        await engine.start()
+    made = []
+
+    def steering(clock, override=None, api=cluster):
+        async def read_override(_pool):
+            return override
+
+        def locate(pod):
+            ready = steer_pool.ready_address(pod)
+            return ready and engines[pod["metadata"]["labels"]["tidegate.dev/node-pool"]].address
+
+        made.append(steer_pool.Steering(api, rules, read_override=read_override, clock=clock, locate=locate))
+        return made[-1]
+
+    try:
+        yield engines, steering
+    finally:
+        for one in made:
+            await one.close()
+        for engine in engines.values():
+            await engine.stop()
+
+
+async def look(steering, namespace, clock, engines, seconds, report=None):
+    """Time passes, engines report, and the pool is looked at."""
+    for engine in engines.values():
+        engine.report = report or engine.report
+    await asyncio.sleep(0.6)
+    clock.advance(seconds)
+    return await steering.steer((namespace, "chat"))
+
+
+def status(kubectl):
+    return json.loads(kubectl("get", "spool/chat", "-o", "json"))["status"]
+
+
+def condition(kubectl, kind):
+    (one,) = [item for item in status(kubectl)["conditions"] if item["type"] == kind]
+    return one
+
+
+async def test_a_switch_is_seen_on_the_engines_in_the_status_and_as_an_event(cluster, kubectl, namespace, rules):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        clock = Clock()
+        steering = make(clock)
+        assert await look(steering, namespace, clock, engines, 0) == 0.2
+        assert status(kubectl)["activePolicy"]["name"] == "sjf"
+        await look(steering, namespace, clock, engines, 100)
+        assert condition(kubectl, "PolicyStable")["status"] == "True"
+        await look(steering, namespace, clock, engines, 1, testing.blocked())
+        assert [engine.set_to for engine in engines.values()] == [["sjf", "two-lane"]] * 2
+        found = status(kubectl)
+        assert found["activePolicy"]["name"] == "two-lane"
+        assert found["activePolicy"]["since"] == "2026-01-02T03:05:46.000000Z"
+        assert "waited longer than twice" in found["activePolicy"]["reason"]
+        assert condition(kubectl, "PolicyStable")["reason"] == "Switched"
+        assert condition(kubectl, "Progressing")["status"] in ("True", "False")  # the other writer's part stays
+        assert 0 < found["sloAttainment"] < 1
+        assert {item["name"]: item["desired"] for item in found["nodePools"]} == {"fast": 1, "slow": 1}
+        assert "PolicySwitched" in kubectl("events", "--for", "servingpool/chat")
+        assert kubectl("get", "spool/chat", "--no-headers").split()[1:3] != []
+
+
+async def test_a_rollback_is_a_warning(cluster, kubectl, namespace, rules):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        clock = Clock()
+        steering = make(clock)
+        await look(steering, namespace, clock, engines, 0)
+        await look(steering, namespace, clock, engines, 100)
+        await look(steering, namespace, clock, engines, 1, testing.blocked())
+        await look(steering, namespace, clock, engines, 5, testing.worse())
+        assert [engine.policy for engine in engines.values()] == ["sjf", "sjf"]
+        assert "Warning" in kubectl("events", "--for", "servingpool/chat")
+        assert "PolicyRolledBack" in kubectl("events", "--for", "servingpool/chat")
+
+
+async def test_an_operator_that_takes_over_carries_on(cluster, kubectl, namespace, rules):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        clock = Clock()
+        first = make(clock)
+        await look(first, namespace, clock, engines, 0)
+        await look(first, namespace, clock, engines, 100)
+        await look(first, namespace, clock, engines, 1, testing.blocked())
+        await first.close()
+        second = make(clock)
+        await look(second, namespace, clock, engines, 1)
+        await look(second, namespace, clock, engines, 5, testing.worse())
+        assert status(kubectl)["activePolicy"]["name"] == "sjf"  # it knew what the switch had to be compared with
+
+
+async def test_a_decision_that_was_written_down_is_put_in_force_by_the_next_operator(cluster, kubectl, namespace, rules):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        clock = Clock()
+        first = make(clock)
+        await look(first, namespace, clock, engines, 0)
+        for engine in engines.values():
+            engine.refuses = True  # as if the operator had died just before it told them
+        await look(first, namespace, clock, engines, 100)
+        await look(first, namespace, clock, engines, 1, testing.blocked())
+        assert status(kubectl)["activePolicy"]["name"] == "two-lane"
+        assert [engine.policy for engine in engines.values()] == ["sjf", "sjf"]
+        await first.close()
+        for engine in engines.values():
+            engine.refuses = False
+        await look(make(clock), namespace, clock, engines, 1)
+        assert [engine.policy for engine in engines.values()] == ["two-lane", "two-lane"]
+
+
+async def test_dying_while_it_is_written_down_tells_no_engine_what_the_status_does_not_know(
+    cluster, kubectl, namespace, rules
+):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        clock = Clock()
+        for after in range(2):
+            mortal = make(clock, api=testing.MortalCluster(cluster, after=after))
+            with pytest.raises(testing.Died):
+                await look(mortal, namespace, clock, engines, 0)
+                await look(mortal, namespace, clock, engines, 100)
+                await look(mortal, namespace, clock, engines, 1, testing.blocked())
+            await mortal.close()
+            assert {engine.policy for engine in engines.values()} <= {"fcfs", "sjf"}
+            for engine in engines.values():
+                engine.report = testing.calm()
+
+
+async def test_a_fixed_policy_is_kept_whatever_happens(cluster, kubectl, namespace, rules):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules, mode="fixed", name="edf") as (engines, make):
+        clock = Clock()
+        steering = make(clock)
+        await look(steering, namespace, clock, engines, 0)
+        await look(steering, namespace, clock, engines, 100, testing.blocked())
+        assert [engine.set_to for engine in engines.values()] == [["edf"], ["edf"]]
+        assert status(kubectl)["activePolicy"]["reason"] == "spec.policy.name"
+
+
+async def test_a_manual_override_is_shown(cluster, kubectl, namespace, rules):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        clock = Clock()
+        await look(make(clock, override="priority"), namespace, clock, engines, 0)
+        active = status(kubectl)["activePolicy"]
+        assert (active["name"], active["override"], active["reason"]) == ("priority", True, "set by hand")
+        assert [engine.policy for engine in engines.values()] == ["priority", "priority"]
+
+
+async def test_a_pool_without_ready_engines_waits(cluster, kubectl, namespace, rules):
+    kubectl("create", "-f", "-", body=testing.pool(nodePools=[{"name": "none", "replicas": 0}]))
+
+    async def nobody(_pool):
+        return None
+
+    steering = steer_pool.Steering(cluster, rules, read_override=nobody, clock=Clock())
+    assert await steering.steer((namespace, "chat")) == steer_pool.WAIT_S
+    kubectl("delete", "spool/chat")
+    assert await steering.steer((namespace, "chat")) is None

@@ -1,0 +1,158 @@
+"""The steering loop against real EngineControl servers on loopback. Time is handed in; only reports take real time."""
+
+import asyncio
+import contextlib
+
+import pytest
+from tidegate_policy.steer import guards
+
+from tidegate_operator import steering, testing
+
+SETTINGS = steering.Settings(
+    allow=("two-lane", "edf", "sjf", "fcfs"),
+    interval_s=0.2,
+    guards=guards.GuardSettings(dwell_s=60.0, window_s=20.0, rho=1.2),
+)
+START_S = 1_000_000.0
+
+
+@contextlib.asynccontextmanager
+async def steered(count=2, *, settings=SETTINGS, state=None, now=START_S):
+    """A loop over `count` engines that have all reported."""
+    engines = [testing.FakeEngine() for _ in range(count)]
+    for engine in engines:
+        engine.report = testing.calm()
+        await engine.start()
+    loop = steering.Loop(state, settings, now=now)
+    try:
+        await loop.engines.retarget([engine.address for engine in engines])
+        yield loop, engines
+    finally:
+        await loop.engines.close()
+        for engine in engines:
+            await engine.stop()
+
+
+async def heard(loop, engines):
+    async with asyncio.timeout(10):
+        while not loop.engines.heard() >= {engine.address for engine in engines}:
+            await asyncio.sleep(0.02)
+
+
+async def decide(loop, engines, now, report=None, override=None):
+    """One decision over fresh reports, of the given kind from now on, put in force."""
+    if report is not None:
+        for engine in engines:
+            engine.report = report
+        await asyncio.sleep(0.15)  # one of the old kind may be on its way
+    loop.engines.take()
+    await heard(loop, engines)
+    outcome = loop.decide(now, override)
+    return outcome, await loop.enforce()
+
+
+async def test_a_new_pool_starts_with_the_start_policy_everywhere():
+    async with steered() as (loop, engines):
+        outcome, failed = await decide(loop, engines, START_S + 1)
+        assert (outcome.state.active, failed) == ("sjf", {})
+        assert [engine.set_to for engine in engines] == [["sjf"], ["sjf"]]
+
+
+async def test_a_shift_of_the_load_switches_every_engine_once():
+    async with steered() as (loop, engines):
+        await decide(loop, engines, START_S + 1)
+        outcome, _ = await decide(loop, engines, START_S + 100, testing.blocked())
+        assert outcome.verdict.kind is guards.Kind.SWITCH
+        assert outcome.verdict.policy == "two-lane"
+        assert "waited longer than twice their own work" in outcome.verdict.reason
+        assert [engine.set_to for engine in engines] == [["sjf", "two-lane"]] * 2
+        await decide(loop, engines, START_S + 200, testing.blocked())
+        assert [engine.set_to for engine in engines] == [["sjf", "two-lane"]] * 2
+
+
+async def test_a_policy_stays_for_its_dwell():
+    async with steered() as (loop, engines):
+        await decide(loop, engines, START_S + 1)
+        outcome, _ = await decide(loop, engines, START_S + 59, testing.blocked())
+        assert outcome.verdict.kind is guards.Kind.KEEP
+
+
+async def test_a_switch_that_makes_it_worse_is_taken_back_and_not_repeated():
+    async with steered() as (loop, engines):
+        await decide(loop, engines, START_S + 1)
+        await decide(loop, engines, START_S + 100, testing.blocked())
+        outcome, _ = await decide(loop, engines, START_S + 110, testing.worse())
+        assert outcome.verdict.kind is guards.Kind.ROLLBACK
+        assert [engine.policy for engine in engines] == ["sjf", "sjf"]
+        outcome, _ = await decide(loop, engines, START_S + 200, testing.blocked())
+        assert outcome.verdict.kind is guards.Kind.KEEP  # two-lane is banned for a while
+
+
+async def test_when_most_engines_fall_silent_the_pool_goes_back_to_fcfs():
+    async with steered(3) as (loop, engines):
+        await decide(loop, engines, START_S + 1)
+        for engine in engines[1:]:
+            await engine.stop()
+        await asyncio.sleep(0.3)
+        loop.engines.take()
+        await heard(loop, engines[:1])
+        outcome = loop.decide(START_S + 2, None)  # inside the dwell: an emergency does not wait
+        await loop.enforce()
+        assert outcome.verdict.kind is guards.Kind.BYPASS
+        assert engines[0].policy == "fcfs"
+
+
+async def test_an_engine_that_restarts_with_another_policy_is_set_again():
+    async with steered() as (loop, engines):
+        await decide(loop, engines, START_S + 1)
+        engines[0].policy = "fcfs"
+        await decide(loop, engines, START_S + 2)
+        assert engines[0].set_to == ["sjf", "sjf"]
+        assert engines[1].set_to == ["sjf"]
+
+
+async def test_an_engine_that_refuses_is_named_and_tried_again():
+    async with steered() as (loop, engines):
+        engines[0].refuses = True
+        _, failed = await decide(loop, engines, START_S + 1)
+        assert failed == {engines[0].address: "UNAVAILABLE: not now"}
+        engines[0].refuses = False
+        _, failed = await decide(loop, engines, START_S + 2)
+        assert failed == {}
+        assert engines[0].set_to == ["sjf"]
+
+
+async def test_a_person_overrides_and_hands_back():
+    async with steered() as (loop, engines):
+        await decide(loop, engines, START_S + 1)
+        chosen = steering.Override(policy="priority", reason="set by hand")
+        outcome, _ = await decide(loop, engines, START_S + 2, override=chosen)
+        assert (outcome.verdict.kind, outcome.verdict.reason) == (guards.Kind.OVERRIDE, "set by hand")
+        assert engines[0].policy == "priority"
+        outcome, _ = await decide(loop, engines, START_S + 3)
+        assert outcome.verdict.policy == "sjf"  # priority is not among those allowed
+        assert engines[0].policy == "sjf"
+
+
+async def test_what_was_written_down_is_carried_on_with():
+    async with steered() as (loop, engines):
+        await decide(loop, engines, START_S + 1)
+        outcome, _ = await decide(loop, engines, START_S + 100, testing.blocked())
+        addresses = [engine.address for engine in engines]
+        successor = steering.Loop(outcome.state, SETTINGS, now=START_S + 105)
+        try:
+            await successor.engines.retarget(addresses)
+            later, _ = await decide(successor, engines, START_S + 110, testing.worse())
+            assert later.verdict.kind is guards.Kind.ROLLBACK
+        finally:
+            await successor.engines.close()
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+async def test_an_engine_that_is_scaled_away_is_no_silent_engine(gone):
+    async with steered() as (loop, engines):
+        await decide(loop, engines, START_S + 1)
+        left = engines[1 - gone]
+        await loop.engines.retarget([left.address])
+        outcome, _ = await decide(loop, [left], START_S + 2)
+        assert outcome.verdict.kind is guards.Kind.KEEP
