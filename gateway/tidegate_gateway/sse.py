@@ -79,7 +79,7 @@ class Tap:
             self.meter.failed = True
         elif b'"choices":[]' in payload or b'"choices": []' in payload:
             return self._usage(payload)
-        elif payload.startswith(b"{"):
+        elif payload.startswith(b"{") and payload.endswith(b"}"):
             self.meter.tokens += 1
         else:
             raise NotEvents("an event that is no JSON object")

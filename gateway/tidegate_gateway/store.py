@@ -346,14 +346,24 @@ class Valkey:
     async def _guard(self, command: Any) -> Any:
         """One command, within the time that the settings allow. Raises `Unavailable`."""
         try:
-            async with asyncio.timeout(self._told.timeout_s):
-                return await command
+            return await self._within_time(command)
         except exceptions.ReadOnlyError as error:
             # A demoted primary: pooled connections would keep talking to it.
             await self._pool.disconnect(inuse_connections=False)
             raise Unavailable("the store is read-only here") from error
         except (exceptions.RedisError, OSError) as error:
             raise Unavailable(f"the store does not answer ({type(error).__name__})") from error
+
+    async def _within_time(self, command: Any) -> Any:
+        task = asyncio.current_task()
+        before = 0 if task is None else task.cancelling()
+        try:
+            async with asyncio.timeout(self._told.timeout_s):
+                return await command
+        finally:
+            # The client library turns a cancellation that meets its own timeout into an error or a result.
+            if task is not None and task.cancelling() > before:
+                raise asyncio.CancelledError
 
 
 MOST_STAGES = 256

@@ -132,7 +132,7 @@ async def engine(**behaviour: Any) -> AsyncIterator[FakeEngine]:
     runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
         fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         yield fake
     finally:

@@ -93,9 +93,9 @@ def up(valkey_url: str) -> Up:
                 **document,
             }
         )
-        async with app.serving(told) as bound, aiohttp.ClientSession() as http:
+        async with app.serving(told) as bound, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
             gateway = bound.gateway
-            if seen:
+            if seen and engines:
                 await until(lambda: gateway.core.engines() and all(state.accepting for state in gateway.core.engines()))
             yield Client(
                 http=http,

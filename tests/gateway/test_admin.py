@@ -1,0 +1,86 @@
+"""The admin port: state for people, and one truth about the policy for all gateways."""
+
+from typing import Any
+
+import pytest
+
+from tidegate_gateway import testing
+
+
+async def put(client: Any, body: Any) -> tuple[int, Any]:
+    async with client.http.put(client.admin_url + "/admin/policy", json=body) as response:
+        return response.status, await response.json()
+
+
+async def test_an_override_reaches_every_gateway_and_lapses(up: Any, until: Any) -> None:
+    async with testing.engine() as engine, up(engine, pool="shared-a") as one, up(engine, pool="shared-a") as two:
+        status, answer = await put(one, {"policy": "edf", "for_s": 0.6, "reason": "trying"})
+        assert (status, answer["name"], answer["source"], answer["reason"]) == (200, "edf", "override", "trying")
+        await until(lambda: two.gateway.core.policy == "edf")
+        await until(lambda: two.gateway.core.policy == one.gateway.core.policy == "urgency")
+
+
+async def test_an_override_outranks_steering_and_can_be_taken_back(up: Any, until: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        assert (await put(client, {"policy": "two-lane", "source": "steered", "reason": "long calls"}))[1][
+            "name"
+        ] == "two-lane"
+        assert (await put(client, {"policy": "fcfs"}))[1]["name"] == "fcfs"
+        assert (await put(client, {"policy": "sjf", "source": "steered"}))[1]["name"] == "fcfs"
+        assert (await put(client, {"policy": None}))[1] == {
+            "name": "sjf",
+            "source": "steered",
+            "reason": "steered",
+            "left_s": None,
+        }
+        counted = client.gateway.meters.registry.get_sample_value
+        labels = {"from": "urgency", "to": "two-lane", "reason": "steered"}
+        assert counted("tidegate_policy_switches_total", labels) == 1.0
+
+
+async def test_without_a_store_the_override_lives_here_and_lapses(up: Any, until: Any) -> None:
+    async with up(store=False) as client:
+        await put(client, {"policy": "edf", "for_s": 0.3})
+        assert client.gateway.core.policy == "edf"
+        await until(lambda: client.gateway.core.policy == "urgency")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"policy": "magic"},
+        {"policy": 5},
+        {"policy": "edf", "for_s": -1},
+        {"policy": "edf", "for_s": 10**9},
+        {"policy": "edf", "for_s": "10m"},
+        {"policy": "edf", "surprise": 1},
+        {"policy": "edf", "source": "me"},
+        [],
+    ],
+)
+async def test_wrong_choices_are_refused(up: Any, body: Any) -> None:
+    async with up(store=False) as client:
+        status, answer = await put(client, body)
+        assert status == 400
+        assert answer["error"]["message"]
+        assert client.gateway.core.policy == "urgency"
+
+
+async def test_the_state_shows_engines_and_decisions_but_no_prompts(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        await client.ask("/v1/completions", prompt="a-secret-prompt")
+        async with client.http.get(client.admin_url + "/admin/state") as response:
+            text, state = await response.text(), await response.json()
+        assert state["status"] == "ready"
+        assert [shown["accepting"] for shown in state["engines"]] == [True]
+        assert state["recent"][0]["engine"] == state["engines"][0]["name"]
+        assert "a-secret-prompt" not in text
+
+
+async def test_the_admin_port_has_no_client_api_and_the_client_port_no_admin(up: Any) -> None:
+    async with up(store=False) as client:
+        async with client.http.get(client.admin_url + "/v1/models") as response:
+            assert response.status == 404
+        async with client.http.put(client.url + "/admin/policy", json={"policy": "fcfs"}) as response:
+            assert response.status == 404

@@ -1,0 +1,207 @@
+"""Each wrong request gets its documented status and a sentence that says what to do; nothing reaches the engine."""
+
+import asyncio
+import time
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tidegate_gateway import testing
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        pytest.param(b"{", "not JSON", id="malformed"),
+        pytest.param(b"", "not JSON", id="empty"),
+        pytest.param(b"\xff\xfe", "not JSON", id="not text"),
+        pytest.param(b"[1]", "JSON object", id="a list"),
+        pytest.param(b"[" * 100_000, "not JSON", id="deep nesting"),
+        pytest.param(b'{"model": "fake", "messages": [], "x": NaN}', "not JSON", id="NaN"),
+        pytest.param(b'{"messages": [{"role": "user", "content": "x"}]}', "model must be", id="no model"),
+        pytest.param(b'{"model": 7, "messages": [{"role": "user"}]}', "model must be", id="model as number"),
+        pytest.param(b'{"model": "fake"}', "messages must be", id="no messages"),
+        pytest.param(b'{"model": "fake", "messages": "hi"}', "messages must be", id="messages as text"),
+        pytest.param(b'{"model": "fake", "messages": ["hi"]}', "messages[0] must be", id="message as text"),
+        pytest.param(b'{"model": "fake", "messages": [{"role": 1}]}', "messages[0] must be", id="role as number"),
+        pytest.param(
+            b'{"model":"fake","messages":[{"role":"u","content":5}]}', "content must be", id="content as number"
+        ),
+        pytest.param(
+            b'{"model":"fake","messages":[{"role":"u"}],"stream":"yes"}', "stream must be", id="stream as text"
+        ),
+        pytest.param(b'{"model":"fake","messages":[{"role":"u"}],"n":1000000}', "n must be", id="absurd n"),
+        pytest.param(
+            b'{"model":"fake","messages":[{"role":"u"}],"max_tokens":-1}', "max_tokens must be", id="negative max"
+        ),
+        pytest.param(
+            b'{"model":"fake","messages":[{"role":"u"}],"max_tokens":1.5}', "max_tokens must be", id="fraction"
+        ),
+        pytest.param(b'{"model":"fake","messages":[{"role":"u"}],"vllm_xargs":1}', "vllm_xargs must be", id="xargs"),
+        pytest.param(b'{"model":"fake","messages":[{"role":"u"}],"stream_options":{}}', "stream: true", id="options"),
+    ],
+)
+async def test_a_wrong_body_is_400(up: Any, raw: bytes, says: str) -> None:
+    async with testing.engine() as engine, up(engine, store=False) as client:
+        status, answer, _ = await client.send("POST", CHAT, data=raw)
+        assert status == 400
+        assert answer["error"]["type"] == "invalid_request_error"
+        assert says in answer["error"]["message"]
+        assert engine.bodies == []
+
+
+@pytest.mark.parametrize("prompt", [None, 5, [], [""[:0], 5], {"a": 1}, [[]], [-1]])
+async def test_a_wrong_prompt_is_400(up: Any, prompt: Any) -> None:
+    async with testing.engine() as engine, up(engine, store=False) as client:
+        status, answer, _ = await client.ask("/v1/completions", prompt=prompt)
+        assert (status, answer["error"]["param"]) == (400, "prompt")
+
+
+async def test_an_unknown_model_is_404_and_names_the_known(up: Any) -> None:
+    async with testing.engine() as engine, up(engine, store=False) as client:
+        status, answer, _ = await client.ask(model="gpt-17")
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+        assert "fake" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-tidegate-deadline-ms", "-5"),
+        ("x-tidegate-deadline-ms", "0"),
+        ("x-tidegate-deadline-ms", "99999999999999999999"),
+        ("x-tidegate-deadline-ms", "soon"),
+        ("x-tidegate-deadline-ms", "1e3"),
+        ("x-tidegate-deadline-ms", "\u0663".encode().decode("latin-1")),
+        ("x-slo-ttft-ms", "1.5"),
+        ("x-tidegate-slo-tpot-ms", ""),
+        ("x-tidegate-urgency", "5"),
+        ("x-tidegate-urgency", "-1"),
+        ("x-tidegate-tenant", "x" * 257),
+        ("x-tidegate-workflow", "a b"),
+        ("x-tidegate-workflow", "../../admin"),
+        ("x-session-id", "\xe9"),
+    ],
+)
+async def test_a_wrong_header_is_400_and_named(up: Any, name: str, value: str) -> None:
+    async with testing.engine() as engine, up(engine, store=False) as client:
+        status, answer, _ = await client.ask(headers={name: value})
+        assert (status, answer["error"]["param"]) == (400, name)
+        assert answer["error"]["message"].startswith(name)
+        assert engine.bodies == []
+
+
+async def raw(client: Any, request: bytes, *, within_s: float = 10.0) -> bytes:
+    """Sends bytes as they are; everything that comes back until the connection closes."""
+    host, port = client.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(request)
+        await writer.drain()
+        async with asyncio.timeout(within_s):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("character", [b"\x00", b"\x01", b"\r", b"\x0b"])
+async def test_control_characters_in_headers_are_400(up: Any, character: bytes) -> None:
+    async with testing.engine() as engine, up(engine, store=False) as client:
+        request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nx-tidegate-tenant: a" + character + b"b\r\n\r\n"
+        answer = await raw(client, request)
+        assert answer.startswith(b"HTTP/1.1 400") or answer.startswith(b"HTTP/1.0 400")
+        assert b'{"error":{"message":"this is not a valid HTTP request' in answer
+        assert engine.bodies == []
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(b"Content-Length: 5\r\nContent-Length: 6", id="two lengths"),
+        pytest.param(b"Content-Length: 5\r\nTransfer-Encoding: chunked", id="length and chunks"),
+        pytest.param(b"x: " + b"y" * 20_000, id="a huge header"),
+        pytest.param(b"\r\n".join(b"h%d: 1" % i for i in range(500)), id="many headers"),
+    ],
+)
+async def test_ambiguous_or_huge_heads_are_400(up: Any, head: bytes) -> None:
+    async with testing.engine() as engine, up(engine, store=False) as client:
+        answer = await raw(client, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\nhello")
+        assert b" 400 " in answer.split(b"\r\n")[0]
+        assert b'"invalid_request_error"' in answer
+        assert engine.bodies == []
+
+
+async def test_a_body_over_the_limit_is_413(up: Any) -> None:
+    limits = {"bodyBytes": 10_000}
+    async with testing.engine() as engine, up(engine, store=False, limits=limits) as client:
+        status, answer, _ = await client.ask(user="x" * 20_000)
+        assert (status, answer["error"]["code"]) == (413, "body_too_large")
+
+        async def chunks() -> Any:
+            for _ in range(20):
+                yield b"x" * 1000
+
+        status, answer, _ = await client.send("POST", CHAT, data=chunks())
+        assert (status, answer["error"]["code"]) == (413, "body_too_large")
+        assert (await client.ask())[0] == 200
+
+
+async def test_slow_heads_and_bodies_are_given_up(up: Any) -> None:
+    limits = {"body": 0.2, "idle": 0.3}
+    async with testing.engine() as engine, up(engine, store=False, limits=limits) as client:
+        started = time.monotonic()
+        assert await raw(client, b"POST /v1/chat/completions HTTP/1.1\r\nHost:") == b""
+        answer = await raw(client, b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert b"request_timeout" in answer
+        assert time.monotonic() - started < 8
+
+
+async def test_compressed_bodies_are_refused(up: Any) -> None:
+    async with testing.engine() as engine, up(engine, store=False) as client:
+        status, answer, _ = await client.send("POST", CHAT, data=b"xx", headers={"Content-Encoding": "gzip"})
+        assert status == 400
+        assert "compressed" in answer["error"]["message"]
+
+
+async def test_no_engines_is_503_with_retry_after(up: Any) -> None:
+    async with up(store=False) as client:
+        status, answer, headers = await client.ask()
+        assert (status, answer["error"]["code"]) == (503, "no-engines")
+        assert int(headers["retry-after"]) >= 1
+        assert headers["x-tidegate-reason"] == "no-engines"
+        status, answer, _ = await client.send("GET", "/ready")
+        assert (status, answer["status"]) == (503, "unready")
+        assert (await client.send("GET", "/health"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/invocations", 404),
+        ("POST", "/pause", 404),
+        ("POST", "/v1/../pause", 404),
+        ("POST", "//v1/chat/completions", 404),
+        ("GET", "/admin/state", 404),
+        ("DELETE", "/v1/models", 405),
+    ],
+)
+async def test_only_listed_paths_exist(up: Any, method: str, path: str, status: int) -> None:
+    async with testing.engine() as engine, up(engine, store=False) as client:
+        request = f"{method} {path} HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+        answer = await raw(client, request.encode())
+        assert int(answer.split()[1]) == status
+        assert b'"error"' in answer
+
+
+async def test_an_idle_keepalive_connection_survives_a_refusal(up: Any) -> None:
+    async with testing.engine() as engine, up(engine, store=False) as client:
+        connector = aiohttp.TCPConnector(limit=1)
+        async with aiohttp.ClientSession(connector=connector) as one:
+            async with one.post(client.url + CHAT, data=b"{") as response:
+                assert response.status == 400
+            async with one.post(client.url + CHAT, json={"model": "fake", "messages": HELLO}) as response:
+                assert response.status == 200

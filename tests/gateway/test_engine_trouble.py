@@ -1,0 +1,174 @@
+"""Engines that are down, hang, break off or answer rubbish: the client gets an answer from another, or a clear error."""
+
+import asyncio
+import socket
+from typing import Any
+
+import orjson
+import pytest
+
+from tidegate_gateway import testing
+
+
+def refused_url() -> str:
+    """An address at which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def preferring(first: testing.FakeEngine, second: testing.FakeEngine) -> list[dict[str, Any]]:
+    """Both engines, of which dispatch takes the first while it is idle."""
+    cost = {"step_s": 0.0001, "prefill_s": 0.00001}
+    return [{"url": first.url, "cost": cost}, {"url": second.url, "cost": {**cost, "step_s": 0.001}}]
+
+
+async def stream(client: Any, **fields: Any) -> list[Any]:
+    body = {"model": "fake", "prompt": "x", "stream": True, **fields}
+    async with client.http.post(client.url + "/v1/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+        text = (await response.read()).decode()
+    return [orjson.loads(line[6:]) if line[6:] != "[DONE]" else "[DONE]" for line in text.split("\n\n") if line]
+
+
+async def test_a_dead_engine_is_left_out(up: Any, until: Any) -> None:
+    async with testing.engine() as engine, up(engine, {"url": refused_url()}, seen=False) as client:
+        await until(lambda: any(state.accepting for state in client.gateway.core.engines()))
+        for _ in range(5):
+            assert (await client.ask())[0] == 200
+        assert engine.served == 5
+
+
+@pytest.mark.parametrize("status", [500, 503])
+async def test_another_engine_is_tried_before_the_first_token(up: Any, status: int) -> None:
+    async with testing.engine(status=status) as bad, testing.engine() as good, up(*preferring(bad, good)) as client:
+        for _ in range(4):
+            assert (await client.ask())[0] == 200
+            assert (await stream(client))[-1] == "[DONE]"
+        assert good.served == 8
+        assert len(bad.bodies) >= 1
+
+
+async def test_failing_engines_are_ejected_and_come_back(up: Any, until: Any) -> None:
+    dispatch = {"rule": "round-robin"}
+    async with testing.engine(status=500) as bad, testing.engine() as good, up(bad, good, dispatch=dispatch) as client:
+
+        async def ejected() -> bool:
+            assert (await client.ask())[0] == 200
+            return any(not state.accepting for state in client.gateway.core.engines())
+
+        await until(ejected)
+        bad.status = 200
+
+        async def back() -> bool:
+            await client.ask()
+            return bad.served > 0
+
+        await until(back)
+
+
+async def test_a_full_engine_is_not_ejected(up: Any) -> None:
+    async with testing.engine(status=503) as full, testing.engine() as good, up(*preferring(full, good)) as client:
+        for _ in range(10):
+            assert (await client.ask())[0] == 200
+        assert all(state.accepting for state in client.gateway.core.engines())
+
+
+async def test_the_only_engines_failure_is_a_clear_error(up: Any) -> None:
+    async with testing.engine(status=500) as bad, up(bad) as client:
+        status, answer, headers = await client.ask()
+        assert status in (502, 503)
+        assert int(headers["retry-after"]) >= 1
+        assert answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"hello", b"\x00\xff", b'{"choices": 5}', b"[1,2]", b"data: hello\n\n", b"data: {\n\n", b"x: y\n\n" * 9],
+)
+async def test_rubbish_answers_count_as_failures(up: Any, garbage: bytes) -> None:
+    async with testing.engine(garbage=garbage) as bad, testing.engine() as good, up(*preferring(bad, good)) as client:
+        status, answer, _ = await client.ask()
+        assert (status, answer["choices"][0]["finish_reason"]) == (200, "length")
+        events = await stream(client)
+        assert events[-1] == "[DONE]"
+        assert len(bad.bodies) >= 1
+        assert good.served == 2
+
+
+@pytest.mark.parametrize(
+    "page",
+    [b"", b"\x00\xff" * 1000, b"vllm:num_requests_running NaN\n", b"vllm:num_requests_waiting -7\n", b"{}" * 9999],
+)
+async def test_rubbish_metrics_do_no_harm(up: Any, page: bytes) -> None:
+    async with testing.engine(metrics=page) as engine, up(engine) as client:
+        assert (await client.ask())[0] == 200
+        (shown,) = client.gateway.state()["engines"]
+        assert (shown["running"], shown["waiting"], shown["kv_usage"]) == (None, None, None)
+
+
+async def test_older_metric_names_are_read(up: Any, until: Any) -> None:
+    page = b'# HELP x\nvllm:num_requests_running{model_name="m"} 3.0\nvllm:gpu_cache_usage_perc{model_name="m"} 0.25\n'
+    async with testing.engine(metrics=page) as engine, up(engine) as client:
+        await until(lambda: client.gateway.state()["engines"][0]["running"] == 3)
+        assert client.gateway.state()["engines"][0]["kv_usage"] == 0.25
+
+
+async def test_an_engine_that_never_begins_is_given_up_and_another_answers(up: Any) -> None:
+    timeouts = {"firstToken": 0.3}
+    async with testing.engine(hang=True) as bad, testing.engine() as good:
+        async with up(*preferring(bad, good), timeouts=timeouts) as client:
+            assert (await client.ask())[0] == 200
+            assert len(bad.bodies) == 1
+            assert bad.running == 0, "the call that was given up is stopped in the engine"
+
+
+async def test_a_lone_engine_that_hangs_is_a_504_or_503_not_a_hang(up: Any) -> None:
+    async with testing.engine(hang=True) as engine:
+        costly = {"url": engine.url, "cost": {"step_s": 0.0001, "prefill_s": 0.00001}}
+        async with up(costly, timeouts={"firstToken": 0.2}) as client, asyncio.timeout(10):
+            status, answer, _ = await client.ask()
+            assert status in (503, 504)
+            assert answer["error"]["message"]
+
+
+async def test_a_stream_that_stalls_ends_with_an_error_event(up: Any, until: Any) -> None:
+    async with testing.engine(hang_after=2) as engine, up(engine, timeouts={"nextToken": 0.2}) as client:
+        events = await stream(client)
+        assert [event["choices"][0]["text"] for event in events[:2]] == ["w0 ", "w1 "]
+        assert events[2]["error"]["code"] == "engine_timeout"
+        assert events[3:] == ["[DONE]"]
+        await until(lambda: engine.running == 0)
+
+
+async def test_a_stream_that_breaks_off_ends_with_an_error_event_and_no_spliced_tokens(up: Any) -> None:
+    async with testing.engine(break_after=2) as bad, testing.engine() as good:
+        async with up(*preferring(bad, good)) as client:
+            events = await stream(client)
+            assert [event["choices"][0]["text"] for event in events[:2]] == ["w0 ", "w1 "]
+            assert events[2]["error"]["code"] == "engine_failed"
+            assert events[3:] == ["[DONE]"]
+            assert good.bodies == []
+
+
+async def test_an_engine_that_serves_another_model_gets_no_calls(up: Any, until: Any) -> None:
+    async with testing.engine() as engine, testing.engine(model="other") as other:
+        async with up(engine, other, model="fake", seen=False) as client:
+            await until(lambda: client.gateway.problems()[0] == "ready")
+            await until(lambda: all(known.looks for known in client.gateway.fleet.known.values()))
+            for _ in range(4):
+                assert (await client.ask())[0] == 200
+            assert other.bodies == []
+            reasons = {shown["name"]: shown["reason"] for shown in client.gateway.state()["engines"]}
+            assert reasons[other.url.removeprefix("http://")] == "serves other, not fake"
+
+
+async def test_calls_leave_an_engine_that_stops_answering(up: Any, until: Any) -> None:
+    """The health check notices before the watchdog would."""
+    async with testing.engine(hang=True) as bad, testing.engine() as good:
+        async with up(*preferring(bad, good)) as client, asyncio.TaskGroup() as group:
+            call = group.create_task(client.ask())
+            await until(lambda: bad.running == 1)
+            bad.healthy = False
+            assert (await call)[0] == 200
+            assert good.served == 1

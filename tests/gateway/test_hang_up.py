@@ -1,0 +1,78 @@
+"""A client that goes away stops its call wherever it is; nothing stays behind."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tidegate_gateway import testing
+
+
+async def started(client: Any, *, stream: bool) -> asyncio.StreamWriter:
+    """A request over a plain socket, to be cut."""
+    host, port = client.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    body = b'{"model":"fake","prompt":"x","stream":%s}' % (b"true" if stream else b"false")
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    writer.write(head + body)
+    await writer.drain()
+    return writer
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_hanging_up_before_the_first_token_stops_the_engine(up: Any, until: Any, stream: bool) -> None:
+    async with testing.engine(first_s=30) as engine, up(engine) as client:
+        writer = await started(client, stream=stream)
+        await until(lambda: engine.running == 1)
+        writer.transport.abort()
+        await until(lambda: engine.running == 0, within_s=5)
+        await until(lambda: client.gateway.router.serving == 0)
+        assert not client.gateway.core.own_backlog(client.gateway.core.engines()[0].id)
+
+
+async def test_hanging_up_in_mid_stream_stops_the_engine(up: Any, until: Any) -> None:
+    async with testing.engine(tokens=10_000, token_s=0.01) as engine, up(engine) as client:
+        writers = [await started(client, stream=True) for _ in range(20)]
+        await until(lambda: engine.running == 20)
+        for writer in writers:
+            writer.close()
+        await until(lambda: engine.running == 0, within_s=5)
+        await until(lambda: client.gateway.core.out == 0)
+
+
+async def test_hanging_up_while_waiting_leaves_the_queue(up: Any, until: Any) -> None:
+    async with testing.engine(first_s=30) as engine, up(engine, dispatch={"cap": 1}) as client:
+        first = await started(client, stream=False)
+        await until(lambda: engine.running == 1)
+        second = await started(client, stream=False)
+        await until(lambda: client.gateway.core.waiting == 1)
+        second.transport.abort()
+        await until(lambda: client.gateway.core.waiting == 0)
+        assert len(engine.bodies) == 1
+        first.transport.abort()
+        await until(lambda: engine.running == 0)
+
+
+async def test_a_client_that_does_not_read_is_given_up(up: Any, until: Any) -> None:
+    async with testing.engine(tokens=200_000) as engine, up(engine, limits={"write": 0.3}) as client:
+        writer = await started(client, stream=True)
+        writer.transport.pause_reading()
+        await until(lambda: engine.running == 1)
+        await until(lambda: engine.running == 0, within_s=20)
+        await until(lambda: client.gateway.router.serving == 0)
+        writer.close()
+
+
+async def test_hanging_up_leaves_its_workflow_stage_open(up: Any, until: Any) -> None:
+    async with testing.engine(first_s=30) as engine, up(engine) as client:
+        await client.send("POST", "/v1/workflows", json={"id": "w", "deadline_ms": 60_000, "stages": [{"name": "a"}]})
+        ask = asyncio.create_task(client.ask(headers={"x-tidegate-workflow": "w", "x-tidegate-stage": "a"}))
+        await until(lambda: engine.running == 1)
+        ask.cancel()
+
+        async def calls() -> bool:
+            _, flow, _ = await client.send("GET", "/v1/workflows/w")
+            (stage,) = flow["stages"]
+            return (stage["calls_running"], stage["calls_done"], flow["state"]) == (0, 0, "running")
+
+        await until(calls)

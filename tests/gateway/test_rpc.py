@@ -1,0 +1,178 @@
+"""gRPC has the same meaning as HTTP: the same validation, errors, workflows, cancellation."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from tidegate_gateway import testing
+from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
+
+LISTEN = {"grpcPort": 0}
+
+
+def chat(**fields: Any) -> inference_pb2.GenerateRequest:
+    messages = inference_pb2.Messages(messages=[inference_pb2.Message(role="user", content="hello")])
+    return inference_pb2.GenerateRequest(**({"model": "fake", "messages": messages} | fields))
+
+
+def details(error: grpc.aio.AioRpcError) -> dict[str, Any]:
+    """The rich error that came with a failed call."""
+    (raw,) = [value for key, value in error.trailing_metadata() if key == "grpc-status-details-bin"]
+    found: dict[str, Any] = {}
+    for detail in status_pb2.Status.FromString(raw).details:
+        for kind in (error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo):
+            if detail.Is(kind.DESCRIPTOR):
+                found[kind.DESCRIPTOR.name] = kind.FromString(detail.value)
+    return found
+
+
+async def test_generate_streams_text_between_accepted_and_finished(up: Any) -> None:
+    async with testing.engine() as engine, up(engine, listen=LISTEN) as client:
+        async with grpc.aio.insecure_channel(client.grpc) as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            request = chat(tenant="acme", deadline_ms=60_000, max_tokens=3, request_id="mine", urgency=4)
+            events = [event async for event in stub.Generate(request)]
+        assert events[0].accepted.request_id == "mine"
+        assert events[0].accepted.engine == engine.url.removeprefix("http://")
+        assert 0 < events[0].accepted.slack_ms <= 60_000
+        assert "".join(event.text for event in events[1:-1]) == "w0 w1 w2 "
+        finished = events[-1].finished
+        assert (finished.finish_reason, finished.prompt_tokens, finished.completion_tokens) == ("length", 7, 3)
+        arguments = engine.bodies[0]["vllm_xargs"]
+        assert (arguments["tg.tenant"], arguments["tg.urgency"]) == ("acme", 4)
+
+
+async def test_a_prompt_is_a_completion(up: Any) -> None:
+    async with testing.engine() as engine, up(engine, listen=LISTEN) as client:
+        async with grpc.aio.insecure_channel(client.grpc) as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            request = inference_pb2.GenerateRequest(model="fake", prompt="once", stop=["."], seed=3, temperature=0.0)
+            text = "".join([event.text async for event in stub.Generate(request)])
+        assert text == "w0 w1 w2 w3 "
+        assert (engine.bodies[0]["prompt"], engine.bodies[0]["stop"], engine.bodies[0]["seed"]) == ("once", ["."], 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "reason"),
+    [
+        ({"model": "nope"}, grpc.StatusCode.NOT_FOUND, "model_not_found"),
+        ({"model": ""}, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request"),
+        ({"messages": None}, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request"),
+        ({"urgency": 9}, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request"),
+        ({"deadline_ms": 0}, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request"),
+        ({"tenant": "a\nb"}, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request"),
+        ({"workflow": "unknown"}, grpc.StatusCode.NOT_FOUND, "workflow_not_found"),
+    ],
+)
+async def test_wrong_requests_have_their_code_and_reason(
+    up: Any, fields: dict[str, Any], code: grpc.StatusCode, reason: str
+) -> None:
+    async with testing.engine() as engine, up(engine, listen=LISTEN) as client:
+        async with grpc.aio.insecure_channel(client.grpc) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(chat(**fields)):
+                    pass
+        assert caught.value.code() is code
+        assert details(caught.value)["ErrorInfo"].reason == reason
+        assert engine.bodies == []
+
+
+async def test_refusals_say_when_to_retry(up: Any) -> None:
+    async with up(listen=LISTEN) as client, grpc.aio.insecure_channel(client.grpc) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(chat()):
+                pass
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        found = details(caught.value)
+        assert found["ErrorInfo"].reason == "no-engines"
+        assert found["RetryInfo"].retry_delay.seconds >= 1
+
+
+async def test_an_engines_own_refusal_passes_in_its_words(up: Any) -> None:
+    async with testing.engine(status=400) as engine, up(engine, listen=LISTEN) as client:
+        async with grpc.aio.insecure_channel(client.grpc) as channel:
+            with pytest.raises(grpc.aio.AioRpcError, match="as told") as caught:
+                async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(chat()):
+                    pass
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_cancelling_the_stream_stops_the_engine(up: Any, until: Any) -> None:
+    async with testing.engine(tokens=10_000, token_s=0.01) as engine, up(engine, listen=LISTEN) as client:
+        async with grpc.aio.insecure_channel(client.grpc) as channel:
+            stream = inference_pb2_grpc.InferenceStub(channel).Generate(chat())
+            await stream.read()
+            await until(lambda: engine.running == 1)
+            stream.cancel()
+            await until(lambda: engine.running == 0, within_s=5)
+            await until(lambda: client.gateway.router.serving == 0)
+
+
+async def test_a_workflow_lives_over_grpc_and_http_alike(up: Any) -> None:
+    async with testing.engine() as engine, up(engine, listen=LISTEN) as client:
+        async with grpc.aio.insecure_channel(client.grpc) as channel:
+            flows = inference_pb2_grpc.WorkflowsStub(channel)
+            stages = [inference_pb2.StageSpec(name="a"), inference_pb2.StageSpec(name="b", after=["a"])]
+            request = inference_pb2.CreateWorkflowRequest(deadline_ms=60_000, stages=stages, idempotency_key="k")
+            flow = await flows.Create(request)
+            assert (await flows.Create(request)).id == flow.id
+            assert (flow.state, flow.deadline_ms, [stage.name for stage in flow.stages]) == (
+                "running",
+                60_000,
+                ["a", "b"],
+            )
+            async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(chat(workflow=flow.id, stage="a")):
+                pass
+            done = await flows.CompleteStage(inference_pb2.CompleteStageRequest(id=flow.id, stage="b"))
+            assert done.state == "done"
+            status, shown, _ = await client.send("GET", f"/v1/workflows/{flow.id}")
+            assert (status, shown["state"], shown["stages"][0]["calls_done"]) == (200, "done", 1)
+            listed = await flows.List(inference_pb2.ListWorkflowsRequest(state="done"))
+            assert [item.id for item in listed.workflows] == [flow.id]
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await flows.Cancel(inference_pb2.CancelWorkflowRequest(id=flow.id))
+            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await flows.Get(inference_pb2.GetWorkflowRequest(id="nope"))
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_health_follows_readiness(up: Any, until: Any) -> None:
+    async with testing.engine() as engine, up(engine, listen=LISTEN) as client:
+        async with grpc.aio.insecure_channel(client.grpc) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+
+            async def status() -> int:
+                return (await stub.Check(health_pb2.HealthCheckRequest())).status
+
+            async def serving() -> bool:
+                return await status() == health_pb2.HealthCheckResponse.SERVING
+
+            async def down() -> bool:
+                return await status() == health_pb2.HealthCheckResponse.NOT_SERVING
+
+            await until(serving)
+            engine.healthy = False
+            await until(down)
+
+
+async def test_reflection_lists_the_services(up: Any) -> None:
+    async with up(listen=LISTEN) as client, grpc.aio.insecure_channel(client.grpc) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        answers = [answer async for answer in stub.ServerReflectionInfo(iter([request]))]
+        names = {service.name for service in answers[0].list_services_response.service}
+        assert {"tidegate.v1.Inference", "tidegate.v1.Workflows", "grpc.health.v1.Health"} <= names
+
+
+async def test_a_taken_port_is_an_oserror(up: Any) -> None:
+    async with up(listen=LISTEN) as client:
+        port = int(client.grpc.rpartition(":")[2])
+        with pytest.raises(OSError, match=str(port)):
+            async with asyncio.timeout(10), up(listen={"grpcPort": port}):
+                pass
