@@ -5,13 +5,14 @@ and in the order of waiting. Our setting is one for all cells. Lengths and templ
 runs. Two loads are the paper's, far above what the pools can sustain; the third is 0.7 of their measured capacity.
 """
 
+import argparse
 import concurrent.futures
 import logging
 import multiprocessing
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -75,6 +76,12 @@ class Options:
     rates: Sequence[float] = RATES
 
 
+def options(arguments: argparse.Namespace) -> Options:
+    """From the command line; what was not said keeps its default."""
+    said = {"workflows": arguments.workflows, "jobs": arguments.jobs}
+    return replace(Options(), **{name: value for name, value in said.items() if value is not None})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One trace on one pool under one row."""
@@ -86,20 +93,18 @@ class Run:
     workflows: int
 
 
-def run(options: Options, tell: Callable[[str], None] = lambda line: None) -> report.Report:
+def run(asked: Options, tell: Callable[[str], None] = lambda line: None) -> report.Report:
     """Runs the suite and returns its report; `tell` hears of each finished run. Minutes."""
-    with concurrent.futures.ProcessPoolExecutor(
-        options.jobs, mp_context=multiprocessing.get_context("spawn")
-    ) as workers:
-        at_papers_rates = _cells(options, dict.fromkeys(options.pools, options.rates), workers, tell)
-        capacity = {pool: _capacity(at_papers_rates, pool) for pool in options.pools}
-        rates = {pool: [round(BELOW_CAPACITY * capacity[pool], 4)] for pool in options.pools}
-        below = _cells(options, rates, workers, tell)
+    with concurrent.futures.ProcessPoolExecutor(asked.jobs, mp_context=multiprocessing.get_context("spawn")) as workers:
+        at_papers_rates = _cells(asked, dict.fromkeys(asked.pools, asked.rates), workers, tell)
+        capacity = {pool: _capacity(at_papers_rates, pool) for pool in asked.pools}
+        rates = {pool: [round(BELOW_CAPACITY * capacity[pool], 4)] for pool in asked.pools}
+        below = _cells(asked, rates, workers, tell)
     cells = sorted([*at_papers_rates, *below], key=lambda cell: (cell["pool"], cell["rate"]))
     return {
         "suite": NAME,
         "settings": {
-            "workflows": options.workflows,
+            "workflows": asked.workflows,
             "seeds": dict(SEEDS),
             "learned_from": {"seed": LEARNED_FROM, "workflows": LEARNED_WORKFLOWS},
             "rows": {name: asdict(setting) for name, setting in ROWS.items()},
@@ -136,14 +141,14 @@ def simulate(task: Run) -> report.Report:
 
 
 def _cells(
-    options: Options,
+    asked: Options,
     rates: Mapping[str, Sequence[float]],
     workers: concurrent.futures.Executor,
     tell: Callable[[str], None],
 ) -> list[report.Report]:
     tasks = [
-        Run(pool=pool, rate=rate, row=row, trace=trace, workflows=options.workflows)
-        for pool in options.pools
+        Run(pool=pool, rate=rate, row=row, trace=trace, workflows=asked.workflows)
+        for pool in asked.pools
         for rate in rates[pool]
         for row in ROWS
         for trace in TRACES
@@ -169,7 +174,7 @@ def _cells(
                 for row in ROWS
             },
         }
-        for pool in options.pools
+        for pool in asked.pools
         for rate in rates[pool]
     ]
 

@@ -1,0 +1,74 @@
+"""`tidegate bench`: a suite, or any trace on any pool, in virtual time.
+
+The table goes to standard output, progress to standard error, and the numbers to `report.json` under `--out`.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tidegate_policy import choose, orders
+from tidegate_sim import pools, report, suites, traces
+from tidegate_sim.suites import any_trace
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0, or 1 if the trace cannot be read; exits with 2 on a usage error."""
+    options = _parser().parse_args(argv)
+    began_s = time.monotonic()
+
+    def tell(line: str) -> None:
+        sys.stderr.write(f"[{time.monotonic() - began_s:4.0f} s] {line}\n")
+
+    try:
+        suite = any_trace if options.trace else suites.SUITES[options.suite]
+        result = suite.run(suite.options(options), tell)
+    except (traces.BadTrace, pools.UnknownPool, OSError) as error:
+        sys.stderr.write(f"tidegate bench: {error}\n")
+        return 1
+    path = report.write(result, options.out)
+    sys.stdout.write(report.text(result) if options.json else f"{suite.told(result)}\n\n{path}\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tidegate bench", description="Policies in virtual time, with vLLM's own scheduler."
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("suite", nargs="?", choices=sorted(suites.SUITES), help="a suite")
+    what.add_argument("--trace", type=Path, metavar="FILE", help="any trace (JSON lines)")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), metavar="DIR", help="where report.json goes")
+    parser.add_argument("--json", action="store_true", help="print the report instead of the table")
+    parser.add_argument("--jobs", type=_positive, metavar="N", help="processes; default: one for each core")
+    parser.add_argument("--workflows", type=_positive, metavar="N", help="workflows in each of a suite's traces")
+    parser.add_argument("--pool", default="hetero-1", metavar="NAME", help="with --trace: a pool, or profiles a,b,...")
+    parser.add_argument(
+        "--policy", default="fcfs,urgency", metavar="NAMES", type=_policies, help="with --trace: orders"
+    )
+    parser.add_argument("--dispatch", default="score", choices=sorted(choose.RULES), help="with --trace: a rule")
+    parser.add_argument(
+        "--learn", type=Path, metavar="FILE", help="with --trace: another trace, to predict lengths from"
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in orders.ORDERS:
+            raise argparse.ArgumentTypeError(f"unknown policy {name!r}; known are {', '.join(sorted(orders.ORDERS))}")
+    return names
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,87 @@
+"""Each shipped profile against what its card can do, and against the published single-call times it was fitted to."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tidegate_profiles
+from tidegate_policy import cost
+from tidegate_policy.model import Call, CallId
+
+PUBLISHED = Path("/work/shared/data/text2sql_workflows/stage_profiles.json")
+NAMES = tidegate_profiles.names()
+
+
+@pytest.fixture(params=NAMES)
+def profile(request):
+    return tidegate_profiles.load(request.param)
+
+
+def test_the_profiles_that_other_parts_name_are_there():
+    assert {"a100-70b-tp8", "a6000-70b-tp8", "l40-70b-tp8"} <= set(NAMES)
+
+
+def test_every_profile_says_where_it_comes_from_and_is_a_cost_model(profile):
+    assert profile["source"]
+    assert profile["derivation"]
+    cost.from_mapping(profile["cost"])
+
+
+@pytest.mark.parametrize("tokens", [128, 2048, 16384])
+def test_no_prefill_or_decode_is_faster_than_the_card(profile, tokens):
+    facts, model = profile["facts"], cost.from_mapping(profile["cost"])
+    flops = facts["cards"] * facts["flops_a_card"]
+    bandwidth = facts["cards"] * facts["bytes_a_second_a_card"]
+    operations = 2 * facts["parameters"] * tokens + 4 * facts["hidden"] * facts["layers"] * tokens**2 / 2
+    bytes_read = 2 * facts["parameters"] + facts["kv_bytes_a_token"] * tokens  # two bytes a weight
+    assert model.prefill_seconds(tokens) >= operations / flops
+    assert model.step_seconds(uncached=0, decodes=1, context=tokens) >= bytes_read / bandwidth
+
+
+def test_no_coefficient_is_absurdly_slow(profile):
+    facts, model = profile["facts"], cost.from_mapping(profile["cost"])
+    flops = facts["cards"] * facts["flops_a_card"]
+    bandwidth = facts["cards"] * facts["bytes_a_second_a_card"]
+    assert model.prefill_s <= 10 * 2 * facts["parameters"] / flops
+    assert model.attention_s <= 10 * 4 * facts["hidden"] * facts["layers"] / flops
+    assert model.step_s <= 4 * 2 * facts["parameters"] / bandwidth
+    assert model.context_s <= 6 * facts["kv_bytes_a_token"] / bandwidth
+
+
+def test_a_batch_grows_as_the_roofline_does(profile):
+    model = cost.from_mapping(profile["cost"])
+    ridge = (model.step_s + model.decode_s) / model.prefill_s  # sequences that make a step compute-bound
+    roofline_s = max(model.step_s, 2 * ridge * model.prefill_s)
+    assert model.step_seconds(uncached=0, decodes=round(2 * ridge), context=0) == pytest.approx(roofline_s, rel=0.02)
+
+
+def test_kv_and_weights_fit_the_memory(profile):
+    facts, kv_tokens = profile["facts"], profile["cost"]["kv_tokens"]
+    needed = 2 * facts["parameters"] + kv_tokens * facts["kv_bytes_a_token"]
+    assert needed < 0.9 * facts["cards"] * facts["memory_gib_a_card"] * 2**30
+
+
+@pytest.mark.parametrize(("name", "column"), [("a100", "A100"), ("a6000", "A6000"), ("l40", "L40")])
+def test_single_calls_take_the_published_time_within_an_eighth(name, column):
+    if not PUBLISHED.exists():
+        pytest.skip("the published stage times are not on this machine")
+    published = json.loads(PUBLISHED.read_text())
+    model = cost.from_mapping(tidegate_profiles.load(f"{name}-70b-tp8")["cost"])
+    for stage, seconds in published["stage_seconds"][column].items():
+        prompt, output = published["io_len"][stage]
+        call = Call(id=CallId(stage), arrival_s=0.0, prompt_tokens=prompt, output_predicted=output)
+        assert model.call_seconds(call) == pytest.approx(seconds, rel=0.125), stage
+
+
+def test_an_unknown_profile_is_answered_with_those_that_exist():
+    with pytest.raises(tidegate_profiles.UnknownProfile, match="unknown profile 'h100'; shipped are a100-70b-tp8, "):
+        tidegate_profiles.load("h100")
+
+
+@pytest.mark.parametrize("content", ["- 1\n", "a: {", "cost: 3\n"])
+def test_a_file_that_is_no_profile_is_a_sentence(content, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(content)
+    with pytest.raises(tidegate_profiles.UnknownProfile, match=r"mine\.yaml"):
+        tidegate_profiles.read(path)
