@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from tidegate_cli.errors import CommandError
 
 COMPONENTS = {
-    "gateway": ("tidegate_gateway.__main__", "the gateway, as its container runs it"),
     "operator": ("tidegate_operator.__main__", "the Kubernetes operator, as its container runs it"),
     "engine": ("tidegate_engine.serve", "vLLM with Tidegate's scheduler; vLLM's flags pass through"),
     "sim-engine": ("tidegate_sim.serve", "a simulated engine that speaks vLLM's HTTP"),
     "bench": ("tidegate_sim.suites.__main__", "evaluate policies in virtual time with vLLM's real scheduler"),
 }
 COMMANDS = {
+    "gateway": ("tidegate_cli.gateway", "the gateway, as its container runs it"),
     "up": ("tidegate_cli.up", "the whole system on this machine"),
     "replay": ("tidegate_cli.replay", "replay a trace against a running gateway, open loop"),
     "policy": ("tidegate_cli.policy", "read or override the active policy"),

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import fcntl
+import json
 import os
 import pathlib
 import signal
@@ -24,13 +25,15 @@ import yaml
 
 from tidegate_cli import engines, processes, valkey
 from tidegate_cli.errors import Failed, Usage
-from tidegate_operator import steering
+from tidegate_operator import gateway_admin, steering
 from tidegate_policy import orders
 from tidegate_policy.steer import guards
 
 ENGINE_START_S = {engines.Simulated: 30.0, engines.Vllm: 600.0, engines.Running: 10.0}
 INTERVAL_S = 10.0
 """Between two steering decisions; shorter than a cluster's, for one machine is watched by one person."""
+LOOK_S = 2.0
+"""Between two looks at emergencies and at what a person has set."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +97,7 @@ async def _run(options: argparse.Namespace, wanted: list[engines.Engine]) -> int
             await asyncio.gather(starting, return_exceptions=True)
             return 130
         started = starting.result()
-        sys.stdout.write(_welcome(options, started))
+        sys.stdout.write(await _welcome(options, started))
         sys.stdout.flush()
         return await _watch(options, started, family, interrupted)
     finally:
@@ -189,32 +192,21 @@ async def _steer(options: argparse.Namespace, controls: list[str]) -> None:
         interval_s=INTERVAL_S,
         guards=guards.GuardSettings(dwell_s=3 * INTERVAL_S),
     )
+    held = None if options.policy == "auto" else steering.Override(policy=options.policy, reason="--policy")
     loop = steering.Loop(None, settings, now=time.time())
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+        admin = gateway_admin.GatewayAdmin(session, f"http://127.0.0.1:{options.admin_port}")
         try:
             await loop.engines.retarget(controls)
             while True:
-                await asyncio.sleep(settings.tick_s)
-                outcome = loop.decide(time.time(), await _override(options, session))
+                await asyncio.sleep(LOOK_S)
+                outcome = loop.decide(time.time(), await admin.override() or held)
                 if outcome.verdict.kind is not guards.Kind.KEEP:
                     sys.stderr.write(f"policy {outcome.verdict.policy}: {outcome.verdict.reason}\n")
                 await loop.enforce()
+                await admin.follow(outcome.state.active, outcome.state.reason)
         finally:
             await loop.engines.close()
-
-
-async def _override(options: argparse.Namespace, session: aiohttp.ClientSession) -> steering.Override | None:
-    """What a person has set: in the store, through the gateway, or on our command line."""
-    try:
-        async with session.get(f"http://127.0.0.1:{options.admin_port}/admin/policy") as response:
-            held = (await response.json()).get("override")
-    except (aiohttp.ClientError, TimeoutError, ValueError):
-        held = None
-    if held:
-        return steering.Override(policy=held["policy"], reason="set by hand")
-    if options.policy != "auto":
-        return steering.Override(policy=options.policy, reason="--policy")
-    return None
 
 
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
@@ -225,9 +217,12 @@ async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
-def _welcome(options: argparse.Namespace, started: list[Started]) -> str:
+async def _welcome(options: argparse.Namespace, started: list[Started]) -> str:
     url = f"http://{_reachable(options.host)}:{options.port}"
-    body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 24}'
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
+        model = (await response.json())["data"][0]["id"]
+    question = {"role": "user", "content": "What is the capital of France?"}
+    body = json.dumps({"model": model, "messages": [question], "max_tokens": 24})
     return (
         f"tidegate is ready: {url}   (gRPC {options.grpc_port}, admin {options.admin_port}; "
         f"engines: {', '.join(engine.name for engine in started)}; logs in {options.state / 'logs'})\n\n"

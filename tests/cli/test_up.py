@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -55,16 +56,17 @@ class Up:
         )
 
 
-def family_of(state: pathlib.Path) -> list[str]:
-    """Command lines of the processes that mention the state folder or the simulated engines started from it."""
+def family_of(state: pathlib.Path) -> list[int]:
+    """Processes that were started for the test with this state folder. (Valkey overwrites its environment, and works in
+    the folder.)"""
     found = []
     for entry in pathlib.Path("/proc").iterdir():
-        if entry.name.isdigit():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
-                environ = (entry / "environ").read_bytes()
-                if f"TIDEGATE_TEST_FAMILY={state}".encode() in environ and int(entry.name) != os.getpid():
-                    found.append((entry / "cmdline").read_bytes().decode())
-    return [line for line in found if line]
+                marked = f"TIDEGATE_TEST_FAMILY={state}".encode() in (entry / "environ").read_bytes()
+                if (entry / "cmdline").read_bytes() and (marked or (entry / "cwd").readlink() == state):
+                    found.append(int(entry.name))
+    return found
 
 
 def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -72,6 +74,26 @@ def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def started(state: pathlib.Path) -> Iterator[Up]:
+    """A system of two simulated engines, and the proof that nothing of it is left at the end."""
+    system = Up(state, "--engines=sim:a100,a6000", "--sim-speed=20")
+    line = system.first_line()
+    assert line.startswith("tidegate is ready: http://127.0.0.1:"), system.end(signal.SIGKILL)
+    yield system
+    if system.process.poll() is None:
+        system.end(signal.SIGINT)
+    until(lambda: not family_of(state))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """For tests that leave it as it was."""
+    state = tmp_path_factory.mktemp("shared")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIDEGATE_TEST_FAMILY", str(state))
+        yield from started(state)
 
 
 @pytest.fixture
@@ -82,17 +104,12 @@ def marked(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
 
 @pytest.fixture
 def up(marked: pathlib.Path) -> Iterator[Up]:
-    system = Up(marked, "--engines=sim:a100,a6000", "--sim-speed=20")
-    line = system.first_line()
-    assert line.startswith("tidegate is ready: http://127.0.0.1:"), system.end(signal.SIGKILL)
-    yield system
-    if system.process.poll() is None:
-        system.end(signal.SIGINT)
-    until(lambda: not family_of(marked))
+    """For tests that end it."""
+    yield from started(marked)
 
 
-def test_a_stock_openai_client_gets_answers_streamed_and_not(up: Up) -> None:
-    client = openai.OpenAI(base_url=f"{up.url}/v1", api_key="none")
+def test_a_stock_openai_client_gets_answers_streamed_and_not(shared: Up) -> None:
+    client = openai.OpenAI(base_url=f"{shared.url}/v1", api_key="none")
     model = client.models.list().data[0].id
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     whole = client.chat.completions.create(model=model, messages=messages, max_tokens=12)  # type: ignore[arg-type]
@@ -105,7 +122,7 @@ def test_a_stock_openai_client_gets_answers_streamed_and_not(up: Up) -> None:
     client.close()
 
 
-def test_a_workflow_lives_from_its_first_call_to_its_end(up: Up) -> None:
+def test_a_workflow_lives_from_its_first_call_to_its_end(shared: Up) -> None:
     def call(stage: str) -> None:
         headers = {
             "content-type": "application/json",
@@ -113,34 +130,34 @@ def test_a_workflow_lives_from_its_first_call_to_its_end(up: Up) -> None:
             "x-tidegate-stage": stage,
             "x-tidegate-deadline-ms": "60000",
         }
-        body = orjson.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4})
+        body = orjson.dumps({"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4})
         urllib.request.urlopen(
-            urllib.request.Request(f"{up.url}/v1/chat/completions", body, headers), timeout=30
+            urllib.request.Request(f"{shared.url}/v1/chat/completions", body, headers), timeout=30
         ).close()
 
     for stage in ("plan", "answer"):
         call(stage)
-    end = urllib.request.Request(f"{up.url}/v1/workflows/q-1/complete", b"{}", {"content-type": "application/json"})
+    end = urllib.request.Request(f"{shared.url}/v1/workflows/q-1/complete", b"{}", {"content-type": "application/json"})
     with urllib.request.urlopen(end, timeout=10) as response:
         workflow = orjson.loads(response.read())
     assert workflow["state"] == "done"
     assert [stage["name"] for stage in workflow["stages"]] == ["plan", "answer"]
 
 
-def test_a_policy_set_by_hand_is_in_force_on_engines_and_gateway_and_is_handed_back(up: Up) -> None:
-    admin = f"--admin=http://127.0.0.1:{up.admin_port}"
-    done = up.tidegate("policy", admin, "set", "edf", "--for", "10m")
+def test_a_policy_set_by_hand_is_in_force_on_engines_and_gateway_and_is_handed_back(shared: Up) -> None:
+    admin = f"--admin=http://127.0.0.1:{shared.admin_port}"
+    done = shared.tidegate("policy", admin, "set", "edf", "--for", "10m")
     assert done.returncode == 0, done.stderr
-    assert "edf" in up.tidegate("policy", admin, "get").stdout
+    assert "edf" in shared.tidegate("policy", admin, "get").stdout
 
     def in_force() -> bool:
-        state = up.admin("/admin/state")
-        policies = {engine["policy"] for engine in state["engines"]} | {state["policy"]["active"]}  # type: ignore[attr-defined,index]
+        state = shared.admin("/admin/state")
+        policies = {engine["policy"] for engine in state["engines"]} | {state["policy"]["name"]}  # type: ignore[attr-defined,index]
         return policies == {"edf"}
 
     until(in_force)
-    assert up.tidegate("policy", admin, "set", "auto").returncode == 0
-    until(lambda: not up.admin("/admin/policy").get("override"))
+    assert shared.tidegate("policy", admin, "set", "auto").returncode == 0
+    until(lambda: shared.admin("/admin/policy")["source"] == "steered")
 
 
 def test_ctrl_c_stops_everything(up: Up) -> None:
@@ -155,22 +172,18 @@ def test_not_even_sigkill_leaves_a_child_behind(up: Up) -> None:
     until(lambda: not family_of(up.state))
 
 
-def test_a_second_up_on_the_same_state_is_one_sentence(up: Up) -> None:
-    second = Up(up.state)
-    code, errors = second.end(0) if second.process.poll() is None else (second.process.returncode, "")
-    assert code == 1
+def test_a_second_up_on_the_same_state_is_one_sentence(shared: Up) -> None:
+    second = Up(shared.state)
+    _, errors = second.process.communicate(timeout=60)
+    assert second.process.returncode == 1
     assert "another `tidegate up` uses" in errors
 
 
 def test_an_engine_that_dies_ends_the_run_with_its_last_words(up: Up) -> None:
-    for entry in pathlib.Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                environ = (entry / "environ").read_bytes()
-                if b"sim-engine" in words and f"TIDEGATE_TEST_FAMILY={up.state}".encode() in environ:
-                    os.kill(int(entry.name), signal.SIGKILL)
-                    break
+    engine = next(
+        pid for pid in family_of(up.state) if b"sim-engine" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    os.kill(engine, signal.SIGKILL)
     _, errors = up.process.communicate(timeout=60)
     assert up.process.returncode == 1
     assert "ended by itself" in errors
@@ -193,8 +206,6 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(marked: pathlib.Path, words: 
 
 
 def test_a_port_in_use_is_one_sentence_and_exit_code_1(marked: pathlib.Path) -> None:
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

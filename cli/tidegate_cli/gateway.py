@@ -1,0 +1,31 @@
+"""`tidegate gateway`: one gateway process, as its container runs it."""
+
+import argparse
+import asyncio
+import logging
+import os
+import pathlib
+
+import uvloop
+
+from tidegate_cli.errors import Failed, Usage
+from tidegate_gateway import app, decode, settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=pathlib.Path, required=True, metavar="FILE", help="settings, YAML or JSON")
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+
+
+def run(options: argparse.Namespace) -> int:
+    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        told = settings.load(options.config, os.environ)
+    except decode.BadSettings as error:
+        raise Usage(str(error)) from None
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(app.run(told))
+    except OSError as error:
+        raise Failed(f"cannot listen: {error}") from None
+    return 0
