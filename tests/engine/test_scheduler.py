@@ -1,0 +1,242 @@
+"""Our scheduler in vLLM's loop, without a model: order, victims, bounds, reports."""
+
+import threading
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs the vLLM CPU build")
+
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.request import RequestStatus
+
+from tidegate_engine import meters
+from tidegate_engine.scheduler import TidegateAsyncScheduler, TidegateScheduler
+from tidegate_policy import orders
+from tidegate_policy.cost import CostModel
+from tidegate_sim import engine
+
+pytestmark = pytest.mark.vllm
+
+ROOMY = CostModel(step_s=0.02, prefill_s=1e-4, kv_tokens=16_000, max_batch=2, max_step_tokens=512)
+TIGHT = CostModel(step_s=0.02, prefill_s=1e-4, kv_tokens=20 * engine.BLOCK_TOKENS, max_batch=4, max_step_tokens=512)
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+class Driven:
+    """A scheduler, and the one thread that may step it."""
+
+    def __init__(self, limits=ROOMY, policy="fcfs", scheduler=TidegateScheduler, **ours):
+        self.clock = Clock()
+        self.scheduler = engine.build(scheduler, limits, cost=limits, policy=policy, clock=self.clock, **ours)
+        self.ends = {}
+
+    def add(self, name, prompt=16, output=10, **labels):
+        self.ends[name] = output
+        sent = {f"tg.{key}": value for key, value in labels.items()}
+        self.scheduler.add_request(engine.request(name, prompt, sent))
+
+    def step(self):
+        """One step; returns who got tokens."""
+        output = self.scheduler.schedule()
+        produced = engine.producing(output, self.scheduler.requests)
+        self.clock.now_s += 1.0
+        self.scheduler.update_from_output(output, engine.forward(output, produced, self.scheduler.requests, self.ends))
+        return list(output.num_scheduled_tokens)
+
+    def running(self):
+        return [request.request_id for request in self.scheduler.running]
+
+    def starts(self):
+        """The order in which they start, when each leaves after its first token."""
+        order = []
+        while self.scheduler.has_requests():
+            order += self.step()
+        return order
+
+
+def waiting_calls(driven):
+    """Three calls whose order differs under every policy but fcfs and priority."""
+    driven.add("slow", prompt=300, output=1, budget_ms=90_000, out_pred=400, urgency=1)
+    driven.add("late", prompt=20, output=1, budget_ms=95_000, out_pred=10, urgency=0)
+    driven.add("soon", prompt=20, output=1, budget_ms=88_500, out_pred=20, urgency=3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("fcfs", ["slow", "late", "soon"]),
+        ("edf", ["soon", "slow", "late"]),
+        ("sjf", ["late", "soon", "slow"]),
+        ("urgency", ["slow", "soon", "late"]),
+        ("priority", ["late", "slow", "soon"]),
+        ("two-lane", ["soon", "late", "slow"]),
+    ],
+)
+def test_calls_start_in_the_order_of_the_policy(policy, order):
+    driven = Driven(CostModel(step_s=0.02, prefill_s=1e-4, kv_tokens=16_000, max_batch=1), policy=policy)
+    waiting_calls(driven)
+    assert driven.scheduler.state().waiting_ids == tuple(order)
+    assert driven.starts() == order
+
+
+@pytest.mark.parametrize("policy", sorted(orders.ORDERS))
+def test_a_switch_re_orders_those_who_wait_and_loses_none(policy):
+    driven = Driven()
+    waiting_calls(driven)
+    before = driven.scheduler.state()
+    switched = driven.scheduler.set_policy(policy, "why " * 100)
+    after = driven.scheduler.state()
+    assert (switched.previous, switched.policy, switched.reordered) == ("fcfs", policy, 3)
+    assert sorted(after.waiting_ids) == sorted(before.waiting_ids)
+    assert (after.policy, after.policy_reason) == (policy, ("why " * 100)[:256])
+    driven.scheduler.set_policy("fcfs", "back")
+    assert driven.scheduler.state().waiting_ids == before.waiting_ids
+
+
+def test_an_unknown_policy_changes_nothing():
+    driven = Driven(policy="sjf")
+    with pytest.raises(orders.UnknownOrder):
+        driven.scheduler.set_policy("fastest", "")
+    assert driven.scheduler.state().policy == "sjf"
+
+
+def test_a_policy_set_while_the_engine_is_idle_is_in_force_at_once():
+    driven = Driven()
+    other = threading.Thread(target=driven.scheduler.set_policy, args=("urgency", "from another thread"))
+    other.start()
+    other.join()
+    assert driven.scheduler.state().policy == "urgency"
+    assert driven.scheduler.policy is SchedulingPolicy.PRIORITY
+
+
+@pytest.mark.parametrize("scheduler", [TidegateScheduler, TidegateAsyncScheduler])
+def test_victims_follow_the_order_reversed(scheduler):
+    driven = Driven(TIGHT, policy="urgency", scheduler=scheduler)
+    budgets = {"a": 40_000, "b": 90_000, "c": 20_000}
+    for name, budget_ms in budgets.items():
+        driven.add(name, prompt=90, output=60, budget_ms=budget_ms, out_pred=60)
+    driven.step()
+    assert sorted(driven.running()) == ["a", "b", "c"]
+    while len(driven.running()) == 3:
+        driven.step()
+    assert sorted(driven.running()) == ["a", "c"], (
+        "the call with the latest start goes, though it is not the last to come"
+    )
+    assert driven.scheduler.state().preemptions == 1
+
+
+def test_the_victims_of_fcfs_are_the_last_to_come():
+    driven = Driven(TIGHT)
+    for name in ("a", "b", "c"):
+        driven.add(name, prompt=90, output=60, budget_ms={"a": 40_000, "b": 90_000, "c": 20_000}[name])
+    while driven.scheduler.state().preemptions == 0:
+        driven.step()
+    assert driven.running() == ["a", "b"]
+
+
+def test_a_switch_changes_who_will_be_the_victim():
+    driven = Driven(TIGHT)
+    for name, budget_ms in {"a": 40_000, "b": 90_000, "c": 20_000}.items():
+        driven.add(name, prompt=90, output=60, budget_ms=budget_ms, out_pred=60)
+    driven.step()
+    driven.scheduler.set_policy("edf", "")
+    while driven.scheduler.state().preemptions == 0:
+        driven.step()
+    assert sorted(driven.running()) == ["a", "c"]
+
+
+def test_an_evicted_call_has_its_recomputation_ahead_of_it():
+    driven = Driven(TIGHT, policy="sjf")
+    for name, predicted in {"a": 100, "b": 102, "c": 101}.items():
+        driven.add(name, prompt=90, output=60, out_pred=predicted)
+    while driven.scheduler.state().preemptions == 0:
+        driven.step()
+    (evicted,) = driven.scheduler.waiting
+    assert evicted.request_id == "b"
+    generated = evicted.num_output_tokens
+    assert generated > 0
+    (_, service_s) = evicted.priority
+    expected = TIGHT.prefill_seconds(90 + generated) + TIGHT.decode_seconds(90 + generated, 102 - generated)
+    assert service_s == pytest.approx(expected)
+
+
+def test_bounds_tighten_what_vllm_allows_and_never_widen_it():
+    driven = Driven()
+    controls = driven.scheduler.set_controls(max_running=1, max_step_tokens=100)
+    assert (controls.max_running, controls.max_step_tokens) == (1, 100)
+    for name in ("a", "b"):
+        driven.add(name, prompt=150, output=5)
+    assert driven.step() == ["a"]
+    assert driven.scheduler.requests["a"].num_computed_tokens == 100
+    assert driven.running() == ["a"]
+    unchanged = driven.scheduler.set_controls(max_running=None, max_step_tokens=10_000)
+    assert (unchanged.max_running, unchanged.max_step_tokens) == (1, ROOMY.max_step_tokens)
+    lifted = driven.scheduler.set_controls(max_running=0, max_step_tokens=0)
+    assert (lifted.max_running, lifted.max_step_tokens) == (0, 0)
+    driven.step()
+    assert driven.running() == ["a", "b"]
+
+
+def test_a_tighter_bound_takes_no_running_call_away():
+    driven = Driven()
+    for name in ("a", "b"):
+        driven.add(name, output=5)
+    driven.step()
+    controls = driven.scheduler.set_controls(max_running=1, max_step_tokens=1)
+    assert controls.max_step_tokens == 2, "both still decode"
+    assert driven.step() == ["a", "b"]
+
+
+def test_aborted_calls_are_forgotten():
+    driven = Driven()
+    for name in ("a", "b", "c"):
+        driven.add(name)
+    driven.step()
+    driven.scheduler.finish_requests(["a", "c"], RequestStatus.FINISHED_ABORTED)
+    state = driven.scheduler.state()
+    assert (state.running, state.waiting, state.waiting_ids) == (1, 0, ())
+    assert driven.starts()[-1] == "b"
+    assert driven.scheduler.state().kv_usage == 0
+
+
+def test_a_watch_counts_what_happened_since_the_last_look():
+    driven = Driven()
+    watch = driven.scheduler.watch()
+    driven.add("a", output=3, tenant="t", weight=2, budget_ms=2_500, out_pred=3)
+    driven.add("b", output=1, budget_ms=60_000)
+    for _ in range(3):
+        driven.step()
+    policy, window, busy_s = watch.cut()
+    assert (policy, busy_s, window.window_s) == ("fcfs", 3.0, 3.0)
+    assert (window.arrived, window.finished, window.with_target, window.missed) == (2, 2, 2, 1)
+    assert (window.ttft.count, window.tpot.count) == (2, 1)
+    assert window.tenants["t"].served_tokens == 3
+    assert window.tenants["t"].weight == 2.0
+    _, empty, busy_s = watch.cut()
+    assert (empty.arrived, empty.finished, busy_s) == (0, 0, 0.0)
+
+
+def test_two_watchers_do_not_share_windows():
+    driven = Driven()
+    first, second = driven.scheduler.watch(), driven.scheduler.watch()
+    driven.add("a", output=1)
+    driven.step()
+    assert first.cut()[1].finished == 1
+    assert second.cut()[1].finished == 1
+    first.close()
+    driven.add("b", output=1)
+    driven.step()
+    assert second.cut()[1].finished == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kind"), [([1, 1], "decode"), ([16, 300], "prefill"), ([1, 300], "mixed"), ([1], "decode")]
+)
+def test_a_step_is_told_by_what_it_computed(tokens, kind):
+    assert meters.kind(tokens) == kind
