@@ -5,6 +5,7 @@ that runs in a container brings its own parser and is handed the rest of the lin
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +29,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0, 1 for a failure, 2 for a usage error."""
     words = list(sys.argv[1:] if argv is None else argv)
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a peer that goes away is no news
     if words and words[0] in COMPONENTS:
         module = importlib.import_module(COMPONENTS[words[0]][0])
         return int(module.main(words[1:]))
