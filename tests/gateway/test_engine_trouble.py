@@ -142,13 +142,12 @@ async def test_a_stream_that_stalls_ends_with_an_error_event(up: Any, until: Any
 
 
 async def test_a_stream_that_breaks_off_ends_with_an_error_event_and_no_spliced_tokens(up: Any) -> None:
-    async with testing.engine(break_after=2) as bad, testing.engine() as good:
-        async with up(*preferring(bad, good)) as client:
-            events = await stream(client)
-            assert [event["choices"][0]["text"] for event in events[:2]] == ["w0 ", "w1 "]
-            assert events[2]["error"]["code"] == "engine_failed"
-            assert events[3:] == ["[DONE]"]
-            assert good.bodies == []
+    async with testing.engine(break_after=2) as bad, testing.engine() as good, up(*preferring(bad, good)) as client:
+        events = await stream(client)
+        assert [event["choices"][0]["text"] for event in events[:2]] == ["w0 ", "w1 "]
+        assert events[2]["error"]["code"] == "engine_failed"
+        assert events[3:] == ["[DONE]"]
+        assert good.bodies == []
 
 
 async def test_an_engine_that_serves_another_model_gets_no_calls(up: Any, until: Any) -> None:

