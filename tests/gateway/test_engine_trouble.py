@@ -116,11 +116,14 @@ async def test_older_metric_names_are_read(up: Any, until: Any) -> None:
 
 async def test_an_engine_that_never_begins_is_given_up_and_another_answers(up: Any) -> None:
     timeouts = {"firstToken": 0.3}
-    async with testing.engine(hang=True) as bad, testing.engine() as good:
-        async with up(*preferring(bad, good), timeouts=timeouts) as client:
-            assert (await client.ask())[0] == 200
-            assert len(bad.bodies) == 1
-            assert bad.running == 0, "the call that was given up is stopped in the engine"
+    async with (
+        testing.engine(hang=True) as bad,
+        testing.engine() as good,
+        up(*preferring(bad, good), timeouts=timeouts) as client,
+    ):
+        assert (await client.ask())[0] == 200
+        assert len(bad.bodies) == 1
+        assert bad.running == 0, "the call that was given up is stopped in the engine"
 
 
 async def test_a_lone_engine_that_hangs_is_a_504_or_503_not_a_hang(up: Any) -> None:
@@ -151,23 +154,30 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event_and_no_spliced_
 
 
 async def test_an_engine_that_serves_another_model_gets_no_calls(up: Any, until: Any) -> None:
-    async with testing.engine() as engine, testing.engine(model="other") as other:
-        async with up(engine, other, model="fake", seen=False) as client:
-            await until(lambda: client.gateway.problems()[0] == "ready")
-            await until(lambda: all(known.looks for known in client.gateway.fleet.known.values()))
-            for _ in range(4):
-                assert (await client.ask())[0] == 200
-            assert other.bodies == []
-            reasons = {shown["name"]: shown["reason"] for shown in client.gateway.state()["engines"]}
-            assert reasons[other.url.removeprefix("http://")] == "serves other, not fake"
+    async with (
+        testing.engine() as engine,
+        testing.engine(model="other") as other,
+        up(engine, other, model="fake", seen=False) as client,
+    ):
+        await until(lambda: client.gateway.problems()[0] == "ready")
+        await until(lambda: all(known.looks for known in client.gateway.fleet.known.values()))
+        for _ in range(4):
+            assert (await client.ask())[0] == 200
+        assert other.bodies == []
+        reasons = {shown["name"]: shown["reason"] for shown in client.gateway.state()["engines"]}
+        assert reasons[other.url.removeprefix("http://")] == "serves other, not fake"
 
 
 async def test_calls_leave_an_engine_that_stops_answering(up: Any, until: Any) -> None:
     """The health check notices before the watchdog would."""
-    async with testing.engine(hang=True) as bad, testing.engine() as good:
-        async with up(*preferring(bad, good)) as client, asyncio.TaskGroup() as group:
-            call = group.create_task(client.ask())
-            await until(lambda: bad.running == 1)
-            bad.healthy = False
-            assert (await call)[0] == 200
-            assert good.served == 1
+    async with (
+        testing.engine(hang=True) as bad,
+        testing.engine() as good,
+        up(*preferring(bad, good)) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        call = group.create_task(client.ask())
+        await until(lambda: bad.running == 1)
+        bad.healthy = False
+        assert (await call)[0] == 200
+        assert good.served == 1

@@ -103,62 +103,71 @@ async def test_an_engines_own_refusal_passes_in_its_words(up: Any) -> None:
 
 
 async def test_cancelling_the_stream_stops_the_engine(up: Any, until: Any) -> None:
-    async with testing.engine(tokens=10_000, token_s=0.01) as engine, up(engine, listen=LISTEN) as client:
-        async with grpc.aio.insecure_channel(client.grpc) as channel:
-            stream = inference_pb2_grpc.InferenceStub(channel).Generate(chat())
-            await stream.read()
-            await until(lambda: engine.running == 1)
-            stream.cancel()
-            await until(lambda: engine.running == 0, within_s=5)
-            await until(lambda: client.gateway.router.serving == 0)
+    async with (
+        testing.engine(tokens=10_000, token_s=0.01) as engine,
+        up(engine, listen=LISTEN) as client,
+        grpc.aio.insecure_channel(client.grpc) as channel,
+    ):
+        stream = inference_pb2_grpc.InferenceStub(channel).Generate(chat())
+        await stream.read()
+        await until(lambda: engine.running == 1)
+        stream.cancel()
+        await until(lambda: engine.running == 0, within_s=5)
+        await until(lambda: client.gateway.router.serving == 0)
 
 
 async def test_a_workflow_lives_over_grpc_and_http_alike(up: Any) -> None:
-    async with testing.engine() as engine, up(engine, listen=LISTEN) as client:
-        async with grpc.aio.insecure_channel(client.grpc) as channel:
-            flows = inference_pb2_grpc.WorkflowsStub(channel)
-            stages = [inference_pb2.StageSpec(name="a"), inference_pb2.StageSpec(name="b", after=["a"])]
-            request = inference_pb2.CreateWorkflowRequest(deadline_ms=60_000, stages=stages, idempotency_key="k")
-            flow = await flows.Create(request)
-            assert (await flows.Create(request)).id == flow.id
-            assert (flow.state, flow.deadline_ms, [stage.name for stage in flow.stages]) == (
-                "running",
-                60_000,
-                ["a", "b"],
-            )
-            async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(chat(workflow=flow.id, stage="a")):
-                pass
-            done = await flows.CompleteStage(inference_pb2.CompleteStageRequest(id=flow.id, stage="b"))
-            assert done.state == "done"
-            status, shown, _ = await client.send("GET", f"/v1/workflows/{flow.id}")
-            assert (status, shown["state"], shown["stages"][0]["calls_done"]) == (200, "done", 1)
-            listed = await flows.List(inference_pb2.ListWorkflowsRequest(state="done"))
-            assert [item.id for item in listed.workflows] == [flow.id]
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await flows.Cancel(inference_pb2.CancelWorkflowRequest(id=flow.id))
-            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await flows.Get(inference_pb2.GetWorkflowRequest(id="nope"))
-            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    async with (
+        testing.engine() as engine,
+        up(engine, listen=LISTEN) as client,
+        grpc.aio.insecure_channel(client.grpc) as channel,
+    ):
+        flows = inference_pb2_grpc.WorkflowsStub(channel)
+        stages = [inference_pb2.StageSpec(name="a"), inference_pb2.StageSpec(name="b", after=["a"])]
+        request = inference_pb2.CreateWorkflowRequest(deadline_ms=60_000, stages=stages, idempotency_key="k")
+        flow = await flows.Create(request)
+        assert (await flows.Create(request)).id == flow.id
+        assert (flow.state, flow.deadline_ms, [stage.name for stage in flow.stages]) == (
+            "running",
+            60_000,
+            ["a", "b"],
+        )
+        async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(chat(workflow=flow.id, stage="a")):
+            pass
+        done = await flows.CompleteStage(inference_pb2.CompleteStageRequest(id=flow.id, stage="b"))
+        assert done.state == "done"
+        status, shown, _ = await client.send("GET", f"/v1/workflows/{flow.id}")
+        assert (status, shown["state"], shown["stages"][0]["calls_done"]) == (200, "done", 1)
+        listed = await flows.List(inference_pb2.ListWorkflowsRequest(state="done"))
+        assert [item.id for item in listed.workflows] == [flow.id]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await flows.Cancel(inference_pb2.CancelWorkflowRequest(id=flow.id))
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await flows.Get(inference_pb2.GetWorkflowRequest(id="nope"))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 async def test_health_follows_readiness(up: Any, until: Any) -> None:
-    async with testing.engine() as engine, up(engine, listen=LISTEN) as client:
-        async with grpc.aio.insecure_channel(client.grpc) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
+    async with (
+        testing.engine() as engine,
+        up(engine, listen=LISTEN) as client,
+        grpc.aio.insecure_channel(client.grpc) as channel,
+    ):
+        stub = health_pb2_grpc.HealthStub(channel)
 
-            async def status() -> int:
-                return (await stub.Check(health_pb2.HealthCheckRequest())).status
+        async def status() -> int:
+            return (await stub.Check(health_pb2.HealthCheckRequest())).status
 
-            async def serving() -> bool:
-                return await status() == health_pb2.HealthCheckResponse.SERVING
+        async def serving() -> bool:
+            return await status() == health_pb2.HealthCheckResponse.SERVING
 
-            async def down() -> bool:
-                return await status() == health_pb2.HealthCheckResponse.NOT_SERVING
+        async def down() -> bool:
+            return await status() == health_pb2.HealthCheckResponse.NOT_SERVING
 
-            await until(serving)
-            engine.healthy = False
-            await until(down)
+        await until(serving)
+        engine.healthy = False
+        await until(down)
 
 
 async def test_reflection_lists_the_services(up: Any) -> None:

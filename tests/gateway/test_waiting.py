@@ -65,27 +65,34 @@ async def test_switching_the_policy_reorders_those_who_wait_and_loses_none(up: A
 
 
 async def test_a_call_binds_late_to_whichever_engine_has_room(up: Any, until: Any) -> None:
-    async with testing.engine(first_s=3600) as stuck, testing.engine(first_s=3600) as freed:
-        async with up(stuck, freed, dispatch={"cap": 1}) as client, asyncio.TaskGroup() as group:
-            holders = {name: group.create_task(client.ask(headers={"x-session-id": name})) for name in ("h1", "h2")}
-            await until(lambda: stuck.running == freed.running == 1)
-            waits = group.create_task(client.ask())
-            await until(lambda: client.gateway.core.waiting == 1)
-            freed.first_s = 0
-            holders[freed.bodies[0]["vllm_xargs"]["tg.session"]].cancel()
-            assert (await waits)[0] == 200
-            assert freed.served == 1
-            holders[stuck.bodies[0]["vllm_xargs"]["tg.session"]].cancel()
+    async with (
+        testing.engine(first_s=3600) as stuck,
+        testing.engine(first_s=3600) as freed,
+        up(stuck, freed, dispatch={"cap": 1}) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        holders = {name: group.create_task(client.ask(headers={"x-session-id": name})) for name in ("h1", "h2")}
+        await until(lambda: stuck.running == freed.running == 1)
+        waits = group.create_task(client.ask())
+        await until(lambda: client.gateway.core.waiting == 1)
+        freed.first_s = 0
+        holders[freed.bodies[0]["vllm_xargs"]["tg.session"]].cancel()
+        assert (await waits)[0] == 200
+        assert freed.served == 1
+        holders[stuck.bodies[0]["vllm_xargs"]["tg.session"]].cancel()
 
 
 async def test_no_cap_is_early_binding(up: Any, until: Any) -> None:
-    async with testing.engine(first_s=3600) as engine, up(engine, dispatch={"cap": None}) as client:
-        async with asyncio.TaskGroup() as group:
-            calls = [group.create_task(client.ask()) for _ in range(200)]
-            await until(lambda: engine.running == 200)
-            assert client.gateway.core.waiting == 0
-            for call in calls:
-                call.cancel()
+    async with (
+        testing.engine(first_s=3600) as engine,
+        up(engine, dispatch={"cap": None}) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        calls = [group.create_task(client.ask()) for _ in range(200)]
+        await until(lambda: engine.running == 200)
+        assert client.gateway.core.waiting == 0
+        for call in calls:
+            call.cancel()
 
 
 async def test_a_full_queue_refuses_as_saturated(up: Any, until: Any) -> None:
@@ -126,14 +133,14 @@ async def test_waiting_too_long_and_too_late_have_their_reasons(up: Any, until: 
 
 async def test_tokens_a_minute_are_counted_over_all_gateways(up: Any) -> None:
     tenants = [{"name": "small", "tokensPerMinute": 600}]
-    async with testing.engine() as engine, up(engine, pool="both", tenants=tenants) as one:
-        async with up(engine, pool="both", tenants=tenants) as two:
-            answers = []
-            for client in (one, two, one, two):
-                answers.append(
-                    await client.ask("/v1/completions", prompt="x" * 1200, headers={"x-tidegate-tenant": "small"})
-                )
-            assert [status for status, _, _ in answers] == [200, 200, 429, 429]
-            assert answers[2][2]["x-tidegate-reason"] == "tenant-limit"
-            assert 1 <= int(answers[2][2]["retry-after"]) <= 60
-            assert (await one.ask(headers={"x-tidegate-tenant": "other"}))[0] == 200
+    async with (
+        testing.engine() as engine,
+        up(engine, pool="both", tenants=tenants) as one,
+        up(engine, pool="both", tenants=tenants) as two,
+    ):
+        small = {"x-tidegate-tenant": "small"}
+        answers = [await each.ask("/v1/completions", prompt="x" * 1200, headers=small) for each in (one, two, one, two)]
+        assert [status for status, _, _ in answers] == [200, 200, 429, 429]
+        assert answers[2][2]["x-tidegate-reason"] == "tenant-limit"
+        assert 1 <= int(answers[2][2]["retry-after"]) <= 60
+        assert (await one.ask(headers={"x-tidegate-tenant": "other"}))[0] == 200
