@@ -13,6 +13,8 @@ STARTING = CostModel(step_s=0.02, prefill_s=1e-4, decode_s=2e-4, max_batch=64)
 """A mid-sized card; wrong for most, and soon replaced."""
 KEEP = 0.97
 """Weight left to the past by each observation."""
+PREFILL_WEIGHT = 0.2
+"""Of the newest first token; only calls that were alone show one."""
 LEAST_S = 1e-6
 
 
@@ -26,8 +28,10 @@ class Observation:
     """From sending to the first token; None if the answer was not streamed."""
     whole_s: float
     """From sending to the last token."""
-    beside: int
-    """Other calls that we had there when it was sent."""
+    beside: float
+    """Other calls there, on average while it ran."""
+    alone: bool
+    """It found the engine idle: its first token took no longer than its own prefill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,7 @@ class Calibration:
         slope = min(max(slope, 0.0), self.y / self.x)
         step_s = max((self.y - slope * self.x) / self.weight, LEAST_S)
         prefill_s = self.cost.prefill_s
-        if seen.ttft_s is not None and seen.beside == 0:
+        if seen.ttft_s is not None and seen.alone:
             rate_s = max(seen.ttft_s - step_s, 0.0) / max(seen.prompt_tokens, 1)
-            prefill_s = max(prefill_s + (1 - KEEP) * 4 * (rate_s - prefill_s), 1e-9)
+            prefill_s = max(prefill_s + PREFILL_WEIGHT * (rate_s - prefill_s), 1e-9)
         return replace(self.cost, step_s=step_s, decode_s=slope, prefill_s=prefill_s)

@@ -247,7 +247,8 @@ class Gateway:
                 tokens=meter.generated,
                 ttft_s=served.first_s - served.sent_s if served.job.ask.stream else None,
                 whole_s=served.finished_s - served.sent_s,
-                beside=self.core.own_backlog(engine).calls,
+                beside=(served.beside + self.router.calls_at(engine)) / 2,
+                alone=served.beside <= 0,
             ),
         )
 

@@ -90,6 +90,11 @@ class Router:
             if running.job.call.workflow in gone:
                 running.stop(errors.GatewayError("workflow_ended", "the workflow was cancelled; create another one"))
 
+    def calls_at(self, engine: EngineId) -> int:
+        """Calls out at an engine, other gateways' included."""
+        others = sum(state.others.calls for state in self.core.engines() if state.id == engine)
+        return self.core.own_backlog(engine).calls + others
+
     async def run(self) -> None:
         """Drops the calls whose time here is over, until cancelled."""
         while True:
@@ -142,7 +147,7 @@ class Router:
                 raise AssertionError(f"call {action.call.id!r} was moved but nobody serves it")
             if isinstance(action, dispatcher.Send):
                 self._remember(action)
-                waiting.placed(action)
+                waiting.placed(action, self.calls_at(action.decision.engine) - 1)
             else:
                 waiting.stop(errors.Refused(action.reason, retry_after_s=action.retry_after_s))
 

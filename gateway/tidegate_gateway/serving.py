@@ -69,6 +69,8 @@ class Serving:
         self.decision: Decision | None = None
         self.begun = False
         self.attempt = 0
+        self.beside = 0
+        """Other calls at the engine when this one was sent."""
         self.dispatch_s: float | None = None
         """From arrival to a place, if the call did not have to wait for one: what the gateway itself costs."""
         self.sent_s: float | None = None
@@ -122,8 +124,9 @@ class Serving:
 
     # What the router says.
 
-    def placed(self, send: dispatcher.Send) -> None:
-        """The dispatcher found an engine."""
+    def placed(self, send: dispatcher.Send, beside: int) -> None:
+        """The dispatcher found an engine, which has `beside` other calls."""
+        self.beside = beside
         if self._placing is not None and not self._placing.done():
             self._placing.set_result(send)
 

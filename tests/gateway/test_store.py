@@ -1,0 +1,235 @@
+"""What every store must hold to; run over real servers. Sequences of operations are random, the rules are not."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tidegate_gateway import settings as gateway_settings
+from tidegate_gateway import store
+from tidegate_policy.model import Backlog, EngineId
+
+STAGES = (store.Stage(name="a", parallel=2), store.Stage(name="b", after=("a",)), store.Stage(name="c", after=("b",)))
+ENGINE = EngineId("e1")
+
+
+def told(url: str, **options: Any) -> gateway_settings.Store:
+    return gateway_settings.Store(**({"url": url, "pool": secrets.token_hex(4), "timeout_s": 5.0} | options))
+
+
+@pytest.fixture
+async def two(valkey_url: str) -> AsyncIterator[tuple[store.Store, store.Store]]:
+    """The store as two gateways of one pool see it."""
+    shared = told(valkey_url, lease_s=0.5)
+    both = store.Valkey(shared, gateway="g1"), store.Valkey(shared, gateway="g2")
+    yield both
+    for one in both:
+        await one.close()
+
+
+def flow(**fields: Any) -> store.NewWorkflow:
+    return store.NewWorkflow(**({"id": "w", "deadline_ms": 60_000, "stages": STAGES} | fields))
+
+
+async def test_both_gateways_see_one_workflow(two: tuple[store.Store, store.Store]) -> None:
+    one, other = two
+    created = await one.create(flow())
+    assert (created.state, created.deadline_ms - created.created_ms) == ("running", 60_000)
+    await one.join("w", "a", "c1", deadline_ms=None, tenant="")
+    seen = await other.join("w", "a", "c2", deadline_ms=None, tenant="")
+    assert seen.stages[0].running == 2
+    await other.finish("w", "c1", ok=True)
+    ended = await one.finish("w", "c2", ok=True)
+    assert (ended.stages[0].over, ended.stages[0].done, ended.state) == (True, 2, "running")
+
+
+async def test_an_end_that_is_reported_twice_counts_once(two: tuple[store.Store, store.Store]) -> None:
+    one, other = two
+    await one.create(flow())
+    await one.join("w", "a", "c1", deadline_ms=None, tenant="")
+    for gateway in (one, other, one):
+        assert (await gateway.finish("w", "c1", ok=True)).stages[0].done == 1
+
+
+async def test_two_joins_at_once_create_one_workflow_with_one_deadline(two: tuple[store.Store, store.Store]) -> None:
+    one, other = two
+    joins = [
+        gateway.join("w", "a", f"c{i}", deadline_ms=10_000 + i, tenant="")
+        for i, gateway in enumerate((one, other, one, other))
+    ]
+    records = await asyncio.gather(*joins)
+    assert len({record.deadline_ms for record in records}) == 1
+    assert (await one.get("w")).stages[0].running == 4
+
+
+async def test_backlogs_are_shared_and_lapse_with_the_lease(two: tuple[store.Store, store.Store]) -> None:
+    one, other = two
+    owed = Backlog(calls=2, work_us=123_456_789, output_tokens=77)
+    await one.exchange({ENGINE: owed})
+    assert (await other.exchange({})).others == {ENGINE: owed}
+    assert (await one.exchange({ENGINE: owed})).others == {}
+    async with asyncio.timeout(10):
+        while (found := await other.exchange({})).others:
+            await asyncio.sleep(0.05)
+    assert "g1" in found.dead or "g1" in (await other.exchange({})).dead
+
+
+async def test_leaving_takes_backlogs_away_at_once(two: tuple[store.Store, store.Store]) -> None:
+    one, other = two
+    await one.exchange({ENGINE: Backlog(calls=1, work_us=1, output_tokens=1)})
+    await one.leave()
+    assert (await other.exchange({})).others == {}
+
+
+async def test_a_dead_gateways_calls_are_forgotten_and_its_stage_can_end(two: tuple[store.Store, store.Store]) -> None:
+    one, other = two
+    await one.create(flow(stages=(store.Stage(name="only"),)))
+    await one.join("w", "only", "lost", deadline_ms=None, tenant="")
+    await other.join("w", "only", "retry", deadline_ms=None, tenant="")
+    assert (await other.finish("w", "retry", ok=True)).state == "running", "the lost call may still come"
+    assert await other.forget("g1", 100)
+    assert (await other.get("w")).state == "done"
+
+
+async def test_forgetting_goes_in_batches(two: tuple[store.Store, store.Store]) -> None:
+    one, other = two
+    for i in range(7):
+        await one.join(f"w{i}", "a", f"c{i}", deadline_ms=60_000, tenant="")
+    rounds = 1
+    while not await other.forget("g1", 3):
+        rounds += 1
+    assert rounds == 3
+    assert [record.stages[0].running for record in await other.listed(None, 100)] == [0] * 7
+
+
+async def test_idempotency_keys_repeat_the_answer_and_refuse_another_body(two: tuple[store.Store, store.Store]) -> None:
+    one, other = two
+    once = store.Idempotency(key="k", scope="create", print="body")
+    first = await one.create(flow(id="w1"), once=once)
+    assert await other.create(flow(id="w2"), once=once) == first
+    with pytest.raises(store.Rejected, match="idempotency_key_reused"):
+        await one.create(flow(id="w3"), once=store.Idempotency(key="k", scope="create", print="another"))
+    assert len(await one.listed(None, 10)) == 1
+
+
+async def test_policies_are_shared_ranked_by_kind_and_lapse(two: tuple[store.Store, store.Store]) -> None:
+    one, other = two
+    await one.choose_policy("steered", "edf", "misses", None)
+    await one.choose_policy("override", "fcfs", "by hand", 0.2)
+    found = await other.exchange({})
+    assert found.steered == store.Chosen(policy="edf", reason="misses", left_s=None)
+    assert found.override is not None
+    assert found.override.policy == "fcfs"
+    async with asyncio.timeout(10):
+        while (await other.exchange({})).override is not None:
+            await asyncio.sleep(0.02)
+    await other.choose_policy("steered", None, "", None)
+    assert (await one.exchange({})).steered is None
+
+
+async def test_cancelled_workflows_are_announced_once_around(two: tuple[store.Store, store.Store]) -> None:
+    one, other = two
+    await other.exchange({})
+    await one.create(flow())
+    await one.cancel("w")
+    assert "w" in (await other.exchange({})).cancelled
+
+
+async def test_tokens_a_minute_leak_and_large_calls_get_in(two: tuple[store.Store, store.Store]) -> None:
+    one, other = two
+    assert await one.spend("t", 10_000, 600) == 0.0, "an empty bucket takes any call"
+    assert await other.spend("t", 1, 600) > 0
+    assert await one.spend("u", 300, 600) == 0.0
+    assert await other.spend("u", 300, 600) == 0.0
+    assert 0 < await one.spend("u", 300, 600) <= 60
+
+
+async def test_a_server_that_is_not_there_is_unavailable_quickly() -> None:
+    nobody = store.Valkey(told("redis://127.0.0.1:1/0", timeout_s=0.5), gateway="g1")
+    async with asyncio.timeout(5):
+        with pytest.raises(store.Unavailable):
+            await nobody.get("w")
+    await nobody.close()
+
+
+async def test_everything_has_a_time_to_live(valkey_url: str) -> None:
+    from redis import asyncio as valkey
+
+    shared = told(valkey_url)
+    one, server = store.Valkey(shared, gateway="g1"), valkey.Redis.from_url(valkey_url)
+    await one.create(flow(), once=store.Idempotency(key="k", scope="s"))
+    await one.join("w", "a", "c", deadline_ms=None, tenant="")
+    await one.exchange({ENGINE: Backlog(calls=1, work_us=1, output_tokens=1)})
+    await one.complete("w")
+    await one.spend("t", 1, 10)
+    permanent = {
+        key.decode().rpartition(":")[2] for key in await server.keys(f"*{shared.pool}*") if await server.ttl(key) < 0
+    }
+    assert permanent <= {"leases", "policy", "g1"}, "those are bounded by the number of gateways"
+    await one.close()
+    await server.aclose()
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "finish", "fail", "complete_stage", "complete", "cancel", "forget"]),
+        st.integers(0, 1),
+        st.sampled_from(["a", "b", "c", "extra"]),
+        st.integers(0, 5),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS)
+def test_under_any_sequence_a_workflow_ends_at_most_once_and_counts_only_grow(valkey_url: str, operations: Any) -> None:
+    asyncio.run(_walk(valkey_url, operations))
+
+
+async def _walk(url: str, operations: list[tuple[str, int, str, int]]) -> None:
+    shared = told(url)
+    gateways = [store.Valkey(shared, gateway=f"g{i}") for i in range(2)]
+    before = await gateways[0].create(flow())
+    for operation, which, stage, call in operations:
+        gateway = gateways[which]
+        try:
+            match operation:
+                case "join":
+                    await gateway.join("w", stage, f"c{call}", deadline_ms=None, tenant="")
+                case "finish" | "fail":
+                    await gateway.finish("w", f"c{call}", ok=operation == "finish")
+                case "complete_stage":
+                    await gateway.complete_stage("w", stage)
+                case "complete" | "cancel":
+                    await getattr(gateway, operation)("w")
+                case _:
+                    await gateway.forget(f"g{1 - which}", 100)
+        except store.Rejected:
+            pass
+        after = await gateway.get("w")
+        _check(before, after)
+        before = after
+    for gateway in gateways:
+        await gateway.close()
+
+
+def _check(before: store.Record, after: store.Record) -> None:
+    assert after.deadline_ms == before.deadline_ms
+    old = {stage.name: stage for stage in before.stages}
+    new = {stage.name: stage for stage in after.stages}
+    assert set(old) <= set(new)
+    for name, stage in old.items():
+        assert new[name].done >= stage.done
+        assert new[name].over >= stage.over
+    if before.state != "running":
+        assert after.state == before.state, "a terminal state is written once"
+        assert after.stages == before.stages
+    elif after.state == "done":
+        assert all(stage.over for stage in after.stages)
+    if after.state == "running":
+        assert not all(stage.over for stage in after.stages)

@@ -1,0 +1,107 @@
+"""Parsing and rewriting of requests, over generated input: a wrong one is a `BadRequest`, never another exception."""
+
+import contextlib
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate_gateway import errors, wire
+from tidegate_policy import labels
+from tidegate_policy.model import Call, CallId
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=12,
+)
+KEYS = st.sampled_from(
+    ["model", "messages", "prompt", "stream", "stream_options", "n", "max_tokens", "vllm_xargs", "priority", "x"]
+)
+NAMES = st.sampled_from([name for names in wire.ALIASES.values() for name in names])
+HELLO: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def call(**fields: Any) -> Call:
+    return Call(**({"id": CallId("c"), "arrival_s": 100.0, "prompt_tokens": 5, "output_predicted": 9} | fields))
+
+
+@given(raw=st.binary(max_size=200), kind=st.sampled_from(["chat", "completion"]))
+def test_any_bytes_are_a_request_or_a_bad_request(raw: bytes, kind: wire.Kind) -> None:
+    with contextlib.suppress(errors.BadRequest):
+        wire.read(kind, {}, raw)
+
+
+@given(body=st.dictionaries(KEYS, JSON), headers=st.dictionaries(NAMES, st.text(max_size=30)))
+def test_any_json_and_headers_are_a_request_or_a_bad_request(body: dict[str, Any], headers: dict[str, str]) -> None:
+    for kind in ("chat", "completion"):
+        with contextlib.suppress(errors.BadRequest):
+            ask = wire.read_body(kind, headers, body)
+            assert ask.choices >= 1
+            orjson.loads(wire.write(100.0, 1.8e9, ask, call(), 1.0))
+
+
+@given(extra=st.dictionaries(st.text(max_size=12), JSON, max_size=5))
+def test_fields_that_are_not_ours_pass_unchanged(extra: dict[str, Any]) -> None:
+    extra = {key: value for key, value in extra.items() if key not in {*HELLO, *wire.ENGINE_KNOBS, "vllm_xargs", "n"}}
+    extra = {key: value for key, value in extra.items() if key not in {"stream", "stream_options"} and "max" not in key}
+    sent = orjson.loads(wire.write(100.0, 1.8e9, wire.read_body("chat", {}, {**HELLO, **extra}), call(), 1.0))
+    assert {key: sent[key] for key in (*HELLO, *extra)} == orjson.loads(orjson.dumps({**HELLO, **extra}))
+
+
+@given(arguments=st.dictionaries(st.text(max_size=8) | st.sampled_from(["tg.urgency", "tg.x"]), JSON, max_size=5))
+def test_no_client_sets_our_labels(arguments: dict[str, Any]) -> None:
+    ask = wire.read_body("chat", {}, {**HELLO, "vllm_xargs": arguments})
+    sent = orjson.loads(wire.write(100.0, 1.8e9, ask, call(urgency=3), 1.0))["vllm_xargs"]
+    ours = {key: value for key, value in sent.items() if key.startswith(labels.PREFIX)}
+    assert ours == labels.write(100.0, call(urgency=3))
+
+
+@pytest.mark.parametrize("what", sorted(wire.ALIASES))
+def test_our_header_wins_over_its_aliases(what: str) -> None:
+    names = wire.ALIASES[what]
+    values = {name: str(i + 1) for i, name in enumerate(names)}
+    field = {
+        "class": "slo_class",
+        "ttft": "ttft_s",
+        "tpot": "tpot_s",
+        "deadline": "deadline_s",
+        "request": "request_id",
+    }
+    headers = {"x-tidegate-workflow": "w", **values}
+    found = getattr(wire.read_body("chat", headers, HELLO), field.get(what, what))
+    assert str(found) in {"1", "0.001"}
+
+
+def test_the_sooner_a_call_must_start_the_lower_its_priority() -> None:
+    ask = wire.read_body("chat", {}, HELLO)
+    calls = [call(due_s=105.0), call(due_s=110.0), call(due_s=None)]
+    sent = [orjson.loads(wire.write(100.0, 1.8e9, ask, item, 1.0))["priority"] for item in calls]
+    assert sent == sorted(sent)
+    assert sent[1] - sent[0] == 5000
+    later = orjson.loads(wire.write(101.0, 1.8e9 + 1, ask, calls[0], 1.0))["priority"]
+    assert later == sent[0], "the latest start does not depend on when it is written"
+    longer = orjson.loads(wire.write(100.0, 1.8e9, ask, calls[0], 3.0))["priority"]
+    assert longer == sent[0] - 2000
+
+
+def test_sizes_are_counted_over_all_shapes_of_prompt() -> None:
+    def ask(kind: wire.Kind, **body: Any) -> tuple[int, int]:
+        found = wire.read_body(kind, {}, {"model": "m", **body})
+        return found.characters, found.choices
+
+    assert ask("completion", prompt="abcd") == (4, 1)
+    assert ask("completion", prompt=["ab", "cde"], n=2) == (5, 4)
+    assert ask("completion", prompt=[1, 2, 3]) == (12, 1)
+    assert ask("completion", prompt=[[1], [2, 3]]) == (12, 2)
+    parts = [{"type": "text", "text": "abc"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    assert ask("chat", messages=[{"role": "user", "content": parts}])[0] > 1000
+    assert ask("chat", messages=[{"role": "assistant", "content": None, "tool_calls": []}]) == (0, 1)
+
+
+def test_a_stage_without_a_name_is_main() -> None:
+    assert wire.read_body("chat", {"x-tidegate-workflow": "w"}, HELLO).stage == "main"
+    with pytest.raises(errors.BadRequest, match="x-tidegate-workflow"):
+        wire.read_body("chat", {"x-tidegate-stage": "s"}, HELLO)
