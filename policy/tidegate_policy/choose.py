@@ -112,6 +112,22 @@ def _in_time(question: Question) -> Sequence[EngineView]:
     return [engine for engine, slack_s in slacks if slack_s is not None and slack_s >= 0] or question.engines
 
 
+def _least_delay(question: Question) -> tuple[EngineView, Scores]:
+    """The engine on which the call adds the least latency in all: its own time there, plus the delay that its prefill and
+    its share of each decode step do to every call already on the engine.
+
+    With continuous batching few calls wait in line; what hurts is that each step of a running call is stretched by other
+    calls' prefill. Eq 4 counts what others do to the call; this counts what the call does to the others as well. Scores
+    are negative seconds.
+    """
+    scores: Scores = {}
+    for engine in _in_time(question):
+        work_s = engine.cost.charge(question.call, engine.cached_tokens).work_us / MICROSECONDS
+        scores[engine.id] = -(question.finish_s(engine) + engine.backlog.calls * work_s)
+    engines = {engine.id: engine for engine in question.engines}
+    return engines[max(scores, key=lambda name: scores[name])], scores
+
+
 def _round_robin(question: Question) -> tuple[EngineView, Scores]:
     """Each engine in turn, whatever it is."""
     return question.engines[question.turn % len(question.engines)], {}
@@ -132,6 +148,7 @@ def _power_of_two(question: Question) -> tuple[EngineView, Scores]:
 
 RULES: dict[str, Callable[[Question], tuple[EngineView, Scores]]] = {
     "score": _score,
+    "least-delay": _least_delay,
     "round-robin": _round_robin,
     "least-requests": _least_requests,
     "power-of-two": _power_of_two,

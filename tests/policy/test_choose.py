@@ -66,6 +66,12 @@ def test_the_decision_says_what_was_known() -> None:
     assert decision.slack_s == pytest.approx(9.0 - FAST.call_seconds(call))
 
 
+def test_least_delay_counts_what_a_call_does_to_those_who_run() -> None:
+    crowded_but_fast, quiet_but_slow = view("crowded", FAST, calls=30), view("quiet", SLOW, calls=1)
+    assert pick(crowded_but_fast, quiet_but_slow, rule="least-delay") == "quiet"
+    assert pick(view("fast", FAST, calls=1), view("slow", SLOW, calls=1), rule="least-delay") == "fast"
+
+
 def test_round_robin_takes_turns() -> None:
     engines = view("a", FAST), view("b", SLOW), view("c", SLOW)
     assert [pick(*engines, rule="round-robin", turn=turn) for turn in range(4)] == ["a", "b", "c", "a"]
@@ -82,5 +88,7 @@ def test_power_of_two_takes_the_less_loaded_of_its_pair() -> None:
 
 
 def test_an_unknown_rule_is_refused() -> None:
-    with pytest.raises(choose.UnknownRule, match="known are least-requests, power-of-two, round-robin, score"):
+    with pytest.raises(
+        choose.UnknownRule, match="known are least-delay, least-requests, power-of-two, round-robin, score"
+    ):
         pick(view("a", FAST), rule="best")
