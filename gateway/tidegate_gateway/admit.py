@@ -8,13 +8,14 @@ refused before the dispatcher sees the call is refused here.
 import functools
 import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from tidegate_gateway import errors, perceive, settings, sse, wire, workflows
 from tidegate_gateway.serving import Job
 from tidegate_policy.model import DEFAULT_URGENCY, Call, CallId, DropReason
 
-Spend = Callable[[str, int, int], Awaitable[float]]
-"""(tenant, tokens, tokens a minute) -> seconds until the tenant may come again; 0 = now, and the tokens are booked."""
+Spend = Callable[[str, int, int, bool], Awaitable[float]]
+"""(tenant, tokens, tokens a minute, used already) -> seconds until the tenant may come again; 0 = the tokens are booked."""
 
 
 class Admission:
@@ -53,13 +54,10 @@ class Admission:
             raise errors.Refused(DropReason.SATURATED)
         call_id = CallId(f"tg-{secrets.token_hex(12)}")
         prompt_tokens = self._perception.prompt_tokens(ask.model, ask.characters, ask.messages)
-        if tenant.tokens_per_minute is not None:
-            wait_s = await self._spend(tenant.name, prompt_tokens, tenant.tokens_per_minute)
-            if wait_s > 0:
-                raise errors.Refused(DropReason.TENANT_LIMIT, retry_after_s=wait_s)
+        booked = await self._book(tenant, ask, prompt_tokens)
         member = None if ask.workflow is None else await self._flows.join(now, ask, call_id)
-        kind = self._kind(ask, member, slo_class)
-        predicted, upper = self._perception.output_tokens(kind, ask.max_tokens, ask.choices)
+        terms = _Terms(ask=ask, kind=_kind(ask, member, name), member=member, tenant=tenant, booked=booked)
+        predicted, upper = self._perception.output_tokens(terms.kind, ask.max_tokens, ask.choices)
         ttft_s, tpot_s = ask.ttft_s or slo_class.ttft_s, ask.tpot_s or slo_class.tpot_s
         call = Call(
             id=call_id,
@@ -84,26 +82,60 @@ class Admission:
         return Job(
             call=call,
             ask=ask,
-            on_end=functools.partial(self._flows.ended, member) if member else None,
-            on_cut=functools.partial(self._flows.cut, member) if member else None,
-            on_usage=functools.partial(self._learn, kind, ask),
+            on_end=functools.partial(self._end, terms),
+            on_cut=functools.partial(self._cut, terms),
         )
 
-    def _kind(self, ask: wire.Ask, member: workflows.Membership | None, slo_class: settings.SloClass) -> perceive.Kind:
-        if member is not None:
-            return (member.scope, member.stage, ask.model)
-        return (ask.tenant, slo_class.name, ask.model)
+    async def _book(self, tenant: settings.Tenant, ask: wire.Ask, prompt_tokens: int) -> int:
+        """Books what the call will probably use with a limited tenant; how much. Raises `Refused`."""
+        if tenant.tokens_per_minute is None:
+            return 0
+        expected, _ = self._perception.output_tokens(_kind(ask, None, ask.slo_class or ""), ask.max_tokens, ask.choices)
+        wait_s = await self._spend(tenant.name, prompt_tokens + expected, tenant.tokens_per_minute, False)
+        if wait_s > 0:
+            raise errors.Refused(DropReason.TENANT_LIMIT, retry_after_s=wait_s)
+        return prompt_tokens + expected
 
-    def _learn(self, kind: perceive.Kind, ask: wire.Ask, meter: sse.Meter) -> None:
-        if meter.prompt_tokens is not None and meter.output_tokens is not None:
+    async def _end(self, terms: "_Terms", meter: sse.Meter | None) -> None:
+        """The call ended, and used what `meter` says."""
+        ask, used = terms.ask, 0
+        if meter is not None and meter.prompt_tokens is not None and meter.output_tokens is not None:
+            used = meter.prompt_tokens + meter.output_tokens
             self._perception.on_usage(
-                kind,
+                terms.kind,
                 characters=ask.characters,
                 messages=ask.messages,
                 choices=ask.choices,
                 prompt_tokens=meter.prompt_tokens,
                 output_tokens=meter.output_tokens,
             )
+        if terms.tenant.tokens_per_minute is not None and (used or meter is None):
+            await self._spend(terms.tenant.name, used - terms.booked, terms.tenant.tokens_per_minute, True)
+        if terms.member is not None:
+            await self._flows.ended(terms.member, ok=meter is not None)
+
+    def _cut(self, terms: "_Terms") -> None:
+        if terms.member is not None:
+            self._flows.cut(terms.member)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Terms:
+    """What was agreed at admission and is settled at the end."""
+
+    ask: wire.Ask
+    kind: perceive.Kind
+    member: workflows.Membership | None
+    tenant: settings.Tenant
+    booked: int
+    """Tokens of the tenant's minute."""
+
+
+def _kind(ask: wire.Ask, member: workflows.Membership | None, slo_class: str) -> perceive.Kind:
+    """Whose answers this one's length is guessed from."""
+    if member is not None:
+        return (member.scope, member.stage, ask.model)
+    return (ask.tenant, slo_class, ask.model)
 
 
 def _due_s(

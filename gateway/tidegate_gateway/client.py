@@ -18,6 +18,9 @@ from tidegate_gateway import errors, settings, sse
 KEEPALIVE_S = 3.0
 """Idle connections are closed before vLLM's server does (5 s), so that no call is written to a closing one."""
 
+REST_S = 0.2
+"""For an engine to end its answer after [DONE]."""
+
 
 class Busy(errors.EngineTrouble):
     """The engine's own queue is full: another engine may have room, and nothing is wrong with this one."""
@@ -45,6 +48,13 @@ class Reply:
         if self._tap is None or self.meter.done:
             return b""
         return await _block(self._response, self._tap)
+
+    async def rest(self) -> None:
+        """Reads the nothing that follows [DONE], so that the connection can carry another call."""
+        if self.meter.done and not self._response.content.at_eof():
+            with contextlib.suppress(aiohttp.ClientError, OSError):
+                async with asyncio.timeout(REST_S):
+                    await self._response.content.readany()
 
     def close(self) -> None:
         """Ends the call in the engine unless it is over; a finished connection goes back to its pool."""

@@ -62,6 +62,8 @@ class Known:
     """The order of its own queue, if its control port says so."""
     fallback: str | None = None
     """Why our scheduler does not run in it, if it does not."""
+    simulated: str | None = None
+    """The profile that it pretends to be, if it is no real engine."""
 
     @property
     def cost(self) -> cost.CostModel:
@@ -183,20 +185,24 @@ class Fleet:
     async def _watch(self, known: Known) -> None:
         async with _control(known.address.control) as control:
             while True:
+                certain = False
                 try:
                     async with asyncio.timeout(self._told.health.timeout_s):
                         problem = await self._look(known)
+                except aiohttp.ClientConnectorError:
+                    problem, certain = "cannot be reached", True
                 except (aiohttp.ClientError, OSError) as error:
                     problem = f"does not answer ({type(error).__name__})"
-                self._looked(known, problem)
+                self._looked(known, problem, certain=certain)
                 if control is not None and known.reason is None:
                     await self._ask_control(known, control)
                 await asyncio.sleep(self._told.health.interval_s)
 
-    def _looked(self, known: Known, problem: str | None) -> None:
+    def _looked(self, known: Known, problem: str | None, *, certain: bool) -> None:
         known.looks += 1
         known.misses = 0 if problem is None else known.misses + 1
-        if problem is not None and known.reason is None and known.misses < self._told.health.unhealthy_after:
+        doubtful = not certain and known.misses < self._told.health.unhealthy_after
+        if problem is not None and known.reason is None and doubtful:
             return
         if (problem is None) != (known.reason is None):
             logger.log(
@@ -232,6 +238,7 @@ class Fleet:
             logger.debug("engine %s: control port: %s", known.address.id, error.code())
         else:
             known.policy, known.fallback = state.policy or None, state.fallback_reason or None
+            known.simulated = state.simulated_profile or None
 
     def _others_serve(self, engine: EngineId, now: float) -> bool:
         return any(

@@ -5,11 +5,12 @@ settings), and the exchange with the other gateways. `app` builds it and runs it
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from tidegate_gateway import (
     settings,
     store,
     telemetry,
+    wire,
     workflows,
 )
 from tidegate_gateway.errors import BadRequest
@@ -166,6 +168,19 @@ class Gateway:
                 "policy %s -> %s (%s): %d waiting calls re-ordered", before, active.name, active.reason, count
             )
 
+    # Calls.
+
+    @contextlib.asynccontextmanager
+    async def answer(self, now: float, ask: wire.Ask) -> AsyncIterator[Serving]:
+        """The answer to an ask that arrived at `now`, once it has begun. Raises `GatewayError`."""
+        try:
+            job = await self.admission.admit(now, ask)
+            async with self.router.serve(job) as serving:
+                yield serving
+        except errors.Refused as error:
+            self.meters.shed.labels(error.reason.value).inc()
+            raise
+
     # Loops.
 
     async def run(self) -> None:
@@ -209,11 +224,11 @@ class Gateway:
 
     # What parts tell each other.
 
-    async def _spend(self, tenant: str, tokens: int, per_minute: int) -> float:
+    async def _spend(self, tenant: str, tokens: int, per_minute: int, used: bool) -> float:
         if self.kept is None or not self.flows.up:
             return 0.0  # without the store nobody counts; serving goes before metering
         try:
-            return await self.kept.spend(tenant, tokens, per_minute)
+            return await self.kept.spend(tenant, tokens, per_minute, used=used)
         except store.Unavailable:
             self.flows.up = False
             return 0.0
@@ -309,6 +324,7 @@ class Gateway:
             "policy": known.policy,
             "fallback": known.fallback,
             "profile": "calibrated online" if known.address.cost is None else "given",
+            "simulated": known.simulated,
             "cap": state.cap,
             "calls": own.calls,
             "calls_of_others": state.others.calls,

@@ -53,7 +53,8 @@ def render(state: Mapping[str, Any]) -> str:
 def _engine(item: Mapping[str, Any]) -> list[object]:
     serves = "serves" if item["accepting"] else item["reason"] or "does not take calls"
     keys = ("calls", "calls_of_others", "backlog_s", "running", "waiting", "kv_usage", "policy")
-    return [item["name"], item["node_pool"], serves, *(item[key] for key in keys)]
+    name = f"{item['name']} (simulated {item['simulated']})" if item["simulated"] else item["name"]
+    return [name, item["node_pool"], serves, *(item[key] for key in keys)]
 
 
 def _table(head: tuple[str, ...], rows: Iterable[Iterable[object]]) -> str:

@@ -48,8 +48,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         try:
             kind, body = _body(request)
             ask = wire.read_body(kind, _headers(request, context), body, most_choices=1)
-            job = await gateway.admission.admit(now, ask)
-            async with gateway.router.serve(job) as serving:
+            async with gateway.answer(now, ask) as serving:
                 if not serving.reply.streamed:
                     raise _engines_refusal(serving)
                 yield inference_pb2.GenerateResponse(accepted=_accepted(ask, serving))
@@ -70,8 +69,6 @@ class Inference(inference_pb2_grpc.InferenceServicer):
                     )
                 )
         except errors.GatewayError as error:
-            if isinstance(error, errors.Refused):
-                gateway.meters.shed.labels(error.reason.value).inc()
             await abort(context, error)
 
 

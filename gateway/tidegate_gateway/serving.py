@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from tidegate_gateway import client, errors, settings, sse, wire
 from tidegate_policy import dispatcher
-from tidegate_policy.model import Call, CallId, Decision, EngineId
+from tidegate_policy.model import Call, CallId, Decision, DropReason, EngineId
 
 logger = logging.getLogger("tidegate.gateway")
 
@@ -35,11 +35,11 @@ class Job:
 
     call: Call
     ask: wire.Ask
-    on_end: Callable[[bool], Awaitable[None]] | None = None
-    """Awaited when the call has ended, well (True) or not, before the client can know: what it has seen is recorded."""
-    on_cut: Callable[[], None] | None = None
+    on_end: Callable[[sse.Meter | None], Awaitable[None]]
+    """Awaited when the call has ended, well (with what it used) or not (None), before the client can know: what a client
+    has seen is recorded."""
+    on_cut: Callable[[], None]
     """Called instead when the client went away."""
-    on_usage: Callable[[sse.Meter], None] | None = None
 
 
 class Desk(Protocol):
@@ -85,6 +85,7 @@ class Serving:
         self._stopped: errors.GatewayError | None = None
         self._reported = 0
         self._ended = False
+        self._trouble: errors.EngineTrouble | None = None
 
     @property
     def reply(self) -> client.Reply:
@@ -117,7 +118,7 @@ class Serving:
             self.outcome = error.code
             if isinstance(error, errors.EngineTrouble):
                 self._tell(ok=False)
-            await self._end(ok=False)
+            await self._end(None)
             raise
         await self._account(reply)
         return block
@@ -151,7 +152,7 @@ class Serving:
         except errors.GatewayError as error:
             self.outcome = error.code
             try:
-                await self._end(ok=False)
+                await self._end(None)
             finally:
                 self._leave()
             raise
@@ -163,14 +164,21 @@ class Serving:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave()
+        try:
+            if self._reply is not None and kind is None:
+                await self._reply.rest()
+        finally:
+            self._leave()
 
     async def _begin(self) -> None:
         """Places the call and opens its answer; a failure before the first token is tried again elsewhere."""
         while True:
             if self._placing is None:
                 raise AssertionError("nobody asked for a place")
-            send = await self._placing
+            try:
+                send = await self._placing
+            except errors.Refused as refused:
+                raise self._worse(refused) from refused.__cause__
             self._placing = None
             self.sent_s = self._desk.clock()
             self.engine, self.decision, self.attempt = send.decision.engine, send.decision, send.attempt
@@ -208,9 +216,18 @@ class Serving:
         if self.attempt >= (MOST_BUSY_ATTEMPTS if busy else MOST_ATTEMPTS) or not (busy or self._desk.may_retry()):
             raise error
         logger.info("call %s on %s: %s; another engine is tried", self.job.call.id, self.engine, error)
+        self._trouble = error
         self.engine = self._stopped = None
         self._placing = asyncio.get_running_loop().create_future()
         self._desk.refused(self)
+
+    def _worse(self, refused: errors.Refused) -> errors.GatewayError:
+        """What to tell a client when no engine is left to try: what the last one did says more."""
+        if refused.reason is not DropReason.NO_ENGINES or self._trouble is None:
+            return refused
+        if isinstance(self._trouble, client.Busy):
+            return errors.Refused(DropReason.SATURATED, retry_after_s=refused.retry_after_s or 1.0)
+        return self._trouble
 
     async def _account(self, reply: client.Reply) -> None:
         """Books what the last block told; records a complete answer before its last bytes go out."""
@@ -224,16 +241,14 @@ class Serving:
         self._desk.finished(call.id)
         if reply.status != 200 or meter.failed:
             self.outcome = "engine_failed" if meter.failed else "rejected"
-            await self._end(ok=False)
+            await self._end(None)
             return
-        if self.job.on_usage is not None:
-            self.job.on_usage(meter)
-        await self._end(ok=True)
+        await self._end(meter)
         self.outcome = "ok"
 
-    async def _end(self, *, ok: bool) -> None:
-        if self.job.on_end is not None and not self._ended:
-            await self.job.on_end(ok)
+    async def _end(self, meter: sse.Meter | None) -> None:
+        if not self._ended:
+            await self.job.on_end(meter)
         self._ended = True
 
     def _tell(self, *, ok: bool) -> None:
@@ -245,7 +260,7 @@ class Serving:
             self._reply.close()
         if self._placing is not None and self._placing.done() and not self._placing.cancelled():
             self._placing.exception()  # seen: nobody else waits for it
-        if not self._ended and self.job.on_cut is not None:
+        if not self._ended:
             self.job.on_cut()
         self._desk.leave(self)
 

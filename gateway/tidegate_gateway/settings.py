@@ -74,10 +74,10 @@ class Health:
 
     interval_s: float = 1.0
     """Between two looks at /health and /metrics."""
-    timeout_s: float = 2.0
-    """For each of them; an engine that only accepts connections is found by this."""
-    unhealthy_after: int = 2
-    """Looks that fail in a row before an engine is down."""
+    timeout_s: float = 3.0
+    """For one look; an engine that only accepts connections is found by this."""
+    unhealthy_after: int = 3
+    """Looks that fail in a row before an engine is down; where nobody listens, one is enough."""
     consecutive_failures: int = 3
     """Calls that fail in a row, by the engine's fault, before it is ejected."""
     base_ejection_s: float = 1.0

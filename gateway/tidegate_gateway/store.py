@@ -154,8 +154,8 @@ class Store(Protocol):
     ) -> Exchange:
         """Sets or clears a chosen policy; the policies as they are now."""
 
-    async def spend(self, tenant: str, tokens: int, per_minute: int) -> float:
-        """Books a tenant's tokens; seconds until it may come again, 0 = booked."""
+    async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
+        """Books a tenant's tokens; seconds until it may come again, 0 = booked. What is `used` is always booked."""
 
 
 class Valkey:
@@ -304,8 +304,8 @@ class Valkey:
         )
         return Exchange(**_chosen(answer))
 
-    async def spend(self, tenant: str, tokens: int, per_minute: int) -> float:
-        wait_ms = await self._run("spend", [self._key(f"tokens:{tenant}")], [tokens, per_minute])
+    async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
+        wait_ms = await self._run("spend", [self._key(f"tokens:{tenant}")], [tokens, per_minute, int(used)])
         return int(cast("int", wait_ms)) / 1000
 
     def _key(self, name: str) -> str:

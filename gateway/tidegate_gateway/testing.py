@@ -19,6 +19,7 @@ class FakeEngine:
 
     model: str = "fake"
     tokens: int = 4
+    prompt_tokens: int = 7
     token_s: float = 0.0
     first_s: float = 0.0
     status: int = 200
@@ -38,11 +39,14 @@ class FakeEngine:
     served: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    peers: set[Any] = field(default_factory=set)
+    """Connections that calls came on."""
     url: str = ""
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        self.peers.add(request.transport.get_extra_info("peername") if request.transport is not None else None)
         self.headers.append({key.lower(): value for key, value in request.headers.items()})
         self.running += 1
         try:
@@ -62,7 +66,8 @@ class FakeEngine:
         await asyncio.sleep(self.first_s)
         most = body.get("max_completion_tokens") or body.get("max_tokens") or self.tokens
         count = min(self.tokens, most)
-        usage = {"prompt_tokens": 7, "completion_tokens": count, "total_tokens": 7 + count}
+        prompt = self.prompt_tokens
+        usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
         chat = request.path.endswith("/chat/completions")
         if body.get("stream"):
             return await self._stream(request, body, chat, count, usage)

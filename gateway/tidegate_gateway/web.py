@@ -56,17 +56,11 @@ class Web:
         raw = await listener.body(request, self._limits)
         now = gateway.clock()
         ask = wire.read(kind, request.headers, raw, most_choices=self._limits.choices)
-        try:
-            job = await gateway.admission.admit(now, ask)
-            async with gateway.router.serve(job) as serving:
-                headers = _headers(ask, serving)
-                if serving.reply.streamed:
-                    return await self._stream(request, serving, headers)
-                reply = serving.reply
-                return web.Response(status=reply.status, body=reply.first, headers=headers)
-        except errors.Refused as error:
-            gateway.meters.shed.labels(error.reason.value).inc()
-            raise
+        async with gateway.answer(now, ask) as serving:
+            headers = _headers(ask, serving)
+            if serving.reply.streamed:
+                return await self._stream(request, serving, headers)
+            return web.Response(status=serving.reply.status, body=serving.reply.first, headers=headers)
 
     async def _stream(self, request: web.BaseRequest, serving: Serving, headers: dict[str, str]) -> web.StreamResponse:
         response = web.StreamResponse(status=200, headers={**headers, "Cache-Control": "no-cache"})

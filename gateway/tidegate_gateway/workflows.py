@@ -92,7 +92,7 @@ class Workflows:
             raise
         return self._membership(now, record, ask.stage, call, ask.model)
 
-    async def ended(self, membership: Membership, ok: bool) -> None:
+    async def ended(self, membership: Membership, *, ok: bool) -> None:
         """Records the end of a call, well or not; if the store cannot now, it is recorded later."""
         if not await self._record(membership.workflow, membership.call, ok=ok):
             self._later(membership.workflow, membership.call, ok=ok)
