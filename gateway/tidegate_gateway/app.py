@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 import tidegate_profiles
-from tidegate_gateway import admin, client, engines, listener, rpc, settings, store
+from tidegate_gateway import admin, client, engines, listener, rpc, settings, store, tracing
 from tidegate_gateway.gateway import Gateway
 from tidegate_gateway.web import Web
 
@@ -33,25 +34,15 @@ class Bound:
     gateway: Gateway
 
 
-async def run(
-    told: settings.Settings,
-    *,
-    profiles: engines.Profiles | None = None,
-    started: asyncio.Future[Bound] | None = None,
-    stop: asyncio.Event | None = None,
-) -> None:
-    """Serves until SIGTERM or SIGINT (or until `stop` is set, if it is given), then drains.
-
-    `started` gets the addresses once the sockets are open. Raises `BadSettings`, and `OSError` for a port in use.
-    """
-    async with serving(told, profiles=profiles) as bound:
-        if started is not None:
-            started.set_result(bound)
-        if stop is None:
-            stop = asyncio.Event()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await stop.wait()
+async def run(told: settings.Settings) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. Raises `BadSettings`, and `OSError` for a port in use."""
+    stopped = asyncio.Event()
+    async with serving(told) as bound:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        logger.info("gateway listens on %s (gRPC %s, admin %s)", bound.http, bound.grpc, bound.admin)
+        await stopped.wait()
+        logger.info("gateway drains %d calls", bound.gateway.router.serving)
 
 
 @contextlib.asynccontextmanager
@@ -63,7 +54,10 @@ async def serving(told: settings.Settings, *, profiles: engines.Profiles | None 
             if kept is not None:
                 stack.push_async_callback(kept.close)
             session = await stack.enter_async_context(client.connected(told.timeouts))
-            gateway = Gateway(told, session, kept, profiles=profiles or shipped)
+            traces = tracing.to_collector(told.tracing.endpoint, time.monotonic) if told.tracing.endpoint else None
+            if traces is not None:
+                stack.callback(traces.close)
+            gateway = Gateway(told, session, kept, profiles=profiles or shipped, traces=traces)
             loops = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(loops.create_task(gateway.run()).cancel)
             bound = await _listen(stack, gateway)

@@ -26,6 +26,7 @@ from tidegate_gateway import (
     settings,
     store,
     telemetry,
+    tracing,
     wire,
     workflows,
 )
@@ -61,11 +62,13 @@ class Gateway:
         kept: store.Store | None,
         *,
         profiles: engines.Profiles,
+        traces: tracing.Tracing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.told = told
         self.clock = clock
         self.kept = kept
+        self.traces = traces
         self.draining = False
         self.meters = telemetry.Telemetry()
         self.perception = perceive.Perception()
@@ -173,13 +176,27 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def answer(self, now: float, ask: wire.Ask) -> AsyncIterator[Serving]:
         """The answer to an ask that arrived at `now`, once it has begun. Raises `GatewayError`."""
+        traced = None if self.traces is None else self.traces.begin(ask, now)
+        if traced is not None:
+            ask = dataclasses.replace(ask, traceparent=traced.traceparent)
+        served: Serving | None = None
+        admitted_s: float | None = None
+        problem: str | None = None
         try:
             job = await self.admission.admit(now, ask)
-            async with self.router.serve(job) as serving:
-                yield serving
-        except errors.Refused as error:
-            self.meters.shed.labels(error.reason.value).inc()
+            admitted_s, served = self.clock(), self.router.serve(job)
+            async with served:
+                yield served
+        except errors.GatewayError as error:
+            problem = error.code
+            if isinstance(error, errors.Refused):
+                self.meters.shed.labels(error.reason.value).inc()
             raise
+        finally:
+            if traced is not None:
+                if problem is None and served is not None and served.outcome != "ok":
+                    problem = served.outcome
+                traced.end(self.clock(), admitted_s=admitted_s, serving=served, error=problem)
 
     # Loops.
 

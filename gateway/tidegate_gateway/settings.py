@@ -219,6 +219,12 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tracing:
+    endpoint: str | None = None
+    """OTLP collector over gRPC, such as http://127.0.0.1:4317; null = no spans."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     model: str | None = None
     """The model that every engine serves; null = what the first engine says."""
@@ -237,6 +243,7 @@ class Settings:
     policy: Policy = field(default_factory=Policy)
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
+    tracing: Tracing = field(default_factory=Tracing)
 
 
 def load(path: pathlib.Path, environment: Mapping[str, str]) -> Settings:
@@ -259,7 +266,8 @@ def from_mapping(document: object) -> Settings:
 
 
 def from_environment(settings: Settings, environment: Mapping[str, str]) -> Settings:
-    """Overrides what a pod knows only when it starts: TIDEGATE_STORE_URL, TIDEGATE_STORE_PASSWORD, TIDEGATE_HOST."""
+    """Overrides what only the place knows where it runs: TIDEGATE_STORE_URL, TIDEGATE_STORE_PASSWORD, TIDEGATE_HOST and
+    OpenTelemetry's own OTEL_EXPORTER_OTLP_ENDPOINT."""
     store: dict[str, Any] = {}
     if url := environment.get("TIDEGATE_STORE_URL"):
         store["url"] = url
@@ -270,6 +278,7 @@ def from_environment(settings: Settings, environment: Mapping[str, str]) -> Sett
         settings,
         store=dataclasses.replace(settings.store, **store),
         listen=dataclasses.replace(settings.listen, host=host),
+        tracing=Tracing(endpoint=environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or settings.tracing.endpoint),
     )
 
 

@@ -56,6 +56,15 @@ async def test_bytes_of_a_stream_pass_untouched(up: Any) -> None:
             assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
 
 
+async def test_connections_to_engines_are_used_again(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        for stream in (True, False, True, True):
+            body = {"model": "fake", "prompt": "x", "stream": stream}
+            async with client.http.post(client.url + "/v1/completions", json=body) as response:
+                await response.read()
+        assert len(engine.peers) <= 2
+
+
 async def test_answers_say_where_and_how_long(up: Any) -> None:
     async with testing.engine() as engine, up(engine) as client:
         status, _, headers = await client.ask(headers={"x-request-id": "mine", "x-tidegate-deadline-ms": "60000"})

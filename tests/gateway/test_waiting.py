@@ -134,12 +134,13 @@ async def test_waiting_too_long_and_too_late_have_their_reasons(up: Any, until: 
 async def test_tokens_a_minute_are_counted_over_all_gateways(up: Any) -> None:
     tenants = [{"name": "small", "tokensPerMinute": 600}]
     async with (
-        testing.engine() as engine,
+        testing.engine(prompt_tokens=280) as engine,
         up(engine, pool="both", tenants=tenants) as one,
         up(engine, pool="both", tenants=tenants) as two,
     ):
         small = {"x-tidegate-tenant": "small"}
-        answers = [await each.ask("/v1/completions", prompt="x" * 1200, headers=small) for each in (one, two, one, two)]
+        call = {"prompt": "x" * 1120, "max_tokens": 4, "headers": small}
+        answers = [await each.ask("/v1/completions", **call) for each in (one, two, one, two)]
         assert [status for status, _, _ in answers] == [200, 200, 429, 429]
         assert answers[2][2]["x-tidegate-reason"] == "tenant-limit"
         assert 1 <= int(answers[2][2]["retry-after"]) <= 60
