@@ -209,12 +209,14 @@ class Serving:
         return await self._within(patience_s, opening, "did not begin its answer")
 
     def _again(self, error: errors.EngineTrouble) -> None:
-        """Gives the call back to the dispatcher, or raises `error` when it has been tried enough."""
-        busy = isinstance(error, client.Busy)
-        if not busy:
+        """Gives the call back to the dispatcher, or raises when it has been tried enough."""
+        if isinstance(error, client.Busy):
+            if self.attempt >= MOST_BUSY_ATTEMPTS:
+                raise errors.Refused(DropReason.SATURATED) from error
+        else:
             self._tell(ok=False)
-        if self.attempt >= (MOST_BUSY_ATTEMPTS if busy else MOST_ATTEMPTS) or not (busy or self._desk.may_retry()):
-            raise error
+            if self.attempt >= MOST_ATTEMPTS or not self._desk.may_retry():
+                raise error
         logger.info("call %s on %s: %s; another engine is tried", self.job.call.id, self.engine, error)
         self._trouble = error
         self.engine = self._stopped = None
@@ -241,6 +243,8 @@ class Serving:
         self._desk.finished(call.id)
         if reply.status != 200 or meter.failed:
             self.outcome = "engine_failed" if meter.failed else "rejected"
+            if meter.failed:
+                self._tell(ok=False)
             await self._end(None)
             return
         await self._end(meter)

@@ -210,8 +210,8 @@ class Timeouts:
     connect_s: float = 2.0
     first_token_s: float = 60.0
     """Beyond the wait and the work that were predicted for the call."""
-    next_token_s: float = 30.0
-    """Between two tokens of a stream."""
+    next_token_s: float = 60.0
+    """Between two tokens of a stream; a preempted call may have to compute its prompt again."""
     drain_s: float = 30.0
     """After SIGTERM, for the calls that are under way."""
     announce_s: float = 0.0

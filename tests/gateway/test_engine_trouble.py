@@ -77,9 +77,21 @@ async def test_a_full_engine_is_not_ejected(up: Any) -> None:
 async def test_the_only_engines_failure_is_a_clear_error(up: Any) -> None:
     async with testing.engine(status=500) as bad, up(bad) as client:
         status, answer, headers = await client.ask()
-        assert status in (502, 503)
+        assert (status, answer["error"]["code"]) == (502, "engine_failed")
         assert int(headers["retry-after"]) >= 1
-        assert answer["error"]["message"]
+        assert "500" in answer["error"]["message"]
+
+
+async def test_a_pool_of_full_engines_is_saturated(up: Any) -> None:
+    async with testing.engine(status=503) as one, testing.engine(status=503) as two:
+        for engines in ([one], [one, two]):
+            async with up(*engines) as client:
+                status, answer, headers = await client.ask()
+                assert (status, answer["error"]["code"], headers["x-tidegate-reason"]) == (
+                    429,
+                    "saturated",
+                    "saturated",
+                )
 
 
 @pytest.mark.parametrize(
@@ -131,8 +143,7 @@ async def test_a_lone_engine_that_hangs_is_a_504_or_503_not_a_hang(up: Any) -> N
         costly = {"url": engine.url, "cost": {"step_s": 0.0001, "prefill_s": 0.00001}}
         async with up(costly, timeouts={"firstToken": 0.2}) as client, asyncio.timeout(10):
             status, answer, _ = await client.ask()
-            assert status in (503, 504)
-            assert answer["error"]["message"]
+            assert (status, answer["error"]["code"]) == (504, "engine_timeout")
 
 
 async def test_a_stream_that_stalls_ends_with_an_error_event(up: Any, until: Any) -> None:

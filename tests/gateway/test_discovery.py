@@ -1,0 +1,89 @@
+"""Engines behind a name come and go; what their control ports say is shown."""
+
+import asyncio
+import socket
+from typing import Any
+
+import grpc
+import pytest
+
+from tidegate_gateway import testing
+from tidegate_proto.v1 import control_pb2, control_pb2_grpc
+
+
+class Names:
+    """What the name server answers; None = it does not know the name."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] | None = []
+
+    async def getaddrinfo(self, host: str, port: int, **options: Any) -> list[Any]:
+        if not host.startswith("chat-engines"):
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))]
+        if self.addresses is None:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in self.addresses]
+
+
+@pytest.fixture
+async def names(monkeypatch: pytest.MonkeyPatch) -> Names:
+    server = Names()
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", server.getaddrinfo)
+    return server
+
+
+async def test_engines_follow_the_addresses_of_a_service(up: Any, until: Any, names: Names) -> None:
+    async with testing.engine() as engine:
+        port = int(engine.url.rpartition(":")[2])
+        service = {"name": "chat-engines.default.svc", "port": port, "nodePool": "a100"}
+        async with up(services=[service], health={"resolve": 0.05}) as client:
+            assert (await client.ask())[0] == 503
+            names.addresses = ["127.0.0.1", "127.0.0.99"]
+            await until(lambda: any(state.accepting for state in client.gateway.core.engines()))
+            assert (await client.ask())[2]["x-tidegate-engine"] == f"127.0.0.1:{port}"
+            assert {shown["node_pool"] for shown in client.gateway.state()["engines"]} == {"a100"}
+            names.addresses = ["127.0.0.1"]
+            await until(lambda: len(client.gateway.core.engines()) == 1)
+            names.addresses = None
+            await asyncio.sleep(0.2)
+            assert (await client.ask())[0] == 200, "an answer that the name server takes back for a while still stands"
+            names.addresses = []
+            await until(lambda: not client.gateway.core.engines())
+            assert (await client.ask())[0] == 503
+
+
+async def test_an_engine_that_leaves_finishes_its_calls(up: Any, until: Any, names: Names) -> None:
+    async with testing.engine(first_s=0.5) as engine:
+        port = int(engine.url.rpartition(":")[2])
+        names.addresses = ["127.0.0.1"]
+        service = {"name": "chat-engines", "port": port}
+        async with up(services=[service], health={"resolve": 0.05}) as client, asyncio.TaskGroup() as group:
+            await until(lambda: any(state.accepting for state in client.gateway.core.engines()))
+            call = group.create_task(client.ask())
+            await until(lambda: engine.running == 1)
+            names.addresses = []
+            await until(lambda: not client.gateway.core.engines())
+            assert (await call)[0] == 200
+
+
+class Control(control_pb2_grpc.EngineControlServicer):
+    async def GetState(self, request: control_pb2.GetStateRequest, context: Any) -> control_pb2.EngineState:
+        return control_pb2.EngineState(policy="edf", simulated_profile="a100", fallback_reason="")
+
+
+async def test_what_the_control_port_says_is_shown(up: Any, until: Any) -> None:
+    server = grpc.aio.server()
+    control_pb2_grpc.add_EngineControlServicer_to_server(Control(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with testing.engine() as engine, testing.engine() as mute:
+        known = {"url": engine.url, "control": f"127.0.0.1:{port}"}
+        unreachable = {"url": mute.url, "control": "127.0.0.1:1"}
+        async with up(known, unreachable) as client:
+
+            def policies() -> list[Any]:
+                return [shown["policy"] for shown in client.gateway.state()["engines"] if shown["policy"]]
+
+            await until(lambda: policies() == ["edf"])
+            assert (await client.ask())[0] == 200
+    await server.stop(None)
