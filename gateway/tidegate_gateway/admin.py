@@ -4,7 +4,7 @@ from typing import Any, Literal, cast
 
 from aiohttp import web
 
-from tidegate_gateway import listener
+from tidegate_gateway import listener, status
 from tidegate_gateway.errors import BadRequest
 from tidegate_gateway.gateway import Gateway
 from tidegate_gateway.web import Web
@@ -28,7 +28,7 @@ class Admin:
         )
 
     async def _state(self, request: web.BaseRequest) -> web.StreamResponse:
-        return listener.reply(self._gateway.state())
+        return listener.reply(status.snapshot(self._gateway))
 
     async def _policy(self, request: web.BaseRequest) -> web.StreamResponse:
         return listener.reply(self._shown())
@@ -56,5 +56,5 @@ class Admin:
         return listener.reply(self._shown())
 
     def _shown(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._gateway.state()["policy"]
+        state: dict[str, Any] = status.snapshot(self._gateway)["policy"]
         return state

@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 import tidegate_profiles
-from tidegate_gateway import admin, client, engines, listener, rpc, settings, store, tracing
+from tidegate_gateway import admin, client, engines, listener, records, rpc, settings, store, tracing
 from tidegate_gateway.gateway import Gateway
 from tidegate_gateway.web import Web
 
@@ -127,6 +127,6 @@ async def _drain(gateway: Gateway) -> None:
     except TimeoutError:
         logger.warning("%d calls did not finish within %.3g s and are cut", gateway.router.serving, timeouts.drain_s)
     if gateway.kept is not None:
-        with contextlib.suppress(store.StoreError):
+        with contextlib.suppress(records.StoreError):
             await gateway.flows.flush()
             await gateway.kept.leave()

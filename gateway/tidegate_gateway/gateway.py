@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import aiohttp
 
@@ -23,8 +23,8 @@ from tidegate_gateway import (
     engines,
     errors,
     perceive,
+    records,
     settings,
-    store,
     telemetry,
     tracing,
     wire,
@@ -59,7 +59,7 @@ class Gateway:
         self,
         told: settings.Settings,
         session: aiohttp.ClientSession,
-        kept: store.Store | None,
+        kept: records.Store | None,
         *,
         profiles: engines.Profiles,
         traces: tracing.Tracing | None = None,
@@ -102,7 +102,7 @@ class Gateway:
         )
         self.policy = ActivePolicy(name=told.policy.name, source="settings", reason="the settings")
         self.meters.on_policy(told.policy.name, told.policy.name, "")
-        self._chosen: store.Exchange = store.Exchange()
+        self._chosen: records.Exchange = records.Exchange()
         self._override_until_s: float | None = None
 
     # Readiness.
@@ -137,7 +137,7 @@ class Gateway:
             raise BadRequest(f"for_s must be more than 0 and at most {LONGEST_OVERRIDE_S:.0f} (7 days)", param="for_s")
         if self.kept is None:
             # One gateway without a store: the choice lives in this process.
-            chosen = None if name is None else store.Chosen(policy=name, reason=reason, left_s=for_s)
+            chosen = None if name is None else records.Chosen(policy=name, reason=reason, left_s=for_s)
             if kind == "override":
                 self._override_until_s = None if for_s is None or chosen is None else self.clock() + for_s
             if kind == "override":
@@ -147,11 +147,11 @@ class Gateway:
             return self.policy
         try:
             self._apply(await self.kept.choose_policy(kind, name, reason, for_s))
-        except store.Unavailable as error:
+        except records.Unavailable as error:
             raise errors.store_unavailable() from error
         return self.policy
 
-    def _apply(self, learned: store.Exchange) -> None:
+    def _apply(self, learned: records.Exchange) -> None:
         """Makes the highest-ranking choice the order of the waiting queue."""
         self._chosen = learned
         if learned.override is not None:
@@ -214,12 +214,12 @@ class Gateway:
             if self.kept is None:
                 if self._override_until_s is not None and self.clock() >= self._override_until_s:
                     self._override_until_s = None
-                    self._apply(store.Exchange(steered=self._chosen.steered))
+                    self._apply(records.Exchange(steered=self._chosen.steered))
                 await asyncio.sleep(self.told.store.sync_s)
                 continue
             try:
                 await self._exchange_once(self.kept)
-            except store.Unavailable as error:
+            except records.Unavailable as error:
                 if self.flows.up:
                     logger.error("%s: workflows are refused until it does", error)
                 self.flows.up = False
@@ -229,7 +229,7 @@ class Gateway:
                 self.flows.up = True
             await asyncio.sleep(self.told.store.sync_s * random.uniform(0.8, 1.2))
 
-    async def _exchange_once(self, kept: store.Store) -> None:
+    async def _exchange_once(self, kept: records.Store) -> None:
         own = {state.id: self.core.own_backlog(state.id) for state in self.core.engines()}
         learned = await kept.exchange({engine: backlog for engine, backlog in own.items() if backlog})
         self.fleet.on_others(learned.others)
@@ -246,7 +246,7 @@ class Gateway:
             return 0.0  # without the store nobody counts; serving goes before metering
         try:
             return await self.kept.spend(tenant, tokens, per_minute, used=used)
-        except store.Unavailable:
+        except records.Unavailable:
             self.flows.up = False
             return 0.0
 
@@ -284,73 +284,6 @@ class Gateway:
             ),
         )
 
-    # For people.
 
-    def state(self) -> dict[str, Any]:
-        """Everything worth looking at, as JSON."""
-        now = self.clock()
-        status, reasons = self.problems()
-        return {
-            "gateway": getattr(self.kept, "gateway", None),
-            "status": status,
-            "reasons": reasons,
-            "model": self.fleet.model,
-            "policy": {
-                "name": self.policy.name,
-                "source": self.policy.source,
-                "reason": self.policy.reason,
-                "left_s": self.policy.left_s,
-            },
-            "dispatch": {
-                "rule": self.core.dispatch.rule,
-                "alpha": self.core.dispatch.alpha,
-                "beta": self.core.dispatch.beta,
-                "cap": self.told.dispatch.cap,
-            },
-            "calls": {"waiting": self.core.waiting, "out": self.core.out},
-            "engines": [self._engine(state, now) for state in self.core.engines()],
-            "recent": [
-                {
-                    "call": item.call,
-                    "ago_s": round(now - item.at_s, 3),
-                    "tenant": item.tenant,
-                    "class": item.slo_class,
-                    "attempt": item.attempt,
-                    "engine": item.decision.engine,
-                    "rule": item.decision.rule,
-                    "queue_s": round(item.decision.queue_s, 4),
-                    "service_s": round(item.decision.service_s, 4),
-                    "slack_s": None if item.decision.slack_s is None else round(item.decision.slack_s, 4),
-                    "scores": {engine: round(score, 4) for engine, score in item.decision.scores.items()},
-                }
-                for item in reversed(self.router.recent)
-            ],
-        }
-
-    def _engine(self, state: dispatcher.EngineState, now: float) -> dict[str, Any]:
-        known = self.fleet.known[state.id]
-        own = self.core.own_backlog(state.id)
-        return {
-            "name": state.id,
-            "url": known.address.url,
-            "control": known.address.control,
-            "node_pool": known.address.node_pool,
-            "accepting": state.accepting,
-            "reason": known.reason or ("ejected: its calls fail" if known.record.ejected(now) else None),
-            "models": list(known.models),
-            "policy": known.policy,
-            "fallback": known.fallback,
-            "profile": "calibrated online" if known.address.cost is None else "given",
-            "simulated": known.simulated,
-            "cap": state.cap,
-            "calls": own.calls,
-            "calls_of_others": state.others.calls,
-            "backlog_s": round(state.cost.backlog_seconds(own + state.others), 4),
-            "running": known.load.running,
-            "waiting": known.load.waiting,
-            "kv_usage": known.load.kv_usage,
-        }
-
-
-def _active(source: Literal["override", "steered"], chosen: store.Chosen) -> ActivePolicy:
+def _active(source: Literal["override", "steered"], chosen: records.Chosen) -> ActivePolicy:
     return ActivePolicy(name=chosen.policy, source=source, reason=chosen.reason or source, left_s=chosen.left_s)

@@ -1,4 +1,4 @@
-"""The page at `/`: what is happening, for a person with a browser. Rendered from `Gateway.state`; no scripts."""
+"""The page at `/`: what is happening, for a person with a browser. Rendered from `status`; no scripts."""
 
 import html
 from collections.abc import Iterable, Mapping

@@ -15,8 +15,10 @@ import yaml
 
 from tidegate_gateway import decode
 from tidegate_gateway.decode import BadSettings
-from tidegate_policy import choose, orders
-from tidegate_policy.model import DEFAULT_URGENCY
+from tidegate_policy import budget, choose, orders
+from tidegate_policy.model import DEFAULT_URGENCY, StageState
+
+STORE_URLS = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +199,6 @@ class Limits:
     connections: int = 10_000
     choices: int = 16
     """`n`: each choice is a sequence in the engine."""
-    stages: int = 256
-    """Stages of one workflow."""
     answer_bytes: int = 64 * 1024 * 1024
     """An answer that is not streamed."""
 
@@ -259,10 +259,7 @@ def load(path: pathlib.Path, environment: Mapping[str, str]) -> Settings:
 
 def from_mapping(document: object) -> Settings:
     """The settings in a decoded document. Raises `BadSettings`."""
-    settings = decode.decode(Settings, document, "")
-    for problem in _problems(settings):
-        raise BadSettings(problem)
-    return settings
+    return _checked(decode.decode(Settings, document, ""))
 
 
 def from_environment(settings: Settings, environment: Mapping[str, str]) -> Settings:
@@ -274,12 +271,19 @@ def from_environment(settings: Settings, environment: Mapping[str, str]) -> Sett
     if password := environment.get("TIDEGATE_STORE_PASSWORD"):
         store["password"] = password
     host = environment.get("TIDEGATE_HOST") or settings.listen.host
-    return dataclasses.replace(
+    placed = dataclasses.replace(
         settings,
         store=dataclasses.replace(settings.store, **store),
         listen=dataclasses.replace(settings.listen, host=host),
         tracing=Tracing(endpoint=environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or settings.tracing.endpoint),
     )
+    return _checked(placed)
+
+
+def _checked(settings: Settings) -> Settings:
+    for problem in _problems(settings):
+        raise BadSettings(problem)
+    return settings
 
 
 def _problems(settings: Settings) -> list[str]:
@@ -296,6 +300,8 @@ def _problems(settings: Settings) -> list[str]:
         problems.append("dispatch.cap must be at least 1, auto, or null for none")
     if settings.dispatch.beta <= 0:
         problems.append("dispatch.beta must be greater than 0")
+    if settings.store.url is not None and not settings.store.url.startswith(STORE_URLS):
+        problems.append(f"store.url must start with one of {', '.join(STORE_URLS)}")
     names = {item.name for item in settings.classes}
     if settings.default_class is not None and settings.default_class not in names:
         problems.append(f"defaultClass {settings.default_class!r} is not among classes")
@@ -309,4 +315,9 @@ def _problems(settings: Settings) -> list[str]:
         for engine in settings.engines
         if not engine.url.startswith(("http://", "https://"))
     ]
+    for template in settings.workflows:
+        try:
+            budget.declared(tuple(StageState(name=stage.name, after=stage.after) for stage in template.stages))
+        except ValueError as error:
+            problems.append(f"workflows[{template.name}].stages: {error}")
     return problems

@@ -3,11 +3,7 @@
 The only module that speaks to Valkey (or Redis). Each change is one atomic script from `lua/`; keys carry a schema version
 and one hash tag for each pool, so that they share a cluster slot, and everything has a time to live. Instants are the
 server's; gateways' clocks play no part. What is acknowledged is stored, but Valkey may lose acknowledged writes in a
-failover: clients are promised at-least-once with idempotency keys, not exactly-once.
-
-    StoreError
-    ├── Unavailable         no answer in time; nothing is known about the change
-    └── Rejected            the script said no, with a code of `errors.TABLE` (or too_many_stages)
+failover: clients are promised at-least-once with idempotency keys, not exactly-once. `records` is the contract.
 """
 
 import asyncio
@@ -17,145 +13,19 @@ import itertools
 import logging
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import orjson
 from redis import asyncio as valkey
 from redis import backoff, exceptions
 from redis.asyncio import retry
 
-from tidegate_gateway import settings
+from tidegate_gateway import records, settings
 from tidegate_policy.model import Backlog, EngineId
 
 logger = logging.getLogger("tidegate.gateway")
 
-State = Literal["running", "done", "cancelled", "expired"]
-STATES: tuple[State, ...] = ("running", "done", "cancelled", "expired")
 SCHEMA = "v1"
-
-
-class StoreError(Exception):
-    """The store did not do it."""
-
-
-class Unavailable(StoreError):
-    """The store does not answer."""
-
-
-class Rejected(StoreError):
-    """The store answered, and refused."""
-
-    def __init__(self, code: str, state: str | None = None) -> None:
-        super().__init__(code)
-        self.code = code
-        self.state = state
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """A stage as recorded."""
-
-    name: str
-    after: tuple[str, ...] = ()
-    parallel: int = 0
-    """Declared calls at the same time; 0 = undeclared."""
-    passes: int = 1
-    """How often they may be repeated."""
-    started: bool = False
-    over: bool = False
-    running: int = 0
-    done: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """A workflow as recorded, at the store's instant `now_ms`."""
-
-    id: str
-    state: State
-    template: str
-    tenant: str
-    created_ms: int
-    deadline_ms: int
-    now_ms: int
-    stages: tuple[Stage, ...]
-    just_ended: bool = False
-    """This very operation ended it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewWorkflow:
-    id: str
-    deadline_ms: int
-    """From now."""
-    template: str = ""
-    tenant: str = ""
-    stages: tuple[Stage, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """A policy that someone chose."""
-
-    policy: str
-    reason: str
-    left_s: float | None
-    """Until it lapses; None = it does not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """What a gateway learns from one exchange with the others."""
-
-    others: Mapping[EngineId, Backlog] = field(default_factory=dict)
-    dead: tuple[str, ...] = ()
-    cancelled: tuple[str, ...] = ()
-    override: Chosen | None = None
-    steered: Chosen | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Idempotency:
-    """A client's key and what it was sent with."""
-
-    key: str
-    scope: str
-    """Method and path; the same key elsewhere is another key."""
-    print: str = ""
-    """Of the body: the same key with another body is a mistake."""
-
-
-class Store(Protocol):
-    """The contract; `tests/gateway` holds every implementation to it."""
-
-    async def create(self, workflow: NewWorkflow, *, once: Idempotency | None = None) -> Record: ...
-    async def join(self, workflow: str, stage: str, call: str, *, deadline_ms: int | None, tenant: str) -> Record:
-        """A call enters a stage; creates the workflow if it is unknown and there is a deadline."""
-
-    async def finish(self, workflow: str, call: str, *, ok: bool) -> Record: ...
-    async def complete_stage(self, workflow: str, stage: str, *, once: Idempotency | None = None) -> Record: ...
-    async def complete(self, workflow: str, *, once: Idempotency | None = None) -> Record: ...
-    async def cancel(self, workflow: str) -> Record: ...
-    async def get(self, workflow: str) -> Record: ...
-    async def listed(self, state: State | None, limit: int) -> list[Record]: ...
-    async def expire(self, limit: int) -> list[Record]:
-        """Ends the workflows whose grace is over; those that this call ended."""
-
-    async def forget(self, gateway: str, limit: int) -> bool:
-        """Takes a dead gateway's calls out of their workflows; False while some are left."""
-
-    async def exchange(self, backlogs: Mapping[EngineId, Backlog]) -> Exchange: ...
-    async def leave(self) -> None:
-        """This gateway ends: its backlogs are gone at once."""
-
-    async def choose_policy(
-        self, kind: Literal["override", "steered"], policy: str | None, reason: str, for_s: float | None
-    ) -> Exchange:
-        """Sets or clears a chosen policy; the policies as they are now."""
-
-    async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
-        """Books a tenant's tokens; seconds until it may come again, 0 = booked. What is `used` is always booked."""
 
 
 class Valkey:
@@ -187,7 +57,7 @@ class Valkey:
         await self._client.aclose()
         await self._pool.disconnect()
 
-    async def create(self, workflow: NewWorkflow, *, once: Idempotency | None = None) -> Record:
+    async def create(self, workflow: records.NewWorkflow, *, once: records.Idempotency | None = None) -> records.Record:
         stages = [
             {
                 "name": stage.name,
@@ -208,40 +78,44 @@ class Valkey:
             stages=stages,
         )
 
-    async def join(self, workflow: str, stage: str, call: str, *, deadline_ms: int | None, tenant: str) -> Record:
+    async def join(
+        self, workflow: str, stage: str, call: str, *, deadline_ms: int | None, tenant: str
+    ) -> records.Record:
         return await self._workflow(
             "join", workflow, None, stage=stage, call=call, deadline_ms=deadline_ms, tenant=tenant, template=""
         )
 
-    async def finish(self, workflow: str, call: str, *, ok: bool) -> Record:
+    async def finish(self, workflow: str, call: str, *, ok: bool) -> records.Record:
         return await self._workflow("finish", workflow, None, call=call, ok=ok)
 
-    async def complete_stage(self, workflow: str, stage: str, *, once: Idempotency | None = None) -> Record:
+    async def complete_stage(
+        self, workflow: str, stage: str, *, once: records.Idempotency | None = None
+    ) -> records.Record:
         return await self._workflow("complete_stage", workflow, once or _own(), stage=stage)
 
-    async def complete(self, workflow: str, *, once: Idempotency | None = None) -> Record:
+    async def complete(self, workflow: str, *, once: records.Idempotency | None = None) -> records.Record:
         return await self._workflow("complete", workflow, once or _own())
 
-    async def cancel(self, workflow: str) -> Record:
+    async def cancel(self, workflow: str) -> records.Record:
         return await self._workflow("cancel", workflow, None)
 
-    async def get(self, workflow: str) -> Record:
+    async def get(self, workflow: str) -> records.Record:
         return await self._workflow("get", workflow, None)
 
-    async def listed(self, state: State | None, limit: int) -> list[Record]:
-        found: list[Record] = []
-        for wanted in STATES if state is None else (state,):
+    async def listed(self, state: records.State | None, limit: int) -> list[records.Record]:
+        found: list[records.Record] = []
+        for wanted in records.STATES if state is None else (state,):
             ids = await self._guard(self._client.zrange(self._key(wanted), 0, limit - 1, desc=True))
             for workflow in map(_text, ids):
                 try:
                     record = await self.get(workflow)
-                except Rejected:
+                except records.Rejected:
                     continue
                 if state is None or record.state == state:
                     found.append(record)
         return sorted(found, key=lambda record: -record.created_ms)[:limit]
 
-    async def expire(self, limit: int) -> list[Record]:
+    async def expire(self, limit: int) -> list[records.Record]:
         seconds, microseconds = await self._guard(self._client.time())
         due = seconds * 1000 + microseconds // 1000
         overdue = self._client.zrange(self._key("running"), "-inf", due - 1, byscore=True, offset=0, num=limit)
@@ -250,7 +124,7 @@ class Valkey:
         for workflow in map(_text, ids):
             try:
                 record = await self.get(workflow)
-            except Rejected:
+            except records.Rejected:
                 continue
             if record.just_ended:
                 ended.append(record)
@@ -262,14 +136,14 @@ class Valkey:
         for workflow in map(_text, ids):
             try:
                 await self._workflow("forget", workflow, None, gateway=gateway)
-            except Rejected:
+            except records.Rejected:
                 continue
         if len(ids) >= limit:
             return False
         await self._share("bury", gateway=gateway)
         return True
 
-    async def exchange(self, backlogs: Mapping[EngineId, Backlog]) -> Exchange:
+    async def exchange(self, backlogs: Mapping[EngineId, Backlog]) -> records.Exchange:
         own = {engine: [item.calls, item.work_us, item.output_tokens] for engine, item in backlogs.items()}
         answer = await self._share(
             "sync", lease_ms=round(self._told.lease_s * 1000), backlogs=own, since_ms=self._since_ms
@@ -282,7 +156,7 @@ class Valkey:
         ):
             more = Backlog(calls=calls, work_us=work_us, output_tokens=output_tokens)
             others[EngineId(engine)] = others.get(EngineId(engine), Backlog()) + more
-        return Exchange(
+        return records.Exchange(
             others=others,
             dead=tuple(gateway for gateway in _rows(answer["dead"]) if gateway != self.gateway),
             cancelled=tuple(_rows(answer["cancelled"])),
@@ -294,7 +168,7 @@ class Valkey:
 
     async def choose_policy(
         self, kind: Literal["override", "steered"], policy: str | None, reason: str, for_s: float | None
-    ) -> Exchange:
+    ) -> records.Exchange:
         answer = await self._share(
             "set_policy",
             kind=kind,
@@ -302,7 +176,7 @@ class Valkey:
             reason=reason,
             for_ms=None if for_s is None else round(for_s * 1000),
         )
-        return Exchange(**_chosen(answer))
+        return records.Exchange(**_chosen(answer))
 
     async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
         wait_ms = await self._run("spend", [self._key(f"tokens:{tenant}")], [tokens, per_minute, int(used)])
@@ -311,13 +185,15 @@ class Valkey:
     def _key(self, name: str) -> str:
         return self._prefix + name
 
-    async def _workflow(self, operation: str, workflow: str, once: Idempotency | None, **arguments: Any) -> Record:
+    async def _workflow(
+        self, operation: str, workflow: str, once: records.Idempotency | None, **arguments: Any
+    ) -> records.Record:
         arguments = {
             "id": workflow,
             "gateway": self.gateway,
             "grace_ms": round(self._told.grace_s * 1000),
             "retention_ms": round(self._told.retention_s * 1000),
-            "most_stages": MOST_STAGES,
+            "most_stages": records.MOST_STAGES,
             **arguments,
         }
         kept = ""
@@ -326,13 +202,13 @@ class Valkey:
             arguments |= {"key": once.key, "print": once.print}
         keys = [
             self._key(f"workflow:{workflow}"),
-            *map(self._key, STATES),
+            *map(self._key, records.STATES),
             self._key(f"once:{kept}"),
             self._key(f"calls:{arguments['gateway']}"),
         ]
         answer = orjson.loads(cast("bytes", await self._run("workflow", keys, [operation, _encoded(arguments)])))
         if "error" in answer:
-            raise Rejected(answer["error"], answer.get("state"))
+            raise records.Rejected(answer["error"], answer.get("state"))
         return _record(answer)
 
     async def _share(self, operation: str, **arguments: Any) -> dict[str, Any]:
@@ -344,15 +220,15 @@ class Valkey:
         return await self._guard(self._scripts[name](keys=keys, args=arguments))
 
     async def _guard(self, command: Any) -> Any:
-        """One command, within the time that the settings allow. Raises `Unavailable`."""
+        """One command, within the time that the settings allow. Raises `records.Unavailable`."""
         try:
             return await self._within_time(command)
         except exceptions.ReadOnlyError as error:
             # A demoted primary: pooled connections would keep talking to it.
             await self._pool.disconnect(inuse_connections=False)
-            raise Unavailable("the store is read-only here") from error
+            raise records.Unavailable("the store is read-only here") from error
         except (exceptions.RedisError, OSError) as error:
-            raise Unavailable(f"the store does not answer ({type(error).__name__})") from error
+            raise records.Unavailable(f"the store does not answer ({type(error).__name__})") from error
 
     async def _within_time(self, command: Any) -> Any:
         task = asyncio.current_task()
@@ -366,16 +242,13 @@ class Valkey:
                 raise asyncio.CancelledError
 
 
-MOST_STAGES = 256
-
-
 def new_gateway_id() -> str:
     return secrets.token_hex(6)
 
 
-def _own() -> Idempotency:
+def _own() -> records.Idempotency:
     """A key of our own, so that a command that is sent twice over a broken connection counts once."""
-    return Idempotency(key=secrets.token_hex(16), scope="")
+    return records.Idempotency(key=secrets.token_hex(16), scope="")
 
 
 def _script(name: str) -> str:
@@ -398,7 +271,7 @@ def _rows(value: object) -> Iterable[Any]:
 def _chosen(answer: object) -> dict[str, Any]:
     found = answer if isinstance(answer, dict) else {}
     return {
-        kind: Chosen(
+        kind: records.Chosen(
             policy=item["policy"],
             reason=item.get("reason", ""),
             left_s=None if item.get("left_ms") is None else item["left_ms"] / 1000,
@@ -407,10 +280,10 @@ def _chosen(answer: object) -> dict[str, Any]:
     }
 
 
-def _record(answer: Mapping[str, Any]) -> Record:
+def _record(answer: Mapping[str, Any]) -> records.Record:
     calls = answer["calls"].values() if isinstance(answer["calls"], dict) else ()
     stages = [
-        Stage(
+        records.Stage(
             name=item["name"],
             after=tuple(filter(None, item["after"].split("\n"))),
             parallel=item["parallel"],
@@ -422,7 +295,7 @@ def _record(answer: Mapping[str, Any]) -> Record:
         )
         for item in _rows(answer["stages"])
     ]
-    return Record(
+    return records.Record(
         id=answer["id"],
         state=answer["state"],
         template=answer["template"],

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tidegate_gateway import errors, listener, page, sse, wire
+from tidegate_gateway import errors, listener, page, sse, status, wire
 from tidegate_gateway.gateway import Gateway
 from tidegate_gateway.serving import Serving
 
@@ -129,7 +129,7 @@ class Web:
         return web.Response(body=text, headers={"Content-Type": content_type})
 
     async def _page(self, request: web.BaseRequest) -> web.StreamResponse:
-        text = page.render(self._gateway.state())
+        text = page.render(status.snapshot(self._gateway))
         return web.Response(text=text, content_type="text/html", headers=page.HEADERS)
 
 

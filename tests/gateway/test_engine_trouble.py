@@ -115,15 +115,15 @@ async def test_rubbish_answers_count_as_failures(up: Any, garbage: bytes) -> Non
 async def test_rubbish_metrics_do_no_harm(up: Any, page: bytes) -> None:
     async with testing.engine(metrics=page) as engine, up(engine) as client:
         assert (await client.ask())[0] == 200
-        (shown,) = client.gateway.state()["engines"]
+        (shown,) = client.state()["engines"]
         assert (shown["running"], shown["waiting"], shown["kv_usage"]) == (None, None, None)
 
 
 async def test_older_metric_names_are_read(up: Any, until: Any) -> None:
     page = b'# HELP x\nvllm:num_requests_running{model_name="m"} 3.0\nvllm:gpu_cache_usage_perc{model_name="m"} 0.25\n'
     async with testing.engine(metrics=page) as engine, up(engine) as client:
-        await until(lambda: client.gateway.state()["engines"][0]["running"] == 3)
-        assert client.gateway.state()["engines"][0]["kv_usage"] == 0.25
+        await until(lambda: client.state()["engines"][0]["running"] == 3)
+        assert client.state()["engines"][0]["kv_usage"] == 0.25
 
 
 async def test_an_engine_that_never_begins_is_given_up_and_another_answers(up: Any) -> None:
@@ -175,7 +175,7 @@ async def test_an_engine_that_serves_another_model_gets_no_calls(up: Any, until:
         for _ in range(4):
             assert (await client.ask())[0] == 200
         assert other.bodies == []
-        reasons = {shown["name"]: shown["reason"] for shown in client.gateway.state()["engines"]}
+        reasons = {shown["name"]: shown["reason"] for shown in client.state()["engines"]}
         assert reasons[other.url.removeprefix("http://")] == "serves other, not fake"
 
 

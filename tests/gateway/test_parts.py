@@ -170,6 +170,11 @@ def test_every_drop_reason_has_its_row_and_its_sentence() -> None:
         ({"policy": {"name": "magic"}}, "policy.name must be one of"),
         ({"defaultClass": "x"}, "defaultClass 'x' is not among classes"),
         ({"tenants": [{"name": "a", "maxUrgency": 9}]}, "maxUrgency must be from 0 to 4"),
+        ({"store": {"url": "http://x"}}, "store.url must start with"),
+        (
+            {"workflows": [{"name": "w", "stages": [{"name": "a", "after": ["b"]}, {"name": "b", "after": ["a"]}]}]},
+            "workflows[w].stages: stage",
+        ),
         ([], "the settings must be a mapping"),
     ],
 )

@@ -9,11 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tidegate_gateway import records, store
 from tidegate_gateway import settings as gateway_settings
-from tidegate_gateway import store
 from tidegate_policy.model import Backlog, EngineId
 
-STAGES = (store.Stage(name="a", parallel=2), store.Stage(name="b", after=("a",)), store.Stage(name="c", after=("b",)))
+STAGES = (
+    records.Stage(name="a", parallel=2),
+    records.Stage(name="b", after=("a",)),
+    records.Stage(name="c", after=("b",)),
+)
 ENGINE = EngineId("e1")
 
 
@@ -22,7 +26,7 @@ def told(url: str, **options: Any) -> gateway_settings.Store:
 
 
 @pytest.fixture
-async def two(valkey_url: str) -> AsyncIterator[tuple[store.Store, store.Store]]:
+async def two(valkey_url: str) -> AsyncIterator[tuple[records.Store, records.Store]]:
     """The store as two gateways of one pool see it."""
     shared = told(valkey_url, lease_s=0.5)
     both = store.Valkey(shared, gateway="g1"), store.Valkey(shared, gateway="g2")
@@ -31,11 +35,11 @@ async def two(valkey_url: str) -> AsyncIterator[tuple[store.Store, store.Store]]
         await one.close()
 
 
-def flow(**fields: Any) -> store.NewWorkflow:
-    return store.NewWorkflow(**({"id": "w", "deadline_ms": 60_000, "stages": STAGES} | fields))
+def flow(**fields: Any) -> records.NewWorkflow:
+    return records.NewWorkflow(**({"id": "w", "deadline_ms": 60_000, "stages": STAGES} | fields))
 
 
-async def test_both_gateways_see_one_workflow(two: tuple[store.Store, store.Store]) -> None:
+async def test_both_gateways_see_one_workflow(two: tuple[records.Store, records.Store]) -> None:
     one, other = two
     created = await one.create(flow())
     assert (created.state, created.deadline_ms - created.created_ms) == ("running", 60_000)
@@ -47,7 +51,7 @@ async def test_both_gateways_see_one_workflow(two: tuple[store.Store, store.Stor
     assert (ended.stages[0].over, ended.stages[0].done, ended.state) == (True, 2, "running")
 
 
-async def test_an_end_that_is_reported_twice_counts_once(two: tuple[store.Store, store.Store]) -> None:
+async def test_an_end_that_is_reported_twice_counts_once(two: tuple[records.Store, records.Store]) -> None:
     one, other = two
     await one.create(flow())
     await one.join("w", "a", "c1", deadline_ms=None, tenant="")
@@ -55,7 +59,9 @@ async def test_an_end_that_is_reported_twice_counts_once(two: tuple[store.Store,
         assert (await gateway.finish("w", "c1", ok=True)).stages[0].done == 1
 
 
-async def test_two_joins_at_once_create_one_workflow_with_one_deadline(two: tuple[store.Store, store.Store]) -> None:
+async def test_two_joins_at_once_create_one_workflow_with_one_deadline(
+    two: tuple[records.Store, records.Store],
+) -> None:
     one, other = two
     joins = [
         gateway.join("w", "a", f"c{i}", deadline_ms=10_000 + i, tenant="")
@@ -66,7 +72,7 @@ async def test_two_joins_at_once_create_one_workflow_with_one_deadline(two: tupl
     assert (await one.get("w")).stages[0].running == 4
 
 
-async def test_backlogs_are_shared_and_lapse_with_the_lease(two: tuple[store.Store, store.Store]) -> None:
+async def test_backlogs_are_shared_and_lapse_with_the_lease(two: tuple[records.Store, records.Store]) -> None:
     one, other = two
     owed = Backlog(calls=2, work_us=123_456_789, output_tokens=77)
     await one.exchange({ENGINE: owed})
@@ -78,16 +84,18 @@ async def test_backlogs_are_shared_and_lapse_with_the_lease(two: tuple[store.Sto
     assert "g1" in found.dead or "g1" in (await other.exchange({})).dead
 
 
-async def test_leaving_takes_backlogs_away_at_once(two: tuple[store.Store, store.Store]) -> None:
+async def test_leaving_takes_backlogs_away_at_once(two: tuple[records.Store, records.Store]) -> None:
     one, other = two
     await one.exchange({ENGINE: Backlog(calls=1, work_us=1, output_tokens=1)})
     await one.leave()
     assert (await other.exchange({})).others == {}
 
 
-async def test_a_dead_gateways_calls_are_forgotten_and_its_stage_can_end(two: tuple[store.Store, store.Store]) -> None:
+async def test_a_dead_gateways_calls_are_forgotten_and_its_stage_can_end(
+    two: tuple[records.Store, records.Store],
+) -> None:
     one, other = two
-    await one.create(flow(stages=(store.Stage(name="only"),)))
+    await one.create(flow(stages=(records.Stage(name="only"),)))
     await one.join("w", "only", "lost", deadline_ms=None, tenant="")
     await other.join("w", "only", "retry", deadline_ms=None, tenant="")
     assert (await other.finish("w", "retry", ok=True)).state == "running", "the lost call may still come"
@@ -95,7 +103,7 @@ async def test_a_dead_gateways_calls_are_forgotten_and_its_stage_can_end(two: tu
     assert (await other.get("w")).state == "done"
 
 
-async def test_forgetting_goes_in_batches(two: tuple[store.Store, store.Store]) -> None:
+async def test_forgetting_goes_in_batches(two: tuple[records.Store, records.Store]) -> None:
     one, other = two
     for i in range(7):
         await one.join(f"w{i}", "a", f"c{i}", deadline_ms=60_000, tenant="")
@@ -106,22 +114,24 @@ async def test_forgetting_goes_in_batches(two: tuple[store.Store, store.Store]) 
     assert [record.stages[0].running for record in await other.listed(None, 100)] == [0] * 7
 
 
-async def test_idempotency_keys_repeat_the_answer_and_refuse_another_body(two: tuple[store.Store, store.Store]) -> None:
+async def test_idempotency_keys_repeat_the_answer_and_refuse_another_body(
+    two: tuple[records.Store, records.Store],
+) -> None:
     one, other = two
-    once = store.Idempotency(key="k", scope="create", print="body")
+    once = records.Idempotency(key="k", scope="create", print="body")
     first = await one.create(flow(id="w1"), once=once)
     assert await other.create(flow(id="w2"), once=once) == first
-    with pytest.raises(store.Rejected, match="idempotency_key_reused"):
-        await one.create(flow(id="w3"), once=store.Idempotency(key="k", scope="create", print="another"))
+    with pytest.raises(records.Rejected, match="idempotency_key_reused"):
+        await one.create(flow(id="w3"), once=records.Idempotency(key="k", scope="create", print="another"))
     assert len(await one.listed(None, 10)) == 1
 
 
-async def test_policies_are_shared_ranked_by_kind_and_lapse(two: tuple[store.Store, store.Store]) -> None:
+async def test_policies_are_shared_ranked_by_kind_and_lapse(two: tuple[records.Store, records.Store]) -> None:
     one, other = two
     await one.choose_policy("steered", "edf", "misses", None)
     await one.choose_policy("override", "fcfs", "by hand", 0.2)
     found = await other.exchange({})
-    assert found.steered == store.Chosen(policy="edf", reason="misses", left_s=None)
+    assert found.steered == records.Chosen(policy="edf", reason="misses", left_s=None)
     assert found.override is not None
     assert found.override.policy == "fcfs"
     async with asyncio.timeout(10):
@@ -131,7 +141,7 @@ async def test_policies_are_shared_ranked_by_kind_and_lapse(two: tuple[store.Sto
     assert (await one.exchange({})).steered is None
 
 
-async def test_cancelled_workflows_are_announced_once_around(two: tuple[store.Store, store.Store]) -> None:
+async def test_cancelled_workflows_are_announced_once_around(two: tuple[records.Store, records.Store]) -> None:
     one, other = two
     await other.exchange({})
     await one.create(flow())
@@ -139,7 +149,7 @@ async def test_cancelled_workflows_are_announced_once_around(two: tuple[store.St
     assert "w" in (await other.exchange({})).cancelled
 
 
-async def test_tokens_a_minute_leak_and_large_calls_get_in(two: tuple[store.Store, store.Store]) -> None:
+async def test_tokens_a_minute_leak_and_large_calls_get_in(two: tuple[records.Store, records.Store]) -> None:
     one, other = two
     assert await one.spend("t", 10_000, 600) == 0.0, "an empty bucket takes any call"
     assert await other.spend("t", 1, 600) > 0
@@ -151,7 +161,7 @@ async def test_tokens_a_minute_leak_and_large_calls_get_in(two: tuple[store.Stor
 async def test_a_server_that_is_not_there_is_unavailable_quickly() -> None:
     nobody = store.Valkey(told("redis://127.0.0.1:1/0", timeout_s=0.5), gateway="g1")
     async with asyncio.timeout(5):
-        with pytest.raises(store.Unavailable):
+        with pytest.raises(records.Unavailable):
             await nobody.get("w")
     await nobody.close()
 
@@ -161,7 +171,7 @@ async def test_everything_has_a_time_to_live(valkey_url: str) -> None:
 
     shared = told(valkey_url)
     one, server = store.Valkey(shared, gateway="g1"), valkey.Redis.from_url(valkey_url)
-    await one.create(flow(), once=store.Idempotency(key="k", scope="s"))
+    await one.create(flow(), once=records.Idempotency(key="k", scope="s"))
     await one.join("w", "a", "c", deadline_ms=None, tenant="")
     await one.exchange({ENGINE: Backlog(calls=1, work_us=1, output_tokens=1)})
     await one.complete("w")
@@ -209,7 +219,7 @@ async def _walk(url: str, operations: list[tuple[str, int, str, int]]) -> None:
                     await getattr(gateway, operation)("w")
                 case _:
                     await gateway.forget(f"g{1 - which}", 100)
-        except store.Rejected:
+        except records.Rejected:
             pass
         after = await gateway.get("w")
         _check(before, after)
@@ -218,7 +228,7 @@ async def _walk(url: str, operations: list[tuple[str, int, str, int]]) -> None:
         await gateway.close()
 
 
-def _check(before: store.Record, after: store.Record) -> None:
+def _check(before: records.Record, after: records.Record) -> None:
     assert after.deadline_ms == before.deadline_ms
     old = {stage.name: stage for stage in before.stages}
     new = {stage.name: stage for stage in after.stages}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate_gateway import errors, wire
+from tidegate_gateway import declare, errors, wire
 from tidegate_policy import labels
 from tidegate_policy.model import Call, CallId
 
@@ -41,6 +41,28 @@ def test_any_json_and_headers_are_a_request_or_a_bad_request(body: dict[str, Any
             ask = wire.read_body(kind, headers, body)
             assert ask.choices >= 1
             orjson.loads(wire.write(100.0, 1.8e9, ask, call(), 1.0))
+
+
+@given(
+    body=st.dictionaries(st.sampled_from(["id", "template", "deadline_ms", "tenant", "stages", "x"]), JSON)
+    | st.fixed_dictionaries(
+        {
+            "deadline_ms": st.just(1000),
+            "stages": st.lists(
+                st.fixed_dictionaries(
+                    {"name": st.sampled_from("abc")},
+                    optional={"after": st.lists(st.sampled_from("abcd")), "parallel": st.integers(-1, 3) | JSON},
+                ),
+                max_size=5,
+            ),
+        }
+    )
+)
+def test_any_declaration_is_a_workflow_or_a_bad_request(body: dict[str, Any]) -> None:
+    with contextlib.suppress(errors.BadRequest):
+        new = declare.declared(body, None, {})
+        assert new.deadline_ms >= 1
+        assert len({stage.name for stage in new.stages}) == len(new.stages)
 
 
 @given(extra=st.dictionaries(st.text(max_size=12), JSON, max_size=5))

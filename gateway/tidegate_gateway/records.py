@@ -1,0 +1,145 @@
+"""The seam to what is shared by gateways or outlives them: its nouns, its refusals, and what a store must do.
+
+`store` implements it over Valkey; `workflows` and `gateway` use it. Instants are the store's own milliseconds: clocks of
+gateways play no part.
+
+    StoreError
+    ├── Unavailable         no answer in time; nothing is known about the change
+    └── Rejected            the store said no, with a code of `errors.TABLE` (or too_many_stages)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from tidegate_policy.model import Backlog, EngineId
+
+State = Literal["running", "done", "cancelled", "expired"]
+STATES: tuple[State, ...] = ("running", "done", "cancelled", "expired")
+
+
+MOST_STAGES = 256
+"""Of one workflow; a record is one document."""
+
+
+class StoreError(Exception):
+    """The store did not do it."""
+
+
+class Unavailable(StoreError):
+    """The store does not answer."""
+
+
+class Rejected(StoreError):
+    """The store answered, and refused."""
+
+    def __init__(self, code: str, state: str | None = None) -> None:
+        super().__init__(code)
+        self.code = code
+        self.state = state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A stage as recorded."""
+
+    name: str
+    after: tuple[str, ...] = ()
+    parallel: int = 0
+    """Declared calls at the same time; 0 = undeclared."""
+    passes: int = 1
+    """How often they may be repeated."""
+    started: bool = False
+    over: bool = False
+    running: int = 0
+    done: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A workflow as recorded, at the store's instant `now_ms`."""
+
+    id: str
+    state: State
+    template: str
+    tenant: str
+    created_ms: int
+    deadline_ms: int
+    now_ms: int
+    stages: tuple[Stage, ...]
+    just_ended: bool = False
+    """This very operation ended it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewWorkflow:
+    id: str
+    deadline_ms: int
+    """From now."""
+    template: str = ""
+    tenant: str = ""
+    stages: tuple[Stage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A policy that someone chose."""
+
+    policy: str
+    reason: str
+    left_s: float | None
+    """Until it lapses; None = it does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """What a gateway learns from one exchange with the others."""
+
+    others: Mapping[EngineId, Backlog] = field(default_factory=dict)
+    dead: tuple[str, ...] = ()
+    cancelled: tuple[str, ...] = ()
+    override: Chosen | None = None
+    steered: Chosen | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idempotency:
+    """A client's key and what it was sent with."""
+
+    key: str
+    scope: str
+    """Method and path; the same key elsewhere is another key."""
+    print: str = ""
+    """Of the body: the same key with another body is a mistake."""
+
+
+class Store(Protocol):
+    """The contract; `tests/gateway` holds every implementation to it."""
+
+    async def create(self, workflow: NewWorkflow, *, once: Idempotency | None = None) -> Record: ...
+    async def join(self, workflow: str, stage: str, call: str, *, deadline_ms: int | None, tenant: str) -> Record:
+        """A call enters a stage; creates the workflow if it is unknown and there is a deadline."""
+
+    async def finish(self, workflow: str, call: str, *, ok: bool) -> Record: ...
+    async def complete_stage(self, workflow: str, stage: str, *, once: Idempotency | None = None) -> Record: ...
+    async def complete(self, workflow: str, *, once: Idempotency | None = None) -> Record: ...
+    async def cancel(self, workflow: str) -> Record: ...
+    async def get(self, workflow: str) -> Record: ...
+    async def listed(self, state: State | None, limit: int) -> list[Record]: ...
+    async def expire(self, limit: int) -> list[Record]:
+        """Ends the workflows whose grace is over; those that this call ended."""
+
+    async def forget(self, gateway: str, limit: int) -> bool:
+        """Takes a dead gateway's calls out of their workflows; False while some are left."""
+
+    async def exchange(self, backlogs: Mapping[EngineId, Backlog]) -> Exchange: ...
+    async def leave(self) -> None:
+        """This gateway ends: its backlogs are gone at once."""
+
+    async def choose_policy(
+        self, kind: Literal["override", "steered"], policy: str | None, reason: str, for_s: float | None
+    ) -> Exchange:
+        """Sets or clears a chosen policy; the policies as they are now."""
+
+    async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
+        """Books a tenant's tokens; seconds until it may come again, 0 = booked. What is `used` is always booked."""
