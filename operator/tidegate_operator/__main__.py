@@ -19,7 +19,7 @@ import tidegate_profiles
 from kubernetes.aio import client, config
 from tidegate_policy import orders
 
-from tidegate_operator import control, handlers, health, override, reconcile, render, spec, steer_pool
+from tidegate_operator import control, gateways, handlers, health, reconcile, render, spec, steer_pool
 from tidegate_operator.cluster import api_server, lease
 
 log = logging.getLogger("tidegate_operator")
@@ -94,9 +94,7 @@ async def _act(options: argparse.Namespace, server: api_server.ApiServer, sessio
         known=spec.Known(policies=frozenset(orders.ORDERS), profiles=frozenset(tidegate_profiles.names())),
         operator_namespace=options.operator_namespace,
     )
-    steering = steer_pool.Steering(
-        server, rules, read_override=override.GatewayAdmin(session).override, clock=control.now
-    )
+    steering = steer_pool.Steering(server, rules, admin=gateways.Gateways(session), clock=control.now)
     controlling = control.Control(server, rules, steering)
     ready, stop = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as group:

@@ -1,19 +1,19 @@
 """Steering of the pools of a cluster: from pods and specs to `steering`, and from its outcomes to status and events.
 
 An outcome is written down before it is put in force, so an operator that dies in between puts it in force when it is back. A
-manual override lives in the pool's store, where `tidegate policy set` puts it; it is read through a gateway's admin port.
+gateway is told after the engines, and asked before each decision whether a person has overridden the policy.
 """
 
 import datetime
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from tidegate_policy import qos
 from tidegate_policy.steer import guards
 
-from tidegate_operator import cluster, reconcile, spec, status, steering
+from tidegate_operator import cluster, gateways, reconcile, spec, status, steering
 from tidegate_operator.render import labels
 from tidegate_operator.spec import Json
 
@@ -33,10 +33,16 @@ _REASONS = {
 
 Key = tuple[str, str]
 """Namespace and name of a pool."""
-ReadOverride = Callable[[spec.Pool], Awaitable[str | None]]
-"""The policy that a person has set for a while, if any."""
 Locate = Callable[[Json], str | None]
 """Where a pod's EngineControl answers."""
+
+
+class Gateways(Protocol):
+    """A pool's gateways; `gateways.Gateways` is the real thing."""
+
+    async def look(self, pool: spec.Pool) -> gateways.View | None: ...
+
+    async def tell(self, pool: spec.Pool, policy: str, reason: str) -> None: ...
 
 
 def ready_address(pod: Json) -> str | None:
@@ -57,16 +63,18 @@ class Steering:
         api: cluster.Cluster,
         rules: reconcile.Rules,
         *,
-        read_override: ReadOverride,
+        admin: Gateways,
         clock: Callable[[], datetime.datetime],
         locate: Locate = ready_address,
     ) -> None:
         self._api = api
         self._rules = rules
-        self._read_override = read_override
+        self._admin = admin
         self._clock = clock
         self._locate = locate
         self._loops: dict[Key, steering.Loop] = {}
+        self._seen: dict[Key, gateways.View | None] = {}
+        """Each pool's gateways as they last answered."""
 
     async def steer(self, key: Key) -> float | None:
         """Looks at one pool once; returns the seconds until it should be looked at again, None when it is gone."""
@@ -84,10 +92,14 @@ class Steering:
         now = self._clock()
         loop = self._loop(key, body, pool, now.timestamp())
         await loop.engines.retarget(node_pool_of)
-        outcome = loop.decide(now.timestamp(), await self._override(pool))
-        await self._write_down(body, pool, outcome, node_pool_of, now)
+        answered = await self._admin.look(pool)
+        view = self._seen[key] = answered or self._seen.get(key)
+        outcome = loop.decide(now.timestamp(), _override(pool, view))
+        await self._write_down(body, pool, outcome, view, node_pool_of, now)
         for address, error in (await loop.enforce()).items():
             log.warning("%s/%s: engine %s did not take %s: %s", *key, address, outcome.verdict.policy, error)
+        if answered and not answered.overridden and answered.policy != outcome.state.active:
+            await self._admin.tell(pool, outcome.state.active, outcome.state.reason)
         return loop.settings.tick_s
 
     async def close(self) -> None:
@@ -95,6 +107,7 @@ class Steering:
             await self._forget(key)
 
     async def _forget(self, key: Key) -> None:
+        self._seen.pop(key, None)
         if loop := self._loops.pop(key, None):
             await loop.engines.close()
 
@@ -110,17 +123,12 @@ class Steering:
         self._loops[key].settings = settings
         return self._loops[key]
 
-    async def _override(self, pool: spec.Pool) -> steering.Override | None:
-        if pool.steering.fixed is not None:
-            return steering.Override(policy=pool.steering.fixed, reason="spec.policy.name")
-        chosen = await self._read_override(pool)
-        return None if chosen is None else steering.Override(policy=chosen, reason="set by hand")
-
     async def _write_down(
         self,
         body: Json,
         pool: spec.Pool,
         outcome: steering.Outcome,
+        view: gateways.View | None,
         node_pool_of: Mapping[str, str],
         now: datetime.datetime,
     ) -> None:
@@ -128,9 +136,18 @@ class Steering:
             log.info("%s/%s: %s: %s", pool.namespace, pool.name, event.reason, event.message)
             await self._api.record(event)
         before = body.get("status", {})
-        ours = of_steering(before, pool, outcome, node_pool_of, now)
+        ours = of_steering(before, pool, outcome, node_pool_of, now) | ({} if view is None else {"alpha": view.alpha})
         if status.changed(before, ours):
             await self._api.apply_status(pool.namespace, pool.name, ours, writer=WRITER)
+
+
+def _override(pool: spec.Pool, view: gateways.View | None) -> steering.Override | None:
+    """A person's choice: for a while by hand, else for good in the spec. While no gateway answers, as last seen."""
+    if view is not None and view.overridden:
+        return steering.Override(policy=view.policy, reason=view.reason)
+    if pool.steering.fixed is not None:
+        return steering.Override(policy=pool.steering.fixed, reason="spec.policy.name")
+    return None
 
 
 def settings_of(item: spec.Steering) -> steering.Settings:

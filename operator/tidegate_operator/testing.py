@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
-from tidegate_operator import cluster, objects, status
+from tidegate_operator import cluster, gateways, objects, spec, status
 from tidegate_operator.spec import Json
 
 
@@ -73,6 +73,27 @@ class MortalCluster:
         await self._real.record(event)
 
 
+class FakeGateways:
+    """Gateways that say what a test wants, and keep what they are told."""
+
+    def __init__(self) -> None:
+        self.view: gateways.View | None = gateways.View(
+            policy="urgency", overridden=False, reason="the settings", alpha=0.2
+        )
+        self.told: list[str] = []
+
+    def override(self, policy: str) -> None:
+        """As if a person had set it by hand."""
+        self.view = gateways.View(policy=policy, overridden=True, reason="set by hand", alpha=0.2)
+
+    async def look(self, pool: spec.Pool) -> gateways.View | None:
+        return self.view
+
+    async def tell(self, pool: spec.Pool, policy: str, reason: str) -> None:
+        self.told.append(policy)
+        self.view = gateways.View(policy=policy, overridden=False, reason=reason, alpha=0.2)
+
+
 class FakeEngine(control_pb2_grpc.EngineControlServicer):
     """An engine as the steering loop sees it: a real gRPC server on loopback whose reports a test writes."""
 
@@ -119,7 +140,9 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
 
 def calm() -> control_pb2.QosReport:
     """A window in which everything went well."""
-    return control_pb2.QosReport(arrived=30, finished=30, with_target=30, ttft=control_pb2.Histogram(counts=[0] * 8 + [30]))
+    return control_pb2.QosReport(
+        arrived=30, finished=30, with_target=30, ttft=control_pb2.Histogram(counts=[0] * 8 + [30])
+    )
 
 
 def blocked() -> control_pb2.QosReport:

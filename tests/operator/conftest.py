@@ -1,11 +1,13 @@
 """A real control plane for the whole session (see `localkube.control_plane`), and a namespace for each test."""
 
+import contextlib
 import itertools
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -69,15 +71,38 @@ def kubectl(plane: control_plane.ControlPlane, namespace: str) -> Kubectl:
 @pytest.fixture
 async def cluster(plane: control_plane.ControlPlane) -> AsyncIterator[api_server.ApiServer]:
     """The API server, for an administrator."""
+    async with connected(plane.kubeconfig) as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def connected(kubeconfig: pathlib.Path) -> AsyncIterator[api_server.ApiServer]:
     configuration = client.Configuration()
-    await config.load_kube_config(str(plane.kubeconfig), client_configuration=configuration)
+    await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
     async with client.ApiClient(configuration) as api:
         yield api_server.ApiServer(api, instance="test")
 
 
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    """Calls a check until its result is true, and returns it."""
+
+    def until_true(check: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:
+        until = time.monotonic() + timeout_s
+        while not (result := check()):
+            assert time.monotonic() < until, f"still {result!r} after {timeout_s:.0f} s"
+            time.sleep(0.1)
+        return result
+
+    return until_true
+
+
 RULES = reconcile.Rules(
     images=render.Images(tidegate="tidegate:test", engine="tidegate-engine:test"),
-    known=spec.Known(policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency", "priority"}), profiles=frozenset({"a100-70b-tp8"})),
+    known=spec.Known(
+        policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency", "priority"}),
+        profiles=frozenset({"a100-70b-tp8"}),
+    ),
     operator_namespace="tidegate-system",
 )
 
@@ -94,7 +119,15 @@ def helm(plane: control_plane.ControlPlane, *arguments: str) -> str:
 
 def rendered_chart(plane: control_plane.ControlPlane, namespace: str, *values: str) -> list[dict[str, Any]]:
     """The chart's manifests for a release named tidegate."""
-    text = helm(plane, "template", "tidegate", str(CHART), "-n", namespace, *(word for value in values for word in ("--set", value)))
+    text = helm(
+        plane,
+        "template",
+        "tidegate",
+        str(CHART),
+        "-n",
+        namespace,
+        *(word for value in values for word in ("--set", value)),
+    )
     return [item for item in yaml.safe_load_all(text) if item]
 
 
@@ -123,7 +156,7 @@ class Operator:
         self.system = system
         self._plane = plane
         self._processes = processes.Processes(folder)
-        self._token = plane.kubectl("create", "token", "tidegate", "-n", system).strip()
+        self.token = plane.kubectl("create", "token", "tidegate", "-n", system).strip()
 
     @property
     def user(self) -> str:
@@ -131,7 +164,7 @@ class Operator:
 
     def start(self, identity: str, *namespaces: str) -> None:
         (port,) = processes.free_ports(1)
-        kubeconfig = self._plane.kubeconfig_for(self._token, f"{self.system}-{identity}")
+        kubeconfig = self._plane.kubeconfig_for(self.token, f"{self.system}-{identity}")
         command = [
             sys.executable, "-m", "tidegate_operator", "--operator-namespace", self.system, "--lease", "tidegate",
             "--identity", identity, "--health-port", str(port), "--image", "tidegate:test",
@@ -160,15 +193,20 @@ def install(plane: control_plane.ControlPlane, system: str, *namespaces: str, fo
 
 
 @pytest.fixture
-def installed(
-    plane: control_plane.ControlPlane, namespace: str, tmp_path: pathlib.Path
-) -> Iterator[Operator]:
+def installed(plane: control_plane.ControlPlane, namespace: str, tmp_path: pathlib.Path) -> Iterator[Operator]:
     """The chart's rights over the test's namespace, for operators that the test starts."""
     operator = install(plane, f"{namespace}-system", namespace, folder=tmp_path)
     try:
         yield operator
     finally:
         operator.stop()
+
+
+@pytest.fixture
+async def as_operator(plane: control_plane.ControlPlane, installed: Operator) -> AsyncIterator[api_server.ApiServer]:
+    """The API server, for one who has the chart's rights."""
+    async with connected(plane.kubeconfig_for(installed.token, f"{installed.system}-test")) as server:
+        yield server
 
 
 @pytest.fixture

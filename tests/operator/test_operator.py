@@ -3,18 +3,8 @@
 import itertools
 import json
 import re
-import time
 
 from tidegate_operator import testing
-
-
-def eventually(check, *, timeout_s=30.0):
-    """The first true result of `check()`."""
-    until = time.monotonic() + timeout_s
-    while not (result := check()):
-        assert time.monotonic() < until, f"still {result!r} after {timeout_s:.0f} s"
-        time.sleep(0.1)
-    return result
 
 
 def columns(kubectl, name="chat"):
@@ -23,17 +13,24 @@ def columns(kubectl, name="chat"):
     return {head[a:b].strip(): row[a:b].strip() for a, b in itertools.pairwise([*starts, None])}
 
 
-def test_a_pool_becomes_ready_scales_changes_and_goes(kubectl, operator):
+def test_a_pool_becomes_ready_scales_changes_and_goes(kubectl, operator, eventually):
     kubectl("apply", "-f", "-", body=testing.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     assert columns(kubectl)["READY"] == "True"
     assert columns(kubectl)["ENGINES"] == "3/3"
     status = json.loads(kubectl("get", "spool/chat", "-o", "json"))["status"]
-    assert status["nodePools"] == [{"name": "fast", "desired": 2, "ready": 2}, {"name": "slow", "desired": 1, "ready": 1}]
+    assert status["nodePools"] == [
+        {"name": "fast", "desired": 2, "ready": 2},
+        {"name": "slow", "desired": 1, "ready": 1},
+    ]
 
     kubectl("scale", "spool/chat", "--replicas=5")
     eventually(lambda: columns(kubectl)["ENGINES"] == "5/5")
-    scale = json.loads(kubectl("get", "--raw", f"/apis/tidegate.dev/v1alpha1/namespaces/{namespace_of(kubectl)}/servingpools/chat/scale"))
+    scale = json.loads(
+        kubectl(
+            "get", "--raw", f"/apis/tidegate.dev/v1alpha1/namespaces/{namespace_of(kubectl)}/servingpools/chat/scale"
+        )
+    )
     assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (5, 5)
     assert len(kubectl("get", "pods", "-l", scale["status"]["selector"], "-o", "name").splitlines()) == 5
 
@@ -50,7 +47,7 @@ def namespace_of(kubectl):
     return kubectl("create", "configmap", "x", "--dry-run=server", "-o", "jsonpath={.metadata.namespace}")
 
 
-def test_a_real_pool_waits_for_gpus_of_its_kind(kubectl, operator):
+def test_a_real_pool_waits_for_gpus_of_its_kind(kubectl, operator, eventually):
     """Two engines of eight GPUs fit the two pretended A100 nodes; the third has nowhere to go."""
     node_pools = [{"name": "a100", "accelerator": "NVIDIA-A100-SXM4-80GB", "tensorParallel": 8, "replicas": 2}]
     kubectl("apply", "-f", "-", body=testing.pool(engine={"kind": "vllm"}, nodePools=node_pools))
@@ -68,14 +65,14 @@ def test_a_scale_beyond_the_node_pools_is_refused(kubectl, operator):
     assert "more than all spec.nodePools[].maxReplicas" in kubectl("scale", "spool/chat", "--replicas=3", check=False)
 
 
-def test_a_deleted_child_comes_back(kubectl, operator):
+def test_a_deleted_child_comes_back(kubectl, operator, eventually):
     kubectl("apply", "-f", "-", body=testing.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     kubectl("delete", "deployment/chat-gateway")
     eventually(lambda: "chat-gateway" in kubectl("get", "deployments"))
 
 
-def test_pools_that_changed_while_no_operator_ran_are_caught_up_with(kubectl, operator, namespace):
+def test_pools_that_changed_while_no_operator_ran_are_caught_up_with(kubectl, operator, namespace, eventually):
     kubectl("apply", "-f", "-", body=testing.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     operator.kill("first")
@@ -86,7 +83,7 @@ def test_pools_that_changed_while_no_operator_ran_are_caught_up_with(kubectl, op
     kubectl("wait", "spool/second", "--for=condition=Ready", "--timeout=60s")
 
 
-def test_a_pool_can_be_deleted_while_no_operator_runs(kubectl, operator):
+def test_a_pool_can_be_deleted_while_no_operator_runs(kubectl, operator, eventually):
     kubectl("apply", "-f", "-", body=testing.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     operator.stop()
@@ -94,9 +91,11 @@ def test_a_pool_can_be_deleted_while_no_operator_runs(kubectl, operator):
     eventually(lambda: not kubectl("get", "deployments", "-o", "name").strip())
 
 
-def test_of_two_operators_one_acts_and_the_other_takes_over(kubectl, installed, namespace, plane):
+def test_of_two_operators_one_acts_and_the_other_takes_over(kubectl, installed, namespace, plane, eventually):
     def holder():
-        return plane.kubectl("get", "lease/tidegate", "-n", installed.system, "-o", "jsonpath={.spec.holderIdentity}", check=False)
+        return plane.kubectl(
+            "get", "lease/tidegate", "-n", installed.system, "-o", "jsonpath={.spec.holderIdentity}", check=False
+        )
 
     installed.start("one", namespace)
     eventually(lambda: holder() == "one")
@@ -109,11 +108,15 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(kubectl, installed, 
     eventually(lambda: holder() == "two", timeout_s=8)
     kubectl("scale", "spool/chat", "--replicas=4")
     eventually(lambda: columns(kubectl)["ENGINES"] == "4/4")
-    writers = {event["reportingInstance"] for event in json.loads(kubectl("get", "events.events.k8s.io", "-o", "json"))["items"] if event["regarding"]["kind"] == "ServingPool"}
+    writers = {
+        event["reportingInstance"]
+        for event in json.loads(kubectl("get", "events.events.k8s.io", "-o", "json"))["items"]
+        if event["regarding"]["kind"] == "ServingPool"
+    }
     assert writers <= {"one", "two"}
 
 
-def test_an_operator_that_dies_is_replaced_when_its_lease_has_run_out(kubectl, installed, namespace):
+def test_an_operator_that_dies_is_replaced_when_its_lease_has_run_out(kubectl, installed, namespace, eventually):
     installed.start("one", namespace)
     eventually(lambda: "holds the Lease" in installed.said("one"))
     installed.start("two", namespace)

@@ -107,7 +107,9 @@ async def test_a_field_that_the_spec_gives_up_is_withdrawn(cluster, kubectl, nam
 async def test_a_spec_that_cannot_be_built_is_told_and_what_runs_keeps_running(cluster, kubectl, namespace, rules):
     kubectl("create", "-f", "-", body=testing.pool())
     await run(cluster, namespace, rules)
-    before = identities(await cluster.children(namespace, "chat"), owned_by=(await cluster.pool(namespace, "chat"))["metadata"]["uid"])
+    before = identities(
+        await cluster.children(namespace, "chat"), owned_by=(await cluster.pool(namespace, "chat"))["metadata"]["uid"]
+    )
     circle = [{"name": "w", "stages": [{"name": "a", "after": ["b"]}, {"name": "b", "after": ["a"]}]}]
     kubectl("replace", "-f", "-", body=testing.pool(nodePools=[{"name": "other"}], workflows=circle))
     await run(cluster, namespace, rules)
@@ -127,12 +129,17 @@ async def test_a_name_that_somebody_else_has_is_left_alone_and_told(cluster, kub
     assert await run(cluster, namespace, rules) is reconcile.Result.REFUSED
     assert kubectl("get", "configmap/chat-gateway", "-o", "jsonpath={.data}") == '{"mine":"yes"}'
     degraded = conditions(await cluster.pool(namespace, "chat"))["Degraded"]
-    assert (degraded["reason"], degraded["message"]) == ("NameTaken", "ConfigMap chat-gateway exists and belongs to someone else")
+    assert (degraded["reason"], degraded["message"]) == (
+        "NameTaken",
+        "ConfigMap chat-gateway exists and belongs to someone else",
+    )
     kubectl("delete", "configmap/chat-gateway")
     assert await run(cluster, namespace, rules) is reconcile.Result.SETTLED
 
 
-async def test_what_the_api_server_refuses_is_told_in_its_words_and_the_rest_is_built(cluster, kubectl, namespace, rules):
+async def test_what_the_api_server_refuses_is_told_in_its_words_and_the_rest_is_built(
+    cluster, kubectl, namespace, rules
+):
     broken = {"kind": "sim", "volumeMounts": [{"name": "missing", "mountPath": "/x"}]}
     kubectl("create", "-f", "-", body=testing.pool(engine=broken))
     assert await run(cluster, namespace, rules) is reconcile.Result.REFUSED
@@ -157,7 +164,9 @@ async def test_a_pool_that_is_gone_is_nothing_to_do(cluster, namespace, rules):
     assert await run(cluster, namespace, rules) is reconcile.Result.GONE
 
 
-async def test_killed_between_any_two_writes_it_leaves_children_neither_missing_nor_double(cluster, kubectl, namespace, rules):
+async def test_killed_between_any_two_writes_it_leaves_children_neither_missing_nor_double(
+    cluster, kubectl, namespace, rules
+):
     """Creation and an edit that adds, changes and removes children, each cut short at every write."""
     edited = {"nodePools": [{"name": "fast", "replicas": 3}, {"name": "new"}], "tenants": [{"name": "t"}]}
     kubectl("create", "-f", "-", body=testing.pool("whole"))

@@ -5,7 +5,9 @@ import yaml
 
 from tidegate_operator import render, spec, spread
 
-KNOWN = spec.Known(policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency"}), profiles=frozenset({"a100-70b-tp8"}))
+KNOWN = spec.Known(
+    policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency"}), profiles=frozenset({"a100-70b-tp8"})
+)
 IMAGES = render.Images(tidegate="tidegate:1", engine="tidegate-engine:1")
 
 
@@ -66,7 +68,10 @@ def test_a_store_of_ones_own_is_not_replaced_by_ours():
     settings = yaml.safe_load(pick(found, "ConfigMap", "chat-gateway")["data"]["gateway.yaml"])
     assert settings["store"] == {"url": "redis://valkey.stores:6379/0", "pool": "prod.chat"}
     env = pick(found, "Deployment", "chat-gateway")["spec"]["template"]["spec"]["containers"][0]["env"]
-    assert {"name": "TIDEGATE_STORE_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "store", "key": "password"}}} in env
+    assert {
+        "name": "TIDEGATE_STORE_PASSWORD",
+        "valueFrom": {"secretKeyRef": {"name": "store", "key": "password"}},
+    } in env
 
 
 def test_a_gateway_restarts_when_its_settings_change_and_only_then():

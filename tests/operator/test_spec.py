@@ -33,7 +33,10 @@ def test_durations_become_seconds(text, expected):
 def test_the_documented_example_is_understood():
     pool = spec.parse(stored(), KNOWN)
     assert pool.model == spec.Model(name="Qwen/Qwen3-8B", uri="hf://Qwen/Qwen3-8B", max_model_len=32768)
-    assert [(item.name, item.gpus, item.max_replicas) for item in pool.node_pools] == [("a100", 8, 4), ("a6000", 8, None)]
+    assert [(item.name, item.gpus, item.max_replicas) for item in pool.node_pools] == [
+        ("a100", 8, 4),
+        ("a6000", 8, None),
+    ]
     assert pool.gateway.alpha is None
     assert pool.steering.allow == ("two-lane", "edf", "sjf", "urgency", "fcfs")
     assert pool.steering.interval_s == 30

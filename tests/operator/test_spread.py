@@ -47,7 +47,9 @@ def pools(draw):
         least = draw(st.integers(0, 3))
         replicas = least + draw(st.integers(0, 3))
         most = draw(st.none() | st.integers(replicas, replicas + 3))
-        return node_pool(f"p{index}", replicas=replicas, least=least, most=most, cost=draw(st.sampled_from([0.0, 1.0, 2.0])))
+        return node_pool(
+            f"p{index}", replicas=replicas, least=least, most=most, cost=draw(st.sampled_from([0.0, 1.0, 2.0]))
+        )
 
     node_pools = tuple(one(index) for index in range(draw(st.integers(1, 5))))
     low = sum(item.min_replicas for item in node_pools)
@@ -61,7 +63,11 @@ def test_every_total_is_met_within_all_bounds(pool):
     counts = spread.desired(pool)
     assert sum(counts.values()) == pool.replicas
     for item in pool.node_pools:
-        assert item.min_replicas <= counts[item.name] <= (counts[item.name] if item.max_replicas is None else item.max_replicas)
+        assert (
+            item.min_replicas
+            <= counts[item.name]
+            <= (counts[item.name] if item.max_replicas is None else item.max_replicas)
+        )
 
 
 @given(pools(), st.randoms())

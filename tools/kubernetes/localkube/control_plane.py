@@ -122,6 +122,7 @@ def _start(programs: pathlib.Path, folder: pathlib.Path, running: processes.Proc
     running.start("kwok", [
         programs / "kwok", "--kubeconfig", kubeconfig, "--config", programs / "kwok-stages.yaml",
         "--manage-nodes-with-annotation-selector", "kwok.x-k8s.io/node=fake", "--server-address", f"127.0.0.1:{kwok_port}",
+        "--cidr", "127.77.0.0/16",  # whoever connects to a pretended pod must not leave this machine
     ])  # fmt: skip
     return ControlPlane(
         folder=folder, programs=programs, server=server, kubeconfig=kubeconfig,

@@ -77,7 +77,9 @@ def start(programs: pathlib.Path, folder: pathlib.Path, archives: Sequence[pathl
 def kubectl(node: Node, *arguments: str, stdin: str | None = None) -> str:
     """What kubectl prints; raises KubectlError when it fails."""
     command = [*node.enter, str(node.programs / "kubectl"), "--kubeconfig", str(node.kubeconfig), *arguments]
-    done = subprocess.run(command, input=stdin, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    done = subprocess.run(
+        command, input=stdin, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
     if done.returncode:
         raise control_plane.KubectlError(f"kubectl {' '.join(arguments)}: {done.stdout}")
     return done.stdout

@@ -1,0 +1,94 @@
+"""What `tools/kubernetes/e2e` runs inside the cluster: `python client.py COMMAND ARGUMENT...`, one JSON line out.
+
+Needs aiohttp and grpcio, which the project's own image has.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import time
+from typing import Any
+
+import aiohttp
+import grpc
+from tidegate_proto.v1 import control_pb2, control_pb2_grpc
+
+PATIENCE = aiohttp.ClientTimeout(total=120)
+
+
+async def chat(url: str, model: str, text: str) -> dict[str, Any]:
+    """One chat completion, and the same streamed."""
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 24, "temperature": 0}
+    async with aiohttp.ClientSession(timeout=PATIENCE) as session:
+        async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
+            whole = {"status": answer.status, "engine": answer.headers.get("x-tidegate-engine"), **await answer.json()}
+        pieces = []
+        async with session.post(f"{url}/v1/chat/completions", json={**body, "stream": True}) as answer:
+            async for line in answer.content:
+                if line.startswith(b"data: {"):
+                    pieces += [choice["delta"].get("content") or "" for choice in json.loads(line[6:])["choices"]]
+    text = whole["choices"][0]["message"]["content"] if whole["status"] == 200 else str(whole)
+    return {"status": whole["status"], "engine": whole["engine"], "text": text, "streamed": "".join(pieces)}
+
+
+async def workflow(url: str, model: str) -> dict[str, Any]:
+    """A workflow from its template: each stage's calls, in order, then what the gateway says of it."""
+    async with aiohttp.ClientSession(timeout=PATIENCE) as session:
+        async with session.post(f"{url}/v1/workflows", json={"template": "report"}) as answer:
+            created = await answer.json()
+            if answer.status >= 300:
+                return {"status": answer.status, "said": created}
+        for stage, calls in (("plan", 1), ("write", 2), ("check", 1)):
+            body = {"model": model, "messages": [{"role": "user", "content": stage}], "max_tokens": 8}
+            headers = {"x-tidegate-workflow": created["id"], "x-tidegate-stage": stage}
+            await asyncio.gather(*(_post(session, url, body, headers) for _ in range(calls)))
+        async with session.get(f"{url}/v1/workflows/{created['id']}") as answer:
+            return {"status": answer.status, **await answer.json()}
+
+
+async def load(url: str, model: str, seconds: str) -> dict[str, Any]:
+    """Long and short calls mixed, more at once than the engines have memory for, until the time is over."""
+    until, counts = time.monotonic() + float(seconds), {"ok": 0, "refused": 0}
+    chance = random.Random(1)
+
+    async def client(session: aiohttp.ClientSession) -> None:
+        while time.monotonic() < until:
+            words, tokens = (2000, 150) if chance.random() < 0.5 else (20, 4)
+            body = {"model": model, "messages": [{"role": "user", "content": "word " * words}], "max_tokens": tokens}
+            status = await _post(session, url, body, {"x-tidegate-class": "interactive"})
+            counts["ok" if status == 200 else "refused"] += 1
+
+    async with aiohttp.ClientSession(timeout=PATIENCE, connector=aiohttp.TCPConnector(limit=0)) as session:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(80):
+                group.create_task(client(session))
+    return counts
+
+
+async def states(*addresses: str) -> dict[str, Any]:
+    """What EngineControl says at each address."""
+    found = {}
+    for address in addresses:
+        async with grpc.aio.insecure_channel(address) as channel:
+            state = await control_pb2_grpc.EngineControlStub(channel).GetState(
+                control_pb2.GetStateRequest(), timeout=10
+            )
+            found[address] = {
+                "policy": state.policy,
+                "reason": state.policy_reason,
+                "fallback": state.fallback_reason,
+                "version": state.engine_version,
+            }
+    return found
+
+
+async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any], headers: dict[str, str]) -> int:
+    async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
+        await answer.read()
+        return answer.status
+
+
+if __name__ == "__main__":
+    command = {"chat": chat, "workflow": workflow, "load": load, "states": states}[sys.argv[1]]
+    print(json.dumps(asyncio.run(command(*sys.argv[2:]))))
