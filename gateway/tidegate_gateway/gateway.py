@@ -140,7 +140,6 @@ class Gateway:
             chosen = None if name is None else records.Chosen(policy=name, reason=reason, left_s=for_s)
             if kind == "override":
                 self._override_until_s = None if for_s is None or chosen is None else self.clock() + for_s
-            if kind == "override":
                 self._apply(dataclasses.replace(self._chosen, override=chosen))
             else:
                 self._apply(dataclasses.replace(self._chosen, steered=chosen))

@@ -131,7 +131,11 @@ class Server(web.Server):
             handler, arguments = self._routes.find(request.method, request.path)
             return await handler(request, **arguments)
         except errors.GatewayError as error:
-            return refusal(error)
+            response = refusal(error)
+            given = request.headers.get("x-request-id", "")
+            if 0 < len(given) <= 256 and given.isascii() and given.isprintable():
+                response.headers["x-request-id"] = given
+            return response
 
 
 def refusal(error: errors.GatewayError) -> web.Response:

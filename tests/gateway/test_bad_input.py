@@ -61,6 +61,12 @@ async def test_a_wrong_prompt_is_400(up: Any, prompt: Any) -> None:
         assert (status, answer["error"]["param"]) == (400, "prompt")
 
 
+async def test_a_refusal_repeats_the_request_id(up: Any) -> None:
+    async with up(store=False) as client:
+        _, _, headers = await client.ask(headers={"x-request-id": "mine"}, n=-1)
+        assert headers["x-request-id"] == "mine"
+
+
 async def test_an_unknown_model_is_404_and_names_the_known(up: Any) -> None:
     async with testing.engine() as engine, up(engine, store=False) as client:
         status, answer, _ = await client.ask(model="gpt-17")

@@ -119,6 +119,22 @@ async def test_rubbish_metrics_do_no_harm(up: Any, page: bytes) -> None:
         assert (shown["running"], shown["waiting"], shown["kv_usage"]) == (None, None, None)
 
 
+async def test_a_port_that_does_not_speak_http_is_no_engine(up: Any, until: Any) -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"\x00\xffSSH-2.0-no\r\n\r\nHTTP/9.9 what\r\n\r\n" * 100)
+        writer.close()
+
+    server = await asyncio.start_server(babble, "127.0.0.1", 0)
+    bad = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, testing.engine() as engine, up({"url": bad}, engine, seen=False) as client:
+        await until(lambda: all(known.looks for known in client.gateway.fleet.known.values()))
+        for _ in range(3):
+            assert (await client.ask())[0] == 200
+        reasons = {shown["url"]: shown["reason"] for shown in client.state()["engines"]}
+        assert reasons[bad].startswith("does not answer")
+
+
 async def test_older_metric_names_are_read(up: Any, until: Any) -> None:
     page = b'# HELP x\nvllm:num_requests_running{model_name="m"} 3.0\nvllm:gpu_cache_usage_perc{model_name="m"} 0.25\n'
     async with testing.engine(metrics=page) as engine, up(engine) as client:

@@ -92,6 +92,15 @@ local function save(doc, before)
   redis.call('SET', record, cjson.encode(doc), 'PX', ttl_ms)
 end
 
+-- The record of a workflow that runs; else nil, the refusal, and the record if there is one.
+local function open()
+  local doc, late = load()
+  if not doc then return nil, fail('workflow_not_found') end
+  if late then save(doc, 'running') end
+  if doc.state ~= 'running' then return nil, fail('workflow_ended', { state = doc.state }), doc end
+  return doc
+end
+
 local function answer(doc)
   doc.now_ms, doc.just_ended = now_ms, ended
   local text = cjson.encode(doc)
@@ -202,10 +211,8 @@ function operations.forget()
 end
 
 function operations.complete_stage()
-  local doc, late = load()
-  if not doc then return fail('workflow_not_found') end
-  if late then save(doc, 'running') end
-  if doc.state ~= 'running' then return fail('workflow_ended', { state = doc.state }) end
+  local doc, refusal = open()
+  if not doc then return refusal end
   local stage = find(doc, args.stage)
   if not stage then return fail('stage_not_found') end
   if stage.over then return fail('stage_already_done') end
@@ -218,10 +225,8 @@ function operations.complete_stage()
 end
 
 function operations.complete()
-  local doc, late = load()
-  if not doc then return fail('workflow_not_found') end
-  if late then save(doc, 'running') end
-  if doc.state ~= 'running' then return fail('workflow_ended', { state = doc.state }) end
+  local doc, refusal = open()
+  if not doc then return refusal end
   for _, stage in ipairs(doc.stages) do stage.over = true end
   finish(doc, 'done')
   save(doc, 'running')
@@ -229,11 +234,9 @@ function operations.complete()
 end
 
 function operations.cancel()
-  local doc, late = load()
-  if not doc then return fail('workflow_not_found') end
-  if late then save(doc, 'running') end
-  if doc.state == 'cancelled' then return answer(doc) end
-  if doc.state ~= 'running' then return fail('workflow_ended', { state = doc.state }) end
+  local doc, refusal, past = open()
+  if past and past.state == 'cancelled' then return answer(past) end
+  if not doc then return refusal end
   finish(doc, 'cancelled')
   save(doc, 'running')
   return answer(doc)
