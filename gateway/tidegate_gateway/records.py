@@ -5,7 +5,7 @@ gateways play no part.
 
     StoreError
     ├── Unavailable         no answer in time; nothing is known about the change
-    └── Rejected            the store said no, with a code of `errors.TABLE` (or too_many_stages)
+    └── Rejected            the store said no, with a code of `errors.TABLE` (or too_many_stages, too_many_calls)
 """
 
 from collections.abc import Mapping
@@ -20,6 +20,9 @@ STATES: tuple[State, ...] = ("running", "done", "cancelled", "expired")
 
 MOST_STAGES = 256
 """Of one workflow; a record is one document."""
+
+MOST_CALLS = 10_000
+"""Of one workflow at the same time."""
 
 
 class StoreError(Exception):

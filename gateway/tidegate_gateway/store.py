@@ -194,6 +194,7 @@ class Valkey:
             "grace_ms": round(self._told.grace_s * 1000),
             "retention_ms": round(self._told.retention_s * 1000),
             "most_stages": records.MOST_STAGES,
+            "most_calls": records.MOST_CALLS,
             **arguments,
         }
         kept = ""
@@ -205,6 +206,7 @@ class Valkey:
             *map(self._key, records.STATES),
             self._key(f"once:{kept}"),
             self._key(f"calls:{arguments['gateway']}"),
+            self._key(f"members:{workflow}"),
         ]
         answer = orjson.loads(cast("bytes", await self._run("workflow", keys, [operation, _encoded(arguments)])))
         if "error" in answer:
@@ -281,7 +283,6 @@ def _chosen(answer: object) -> dict[str, Any]:
 
 
 def _record(answer: Mapping[str, Any]) -> records.Record:
-    calls = answer["calls"].values() if isinstance(answer["calls"], dict) else ()
     stages = [
         records.Stage(
             name=item["name"],
@@ -290,7 +291,7 @@ def _record(answer: Mapping[str, Any]) -> records.Record:
             passes=item["passes"],
             started=item["started"],
             over=item["over"],
-            running=sum(call["stage"] == item["name"] for call in calls),
+            running=item["running"],
             done=item["done"],
         )
         for item in _rows(answer["stages"])

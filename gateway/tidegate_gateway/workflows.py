@@ -130,7 +130,7 @@ class Workflows:
         return shown(await self._ask(new.id, "create", new, once=once(key, "create", body)))
 
     async def get(self, workflow: str) -> dict[str, Any]:
-        return shown(await self._ask(workflow, "get", workflow))
+        return self._counted(await self._ask(workflow, "get", workflow))
 
     async def listed(self, state: str | None, limit: int = 100) -> list[dict[str, Any]]:
         """The newest workflows, of one state or of all."""
@@ -278,7 +278,8 @@ def _refusal(error: records.Rejected, workflow: str, stage: str) -> errors.Gatew
         "stage_not_found": f"workflow {workflow!r} has no stage {stage!r}; GET the workflow to see its stages",
         "stage_already_done": f"stage {stage!r} is done already; send an Idempotency-Key to repeat a request safely",
         "idempotency_key_reused": "this Idempotency-Key was used with another body; use a new key for a new request",
-        "too_many_stages": f"workflow {workflow!r} has too many stages; create another one",
+        "too_many_stages": f"workflow {workflow!r} has {records.MOST_STAGES} stages already; create another one",
+        "too_many_calls": f"workflow {workflow!r} has {records.MOST_CALLS} calls under way; wait until some are done",
     }
-    code = "invalid_request" if error.code == "too_many_stages" else error.code
+    code = "invalid_request" if error.code.startswith("too_many") else error.code
     return BadRequest(sentences[error.code], code=code)

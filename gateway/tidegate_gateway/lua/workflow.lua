@@ -1,16 +1,18 @@
 -- One atomic change to one workflow. Nothing is written before everything has been checked.
 --
 -- KEYS: 1 the record; 2-5 ids by state: running (scored by the end of their grace), done, cancelled, expired (by their end);
---       6 the answer kept for an Idempotency-Key; 7 ids of workflows in which the calling gateway has calls.
+--       6 the answer kept for an Idempotency-Key; 7 ids of workflows in which the calling gateway has calls;
+--       8 the calls that run: id -> stage, newline, gateway.
 -- ARGV: 1 the operation, 2 its arguments as JSON.
 -- Answers JSON: the record with `now_ms`, or {"error": code, ...}.
 --
--- The record is one JSON document. `after` is a string of names separated by newlines, because an empty Lua table would
+-- The record is one JSON document; calls are beside it, so that its size does not depend on how many run. `after` is a string of names separated by newlines, because an empty Lua table would
 -- come back as an object. All instants are this server's milliseconds: clocks of gateways play no part.
 
-local record, idempotency, mine = KEYS[1], KEYS[6], KEYS[7]
+local record, idempotency, mine, calls = KEYS[1], KEYS[6], KEYS[7], KEYS[8]
 local index = { running = KEYS[2], done = KEYS[3], cancelled = KEYS[4], expired = KEYS[5] }
 local args = cjson.decode(ARGV[2])
+local longest_ms = 8 * 24 * 3600 * 1000 -- the longest deadline, and a day
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -26,19 +28,12 @@ local function find(doc, name)
   end
 end
 
-local function running(doc, name)
-  local count = 0
-  for _, call in pairs(doc.calls) do
-    if call.stage == name then count = count + 1 end
-  end
-  return count
-end
-
 local ended = false
 
 local function finish(doc, state)
   ended = true
-  doc.state, doc.ended_ms, doc.calls = state, now_ms, {}
+  doc.state, doc.ended_ms, doc.owners = state, now_ms, {}
+  for _, stage in ipairs(doc.stages) do stage.running = 0 end
 end
 
 local function settle(doc)
@@ -55,8 +50,22 @@ local function settle_stage(doc, stage)
   if stage.expected > 0 then
     stage.over = stage.over or stage.done >= stage.expected
   else
-    stage.over = stage.over or (stage.done == 1 and running(doc, stage.name) == 0)
+    stage.over = stage.over or (stage.done == 1 and stage.running == 0)
   end
+end
+
+-- Takes a call out of its stage; false if it is not there (any more).
+local function release(doc, id, ok)
+  local call = redis.call('HGET', calls, id)
+  if not call or doc.state ~= 'running' then return false end
+  local name, gateway = string.match(call, '^([^\n]*)\n(.*)$')
+  redis.call('HDEL', calls, id)
+  doc.owners[gateway] = doc.owners[gateway] > 1 and doc.owners[gateway] - 1 or nil
+  local stage = find(doc, name)
+  stage.running = stage.running - 1
+  if ok then stage.done = stage.done + 1 end
+  settle_stage(doc, stage)
+  return true
 end
 
 local function close_before(doc, stage)
@@ -83,7 +92,9 @@ local function save(doc, before)
   if doc.state == 'running' then
     ttl_ms = ttl_ms + math.max(doc.deadline_ms - now_ms, 0) + args.grace_ms
     redis.call('ZADD', index.running, doc.deadline_ms + args.grace_ms, doc.id)
+    redis.call('PEXPIRE', calls, ttl_ms)
   elseif before ~= doc.state then
+    redis.call('DEL', calls)
     redis.call('ZREM', index.running, doc.id)
     redis.call('ZADD', index[doc.state], doc.ended_ms, doc.id)
     redis.call('ZREMRANGEBYSCORE', index[doc.state], '-inf', now_ms - args.retention_ms)
@@ -113,11 +124,11 @@ end
 local function create(stages, declared)
   local doc = {
     id = args.id, state = 'running', template = args.template, tenant = args.tenant, declared = declared,
-    created_ms = now_ms, deadline_ms = now_ms + args.deadline_ms, stages = {}, calls = {},
+    created_ms = now_ms, deadline_ms = now_ms + args.deadline_ms, stages = {}, owners = {},
   }
   for i, stage in ipairs(stages) do
     doc.stages[i] = { name = stage.name, after = stage.after, expected = stage.expected, passes = stage.passes,
-                      parallel = stage.parallel, started = false, done = 0, over = false }
+                      parallel = stage.parallel, started = false, running = 0, done = 0, over = false }
   end
   return doc
 end
@@ -126,13 +137,13 @@ end
 local function extend(doc, name)
   local before = {}
   for _, stage in ipairs(doc.stages) do
-    if stage.started and running(doc, stage.name) == 0 then before[#before + 1] = stage.name end
-  end
-  for _, stage in ipairs(doc.stages) do
-    if not stage.declared and stage.started and running(doc, stage.name) == 0 then stage.over = true end
+    if stage.started and stage.running == 0 then
+      before[#before + 1] = stage.name
+      stage.over = stage.over or not stage.declared
+    end
   end
   local stage = { name = name, after = table.concat(before, '\n'), expected = 0, passes = 1, parallel = 0,
-                  started = false, done = 0, over = false }
+                  started = false, running = 0, done = 0, over = false }
   doc.stages[#doc.stages + 1] = stage
   return stage
 end
@@ -165,30 +176,30 @@ function operations.join()
     if #doc.stages >= args.most_stages then return fail('too_many_stages') end
     stage = extend(doc, args.stage)
   end
+  if redis.call('HLEN', calls) >= args.most_calls then return fail('too_many_calls') end
   stage.started = true
   close_before(doc, stage)
-  doc.calls[args.call] = { stage = stage.name, gateway = args.gateway }
+  if redis.call('HSETNX', calls, args.call, stage.name .. '\n' .. args.gateway) == 1 then
+    stage.running = stage.running + 1
+    doc.owners[args.gateway] = (doc.owners[args.gateway] or 0) + 1
+  end
   save(doc)
   redis.call('SADD', mine, doc.id)
+  redis.call('PEXPIRE', mine, longest_ms)
   return answer(doc)
 end
 
 -- The end of a call; a second report of the same call finds it gone and changes nothing.
 function operations.finish()
   local doc, late = load()
-  if not doc then return fail('workflow_not_found') end
-  local call = doc.calls[args.call]
-  if call then
-    doc.calls[args.call] = nil
-    local stage = find(doc, call.stage)
-    if args.ok then stage.done = stage.done + 1 end
-    settle_stage(doc, stage)
-    settle(doc)
+  if not doc then
+    redis.call('SREM', mine, args.id)
+    return fail('workflow_not_found')
   end
-  if call or late then save(doc, 'running') end
-  local left = false
-  for _, other in pairs(doc.calls) do left = left or other.gateway == args.gateway end
-  if not left then redis.call('SREM', mine, doc.id) end
+  local released = release(doc, args.call, args.ok)
+  if released then settle(doc) end
+  if released or late then save(doc, 'running') end
+  if not doc.owners[args.gateway] then redis.call('SREM', mine, doc.id) end
   return answer(doc)
 end
 
@@ -198,14 +209,15 @@ function operations.forget()
   redis.call('SREM', mine, args.id)
   if not doc then return fail('workflow_not_found') end
   local touched = late
-  for id, call in pairs(doc.calls) do
-    if call.gateway == args.gateway then
-      doc.calls[id] = nil
-      settle_stage(doc, find(doc, call.stage))
-      touched = true
+  if doc.owners[args.gateway] then
+    local all = redis.call('HGETALL', calls)
+    for i = 1, #all, 2 do
+      if string.match(all[i + 1], '\n(.*)$') == args.gateway then
+        touched = release(doc, all[i], false) or touched
+      end
     end
+    settle(doc)
   end
-  settle(doc)
   if touched then save(doc, 'running') end
   return answer(doc)
 end
