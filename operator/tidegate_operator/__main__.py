@@ -1,7 +1,7 @@
 """`python -m tidegate_operator`, and `tidegate operator`: the parts put together.
 
-Waits for the Lease, then runs kopf's watches and `control` until SIGTERM, or until the Lease is lost, in which case it ends
-with status 1 so that its pod starts again as one that waits.
+Waits for the Lease, then runs kopf's watches and `control` until SIGTERM, or until the Lease is lost, in which case
+it ends with status 1 so that its pod starts again as one that waits.
 """
 
 import argparse
@@ -15,12 +15,12 @@ from collections.abc import Sequence
 
 import aiohttp
 import kopf
-import tidegate_profiles
 from kubernetes.aio import client, config
-from tidegate_policy import orders
 
-from tidegate_operator import control, gateways, handlers, health, reconcile, render, spec, steer_pool
+import tidegate_profiles
+from tidegate_operator import control, gateway_admin, handlers, health, reconcile, render, spec, steer_pool
 from tidegate_operator.cluster import api_server, lease
+from tidegate_policy import orders
 
 log = logging.getLogger("tidegate_operator")
 
@@ -37,9 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.error("%s", error)
         return 1
     except config.ConfigException as error:
-        print(
-            f"tidegate operator: no cluster to work on: {error}. Set KUBECONFIG, or run it in a pod.", file=sys.stderr
-        )
+        sys.stderr.write(f"tidegate operator: no cluster to work on: {error}. Set KUBECONFIG, or run it in a pod.\n")
         return 1
     return 0
 
@@ -94,7 +92,12 @@ async def _act(options: argparse.Namespace, server: api_server.ApiServer, sessio
         known=spec.Known(policies=frozenset(orders.ORDERS), profiles=frozenset(tidegate_profiles.names())),
         operator_namespace=options.operator_namespace,
     )
-    steering = steer_pool.Steering(server, rules, admin=gateways.Gateways(session), clock=control.now)
+    steering = steer_pool.Steering(
+        server,
+        rules,
+        admin_of=lambda pool: gateway_admin.GatewayAdmin(session, steer_pool.admin_url(pool)),
+        clock=control.now,
+    )
     controlling = control.Control(server, rules, steering)
     ready, stop = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as group:

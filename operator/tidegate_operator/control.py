@@ -1,7 +1,8 @@
-"""The operator at work: pools that were woken are reconciled, and steered at their own pace, until it is told to stop.
+"""The operator at work: pools that were woken are reconciled, and steered at their own pace, until it is told to
+stop.
 
-`handlers` wakes pools when kopf's watches see a change; the resync catches whatever no watch has seen (a child that someone
-has deleted, a write that was refused for a while).
+`handlers` wakes pools when kopf's watches see a change; the resync catches whatever no watch has seen (a child that
+someone has deleted, a write that was refused for a while).
 """
 
 import asyncio

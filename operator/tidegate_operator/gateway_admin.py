@@ -1,8 +1,8 @@
 """A pool's gateways, as steering sees them: has a person overridden the policy, and do they follow the decided one?
 
-Asked and told through any one gateway's admin port; the gateways share both through their store, where an override also has
-its expiry: one truth. When no gateway answers, the answer is "as last seen": an override neither starts nor ends because a
-gateway restarts.
+Asked and told through any one gateway's admin port; the gateways share both through their store, where an override
+also has its expiry: one truth. When no gateway answers, the answer is "as last seen": an override neither starts nor
+ends because a gateway restarts.
 """
 
 import logging
@@ -22,43 +22,53 @@ MAX_REASON = 256
 class _Seen:
     policy: str
     source: str
+    reason: str
+    alpha: float
 
 
 class GatewayAdmin:
-    """`GET` and `PUT /admin/policy` of the gateways at one address."""
+    """The admin API of the gateways at one address."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session = session
-        self._url = f"{url}/admin/policy"
+        self._url = url
         self._seen: _Seen | None = None
+
+    @property
+    def alpha(self) -> float | None:
+        """The weight of speed against load that the gateways use, as last seen."""
+        return None if self._seen is None else self._seen.alpha
 
     async def override(self) -> steering.Override | None:
         """What a person has set; None when nobody has."""
         try:
-            async with self._session.get(self._url, timeout=TIMEOUT) as answer:
+            async with self._session.get(f"{self._url}/admin/state", timeout=TIMEOUT) as answer:
                 answer.raise_for_status()
-                shown = await answer.json()
-                self._seen = _Seen(policy=shown["name"], source=shown["source"])
+                state = await answer.json()
+            policy = state["policy"]
+            self._seen = _Seen(
+                policy=policy["name"],
+                source=policy["source"],
+                reason=policy["reason"],
+                alpha=float(state["dispatch"]["alpha"]),
+            )
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
-            log.debug("%s does not tell its policy: %s", self._url, error)
+            log.debug("%s does not tell its state: %r", self._url, error)
         if self._seen is None or self._seen.source != "override":
             return None
-        return steering.Override(policy=self._seen.policy, reason="set by hand")
+        return steering.Override(policy=self._seen.policy, reason=self._seen.reason)
 
     async def follow(self, policy: str, reason: str) -> None:
         """Makes `policy` the order of the gateways' own waiting queues, unless it is or a person has set another.
 
         A failure is left to the next look: gateways only queue what engines have no room for.
         """
-        if (
-            self._seen is None
-            or self._seen.source == "override"
-            or self._seen == _Seen(policy=policy, source="steered")
-        ):
+        seen = self._seen
+        if seen is None or seen.source == "override" or (seen.policy, seen.source) == (policy, "steered"):
             return
         told = {"policy": policy, "reason": reason[:MAX_REASON], "source": "steered"}
         try:
-            async with self._session.put(self._url, json=told, timeout=TIMEOUT) as answer:
+            async with self._session.put(f"{self._url}/admin/policy", json=told, timeout=TIMEOUT) as answer:
                 answer.raise_for_status()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            log.debug("%s does not take %s: %s", self._url, policy, error)
+            log.debug("%s does not take %s: %r", self._url, policy, error)

@@ -1,8 +1,8 @@
 """What kopf watches, and whom a change wakes.
 
-kopf keeps the watches alive; everything else is level-based work of `control`. So there are plain event handlers only: no
-kopf timers, daemons or change handlers, which would put finalizers and annotations on the pools and make them impossible to
-delete while the operator is down.
+kopf keeps the watches alive; everything else is level-based work of `control`. So there are plain event handlers
+only: no kopf timers, daemons or change handlers, which would put finalizers and annotations on the pools and make
+them impossible to delete while the operator is down.
 """
 
 from typing import Any

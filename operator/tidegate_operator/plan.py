@@ -27,8 +27,8 @@ class Steps:
 def steps(owner: str, desired: Iterable[Json], observed: Iterable[Json]) -> Steps:
     """The steps from `observed` to `desired`, for the pool with the uid `owner`.
 
-    Applies come in the order of `desired`, deletions after them: when a node pool is renamed, the new engines are asked
-    for before the old ones go.
+    Applies come in the order of `desired`, deletions after them: when a node pool is renamed, the new engines are
+    asked for before the old ones go.
     """
     wanted = {objects.Reference.of(manifest): _stamped(manifest) for manifest in desired}
     existing = {objects.Reference.of(body): body for body in observed}

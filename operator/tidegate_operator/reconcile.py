@@ -1,8 +1,8 @@
 """One pool, from what its spec says to what exists: the only way in which this operator changes anything.
 
-Level-based: it reads everything, decides by the pure modules (`spec`, `spread`, `render`, `plan`, `status`), writes the
-difference, and can be stopped between any two writes, because running it again starts from what is there. It does not care
-what woke it. A spec that cannot be built changes the status alone: what runs keeps running.
+Level-based: it reads everything, decides by the pure modules (`spec`, `spread`, `render`, `plan`, `status`), writes
+the difference, and can be stopped between any two writes, because running it again starts from what is there. It does
+not care what woke it. A spec that cannot be built changes the status alone: what runs keeps running.
 """
 
 import datetime

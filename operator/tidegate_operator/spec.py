@@ -1,8 +1,8 @@
 """What does a ServingPool ask for? Its body, as the API server stores it, becomes one frozen value.
 
-The schema and CEL rules of `crds/` have filled the defaults and refused what they can see; what they cannot (a cycle of
-stages, an unknown policy) is refused here, each problem with its field and its reason. This module knows neither the API
-server nor how a pool is built: `spread` divides the engines, `render` turns the value into manifests.
+The schema and CEL rules of `crds/` have filled the defaults and refused what they can see; what they cannot (a cycle
+of stages, an unknown policy) is refused here, each problem with its field and its reason. This module knows neither
+the API server nor how a pool is built: `spread` divides the engines, `render` turns the value into manifests.
 """
 
 import graphlib

@@ -11,9 +11,9 @@ from tidegate_operator import spec
 def desired(pool: spec.Pool) -> Mapping[str, int]:
     """Engines for each node pool, by its name.
 
-    Without spec.replicas it is each one's own `replicas`. With it, everyone first gets `minReplicas`; the rest goes to the
-    cheapest engines, up to each one's own `replicas`, and beyond those up to `maxReplicas`. So a total that equals
-    the sum of `replicas` gives what is written there, and shrinking gives up the dearest engines first.
+    Without spec.replicas it is each one's own `replicas`. With it, everyone first gets `minReplicas`; the rest goes
+    to the cheapest engines, up to each one's own `replicas`, and beyond those up to `maxReplicas`. So a total that
+    equals the sum of `replicas` gives what is written there, and shrinking gives up the dearest engines first.
     """
     if pool.replicas is None:
         return {node_pool.name: node_pool.replicas for node_pool in pool.node_pools}

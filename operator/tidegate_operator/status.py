@@ -36,7 +36,8 @@ class Event:
     reason: str
     message: str
     at: str
-    """RFC 3339. The same event at the same instant is the same object, so posting it again after a crash adds nothing."""
+    """RFC 3339. The same event at the same instant is the same object, so posting it again after a crash adds
+    nothing."""
     warning: bool = False
 
     def manifest(self, *, controller: str, instance: str) -> Json:

@@ -1,7 +1,7 @@
 """Steering of the pools of a cluster: from pods and specs to `steering`, and from its outcomes to status and events.
 
-An outcome is written down before it is put in force, so an operator that dies in between puts it in force when it is back. A
-gateway is told after the engines, and asked before each decision whether a person has overridden the policy.
+An outcome is written down before it is put in force, so an operator that dies in between puts it in force when it is
+back. A gateway is told after the engines, and asked before each decision whether a person has overridden the policy.
 """
 
 import datetime
@@ -10,18 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from tidegate_policy import qos
-from tidegate_policy.steer import guards
-
-from tidegate_operator import cluster, gateways, reconcile, spec, status, steering
+from tidegate_operator import cluster, reconcile, spec, status, steering
 from tidegate_operator.render import labels
 from tidegate_operator.spec import Json
+from tidegate_policy import qos
+from tidegate_policy.steer import guards
 
 log = logging.getLogger(__name__)
 
 WRITER = "tidegate-steering"
 """Field manager of the part of the status that is written here."""
-WAIT_S = 10.0
+WAIT_S = 3.0
 """Until a pool that cannot be steered is looked at again."""
 
 _REASONS = {
@@ -37,12 +36,20 @@ Locate = Callable[[Json], str | None]
 """Where a pod's EngineControl answers."""
 
 
-class Gateways(Protocol):
-    """A pool's gateways; `gateways.Gateways` is the real thing."""
+class Admin(Protocol):
+    """A pool's gateways; `gateway_admin.GatewayAdmin` is the real thing."""
 
-    async def look(self, pool: spec.Pool) -> gateways.View | None: ...
+    @property
+    def alpha(self) -> float | None: ...
 
-    async def tell(self, pool: spec.Pool, policy: str, reason: str) -> None: ...
+    async def override(self) -> steering.Override | None: ...
+
+    async def follow(self, policy: str, reason: str) -> None: ...
+
+
+def admin_url(pool: spec.Pool) -> str:
+    """Where a pool's gateways answer on their admin port."""
+    return f"http://{labels.component_name(pool, 'gateway')}-internal.{pool.namespace}.svc:{labels.ADMIN_PORT}"
 
 
 def ready_address(pod: Json) -> str | None:
@@ -63,18 +70,17 @@ class Steering:
         api: cluster.Cluster,
         rules: reconcile.Rules,
         *,
-        admin: Gateways,
+        admin_of: Callable[[spec.Pool], Admin],
         clock: Callable[[], datetime.datetime],
         locate: Locate = ready_address,
     ) -> None:
         self._api = api
         self._rules = rules
-        self._admin = admin
+        self._admin_of = admin_of
         self._clock = clock
         self._locate = locate
         self._loops: dict[Key, steering.Loop] = {}
-        self._seen: dict[Key, gateways.View | None] = {}
-        """Each pool's gateways as they last answered."""
+        self._admins: dict[Key, Admin] = {}
 
     async def steer(self, key: Key) -> float | None:
         """Looks at one pool once; returns the seconds until it should be looked at again, None when it is gone."""
@@ -92,14 +98,13 @@ class Steering:
         now = self._clock()
         loop = self._loop(key, body, pool, now.timestamp())
         await loop.engines.retarget(node_pool_of)
-        answered = await self._admin.look(pool)
-        view = self._seen[key] = answered or self._seen.get(key)
-        outcome = loop.decide(now.timestamp(), _override(pool, view))
-        await self._write_down(body, pool, outcome, view, node_pool_of, now)
+        admin = self._admins.setdefault(key, self._admin_of(pool))
+        outcome = loop.decide(now.timestamp(), await admin.override() or _fixed(pool))
+        ours = of_steering(body.get("status", {}), pool, outcome, admin.alpha, node_pool_of, now)
+        await self._write_down(body, pool, ours, outcome)
         for address, error in (await loop.enforce()).items():
             log.warning("%s/%s: engine %s did not take %s: %s", *key, address, outcome.verdict.policy, error)
-        if answered and not answered.overridden and answered.policy != outcome.state.active:
-            await self._admin.tell(pool, outcome.state.active, outcome.state.reason)
+        await admin.follow(outcome.state.active, outcome.state.reason)
         return loop.settings.tick_s
 
     async def close(self) -> None:
@@ -107,7 +112,7 @@ class Steering:
             await self._forget(key)
 
     async def _forget(self, key: Key) -> None:
-        self._seen.pop(key, None)
+        self._admins.pop(key, None)
         if loop := self._loops.pop(key, None):
             await loop.engines.close()
 
@@ -123,31 +128,18 @@ class Steering:
         self._loops[key].settings = settings
         return self._loops[key]
 
-    async def _write_down(
-        self,
-        body: Json,
-        pool: spec.Pool,
-        outcome: steering.Outcome,
-        view: gateways.View | None,
-        node_pool_of: Mapping[str, str],
-        now: datetime.datetime,
-    ) -> None:
+    async def _write_down(self, body: Json, pool: spec.Pool, ours: Json, outcome: steering.Outcome) -> None:
         if event := _event(pool, outcome):
             log.info("%s/%s: %s: %s", pool.namespace, pool.name, event.reason, event.message)
             await self._api.record(event)
-        before = body.get("status", {})
-        ours = of_steering(before, pool, outcome, node_pool_of, now) | ({} if view is None else {"alpha": view.alpha})
-        if status.changed(before, ours):
+        if status.changed(body.get("status", {}), ours):
             await self._api.apply_status(pool.namespace, pool.name, ours, writer=WRITER)
 
 
-def _override(pool: spec.Pool, view: gateways.View | None) -> steering.Override | None:
-    """A person's choice: for a while by hand, else for good in the spec. While no gateway answers, as last seen."""
-    if view is not None and view.overridden:
-        return steering.Override(policy=view.policy, reason=view.reason)
-    if pool.steering.fixed is not None:
-        return steering.Override(policy=pool.steering.fixed, reason="spec.policy.name")
-    return None
+def _fixed(pool: spec.Pool) -> steering.Override | None:
+    if pool.steering.fixed is None:
+        return None
+    return steering.Override(policy=pool.steering.fixed, reason="spec.policy.name")
 
 
 def settings_of(item: spec.Steering) -> steering.Settings:
@@ -159,7 +151,12 @@ def settings_of(item: spec.Steering) -> steering.Settings:
 
 
 def of_steering(
-    before: Json, pool: spec.Pool, outcome: steering.Outcome, node_pool_of: Mapping[str, str], now: datetime.datetime
+    before: Json,
+    pool: spec.Pool,
+    outcome: steering.Outcome,
+    alpha: float | None,
+    node_pool_of: Mapping[str, str],
+    now: datetime.datetime,
 ) -> dict[str, Any]:
     """The part of the status that steering writes: all of it each time, as server-side apply wants."""
     state = outcome.state
@@ -187,7 +184,8 @@ def of_steering(
         total = _attainment(outcome.window.values())
     names = {node_pool.name for node_pool in pool.node_pools}
     stated["nodePools"] = [{"name": name, "sloAttainment": kept[name]} for name in sorted(kept) if name in names]
-    return stated | ({} if total is None else {"sloAttainment": total})
+    measured = {"sloAttainment": total, "alpha": alpha}
+    return stated | {key: value for key, value in measured.items() if value is not None}
 
 
 def _attainments(window: Mapping[str, qos.Qos], node_pool_of: Mapping[str, str]) -> dict[str, float]:

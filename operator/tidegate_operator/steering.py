@@ -1,9 +1,9 @@
 """The loop that keeps the right ordering policy in force on every engine of a pool.
 
-It watches the quality of service that each engine reports, lets the pure rules and guards of `tidegate_policy.steer` decide,
-and sets the verdict on all engines; an engine that reports another policy (it is new, it restarted, it did not hear) is set
-again. It knows engines by address and nothing of Kubernetes: `steer_pool` carries its outcome into a pool's status, and
-`tidegate up` runs it without a cluster.
+It watches the quality of service that each engine reports, lets the pure rules and guards of `tidegate_policy.steer`
+decide, and sets the verdict on all engines; an engine that reports another policy (it is new, it restarted, it did
+not hear) is set again. It knows engines by address and nothing of Kubernetes: `steer_pool` carries its outcome into a
+pool's status, and `tidegate up` runs it without a cluster.
 
 Instants are seconds of the wall clock, because what the loop remembers outlives this process.
 """
@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import grpc
+
 from tidegate_policy import qos
 from tidegate_policy.steer import guards, rules
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
@@ -180,8 +181,8 @@ class Loop:
         """What each engine delivered, look by look, since the last decision."""
 
     def decide(self, now: float, override: Override | None) -> Outcome:
-        """Looks at what the engines delivered and decides. Every `interval_s` anything may be proposed, about the whole
-        interval; in between only an emergency, and the guards judge the last switch by the latest look."""
+        """Looks at what the engines delivered and decides. Every `interval_s` anything may be proposed, about the
+        whole interval; in between only an emergency, and the guards judge the last switch by the latest look."""
         reports = self.engines.take()
         latest = {address: qos.over_time(windows) for address, windows in reports.items() if windows}
         self._looks.append(latest)

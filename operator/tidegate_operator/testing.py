@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
-from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
-from tidegate_operator import cluster, gateways, objects, spec, status
+from tidegate_operator import cluster, objects, status, steering
 from tidegate_operator.spec import Json
+from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 
 def pool(name: str = "chat", **spec: Any) -> dict[str, Any]:
@@ -73,25 +73,21 @@ class MortalCluster:
         await self._real.record(event)
 
 
-class FakeGateways:
-    """Gateways that say what a test wants, and keep what they are told."""
+class FakeAdmin:
+    """A pool's gateways, which keep what they are told."""
+
+    alpha = 0.2
 
     def __init__(self) -> None:
-        self.view: gateways.View | None = gateways.View(
-            policy="urgency", overridden=False, reason="the settings", alpha=0.2
-        )
+        self.by_hand: steering.Override | None = None
         self.told: list[str] = []
 
-    def override(self, policy: str) -> None:
-        """As if a person had set it by hand."""
-        self.view = gateways.View(policy=policy, overridden=True, reason="set by hand", alpha=0.2)
+    async def override(self) -> steering.Override | None:
+        return self.by_hand
 
-    async def look(self, pool: spec.Pool) -> gateways.View | None:
-        return self.view
-
-    async def tell(self, pool: spec.Pool, policy: str, reason: str) -> None:
-        self.told.append(policy)
-        self.view = gateways.View(policy=policy, overridden=False, reason=reason, alpha=0.2)
+    async def follow(self, policy: str, reason: str) -> None:
+        if self.told[-1:] != [policy]:
+            self.told.append(policy)
 
 
 class FakeEngine(control_pb2_grpc.EngineControlServicer):
@@ -118,16 +114,14 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
         if self._server is not None:
             await self._server.stop(None)
 
-    async def SetPolicy(  # noqa: N802
-        self, request: control_pb2.SetPolicyRequest, context: Any
-    ) -> control_pb2.SetPolicyResponse:
+    async def SetPolicy(self, request: control_pb2.SetPolicyRequest, context: Any) -> control_pb2.SetPolicyResponse:
         if self.refuses:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
         previous, self.policy = self.policy, request.policy
         self.set_to.append(request.policy)
         return control_pb2.SetPolicyResponse(policy=request.policy, previous=previous)
 
-    async def WatchQos(  # noqa: N802
+    async def WatchQos(
         self, request: control_pb2.WatchQosRequest, context: Any
     ) -> AsyncIterator[control_pb2.QosReport]:
         while True:

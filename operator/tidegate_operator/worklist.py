@@ -1,7 +1,7 @@
 """Which pool is looked at next? Keys with due times; a key waits once, and one worker at a time has it.
 
-The work itself is level-based, so being woken twice or once is the same. A key whose work fails comes back after a growing
-delay; one whose work succeeds comes back when it says, or when something wakes it.
+The work itself is level-based, so being woken twice or once is the same. A key whose work fails comes back after a
+growing delay; one whose work succeeds comes back when it says, or when something wakes it.
 """
 
 import asyncio

@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import grpc
+
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 PATIENCE = aiohttp.ClientTimeout(total=120)
@@ -59,10 +60,10 @@ async def load(url: str, model: str, seconds: str) -> dict[str, Any]:
             status = await _post(session, url, body, {"x-tidegate-class": "interactive"})
             counts["ok" if status == 200 else "refused"] += 1
 
-    async with aiohttp.ClientSession(timeout=PATIENCE, connector=aiohttp.TCPConnector(limit=0)) as session:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(80):
-                group.create_task(client(session))
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=PATIENCE, connector=connector) as session, asyncio.TaskGroup() as group:
+        for _ in range(80):
+            group.create_task(client(session))
     return counts
 
 

@@ -135,7 +135,8 @@ GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 
 def check_golden(name: str, actual: Any) -> None:
-    """Compares with tests/operator/golden/NAME; TIDEGATE_UPDATE_GOLDEN=1 writes it instead, for a person to review."""
+    """Compares with tests/operator/golden/NAME; TIDEGATE_UPDATE_GOLDEN=1 writes it instead, for a person to
+    review."""
     file = GOLDEN / name
     if os.environ.get("TIDEGATE_UPDATE_GOLDEN"):
         dump = yaml.safe_dump_all if isinstance(actual, list) else yaml.safe_dump

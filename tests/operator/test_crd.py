@@ -50,12 +50,20 @@ def test_it_is_in_the_category_and_has_its_columns(kubectl):
     assert row.startswith("listed")
 
 
+def node_pool(**fields):
+    return {"nodePools": [{"name": "a", **fields}]}
+
+
+def stages(*items):
+    return {"workflows": [{"name": "w", "stages": list(items)}]}
+
+
 REFUSED = {
-    "min above max": ({"nodePools": [{"name": "a", "replicas": 3, "minReplicas": 3, "maxReplicas": 2}]}, "minReplicas is more than maxReplicas"),
-    "replicas above max": ({"nodePools": [{"name": "a", "replicas": 3, "maxReplicas": 2}]}, "replicas is more than maxReplicas"),
-    "replicas below min": ({"nodePools": [{"name": "a", "minReplicas": 2}]}, "replicas is less than minReplicas"),
-    "total above all maxima": ({"replicas": 5, "nodePools": [{"name": "a", "maxReplicas": 4}]}, "more than all spec.nodePools[].maxReplicas together"),
-    "total below all minima": ({"replicas": 1, "nodePools": [{"name": "a", "replicas": 2, "minReplicas": 2}]}, "less than all spec.nodePools[].minReplicas together"),
+    "min above max": (node_pool(replicas=3, minReplicas=3, maxReplicas=2), "minReplicas is more than maxReplicas"),
+    "replicas above max": (node_pool(replicas=3, maxReplicas=2), "replicas is more than maxReplicas"),
+    "replicas below min": (node_pool(minReplicas=2), "replicas is less than minReplicas"),
+    "total above all maxima": ({"replicas": 5, **node_pool(maxReplicas=4)}, "more than all spec.nodePools[].maxReplicas"),
+    "total below all minima": ({"replicas": 1, **node_pool(replicas=2, minReplicas=2)}, "less than all spec.nodePools[]"),
     "no node pool": ({"nodePools": []}, "should have at least 1 items"),
     "two node pools of one name": ({"nodePools": [{"name": "a"}, {"name": "a"}]}, "Duplicate value"),
     "a name that no Service could have": ({"nodePools": [{"name": "A_1"}]}, "should match"),
@@ -63,17 +71,19 @@ REFUSED = {
     "a duration without a unit": ({"classes": [{"name": "x", "ttft": "60"}]}, "should match"),
     "a duration of zero": ({"classes": [{"name": "x", "ttft": "0s"}]}, "must be more than 0"),
     "a duration of years": ({"classes": [{"name": "x", "deadline": "9000h"}]}, "at most 168h"),
-    "an unknown default class": ({"gateway": {"defaultClass": "y"}, "classes": [{"name": "x"}]}, "defaultClass is not one of spec.classes"),
+    "an unknown default class": ({"gateway": {"defaultClass": "y"}, "classes": [{"name": "x"}]}, "not one of spec.classes"),
     "an urgency that does not exist": ({"tenants": [{"name": "t", "maxUrgency": 5}]}, "less than or equal to 4"),
-    "after a stage that is not there": ({"workflows": [{"name": "w", "stages": [{"name": "a", "after": ["b"]}]}]}, "must name other stages"),
-    "after itself": ({"workflows": [{"name": "w", "stages": [{"name": "a", "after": ["a"]}]}]}, "must name other stages"),
-    "a workflow without stages": ({"workflows": [{"name": "w", "stages": []}]}, "should have at least 1 items"),
+    "after a stage that is not there": (stages({"name": "a", "after": ["b"]}), "must name other stages"),
+    "after itself": (stages({"name": "a", "after": ["a"]}), "must name other stages"),
+    "a workflow without stages": (stages(), "should have at least 1 items"),
     "fixed without a name": ({"policy": {"mode": "fixed"}}, "policy.name goes with mode: fixed"),
     "a name without fixed": ({"policy": {"name": "edf"}}, "policy.name goes with mode: fixed"),
     "embedded and url": ({"state": {"valkey": {"embedded": True, "url": "redis://x"}}}, "either embedded: true or url"),
     "neither embedded nor url": ({"state": {"valkey": {"embedded": False}}}, "either embedded: true or url"),
     "a url with a password in it": ({"state": {"valkey": {"url": "redis://:secret@x"}}}, "should match"),
-    "a password without a url": ({"state": {"valkey": {"embedded": True, "secretRef": {"name": "s"}}}}, "secretRef goes with url"),
+    "a password without a url": (
+        {"state": {"valkey": {"embedded": True, "secretRef": {"name": "s"}}}}, "secretRef goes with url",
+    ),
     "alpha above one": ({"gateway": {"dispatch": {"alpha": "1.5"}}}, "should match"),
     "simSpeed of a real engine": ({"engine": {"kind": "vllm", "simSpeed": 2}}, "applies to kind: sim only"),
     "a field that does not exist": ({"engine": {"kind": "sim", "imagge": "x"}}, 'unknown field "spec.engine.imagge"'),

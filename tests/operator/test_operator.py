@@ -75,7 +75,7 @@ def test_a_deleted_child_comes_back(kubectl, operator, eventually):
 def test_pools_that_changed_while_no_operator_ran_are_caught_up_with(kubectl, operator, namespace, eventually):
     kubectl("apply", "-f", "-", body=testing.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
-    operator.kill("first")
+    operator.stop()
     kubectl("scale", "spool/chat", "--replicas=1")
     kubectl("apply", "-f", "-", body=testing.pool("second"))
     operator.start("again", namespace)

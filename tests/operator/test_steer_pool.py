@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tidegate_operator import reconcile, steer_pool, testing
+from tidegate_operator import reconcile, steer_pool, steering, testing
 
 START = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 QUICK = {"interval": "200ms", "dwell": "60s", "rollback": {"window": "20s"}}
@@ -37,13 +37,13 @@ async def a_pool_with_engines(cluster, kubectl, namespace, rules, **policy):
         await engine.start()
     made = []
 
-    def steering(clock, gateways=None, api=cluster):
+    def steering(clock, admin=None, api=cluster):
         def locate(pod):
             ready = steer_pool.ready_address(pod)
             return ready and engines[pod["metadata"]["labels"]["tidegate.dev/node-pool"]].address
 
-        gateways = gateways or testing.FakeGateways()
-        made.append(steer_pool.Steering(api, rules, admin=gateways, clock=clock, locate=locate))
+        told = admin or testing.FakeAdmin()
+        made.append(steer_pool.Steering(api, rules, admin_of=lambda _pool: told, clock=clock, locate=locate))
         return made[-1]
 
     try:
@@ -148,7 +148,7 @@ async def test_dying_while_it_is_written_down_tells_no_engine_what_the_status_do
         clock = Clock()
         for after in range(2):
             mortal = make(clock, api=testing.MortalCluster(cluster, after=after))
-            with pytest.raises(testing.Died):
+            with pytest.raises(testing.Died):  # noqa: PT012  # which look writes what is not the point
                 await look(mortal, namespace, clock, engines, 0)
                 await look(mortal, namespace, clock, engines, 100)
                 await look(mortal, namespace, clock, engines, 1, testing.blocked())
@@ -168,36 +168,32 @@ async def test_a_fixed_policy_is_kept_whatever_happens(cluster, kubectl, namespa
         assert status(kubectl)["activePolicy"]["reason"] == "spec.policy.name"
 
 
-async def test_a_manual_override_is_shown_and_lasts_while_no_gateway_answers(cluster, kubectl, namespace, rules):
+async def test_a_manual_override_is_shown(cluster, kubectl, namespace, rules):
     async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
-        clock, gateways = Clock(), testing.FakeGateways()
-        steering = make(clock, gateways)
-        gateways.override("priority")
-        await look(steering, namespace, clock, engines, 0)
+        clock, admin = Clock(), testing.FakeAdmin()
+        admin.by_hand = steering.Override(policy="priority", reason="set by hand")
+        await look(make(clock, admin), namespace, clock, engines, 0)
         active = status(kubectl)["activePolicy"]
         assert (active["name"], active["override"], active["reason"]) == ("priority", True, "set by hand")
-        gateways.view = None
-        await look(steering, namespace, clock, engines, 1)
         assert [engine.policy for engine in engines.values()] == ["priority", "priority"]
-        assert gateways.told == []
 
 
 async def test_the_gateways_are_told_what_the_engines_were_told(cluster, kubectl, namespace, rules):
     async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
-        clock, gateways = Clock(), testing.FakeGateways()
-        steering = make(clock, gateways)
-        await look(steering, namespace, clock, engines, 0)
-        await look(steering, namespace, clock, engines, 100)
-        assert gateways.told == ["sjf"]
-        await look(steering, namespace, clock, engines, 1, testing.blocked())
-        assert gateways.told == ["sjf", "two-lane"]
+        clock, admin = Clock(), testing.FakeAdmin()
+        steered = make(clock, admin)
+        await look(steered, namespace, clock, engines, 0)
+        await look(steered, namespace, clock, engines, 100)
+        assert admin.told == ["sjf"]
+        await look(steered, namespace, clock, engines, 1, testing.blocked())
+        assert admin.told == ["sjf", "two-lane"]
         assert status(kubectl)["alpha"] == 0.2
 
 
 async def test_a_pool_without_ready_engines_waits(cluster, kubectl, namespace, rules):
     kubectl("create", "-f", "-", body=testing.pool(nodePools=[{"name": "none", "replicas": 0}]))
 
-    steering = steer_pool.Steering(cluster, rules, admin=testing.FakeGateways(), clock=Clock())
+    steering = steer_pool.Steering(cluster, rules, admin_of=lambda _pool: testing.FakeAdmin(), clock=Clock())
     assert await steering.steer((namespace, "chat")) == steer_pool.WAIT_S
     kubectl("delete", "spool/chat")
     assert await steering.steer((namespace, "chat")) is None

@@ -1,12 +1,13 @@
-"""The steering loop against real EngineControl servers on loopback. Time is handed in; only reports take real time."""
+"""The steering loop against real EngineControl servers on loopback. Time is handed in; only reports take real
+time."""
 
 import asyncio
 import contextlib
 
 import pytest
-from tidegate_policy.steer import guards
 
 from tidegate_operator import steering, testing
+from tidegate_policy.steer import guards
 
 SETTINGS = steering.Settings(
     allow=("two-lane", "edf", "sjf", "fcfs"),

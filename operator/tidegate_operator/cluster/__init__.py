@@ -1,7 +1,7 @@
 """What the operator needs of a cluster: a port, and the errors that come through it.
 
-`api_server` is the one implementation, over HTTP; tests wrap it to make it fail. `lease` says whether this process may act
-at all. Nothing outside this package talks to the API server, kopf's watches aside.
+`api_server` is the one implementation, over HTTP; tests wrap it to make it fail. `lease` says whether this process
+may act at all. Nothing outside this package talks to the API server, kopf's watches aside.
 
     ClusterError            the API server said no, or could not be asked: trying again may help
         RefusedError        it will say no again until something else changes: a quota, an admission rule, a missing right

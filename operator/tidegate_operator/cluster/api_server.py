@@ -1,8 +1,8 @@
 """A cluster, by the requests that its API server answers.
 
-Reads are lists and gets; writes are server-side apply: each states the full intent under this operator's own field manager,
-so what others own in an object stays theirs and nothing is overwritten from a stale read. It decides nothing: `plan` says
-what to write.
+Reads are lists and gets; writes are server-side apply: each states the full intent under this operator's own field
+manager, so what others own in an object stays theirs and nothing is overwritten from a stale read. It decides
+nothing: `plan` says what to write.
 """
 
 import json

@@ -1,9 +1,9 @@
 """May this process act? Only while it holds the Lease; so two operators never act at the same time.
 
-The holder renews the Lease every RETRY_S. One that could not for RENEW_S stops acting, well before DURATION_S has passed and
-another may start. Each process judges by its own monotonic clock, from the moment at which it saw the Lease change, so clocks
-that differ do no harm; two that try at the same time are told apart by the Lease's resourceVersion. A holder that ends
-politely gives the Lease back, and the next takes over at once.
+The holder renews the Lease every RETRY_S. One that could not for RENEW_S stops acting, well before DURATION_S has
+passed and another may start. Each process judges by its own monotonic clock, from the moment at which it saw the
+Lease change, so clocks that differ do no harm; two that try at the same time are told apart by the Lease's
+resourceVersion. A holder that ends politely gives the Lease back, and the next takes over at once.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The engines: for each node pool a Deployment, a headless Service by whose DNS name the gateway finds them, and a
-disruption budget; for all of them an account and a NetworkPolicy that lets nobody in but the gateway and the operator,
-because most of vLLM's endpoints ask for no key.
+disruption budget; for all of them an account and a NetworkPolicy that lets nobody in but the gateway and the
+operator, because most of vLLM's endpoints ask for no key.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,9 +1,9 @@
-"""The gateway: its settings in a ConfigMap, a Deployment that restarts when they change, a Service for clients and one
-for the admin and metrics ports (which no load balancer ever sees), a disruption budget, an account, and a NetworkPolicy
-that keeps the admin port for the operator.
+"""The gateway: its settings in a ConfigMap, a Deployment that restarts when they change, a Service for clients and
+one for the admin and metrics ports (which no load balancer ever sees), a disruption budget, an account, and a
+NetworkPolicy that keeps the admin port for the operator.
 
-The gateway never talks to the API server: the settings name each node pool's headless Service, whose DNS answers are the
-engines.
+The gateway never talks to the API server: the settings name each node pool's headless Service, whose DNS answers are
+the engines.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,7 @@
 """Names, labels and ownership of a pool's children.
 
-Names are made of the pool's and the node pool's alone, whose lengths the CRD bounds so that each fits in 63 characters.
+Names are made of the pool's and the node pool's alone, whose lengths the CRD bounds so that each fits in 63
+characters.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Pods that the `restricted` Pod Security Standard accepts.
 
-No root, no capabilities, the default seccomp profile, a read-only root file system with /tmp beside it, and no token of the
-API server. The user has no entry in the image's passwd file, so HOME and USER are set for libraries that ask.
+No root, no capabilities, the default seccomp profile, a read-only root file system with /tmp beside it, and no token
+of the API server. The user has no entry in the image's passwd file, so HOME and USER are set for libraries that ask.
 """
 
 from collections.abc import Mapping, Sequence

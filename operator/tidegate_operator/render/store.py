@@ -1,8 +1,8 @@
 """The pool's own Valkey, unless the spec names one that already runs: a StatefulSet of one, its Service, and a
 NetworkPolicy for the gateway alone, since it asks for no password.
 
-It runs from Tidegate's image, which carries valkey-server. Every change is in its append-only file within a second. With
-`storage` the file is on a volume and survives the pod; without, it survives restarts of the container only.
+It runs from Tidegate's image, which carries valkey-server. Every change is in its append-only file within a second.
+With `storage` the file is on a volume and survives the pod; without, it survives restarts of the container only.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,10 @@ from tidegate_operator.render import labels, pods
 COMPONENT = "valkey"
 PORT = 6379
 DATA = "/data"
+_ARGUMENTS = (
+    f"--bind 0.0.0.0 --port {PORT} --protected-mode no --dir {DATA} --appendonly yes --appendfsync everysec "
+    "--maxmemory-policy noeviction"
+)
 
 
 def url(pool: spec.Pool) -> str:
@@ -66,24 +70,7 @@ def _pod(pool: spec.Pool, image: str, pull_policy: str) -> dict[str, Any]:
         pull_policy=pull_policy,
         ports={"valkey": PORT},
         command=["valkey-server"],
-        args=[
-            "--bind",
-            "0.0.0.0",
-            "--port",
-            str(PORT),
-            "--protected-mode",
-            "no",
-            "--dir",
-            DATA,
-            "--appendonly",
-            "yes",
-            "--appendfsync",
-            "everysec",
-            "--save",
-            "",
-            "--maxmemory-policy",
-            "noeviction",
-        ],  # fmt: skip
+        args=[*_ARGUMENTS.split(), "--save", ""],
         mounts=[{"name": "data", "mountPath": DATA}],
         resources={"requests": {"cpu": "100m", "memory": "128Mi"}},
         readinessProbe=probe,

@@ -1,8 +1,9 @@
 """A real Kubernetes control plane with nodes that kwok pretends, on loopback ports of its own.
 
-Real: schema, defaults, CEL, server-side apply, RBAC, status and scale, garbage collection, Deployments that become pods,
-scheduling by GPU count and label, disruption budgets, service-account tokens. Not real: containers, probes, the network; a
-pod turns Ready by itself. Needs no root. `start` returns in a few seconds; `ControlPlane.stop` leaves nothing.
+Real: schema, defaults, CEL, server-side apply, RBAC, status and scale, garbage collection, Deployments that become
+pods, scheduling by GPU count and label, disruption budgets, service-account tokens. Not real: containers, probes, the
+network; a pod turns Ready by itself. Needs no root. `start` returns in a few seconds; `ControlPlane.stop` leaves
+nothing.
 """
 
 import base64
@@ -50,7 +51,8 @@ class ControlPlane:
         """Applies a CustomResourceDefinition; returns when kubectl knows its kinds."""
         self.kubectl("apply", "--server-side", "-f", str(crd))
         until = time.monotonic() + 30
-        while "resources" not in self.kubectl("get", "--raw", f"/apis/{group_version}", check=False):
+        schema = f"/openapi/v3/apis/{group_version}"  # comes last
+        while "/namespaces/{namespace}/" not in self.kubectl("get", "--raw", schema, check=False):
             if time.monotonic() > until:
                 raise KubectlError(f"{crd} was applied, and its kinds are not served")
             time.sleep(0.05)
@@ -104,7 +106,8 @@ def _start(programs: pathlib.Path, folder: pathlib.Path, running: processes.Proc
         "--service-cluster-ip-range", "10.96.0.0/16", "--allow-privileged",
         # OpenShift has it on: whoever sets blockOwnerDeletion needs the right to do so.
         "--enable-admission-plugins", "OwnerReferencesPermissionEnforcement",
-        "--audit-policy-file", folder / "audit.yaml", "--audit-log-path", folder / "audit.log", "--audit-log-mode", "blocking-strict",
+        "--audit-policy-file", folder / "audit.yaml", "--audit-log-path", folder / "audit.log",
+        "--audit-log-mode", "blocking-strict",
     ])  # fmt: skip
     running.wait("kube-apiserver", lambda: _answers(f"{server}/readyz"), timeout_s=90)
 
@@ -169,7 +172,8 @@ def write_kubeconfig(path: pathlib.Path, server: str, authority: pathlib.Path, t
 
 
 def _answers(url: str) -> bool:
-    """Whether a GET of our own loopback server says 200. Its certificate is minutes old, and nothing secret is sent."""
+    """Whether a GET of our own loopback server says 200. Its certificate is minutes old, and nothing secret is
+    sent."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:

@@ -1,7 +1,8 @@
-"""Container images without a Docker daemon: the project's own Dockerfiles, built by buildah on a Debian from debootstrap.
+"""Container images without a Docker daemon: the project's own Dockerfiles, built by buildah on a Debian from
+debootstrap.
 
-Everything lives in one folder below the cache; a build whose inputs have not changed takes seconds. Needs root and the
-Debian packages of `tools/kubernetes/packages.txt`.
+Everything lives in one folder below the cache; a build whose inputs have not changed takes seconds. Needs root and
+the Debian packages of `tools/kubernetes/packages.txt`.
 """
 
 import os

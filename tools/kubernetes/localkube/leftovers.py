@@ -1,8 +1,8 @@
 """What a node that ended badly leaves on the machine, and its removal. Every step is safe to repeat.
 
-Whatever belongs to a node carries its state folder or its name: containers hang below shims whose command line names the
-folder's socket, mounts lie below the folder, and the pod network keeps its leases under the node's name. Nothing else on the
-machine is touched.
+Whatever belongs to a node carries its state folder or its name: containers hang below shims whose command line names
+the folder's socket, mounts lie below the folder, and the pod network keeps its leases under the node's name. Nothing
+else on the machine is touched.
 """
 
 import contextlib

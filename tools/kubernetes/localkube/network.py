@@ -1,8 +1,9 @@
-"""A network namespace that holds a whole one-node cluster, so that the machine's own network and firewall stay untouched.
+"""A network namespace that holds a whole one-node cluster, so that the machine's own network and firewall stay
+untouched.
 
-Inside it a bridge stands for the node's network card: pods hang on it, and the node's own address is on it. Nothing leads
-out. `enter` is the command prefix with which processes and tests go in; `ip netns exec` would not do, because it remounts
-/sys, where kubelet then finds no cgroups.
+Inside it a bridge stands for the node's network card: pods hang on it, and the node's own address is on it. Nothing
+leads out. `enter` is the command prefix with which processes and tests go in; `ip netns exec` would not do, because
+it remounts /sys, where kubelet then finds no cgroups.
 """
 
 import pathlib

@@ -1,9 +1,9 @@
-"""A real one-node cluster: kubelet, containerd, runc, a pod network, Services and cluster DNS, with no Docker and no virtual
-machine, inside a network namespace of its own. Ready in about ten seconds. Needs root and Debian's packages
+"""A real one-node cluster: kubelet, containerd, runc, a pod network, Services and cluster DNS, with no Docker and no
+virtual machine, inside a network namespace of its own. Ready in about ten seconds. Needs root and Debian's packages
 (`tools/kubernetes/packages.txt`).
 
-One node for each state folder at a time; a node that is left over from a crash is cleared away first. Not real even here:
-GPUs, NetworkPolicy enforcement, more than one machine.
+One node for each state folder at a time; a node that is left over from a crash is cleared away first. Not real even
+here: GPUs, NetworkPolicy enforcement, more than one machine.
 """
 
 import dataclasses
@@ -124,16 +124,14 @@ def _start_control_plane(node: Node) -> None:
 def _start_containers(node: Node) -> None:
     folder = node.folder
     (folder / "cni").mkdir()
-    (folder / "cni" / "10-pods.conflist").write_text(json.dumps({
-        "cniVersion": "0.4.0", "name": node.name,
-        "plugins": [
-            {
-                "type": "bridge", "bridge": network.BRIDGE, "isGateway": True, "isDefaultGateway": True, "hairpinMode": True,
-                "ipam": {"type": "host-local", "ranges": [[{"subnet": network.POD_SUBNET, "rangeStart": network.FIRST_POD_IP}]]},
-            },
-            {"type": "portmap", "capabilities": {"portMappings": True}},
-        ],
-    }))  # fmt: skip
+    addresses = {"subnet": network.POD_SUBNET, "rangeStart": network.FIRST_POD_IP}
+    bridge = {
+        "type": "bridge", "bridge": network.BRIDGE, "isGateway": True, "isDefaultGateway": True, "hairpinMode": True,
+        "ipam": {"type": "host-local", "ranges": [[addresses]]},
+    }  # fmt: skip
+    ports = {"type": "portmap", "capabilities": {"portMappings": True}}
+    pods = {"cniVersion": "0.4.0", "name": node.name, "plugins": [bridge, ports]}
+    (folder / "cni" / "10-pods.conflist").write_text(json.dumps(pods))
     (folder / "containerd.toml").write_text(f"""
 version = 2
 root = "{folder}/containerd"
@@ -192,7 +190,8 @@ def _start_services(node: Node) -> None:
 
 
 def _dns_service() -> list[dict[str, Any]]:
-    """The Service kube-dns in front of the CoreDNS process, which is no pod and so needs its endpoint written by hand."""
+    """The Service kube-dns in front of the CoreDNS process, which is no pod and so needs its endpoint written by
+    hand."""
     ports = [{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53, "protocol": "TCP"}]
     metadata = {"name": "kube-dns", "namespace": "kube-system"}
     return [

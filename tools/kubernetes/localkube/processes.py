@@ -1,7 +1,7 @@
 """Background processes that never outlive the one that started them.
 
-Each runs under `setpriv --pdeathsig KILL`, so that even a SIGKILL of the tests takes it along. Output goes to a file beside
-the others, whose tail is part of the error when a process ends early.
+Each runs under `setpriv --pdeathsig KILL`, so that even a SIGKILL of the tests takes it along. Output goes to a file
+beside the others, whose tail is part of the error when a process ends early.
 """
 
 import collections
@@ -18,7 +18,8 @@ STOP_S = 2.0
 
 
 class EndedEarlyError(RuntimeError):
-    """A process that should serve has ended, or did not become ready in time; the message holds the end of its output."""
+    """A process that should serve has ended, or did not become ready in time; the message holds the end of its
+    output."""
 
 
 class Processes:

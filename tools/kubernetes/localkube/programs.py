@@ -1,4 +1,5 @@
-"""Where are the Kubernetes programs? In the folder that `tools/kubernetes/build` prints; it builds what is missing."""
+"""Where are the Kubernetes programs? In the folder that `tools/kubernetes/build` prints; it builds what is
+missing."""
 
 import pathlib
 import subprocess

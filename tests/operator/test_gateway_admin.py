@@ -1,0 +1,94 @@
+"""The client of a gateway's admin port, against a server that answers as a gateway does, and as one does not."""
+
+import pytest
+from aiohttp import ClientSession, web
+
+from tidegate_operator import gateway_admin, steering
+
+
+def state(policy="edf", source="settings"):
+    told = {"name": policy, "source": source, "reason": "busy", "left_s": None}
+    return {"policy": told, "dispatch": {"rule": "score", "alpha": 0.3, "beta": 1.0}}
+
+
+class Gateway:
+    """Says `answer` to every request and keeps them."""
+
+    def __init__(self):
+        self.answer = state()
+        self.told = []
+
+    async def handle(self, request):
+        if request.method == "PUT":
+            self.told.append((request.path, await request.json()))
+        return web.json_response(self.answer) if isinstance(self.answer, dict | list) else self.answer()
+
+
+@pytest.fixture
+async def gateway():
+    return Gateway()
+
+
+@pytest.fixture
+async def admin(gateway):
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", gateway.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    async with ClientSession() as session:
+        yield gateway_admin.GatewayAdmin(session, f"http://{host}:{port}")
+    await runner.cleanup()
+
+
+async def test_a_persons_choice_is_an_override(gateway, admin):
+    gateway.answer = state("priority", "override")
+    assert await admin.override() == steering.Override(policy="priority", reason="busy")
+    assert admin.alpha == 0.3
+
+
+@pytest.mark.parametrize("source", ["settings", "steered"])
+async def test_any_other_choice_is_none(gateway, admin, source):
+    gateway.answer = state("edf", source)
+    assert await admin.override() is None
+
+
+async def test_the_gateways_follow_once(gateway, admin):
+    await admin.override()
+    await admin.follow("sjf", "x" * 1000)
+    assert gateway.told == [("/admin/policy", {"policy": "sjf", "reason": "x" * 256, "source": "steered"})]
+    gateway.answer = state("sjf", "steered")
+    await admin.override()
+    await admin.follow("sjf", "again")
+    assert len(gateway.told) == 1
+
+
+async def test_nobody_is_told_while_a_person_has_chosen(gateway, admin):
+    gateway.answer = state("priority", "override")
+    await admin.override()
+    await admin.follow("sjf", "calm")
+    assert gateway.told == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(lambda: web.Response(status=503), id="an error"),
+        pytest.param(lambda: web.Response(text="<html>"), id="no JSON"),
+        pytest.param({"policy": None}, id="another shape"),
+        pytest.param([], id="a list"),
+    ],
+)
+async def test_an_override_lasts_while_no_gateway_makes_sense(gateway, admin, answer):
+    gateway.answer = state("priority", "override")
+    await admin.override()
+    gateway.answer = answer
+    assert await admin.override() == steering.Override(policy="priority", reason="busy")
+
+
+async def test_a_gateway_that_never_answered_is_not_told(gateway, admin):
+    gateway.answer = lambda: web.Response(status=503)
+    assert await admin.override() is None
+    await admin.follow("sjf", "calm")
+    assert gateway.told == []
