@@ -85,7 +85,7 @@ class Client:
     ) -> Reply:
         response: aiohttp.ClientResponse | None = None
         try:
-            response = await self._session.post(url + path, data=body, headers=headers)
+            response = await self._session.post(url + path, data=body, headers=headers, allow_redirects=False)
             return await self._begun(response, wants_usage)
         except (aiohttp.ClientError, OSError) as error:
             _discard(response)

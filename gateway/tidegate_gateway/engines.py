@@ -96,6 +96,7 @@ class Fleet:
         self._published: dict[EngineId, dispatcher.EngineState] = {}
         self._watches: dict[EngineId, asyncio.Task[None]] = {}
         self._static = [_static(engine, self._cost(engine.profile, engine.cost)) for engine in told.engines]
+        self._services = [(service, self._cost(service.profile, service.cost)) for service in told.services]
 
     @property
     def models(self) -> list[str]:
@@ -142,8 +143,8 @@ class Fleet:
         async with asyncio.TaskGroup() as group:
             for address in self._static:
                 self._appeared(group, address)
-            for service in self._told.services:
-                group.create_task(self._resolve(group, service, self._cost(service.profile, service.cost)))
+            for service, model in self._services:
+                group.create_task(self._resolve(group, service, model))
 
     def _cost(self, profile: str | None, inline: Mapping[str, float] | None) -> cost.CostModel | None:
         try:
@@ -217,13 +218,13 @@ class Fleet:
     async def _look(self, known: Known) -> str | None:
         """One look; what is wrong with the engine, or None."""
         url = known.address.url
-        async with self._session.get(url + "/health") as response:
+        async with self._session.get(url + "/health", allow_redirects=False) as response:
             if response.status != 200:
                 return f"says {response.status} on /health"
-        async with self._session.get(url + "/metrics") as response:
+        async with self._session.get(url + "/metrics", allow_redirects=False) as response:
             known.load = scrape.read(await _page(response)) if response.status == 200 else scrape.Load()
         if not known.models or known.looks % MODELS_EVERY == 0:
-            async with self._session.get(url + "/v1/models") as response:
+            async with self._session.get(url + "/v1/models", allow_redirects=False) as response:
                 known.models = _models(await _page(response))
         if not known.models:
             return "lists no models on /v1/models"

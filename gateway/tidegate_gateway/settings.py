@@ -138,7 +138,7 @@ class Template:
 class Dispatch:
     """How an engine is chosen for a call."""
 
-    rule: str = "score"
+    rule: str = "least-delay"
     alpha: float | Literal["auto"] = "auto"
     """0 = load alone, 1 = speed alone; auto starts at 0.2."""
     beta: float = 1.0

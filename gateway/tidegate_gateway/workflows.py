@@ -116,10 +116,10 @@ class Workflows:
     async def flush(self) -> None:
         """Records what waits in the outbox, as far as the store takes it."""
         while self._outbox:
-            workflow, call, ok = self._outbox[0]
+            workflow, call, ok = self._outbox.popleft()
             if not await self._record(workflow, call, ok=ok):
+                self._outbox.appendleft((workflow, call, ok))
                 break
-            self._outbox.popleft()
         self._meters.unrecorded.set(len(self._outbox))
 
     # The API; every answer is a JSON object of `shown`.

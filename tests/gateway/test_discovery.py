@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tidegate_gateway import testing
+from tidegate_gateway import decode, testing
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 
@@ -87,3 +87,12 @@ async def test_what_the_control_port_says_is_shown(up: Any, until: Any) -> None:
             await until(lambda: policies() == ["edf"])
             assert (await client.ask())[0] == 200
     await server.stop(None)
+
+
+async def test_an_unknown_profile_stops_the_start_and_is_named(up: Any) -> None:
+    engine = {"url": "http://127.0.0.1:1", "profile": "no-such-card"}
+    service = {"name": "chat-engines", "profile": "no-such-card"}
+    for engines, services in (([engine], []), ([], [service])):
+        with pytest.raises(decode.BadSettings, match="no-such-card"):
+            async with up(*engines, services=services):
+                pass
