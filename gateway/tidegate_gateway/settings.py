@@ -139,10 +139,11 @@ class Dispatch:
     """How an engine is chosen for a call."""
 
     rule: str = "least-delay"
+    """Or score (HexGen eq 4), least-requests, power-of-two, round-robin."""
     alpha: float | Literal["auto"] = "auto"
-    """0 = load alone, 1 = speed alone; auto starts at 0.2."""
+    """Of score: 0 = load alone, 1 = speed alone; auto starts at 0.2."""
     beta: float = 1.0
-    """Seconds squared; see `choose.Dispatch`."""
+    """Of score, in seconds squared; see `choose.Dispatch`."""
     cap: int | Literal["auto"] | None = "auto"
     """Calls out at one engine, above which calls wait here; auto = enough to keep its batch full; null = early binding."""
 

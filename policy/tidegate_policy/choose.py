@@ -1,8 +1,8 @@
 """Which engine? Filter, score, pick (HexGen section 4.1).
 
 A rule sees one call and every engine as of now, and names one. Engines that cannot take the call (down, draining, full)
-are filtered before; rules only rank. `score` is the product's; the others are baselines that stay for comparison. The
-functions are pure: round robin is handed its turn, power of two its random source.
+are filtered before; rules only rank. `least-delay` is the default, `score` is the paper's; the others are baselines that
+stay for comparison. The functions are pure: round robin is handed its turn, power of two its random source.
 """
 
 import random
@@ -32,11 +32,11 @@ class EngineView:
 class Dispatch:
     """How engines are ranked; `alpha` may be tuned while serving, `beta` is fixed."""
 
-    rule: str = "score"
+    rule: str = "least-delay"
     alpha: float = 0.2
-    """0 = only the backlog counts (among idle engines the faster goes first), 1 = only the call's own time counts."""
+    """For `score`. 0: only the backlog counts, and among idle engines the speed; 1: only the call's own time counts."""
     beta: float = 1.0
-    """Seconds squared: the backlog at which `beta / t_queue` weighs as much as one second of `t_comp`, squared."""
+    """For `score`, in seconds squared: with a backlog of `beta` seconds, `beta / t_queue` weighs as much as one second."""
 
 
 class UnknownRule(ValueError):

@@ -22,7 +22,7 @@ def pick(*engines: choose.EngineView, call: Call = CALL, turn: int = 0, seed: in
         now=0.0,
         call=call,
         engines=engines,
-        dispatch=choose.Dispatch(**dispatch),  # type: ignore[arg-type]
+        dispatch=choose.Dispatch(**{"rule": "score", **dispatch}),  # type: ignore[arg-type]
         turn=turn,
         rng=random.Random(seed),
     )
