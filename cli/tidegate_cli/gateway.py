@@ -21,11 +21,10 @@ def run(options: argparse.Namespace) -> int:
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         told = settings.load(options.config, os.environ)
-    except decode.BadSettings as error:
-        raise Usage(str(error)) from None
-    try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(app.run(told))
+    except decode.BadSettings as error:
+        raise Usage(str(error)) from None
     except OSError as error:
         raise Failed(f"cannot listen: {error}") from None
     return 0

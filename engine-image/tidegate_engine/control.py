@@ -78,6 +78,7 @@ class Control(control_pb2_grpc.EngineControlServicer):
             engine_version=self._version,
             fallback_reason=state.fallback_reason,
             preemptions=state.preemptions,
+            simulated_profile=state.simulated_profile,
         )
 
     def WatchQos(

@@ -44,6 +44,8 @@ class State:
     """The first of those who wait, in the order in which they will start."""
     preemptions: int = 0
     fallback_reason: str = ""
+    simulated_profile: str = ""
+    """The profile that paces a simulated engine; empty on a real one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,9 @@ T = TypeVar("T")
 class LoopGovernor:
     """Governs a `RealtimeEngine` from any thread but the loop's own."""
 
-    def __init__(self, engine: realtime.RealtimeEngine, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, engine: realtime.RealtimeEngine, profile: str, loop: asyncio.AbstractEventLoop) -> None:
         self._engine = engine
+        self._profile = profile
         self._loop = loop
         self._reason = "start"
         self._since_s = time.monotonic()
@@ -56,6 +57,7 @@ class LoopGovernor:
                 waiting=engine.waiting,
                 kv_usage=engine.kv_usage,
                 waiting_ids=tuple(engine.waiting_ids(governor.SHOWN_WAITING)),
+                simulated_profile=self._profile,
             )
         )
 

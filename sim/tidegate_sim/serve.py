@@ -16,6 +16,8 @@ from tidegate_policy import cost, orders
 from tidegate_sim import govern, realtime, wire
 
 DRAIN_S = 5.0
+BACKLOG = 1024
+"""Connections that may wait to be accepted: a burst of clients comes at once."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,9 +61,9 @@ async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stopped.set)
     try:
-        await web.TCPSite(runner, options.host, options.port).start()
+        await web.TCPSite(runner, options.host, options.port, backlog=BACKLOG).start()
         stop_control = control.serve(
-            govern.LoopGovernor(engine, loop), address=options.control, engine_version=wire.VERSION
+            govern.LoopGovernor(engine, options.profile, loop), address=options.control, engine_version=wire.VERSION
         )
         async with asyncio.TaskGroup() as tasks:
             stepping = tasks.create_task(engine.run())

@@ -44,7 +44,9 @@ async def rig() -> AsyncIterator[Rig]:
     port = runner.addresses[0][1]
     loop = asyncio.get_running_loop()
     address = f"unix:/tmp/tidegate-test-{port}.sock"
-    stop_control = control.serve(govern.LoopGovernor(engine, loop), address=address, engine_version=wire.VERSION)
+    stop_control = control.serve(
+        govern.LoopGovernor(engine, "test", loop), address=address, engine_version=wire.VERSION
+    )
     stepping = asyncio.create_task(engine.run())
     async with aiohttp.ClientSession() as http, grpc.aio.insecure_channel(address) as channel:
         stub = control_pb2_grpc.EngineControlStub(channel)
@@ -126,6 +128,7 @@ async def test_waiting_calls_are_reordered_by_set_policy_and_start_in_that_order
         state = await rig.control.GetState(control_pb2.GetStateRequest())
     assert (answer.policy, answer.previous, answer.reordered) == ("sjf", "fcfs", 3)
     assert (state.policy, state.policy_reason, state.running, state.waiting) == ("sjf", "test", 2, 3)
+    assert state.simulated_profile == "test"
     assert list(state.waiting_ids) == [before[1], before[2], before[0]]
 
 
