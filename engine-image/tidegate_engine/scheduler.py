@@ -30,7 +30,7 @@ from tidegate_policy.qos import Qos
 from tidegate_policy.window import Recorder
 
 GENERIC = CostModel(step_s=0.02, prefill_s=1e-4)
-"""A cost model for engines without a profile: orders compare calls on one engine, so only proportions matter."""
+"""For engines without a profile. Orders compare calls on one engine, so proportions matter more than seconds."""
 
 
 class Governed(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types that mypy can follow

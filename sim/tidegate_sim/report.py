@@ -22,13 +22,6 @@ def attained_s(latencies_s: Sequence[float], share: float) -> float:
     return ordered[max(math.ceil(share * len(ordered)), 1) - 1]
 
 
-def completion_rate(finished_s: Sequence[float]) -> float:
-    """Completions a second between the first and the last tenth of them: what the pool sustains while it is full."""
-    low, high = len(finished_s) // 10, len(finished_s) - 1 - len(finished_s) // 10
-    span_s = finished_s[high] - finished_s[low]
-    return (high - low) / span_s if span_s > 0 else 0.0
-
-
 def numbers(outcome: Outcome) -> Report:
     """What is kept of one run."""
     return {
@@ -37,7 +30,6 @@ def numbers(outcome: Outcome) -> Report:
         "mean_s": fmean(outcome.latencies_s),
         "p50_s": attained_s(outcome.latencies_s, 0.5),
         "throughput": len(outcome.finished_s) / outcome.finished_s[-1],
-        "sustained": completion_rate(outcome.finished_s),
         "queued_share": outcome.queued_share,
         "preemptions": outcome.preemptions,
         "steps": outcome.steps,

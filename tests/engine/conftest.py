@@ -16,7 +16,7 @@ from tidegate_engine import checkpoints, testing
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 SEQUENCES = "8"
-PROMPTS = [f"Count on from {number}: {number}," for number in range(20)]
+PROMPTS = [f"Count on from {number}: {number}," for number in range(10)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

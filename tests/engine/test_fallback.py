@@ -38,7 +38,6 @@ def test_vllm_is_told_our_scheduler_by_a_path_that_exists():
 
 
 def test_an_engine_without_what_we_touch_serves_with_vllms_priority_scheduler_and_says_so(stock):
-    assert len(stock.answers) == 20
     assert all(stock.answers.values())
     assert stock.state.policy == "priority"
     assert "lacks vllm.v1.core.sched.request_queue.RequestQueue.remove_request" in stock.state.fallback_reason
