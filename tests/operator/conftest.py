@@ -1,6 +1,7 @@
 """A real control plane for the whole session (see `localkube.control_plane`), and a namespace for each test."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -112,23 +113,25 @@ def rules() -> reconcile.Rules:
     return RULES
 
 
-def helm(plane: control_plane.ControlPlane, *arguments: str) -> str:
-    command = [str(plane.programs / "helm"), "--kubeconfig", str(plane.kubeconfig), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+@dataclasses.dataclass(frozen=True)
+class Helm:
+    plane: control_plane.ControlPlane
+    chart: str = str(CHART)
+
+    def run(self, *arguments: str) -> str:
+        command = [str(self.plane.programs / "helm"), "--kubeconfig", str(self.plane.kubeconfig), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def rendered(self, namespace: str, *values: str) -> list[dict[str, Any]]:
+        """The chart's manifests for a release named tidegate."""
+        sets = [word for value in values for word in ("--set", value)]
+        text = self.run("template", "tidegate", self.chart, "-n", namespace, *sets)
+        return [item for item in yaml.safe_load_all(text) if item]
 
 
-def rendered_chart(plane: control_plane.ControlPlane, namespace: str, *values: str) -> list[dict[str, Any]]:
-    """The chart's manifests for a release named tidegate."""
-    text = helm(
-        plane,
-        "template",
-        "tidegate",
-        str(CHART),
-        "-n",
-        namespace,
-        *(word for value in values for word in ("--set", value)),
-    )
-    return [item for item in yaml.safe_load_all(text) if item]
+@pytest.fixture
+def helm(plane: control_plane.ControlPlane) -> Helm:
+    return Helm(plane)
 
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -187,7 +190,7 @@ def install(plane: control_plane.ControlPlane, system: str, *namespaces: str, fo
     """Installs the chart's accounts and rights (not its Deployment) into the namespace `system`."""
     make_namespace(plane, system)
     names = ",".join(namespaces)
-    manifests = rendered_chart(plane, system, "crds.install=false", f"namespaces.names={{{names}}}")
+    manifests = Helm(plane).rendered(system, "crds.install=false", f"namespaces.names={{{names}}}")
     rights = [item for item in manifests if item["kind"] != "Deployment"]
     plane.kubectl("apply", "-f", "-", stdin="\n---\n".join(map(json.dumps, rights)))
     return Operator(plane, system, folder)

@@ -24,7 +24,7 @@ def test_every_field_has_a_description():
 
 def undescribed(schema, path):
     for name, field in schema.get("properties", {}).items():
-        if "description" not in field:
+        if not isinstance(field.get("description"), str) or None in field.values():
             yield f"{path}.{name}"
         yield from undescribed(field, f"{path}.{name}")
     for key in ("items", "additionalProperties"):

@@ -80,7 +80,8 @@ def manifests(pool: spec.Pool, *, image: str, pull_policy: str, operator_namespa
             "replicas": pool.gateway.replicas,
             "selector": {"matchLabels": selector},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            "progressDeadlineSeconds": 300,
+            # A gateway is ready when it has an engine, and engines take their time.
+            "progressDeadlineSeconds": pool.engine.startup_s + 300,
             "template": {
                 "metadata": {
                     "labels": {"app.kubernetes.io/name": "tidegate-gateway", **selector},

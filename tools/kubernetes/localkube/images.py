@@ -12,8 +12,9 @@ import subprocess
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-BASE = "localhost/tidegate-base:bookworm"
-BASE_PACKAGES = "python3,python3-venv,ca-certificates"
+BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates", "libnuma1")
+"""The last is for vLLM's CPU build, which the real engine of the end-to-end test mounts."""
+BASE = f"localhost/tidegate-base:{'-'.join(BASE_PACKAGES)}"
 
 
 def folder() -> pathlib.Path:
@@ -37,6 +38,7 @@ def build(target: str, name: str) -> pathlib.Path:
     # Packages come from wherever this machine's pip takes them; its certificates are lent for the build.
     lent = [f"--volume={path}:{path}:ro" for path in ("/etc/ssl/certs",) if pathlib.Path(path).is_dir()]
     _buildah("bud", "-q", "--layers", "--target", target, f"--build-arg=BASE={BASE}", *lent, "-t", name, str(ROOT))
+    _buildah("rmi", "--prune", "--force")  # what this build has replaced
     return _archive(name)
 
 
@@ -44,7 +46,7 @@ def _ensure_base() -> None:
     if _exists(BASE):
         return
     with tempfile.TemporaryDirectory(dir=folder()) as root:
-        command = ["debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", "bookworm", root]
+        command = ["debootstrap", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}", "bookworm", root]
         log = folder() / "debootstrap.log"
         with log.open("wb") as output:
             if subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode:
