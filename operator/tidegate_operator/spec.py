@@ -95,6 +95,8 @@ class Gateway:
     image: str | None
     service_type: str
     resources: Json
+    rule: str
+    """How an engine is chosen for a call."""
     alpha: float | None
     """Weight of an engine's speed against its load; None = tuned by the gateway."""
     beta: float
@@ -240,6 +242,7 @@ def _gateway(item: Json) -> Gateway:
         image=item.get("image"),
         service_type=item["serviceType"],
         resources=item["resources"],
+        rule=item["dispatch"]["rule"],
         alpha=None if alpha == "auto" else float(alpha),
         beta=float(item["dispatch"]["beta"]),
         max_waiting=item["queue"]["maxRequests"],

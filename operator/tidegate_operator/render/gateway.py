@@ -50,7 +50,11 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
         "defaultClass": pool.gateway.default_class,
         "tenants": [dict(item) for item in pool.tenants],
         "workflows": [dict(item) for item in pool.workflows],
-        "dispatch": {"alpha": "auto" if pool.gateway.alpha is None else pool.gateway.alpha, "beta": pool.gateway.beta},
+        "dispatch": {
+            "rule": pool.gateway.rule,
+            "alpha": "auto" if pool.gateway.alpha is None else pool.gateway.alpha,
+            "beta": pool.gateway.beta,
+        },
         "queue": {"maxRequests": pool.gateway.max_waiting, "ttl": pool.gateway.ttl_s},
         "store": {"url": store.url(pool), "pool": f"{pool.namespace}.{pool.name}"},
         "timeouts": {"drain": DRAIN_S},
