@@ -1,5 +1,6 @@
 """A real control plane for the whole session (see `localkube.control_plane`), and a namespace for each test."""
 
+import asyncio
 import contextlib
 import dataclasses
 import itertools
@@ -9,7 +10,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -132,6 +133,33 @@ class Helm:
 @pytest.fixture
 def helm(plane: control_plane.ControlPlane) -> Helm:
     return Helm(plane)
+
+
+class _JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next timer when nothing else is to be done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+
+    def time(self) -> float:
+        return self._now
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+            self._now = max(self._now, self._scheduled[0].when())  # type: ignore[attr-defined]
+        super()._run_once()  # type: ignore[misc]
+
+
+@pytest.fixture
+def in_virtual_time() -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    """Runs a coroutine in which hours of waiting take no time."""
+
+    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        with asyncio.Runner(loop_factory=_JumpingLoop) as runner:
+            return runner.run(coroutine)
+
+    return run
 
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"

@@ -58,16 +58,22 @@ async def hold(leases: Leases, *, identity: str, work: Callable[[], Coroutine[An
 
 
 async def _renew(candidate: "_Candidate") -> None:
-    """Renews until it cannot."""
-    clock = asyncio.get_running_loop().time
-    renewed_s = clock()
-    while clock() - renewed_s < RENEW_S:
+    """Renews until it cannot; whatever hangs, it ends RENEW_S after the last renewal."""
+    while True:
+        try:
+            async with asyncio.timeout_at(candidate.renewed_s + RENEW_S):
+                await _renew_once(candidate)
+        except TimeoutError:
+            raise LostError(f"the Lease could not be renewed for {RENEW_S} s") from None
+
+
+async def _renew_once(candidate: "_Candidate") -> None:
+    while True:
         await asyncio.sleep(RETRY_S)
         if await candidate.tries():
-            renewed_s = clock()
-        elif candidate.holder != candidate.identity:
-            raise LostError(f"{candidate.holder} has taken the Lease")
-    raise LostError(f"the Lease could not be renewed for {RENEW_S} s")
+            return
+        if candidate.holder != candidate.identity:
+            raise LostError(f"{candidate.holder or 'nobody'} has the Lease now")
 
 
 class _Candidate:
@@ -76,18 +82,25 @@ class _Candidate:
     def __init__(self, leases: Leases, identity: str) -> None:
         self.identity = identity
         self.holder = ""
+        """As last seen."""
+        self.renewed_s = 0.0
+        """When the last request that took or renewed it was sent."""
         self._leases = leases
         self._version: str | None = None
         self._seen_s = 0.0
 
     async def tries(self) -> bool:
         """Takes or renews the Lease; false when another has it, or the API server does not answer in time."""
+        sent_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(CALL_S):
-                return await self._take()
+                taken = await self._take()
         except (ClusterError, TimeoutError) as error:
-            log.warning("the Lease: %s", error or "no answer in time")
+            log.warning("the Lease: %s", str(error) or "no answer in time")
             return False
+        if taken:
+            self.renewed_s = sent_s
+        return taken
 
     async def _take(self) -> bool:
         body = await self._leases.read()

@@ -1,0 +1,143 @@
+"""The election against a Lease in memory, in virtual time; `test_operator` runs it on the real API server."""
+
+import asyncio
+import copy
+
+import pytest
+
+from tidegate_operator.cluster import ClusterError, lease
+
+
+class MemoryLease:
+    """One Lease with a resourceVersion, as the API server keeps it, which can be cut off."""
+
+    def __init__(self):
+        self.body = None
+        self.hangs = False
+        self.down = False
+
+    async def _reach(self):
+        await asyncio.sleep(0.01)
+        if self.hangs:
+            await asyncio.sleep(3600)
+        if self.down:
+            raise ClusterError("down")
+
+    async def read(self):
+        await self._reach()
+        return copy.deepcopy(self.body)
+
+    async def write(self, body):
+        await self._reach()
+        current = (self.body or {}).get("metadata", {}).get("resourceVersion", "")
+        if body.get("metadata", {}).get("resourceVersion", "") != current:
+            return None
+        self.body = {**copy.deepcopy(body), "metadata": {"resourceVersion": str(int(current or 0) + 1)}}
+        return copy.deepcopy(self.body)
+
+
+class Log:
+    """Who acted when; and whether two ever acted at once."""
+
+    def __init__(self):
+        self.acting = set()
+        self.turns = []
+
+    def work(self, who, seconds=float("inf")):
+        async def act():
+            assert not self.acting, f"{who} acts while {self.acting} does"
+            self.acting.add(who)
+            self.turns.append((who, asyncio.get_running_loop().time()))
+            try:
+                await asyncio.sleep(min(seconds, 1e6))
+            finally:
+                self.acting.discard(who)
+
+        return act
+
+
+async def alone(coroutines, *, for_s):
+    """Runs the candidates together for a while; returns what each ended with (None = it still ran)."""
+    tasks = [asyncio.create_task(item) for item in coroutines]
+    await asyncio.wait(tasks, timeout=for_s)
+    ends = [(task.exception() or "ended") if task.done() and not task.cancelled() else None for task in tasks]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return ends
+
+
+def test_of_many_candidates_one_acts(in_virtual_time):
+    shared, log = MemoryLease(), Log()
+    candidates = [lease.hold(shared, identity=f"c{i}", work=log.work(f"c{i}")) for i in range(5)]
+    in_virtual_time(alone(candidates, for_s=300))
+    assert len(log.turns) == 1
+    assert shared.body["spec"]["leaseTransitions"] == 1  # it was given back at the end
+
+
+def test_a_holder_that_ends_lets_the_next_one_in_at_once(in_virtual_time):
+    shared, log = MemoryLease(), Log()
+    first = lease.hold(shared, identity="first", work=log.work("first", seconds=60))
+    second = lease.hold(shared, identity="second", work=log.work("second"))
+    ends = in_virtual_time(alone([first, second], for_s=120))
+    assert ends == ["ended", None]
+    assert [who for who, _ in log.turns] == ["first", "second"]
+    assert log.turns[1][1] < 60 + 2 * lease.RETRY_S
+
+
+async def later(coroutine):
+    await asyncio.sleep(1)
+    await coroutine
+
+
+@pytest.mark.parametrize("trouble", ["down", "hangs"])
+def test_a_holder_that_is_cut_off_stops_before_another_may_start(in_virtual_time, trouble):
+    shared, log = MemoryLease(), Log()
+
+    class Cut(MemoryLease):
+        """The same Lease, seen through a connection that breaks after a minute."""
+
+        async def read(self):
+            await self._reach()
+            return await shared.read()
+
+        async def write(self, body):
+            await self._reach()
+            return await shared.write(body)
+
+    own = Cut()
+
+    async def story():
+        asyncio.get_running_loop().call_later(60, lambda: setattr(own, trouble, True))
+        first = lease.hold(own, identity="first", work=log.work("first"))
+        second = lease.hold(shared, identity="second", work=log.work("second"))
+        return await alone([first, later(second)], for_s=200)
+
+    ends = in_virtual_time(story())
+    assert isinstance(ends[0], lease.LostError)
+    assert [who for who, _ in log.turns] == ["first", "second"]
+    assert 60 + lease.DURATION_S - lease.RETRY_S < log.turns[1][1] < 60 + lease.DURATION_S + 3 * lease.RETRY_S
+
+
+def test_a_short_outage_changes_nothing(in_virtual_time):
+    shared, log = MemoryLease(), Log()
+
+    async def story():
+        loop = asyncio.get_running_loop()
+        loop.call_later(60, lambda: setattr(shared, "down", True))
+        loop.call_later(66, lambda: setattr(shared, "down", False))
+        return await alone([lease.hold(shared, identity=who, work=log.work(who)) for who in "ab"], for_s=300)
+
+    assert in_virtual_time(story()) == [None, None]
+    assert len(log.turns) == 1
+
+
+def test_what_the_work_raises_comes_out_and_the_lease_is_given_back(in_virtual_time):
+    shared = MemoryLease()
+
+    async def broken():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        in_virtual_time(lease.hold(shared, identity="a", work=broken))
+    assert shared.body["spec"]["holderIdentity"] == ""

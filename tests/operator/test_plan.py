@@ -1,0 +1,99 @@
+import copy
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate_operator import objects, plan
+
+OWNER = "pool-uid"
+
+
+def manifest(name, kind="ConfigMap", **body):
+    owner = {"uid": OWNER, "controller": True, "name": "chat"}
+    metadata = {"name": name, "namespace": "prod", "labels": {"a": "b"}, "ownerReferences": [owner]}
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, **body}
+
+
+def stored(applied, uid="u", **more):
+    """An applied manifest as the API server keeps it: with a uid, defaults, and without empty values."""
+    body = copy.deepcopy(dict(applied))
+    body["metadata"]["uid"] = uid
+    body.update(more)
+    return {key: value for key, value in body.items() if value not in ({}, [], "")}
+
+
+def after(steps, observed):
+    """The world once the steps are carried out."""
+    gone = {reference for reference, _ in steps.delete}
+    kept = {objects.Reference.of(body): body for body in observed}
+    kept |= {objects.Reference.of(body): stored(body) for body in steps.apply}
+    return [body for reference, body in kept.items() if reference not in gone]
+
+
+def names(items):
+    return [item["metadata"]["name"] for item in items]
+
+
+def test_what_is_missing_is_applied_in_the_given_order():
+    steps = plan.steps(OWNER, [manifest("b"), manifest("a")], [])
+    assert names(steps.apply) == ["b", "a"]
+
+
+def test_what_exists_as_stated_is_left_alone_whatever_else_it_has():
+    (applied,) = plan.steps(OWNER, [manifest("a", data={"x": "1"}, empty={}, none=[])], []).apply
+    world = [stored(applied, immutable=False, data={"x": "1", "theirs": "2"})]
+    assert plan.steps(OWNER, [manifest("a", data={"x": "1"}, empty={}, none=[])], world).apply == ()
+
+
+def test_a_value_that_someone_has_changed_is_stated_again():
+    (applied,) = plan.steps(OWNER, [manifest("a", data={"x": "1"})], []).apply
+    assert names(plan.steps(OWNER, [manifest("a", data={"x": "1"})], [stored(applied, data={"x": "2"})]).apply) == ["a"]
+
+
+def test_a_value_that_is_no_longer_stated_is_withdrawn():
+    (applied,) = plan.steps(OWNER, [manifest("a", data={"x": "1", "y": "2"})], []).apply
+    assert names(plan.steps(OWNER, [manifest("a", data={"x": "1"})], [stored(applied)]).apply) == ["a"]
+
+
+def test_what_is_no_longer_wanted_is_deleted_by_its_uid():
+    (applied,) = plan.steps(OWNER, [manifest("old")], []).apply
+    ((reference, uid),) = plan.steps(OWNER, [], [stored(applied, uid="old-uid")]).delete
+    assert (str(reference), uid) == ("ConfigMap old", "old-uid")
+
+
+def test_what_is_being_deleted_is_neither_deleted_again_nor_taken_for_there():
+    (applied,) = plan.steps(OWNER, [manifest("a")], []).apply
+    leaving = stored(applied)
+    leaving["metadata"]["deletionTimestamp"] = "now"
+    assert plan.steps(OWNER, [], [leaving]).delete == ()
+    assert names(plan.steps(OWNER, [manifest("a")], [leaving]).apply) == ["a"]
+
+
+def test_nothing_of_anyone_else_is_touched():
+    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "prod", "uid": "x"}}
+    steps = plan.steps(OWNER, [manifest("a"), manifest("b")], [theirs])
+    assert [str(reference) for reference in steps.taken] == ["ConfigMap a"]
+    assert names(steps.apply) == ["b"]
+    assert plan.steps(OWNER, [], [theirs]) == plan.Steps(apply=(), delete=(), taken=())
+
+
+@st.composite
+def worlds(draw):
+    """Some manifests that are wanted, and a world left over from others that were wanted before."""
+
+    def some():
+        chosen = draw(st.lists(st.sampled_from("abcdef"), unique=True))
+        kinds = st.sampled_from(["ConfigMap", "Service", "ServiceAccount"])
+        values = st.dictionaries(st.sampled_from("xyz"), st.sampled_from(["1", "2", ""]))
+        return [manifest(name, draw(kinds), data=draw(values)) for name in chosen]
+
+    before = plan.steps(OWNER, some(), []).apply
+    return some(), [stored(body) for body in before]
+
+
+@given(worlds())
+def test_carrying_out_the_steps_leaves_nothing_to_do(world):
+    desired, observed = world
+    done = after(plan.steps(OWNER, desired, observed), observed)
+    assert plan.steps(OWNER, desired, done) == plan.Steps(apply=(), delete=(), taken=())
+    assert {objects.Reference.of(body) for body in done} == {objects.Reference.of(body) for body in desired}

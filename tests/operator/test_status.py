@@ -1,0 +1,100 @@
+from tidegate_operator import status
+
+
+def deployment(name="chat-engine-a", *, desired=2, ready=2, updated=2, existing=2, generation=1, seen=1, conditions=()):
+    labels = {"app.kubernetes.io/component": "engine", "tidegate.dev/node-pool": name.rpartition("-")[2]}
+    return {
+        "kind": "Deployment",
+        "metadata": {"name": name, "generation": generation, "labels": labels},
+        "spec": {"replicas": desired},
+        "status": {
+            "observedGeneration": seen, "replicas": existing, "readyReplicas": ready, "updatedReplicas": updated,
+            "conditions": list(conditions),
+        },
+    }  # fmt: skip
+
+
+def told(children, problems=()):
+    stated = status.conditions(status.workloads(children), problems)
+    return {item.type: (item.status, item.reason) for item in stated}
+
+
+def test_a_settled_pool_is_ready():
+    assert told([deployment()]) == {
+        "Ready": (True, "Ready"), "Progressing": (False, "Settled"), "Degraded": (False, "AsExpected")
+    }  # fmt: skip
+
+
+def test_a_pool_scaled_to_nothing_is_ready():
+    empty = deployment(desired=0, ready=0, updated=0, existing=0)
+    del empty["status"]["readyReplicas"]
+    assert told([empty])["Ready"] == (True, "Ready")
+
+
+def test_a_pool_whose_engines_start_is_not_ready_and_progresses():
+    assert told([deployment(ready=1)])["Ready"] == (False, "Waiting")
+    assert told([deployment(ready=1)])["Progressing"] == (True, "RollingOut")
+
+
+def test_an_edit_that_no_controller_has_seen_yet_is_not_ready():
+    assert told([deployment(generation=2, seen=1)])["Ready"] == (False, "Waiting")
+
+
+def test_old_pods_that_still_run_are_progress():
+    assert told([deployment(existing=3)])["Progressing"] == (True, "RollingOut")
+    assert told([deployment(updated=1)])["Progressing"] == (True, "RollingOut")
+
+
+def test_a_roll_out_that_is_stuck_needs_a_person():
+    stuck = {"type": "Progressing", "status": "False", "message": "deadline exceeded"}
+    assert told([deployment(ready=1, conditions=[stuck])])["Degraded"] == (True, "Stuck")
+
+
+def test_a_bad_spec_is_degraded_and_not_ready_even_while_all_runs():
+    assert told([deployment()], [("InvalidSpec", "spec.x: no")]) == {
+        "Ready": (False, "InvalidSpec"), "Progressing": (False, "Settled"), "Degraded": (True, "InvalidSpec")
+    }  # fmt: skip
+
+
+def test_the_instant_of_a_condition_moves_only_with_its_status():
+    def at(now, ready, before):
+        return status.timed(
+            [status.Condition(type="Ready", status=ready, reason="R", message="m")], before, generation=1, now=now
+        )
+
+    first = at("t1", False, [])
+    second = at("t2", False, first)
+    third = at("t3", True, second)
+    assert [item["lastTransitionTime"] for (item,) in (first, second, third)] == ["t1", "t1", "t3"]
+
+
+def test_the_counts_are_of_engines():
+    parts = status.workloads([deployment("chat-engine-b", ready=1), deployment("chat-engine-a")])
+    stated = status.of_reconcile(parts, [], pool="chat", generation=4)
+    assert stated["engines"] == "3/4"
+    assert stated["replicas"] == 4
+    assert [item["name"] for item in stated["nodePools"]] == ["a", "b"]
+    assert stated["selector"] == "tidegate.dev/pool=chat,app.kubernetes.io/component=engine"
+
+
+def test_stating_the_same_again_is_no_change_whatever_the_other_writer_adds():
+    ours = {
+        "engines": "1/1",
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "nodePools": [{"name": "a", "ready": 1}],
+    }
+    theirs = {"activePolicy": {"name": "edf"}, "conditions": [{"type": "PolicyStable", "status": "True"}]}
+    both = {**ours, **theirs, "conditions": ours["conditions"] + theirs["conditions"]}
+    both["nodePools"] = [{"name": "a", "ready": 1, "sloAttainment": 0.5}]
+    assert not status.changed(both, ours)
+    assert status.changed(both, {**ours, "engines": "0/1"})
+    assert status.changed(both, {**ours, "nodePools": []})
+
+
+def test_the_same_event_at_the_same_instant_is_the_same_object():
+    def event(at):
+        made = status.Event(namespace="n", pool="chat", uid="u", reason="R", message="m", at=at)
+        return made.manifest(controller="c", instance="i")["metadata"]["name"]
+
+    assert event("t1") == event("t1")
+    assert event("t1") != event("t2")
