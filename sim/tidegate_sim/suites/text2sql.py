@@ -74,7 +74,7 @@ PAPER = {
 class Options:
     """How much to run."""
 
-    workflows: int = 40
+    workflows: int = 32
     """In each trace. Fixed, because in an overloaded open-loop run figures grow with it."""
     jobs: int = os.cpu_count() or 1
     """Processes; with 1 everything runs in this one."""
