@@ -35,11 +35,37 @@ def pause(programs: pathlib.Path, name: str) -> pathlib.Path:
 def build(target: str, name: str) -> pathlib.Path:
     """A stage of the project's Dockerfile; returns its archive."""
     _ensure_base()
+    _bud("--target", target, f"--build-arg=BASE={BASE}", "-t", name)
+    return _archive(name)
+
+
+def build_engine(name: str) -> pathlib.Path:
+    """`engine-image/Dockerfile` over vLLM's CPU build instead of vLLM's own image; returns its archive (3 GB)."""
+    _ensure_base()
+    base = f"{BASE}-vllm"
+    dockerfile = folder() / "vllm.Dockerfile"
+    dockerfile.write_text(VLLM_BASE)
+    _bud("--file", str(dockerfile), f"--build-arg=BASE={BASE}", "-t", base)
+    _bud("--file", "engine-image/Dockerfile", f"--build-arg=BASE={base}", "-t", name)
+    return _archive(name)
+
+
+VLLM_BASE = """
+ARG BASE
+FROM ${BASE}
+COPY requirements/all.txt /tmp/requirements.txt
+RUN python3 -m venv /opt/vllm \\
+ && /opt/vllm/bin/pip install --no-cache-dir --no-deps --require-hashes -r /tmp/requirements.txt
+ENV PATH=/opt/vllm/bin:$PATH
+"""
+"""What vLLM's own image is to `engine-image/Dockerfile`: a python3 that has vLLM."""
+
+
+def _bud(*arguments: str) -> None:
     # Packages come from wherever this machine's pip takes them; its certificates are lent for the build.
     lent = [f"--volume={path}:{path}:ro" for path in ("/etc/ssl/certs",) if pathlib.Path(path).is_dir()]
-    _buildah("bud", "-q", "--layers", "--target", target, f"--build-arg=BASE={BASE}", *lent, "-t", name, str(ROOT))
+    _buildah("bud", "-q", "--layers", *lent, *arguments, str(ROOT))
     _buildah("rmi", "--prune", "--force")  # what this build has replaced
-    return _archive(name)
 
 
 def _ensure_base() -> None:
@@ -83,7 +109,7 @@ def _buildah(*arguments: str) -> str:
     storage = ["--root", str(folder() / "store"), "--runroot", str(folder() / "store-run")]
     environment = {**os.environ, "STORAGE_DRIVER": "overlay", "BUILDAH_ISOLATION": "chroot"}
     command = ["nice", "buildah", *storage, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"buildah {' '.join(arguments)}:\n{(done.stdout + done.stderr)[-3000:]}")
     return done.stdout.strip()
