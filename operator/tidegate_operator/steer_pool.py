@@ -7,7 +7,7 @@ back. A gateway is told after the engines, and asked before each decision whethe
 import datetime
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from tidegate_operator import cluster, reconcile, spec, status, steering
@@ -62,6 +62,13 @@ def ready_address(pod: Json) -> str | None:
     return f"[{host}]:{labels.CONTROL_PORT}" if ":" in host else f"{host}:{labels.CONTROL_PORT}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Steered:
+    uid: str
+    loop: steering.Loop
+    admin: Admin
+
+
 class Steering:
     """The loops of all pools that this operator has. `steer` is the work of a `worklist.Worklist`."""
 
@@ -79,8 +86,7 @@ class Steering:
         self._admin_of = admin_of
         self._clock = clock
         self._locate = locate
-        self._loops: dict[Key, steering.Loop] = {}
-        self._admins: dict[Key, Admin] = {}
+        self._steered: dict[Key, _Steered] = {}
 
     async def steer(self, key: Key) -> float | None:
         """Looks at one pool once; returns the seconds until it should be looked at again, None when it is gone."""
@@ -96,9 +102,9 @@ class Steering:
         if not node_pool_of:
             return WAIT_S
         now = self._clock()
-        loop = self._loop(key, body, pool, now.timestamp())
+        steered = await self._known(key, body, pool, now.timestamp())
+        loop, admin = steered.loop, steered.admin
         await loop.engines.retarget(node_pool_of)
-        admin = self._admins.setdefault(key, self._admin_of(pool))
         outcome = loop.decide(now.timestamp(), await admin.override() or _fixed(pool))
         ours = of_steering(body.get("status", {}), pool, outcome, admin.alpha, node_pool_of, now)
         await self._write_down(body, pool, ours, outcome)
@@ -108,25 +114,28 @@ class Steering:
         return loop.settings.tick_s
 
     async def close(self) -> None:
-        for key in [*self._loops]:
+        for key in [*self._steered]:
             await self._forget(key)
 
+    async def _known(self, key: Key, body: Json, pool: spec.Pool, now: float) -> "_Steered":
+        """What belongs to this very pool, with its settings of today; another of its name may have been there before."""
+        settings = settings_of(pool.steering)
+        if key in self._steered and self._steered[key].uid != pool.uid:
+            await self._forget(key)
+        if key not in self._steered:
+            loop = steering.Loop(_remembered(body), settings, now=now)
+            self._steered[key] = _Steered(uid=pool.uid, loop=loop, admin=self._admin_of(pool))
+        self._steered[key].loop.settings = settings
+        return self._steered[key]
+
     async def _forget(self, key: Key) -> None:
-        self._admins.pop(key, None)
-        if loop := self._loops.pop(key, None):
-            await loop.engines.close()
+        if steered := self._steered.pop(key, None):
+            await steered.loop.engines.close()
 
     def _engines(self, pods: Sequence[Json]) -> dict[str, str]:
         """Address to node pool."""
         located = ((self._locate(pod), pod["metadata"]["labels"][labels.NODE_POOL]) for pod in pods)
         return {address: node_pool for address, node_pool in located if address is not None}
-
-    def _loop(self, key: Key, body: Json, pool: spec.Pool, now: float) -> steering.Loop:
-        settings = settings_of(pool.steering)
-        if key not in self._loops:
-            self._loops[key] = steering.Loop(_remembered(body), settings, now=now)
-        self._loops[key].settings = settings
-        return self._loops[key]
 
     async def _write_down(self, body: Json, pool: spec.Pool, ours: Json, outcome: steering.Outcome) -> None:
         if event := _event(pool, outcome):

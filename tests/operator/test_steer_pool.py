@@ -197,3 +197,21 @@ async def test_a_pool_without_ready_engines_waits(cluster, kubectl, namespace, r
     assert await steering.steer((namespace, "chat")) == steer_pool.WAIT_S
     kubectl("delete", "spool/chat")
     assert await steering.steer((namespace, "chat")) is None
+
+
+async def test_a_pool_that_is_made_again_under_its_name_starts_afresh(cluster, kubectl, namespace, rules):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        clock = Clock()
+        steered = make(clock)
+        await look(steered, namespace, clock, engines, 0)
+        await look(steered, namespace, clock, engines, 100)
+        await look(steered, namespace, clock, engines, 1, testing.blocked())
+        assert status(kubectl)["activePolicy"]["name"] == "two-lane"
+        kubectl("delete", "spool/chat")
+        body = testing.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy=QUICK)
+        kubectl("create", "-f", "-", body=body)
+        kubectl("wait", "--for=delete", "deployment/chat-engine-fast", "--timeout=60s")
+        await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
+        kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=60s")
+        await look(steered, namespace, clock, engines, 1, testing.calm())
+        assert status(kubectl)["activePolicy"]["name"] == "sjf"
