@@ -119,9 +119,7 @@ def conditions(parts: Sequence[Workload], problems: Sequence[tuple[str, str]]) -
     progress = "; ".join(f"{part.name} has {part.ready} of {part.desired} ready" for part in waiting)
     told = "; ".join(message for _, message in trouble)
     if problems:
-        ready = Condition(
-            type="Ready", status=False, reason=problems[0][0], message=f"The pool keeps running as before. {told}"
-        )
+        ready = Condition(type="Ready", status=False, reason=problems[0][0], message=told)
     elif waiting:
         ready = Condition(type="Ready", status=False, reason="Waiting", message=progress)
     else:

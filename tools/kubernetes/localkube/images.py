@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import tempfile
 
+from localkube import leftovers
+
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates", "libnuma1")
 """The last is for vLLM's CPU build, which the real engine of the end-to-end test mounts."""
@@ -66,6 +68,12 @@ def _bud(*arguments: str) -> None:
     lent = [f"--volume={path}:{path}:ro" for path in ("/etc/ssl/certs",) if pathlib.Path(path).is_dir()]
     _buildah("bud", "-q", "--layers", *lent, *arguments, str(ROOT))
     _buildah("rmi", "--prune", "--force")  # what this build has replaced
+
+
+def release() -> None:
+    """Ends what buildah keeps mounted between its calls, also after a build that failed."""
+    _buildah("rm", "--all")
+    leftovers.unmount_below(folder())
 
 
 def _ensure_base() -> None:

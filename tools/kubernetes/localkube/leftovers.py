@@ -28,7 +28,7 @@ def clear(folder: pathlib.Path, name: str) -> None:
     """Removes everything of the node `name` with the state in `folder`, running or not."""
     _kill_all(folder)
     _forget_containers(folder)
-    _unmount_below(folder)
+    unmount_below(folder)
     _forget_pod_network(name)
     network.remove(name)
     shutil.rmtree(folder, ignore_errors=True)
@@ -76,7 +76,8 @@ def _parent(pid: int) -> int | None:
     return None
 
 
-def _unmount_below(folder: pathlib.Path) -> None:
+def unmount_below(folder: pathlib.Path) -> None:
+    """Every mount inside `folder`, so that it can be removed."""
     lines = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
     points = [line.split()[4].replace("\\040", " ") for line in lines]
     for point in sorted((point for point in points if point.startswith(f"{folder}/")), reverse=True):
