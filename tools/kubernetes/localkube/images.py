@@ -55,9 +55,10 @@ def build_engine(name: str) -> pathlib.Path:
 VLLM_BASE = """
 ARG BASE
 FROM ${BASE}
-COPY requirements/all.txt /tmp/requirements.txt
-RUN python3 -m venv /opt/vllm \\
- && /opt/vllm/bin/pip install --no-cache-dir --no-deps --require-hashes -r /tmp/requirements.txt
+COPY pyproject.toml requirements/uv.txt /src/
+RUN python3 -m venv /opt/vllm && /opt/vllm/bin/pip install --no-cache-dir --require-hashes -r /src/uv.txt \\
+ && cd /src && SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt /opt/vllm/bin/uv pip install --no-cache \\
+    --python /opt/vllm/bin/python -r pyproject.toml --extra engine-cpu
 ENV PATH=/opt/vllm/bin:$PATH
 """
 """What vLLM's own image is to `engine-image/Dockerfile`: a python3 that has vLLM."""
