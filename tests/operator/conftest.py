@@ -54,8 +54,9 @@ def namespace(plane: control_plane.ControlPlane) -> str:
 
 
 def make_namespace(plane: control_plane.ControlPlane, name: str) -> str:
-    plane.kubectl("create", "namespace", name)
-    plane.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    plane.kubectl("create", "-f", "-", stdin=json.dumps(body))
     return name
 
 

@@ -1,5 +1,6 @@
 """What the API server itself makes of a ServingPool: schema, defaults, rules, columns. No operator runs here."""
 
+import json
 import pathlib
 
 import pytest
@@ -92,10 +93,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_the_api_server_refuses(kubectl, what):
+def test_the_api_server_refuses(plane, what):
     fields, message = REFUSED[what]
-    said = kubectl("create", "--dry-run=server", "-f", "-", body=testing.pool(**fields), check=False)
-    assert message in said
+    body = json.dumps(testing.pool(**fields))
+    assert message in plane.kubectl("create", "--dry-run=server", "-f", "-", stdin=body, check=False)
 
 
 def test_the_api_server_refuses_a_name_that_is_too_long_for_services(kubectl):
