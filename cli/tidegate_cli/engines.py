@@ -70,7 +70,10 @@ def _simulated(name: str, speed: float) -> Simulated:
 
 
 def _running(url: str) -> Running:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise Usage(f"--engines: {url!r} is not an address: {error}") from None
     if not parts.hostname or parts.path not in ("", "/"):
         raise Usage(f"--engines: {url!r} is not an engine's address such as http://127.0.0.1:8100")
     return Running(name=parts.netloc, url=url.rstrip("/"))

@@ -30,6 +30,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0, 1 for a failure, 2 for a usage error."""
     words = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a peer that goes away is no news
+    try:
+        return _run(words)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("tidegate"):
+            raise
+        sys.stderr.write(
+            f"tidegate {words[0]}: the package {error.name} is not installed; `make install` installs all\n"
+        )
+        return 1
+
+
+def _run(words: list[str]) -> int:
     if words and words[0] in COMPONENTS:
         module = importlib.import_module(COMPONENTS[words[0]][0])
         return int(module.main(words[1:]))

@@ -12,8 +12,9 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import BinaryIO
 
-from tidegate_cli.errors import Failed
+from tidegate_cli.errors import Failed, Usage
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 2000
@@ -25,10 +26,19 @@ class Child:
     """A running child."""
 
     name: str
+    command: Sequence[str]
     process: asyncio.subprocess.Process
     log: pathlib.Path
     stop_s: float
     """Seconds between SIGTERM and SIGKILL."""
+
+    def end(self) -> str:
+        """How it ended, for people."""
+        code = self.process.returncode
+        if code is None:
+            return "runs"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"{how}; its log is {self.log}"
 
     def last_words(self) -> str:
         """The end of its log."""
@@ -46,9 +56,8 @@ class Family:
 
     async def start(self, name: str, command: Sequence[str], *, stop_s: float = 10.0) -> Child:
         """Starts `command` with its output in `logs/name.log`."""
-        self._logs.mkdir(parents=True, exist_ok=True)
         path = self._logs / f"{name}.log"
-        with path.open("wb") as log:
+        with _opened(path) as log:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -57,9 +66,14 @@ class Family:
                 preexec_fn=_die_with_parent,
                 start_new_session=True,
             )
-        child = Child(name=name, process=process, log=path, stop_s=stop_s)
+        child = Child(name=name, command=command, process=process, log=path, stop_s=stop_s)
         self._children.append(child)
         return child
+
+    async def restart(self, dead: Child) -> Child:
+        """Starts a child that has ended once more, as it was."""
+        self._children.remove(dead)
+        return await self.start(dead.name, dead.command, stop_s=dead.stop_s)
 
     async def first_death(self) -> Child:
         """Waits until some child has ended by itself."""
@@ -105,6 +119,8 @@ def check_free(host: str, port: int, option: str) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+        except OverflowError:
+            raise Usage(f"{option} {port} is not a port; choose one from 1 to 65535") from None
         except OSError as error:
             raise Failed(
                 f"port {port} on {host} cannot be used ({error.strerror}); choose another by {option}"
@@ -114,6 +130,14 @@ def check_free(host: str, port: int, option: str) -> None:
 def ourselves(*words: str) -> list[str]:
     """The command line of another `tidegate` command in this environment."""
     return [sys.executable, "-m", "tidegate_cli.main", *words]
+
+
+def _opened(path: pathlib.Path) -> BinaryIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+    except OSError as error:
+        raise Failed(f"cannot write the log {path}: {error.strerror}") from None
 
 
 async def _end(child: Child) -> None:

@@ -39,11 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Returns 1 when any call failed."""
     calls = _load(options)
+    if options.out is not None:
+        _check_writable(options.out)
     planned = [_planned(call, options) for call in calls]
     outcomes = asyncio.run(_replay(planned, options))
     report = summary(calls, outcomes, settings=_settings(options))
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
     sys.stdout.write(json.dumps(report, sort_keys=True) + "\n" if options.json else table(report))
     return 1 if report["errors"] else 0
@@ -100,9 +101,8 @@ def table(report: dict[str, Any]) -> str:
         lines.append(f"SLO met by {report['slo_attainment']:.1%} of the {report['with_slo']} calls that had one")
     if report["workflows"] is not None:
         flows = report["workflows"]
-        lines.append(
-            f"workflows {flows['count']}   in time {flows['in_time']}   mean {flows['latency_s']['mean']:.3f} s"
-        )
+        mean = f"   mean {flows['latency_s']['mean']:.3f} s" if flows["latency_s"] else ""
+        lines.append(f"workflows {flows['count']}   in time {flows['in_time']}{mean}")
     lines += [f"error x{count}: {sentence}" for sentence, count in report["error_sentences"].items()]
     return "\n".join(lines) + "\n"
 
@@ -113,13 +113,22 @@ def _load(options: argparse.Namespace) -> list[traces.TraceCall]:
         chosen = "azure" if ".csv" in options.trace.suffixes else "tidegate"
     try:
         calls = list(traces.from_azure(options.trace)) if chosen == "azure" else traces.read(options.trace)
-    except OSError as error:
-        raise Usage(f"cannot read {options.trace}: {error.strerror}") from None
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise Usage(f"cannot read {options.trace}: {getattr(error, 'strerror', None) or error}") from None
     except traces.BadTrace as error:
         raise Usage(str(error)) from None
     if not calls:
         raise Usage(f"{options.trace} holds no calls")
     return calls[: options.limit]
+
+
+def _check_writable(path: pathlib.Path) -> None:
+    """Before the run: a report that cannot be written is worth nothing after it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise Usage(f"cannot write {path}: {error.strerror}") from None
 
 
 def _planned(call: traces.TraceCall, options: argparse.Namespace) -> openloop.Planned:

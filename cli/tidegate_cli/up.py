@@ -16,6 +16,7 @@ import pathlib
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,8 @@ from tidegate_policy.steer import guards
 ENGINE_START_S = {engines.Simulated: 30.0, engines.Vllm: 600.0, engines.Running: 10.0}
 INTERVAL_S = 10.0
 """Between two steering decisions; shorter than a cluster's, for one machine is watched by one person."""
+RESTARTS = 3
+"""How often one engine is started again."""
 LOOK_S = 2.0
 """Between two looks at emergencies and at what a person has set."""
 
@@ -73,6 +76,8 @@ def run(options: argparse.Namespace) -> int:
     if not 0.01 <= options.sim_speed <= 1000:
         raise Usage("--sim-speed must be between 0.01 and 1000")
     wanted = engines.parse(options.engines, speed=options.sim_speed)
+    if len({options.port, options.grpc_port, options.admin_port}) < 3:
+        raise Usage("--port, --grpc-port and --admin-port must differ")
     for port, option in (
         (options.port, "--port"),
         (options.grpc_port, "--grpc-port"),
@@ -122,8 +127,8 @@ async def _start_engine(
     options: argparse.Namespace, engine: engines.Engine, family: processes.Family, session: aiohttp.ClientSession
 ) -> Started:
     if isinstance(engine, engines.Running):
-        if not await _answers(session, f"{engine.url}/health"):
-            raise Failed(f"no engine answers at {engine.url}/health; start it first")
+        if not await _lists_models(session, engine.url):
+            raise Failed(f"{engine.url}/v1/models lists no models; is it an OpenAI-compatible engine, and does it run?")
         return Started(name=engine.name, url=engine.url, control=None, cost=None)
     port, control = processes.free_port(), f"127.0.0.1:{processes.free_port()}"
     url = f"http://127.0.0.1:{port}"
@@ -170,20 +175,32 @@ async def _watch(
 ) -> int:
     """Serves until told to stop or a child dies; returns the exit code."""
     steered = asyncio.create_task(_steer(options, [engine.control for engine in started if engine.control]))
-    death = asyncio.create_task(family.first_death())
+    kept = asyncio.create_task(_keep({engine.name for engine in started}, family))
     try:
-        await asyncio.wait({steered, death, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({steered, kept, interrupted}, return_when=asyncio.FIRST_COMPLETED)
         if interrupted.done():
             return 0
-        if death.done():
-            child = death.result()
-            raise Failed(f"{child.name} ended by itself; its last words:\n{child.last_words()}")
-        await steered
+        for task in (kept, steered):
+            if task.done():
+                task.result()
         raise Failed("the steering loop ended by itself")
     finally:
-        for task in (steered, death):
+        for task in (steered, kept):
             task.cancel()
-        await asyncio.gather(steered, death, return_exceptions=True)
+        await asyncio.gather(steered, kept, return_exceptions=True)
+
+
+async def _keep(engine_names: set[str], family: processes.Family) -> None:
+    """Starts engines that die again, the others serve on meanwhile; raises `Failed` for the gateway, the store, and an
+    engine that dies too often."""
+    restarts: Counter[str] = Counter()
+    while True:
+        child = await family.first_death()
+        restarts[child.name] += 1
+        if child.name not in engine_names or restarts[child.name] > RESTARTS:
+            raise Failed(f"{child.name} {child.end()}")
+        sys.stderr.write(f"{child.name} {child.end()}; it is started again\n")
+        await family.restart(child)
 
 
 async def _steer(options: argparse.Namespace, controls: list[str]) -> None:
@@ -209,6 +226,14 @@ async def _steer(options: argparse.Namespace, controls: list[str]) -> None:
             await loop.engines.close()
 
 
+async def _lists_models(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(f"{url}/v1/models") as response:
+            return bool((await response.json())["data"][0]["id"])
+    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+        return False
+
+
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
     try:
         async with session.get(url) as response:
@@ -227,7 +252,7 @@ async def _welcome(options: argparse.Namespace, started: list[Started]) -> str:
         f"tidegate is ready: {url}   (gRPC {options.grpc_port}, admin {options.admin_port}; "
         f"engines: {', '.join(engine.name for engine in started)}; logs in {options.state / 'logs'})\n\n"
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{body}'\n\n"
-        "Ctrl-C stops everything.\n"
+        f"The page at {url}/ shows what happens; Ctrl-C stops everything.\n"
     )
 
 

@@ -52,6 +52,9 @@ TABLE: dict[str, Row] = {
     DropReason.STORE_UNAVAILABLE: Row(status=503, grpc="UNAVAILABLE", type="server_error"),
 }
 
+FINAL = {DropReason.DEADLINE_UNREACHABLE}
+"""Shed for good: OpenAI clients, which repeat any 429, are told not to, as they are for a 409."""
+
 SENTENCES: dict[DropReason, str] = {
     DropReason.SATURATED: "too many calls wait already; retry after the time in Retry-After",
     DropReason.TTL_EXPIRED: "no engine had room within the longest wait; retry after the time in Retry-After",
@@ -86,9 +89,10 @@ class GatewayError(Exception):
         return orjson.dumps({"error": error})
 
     def headers(self) -> dict[str, str]:
-        if self.retry_after_s is None:
-            return {}
-        return {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
+        headers = {"x-should-retry": "false"} if self.row.status == 409 or self.code in FINAL else {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        return headers
 
 
 class Refused(GatewayError):

@@ -255,7 +255,9 @@ def load(path: pathlib.Path, environment: Mapping[str, str]) -> Settings:
         raise BadSettings(f"cannot read {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
         raise BadSettings(f"{path} is not YAML: {error}") from error
-    return from_environment(from_mapping({} if document is None else document), environment)
+    if document is None:
+        raise BadSettings(f"{path} is empty; name at least an engine")
+    return from_environment(from_mapping(document), environment)
 
 
 def from_mapping(document: object) -> Settings:

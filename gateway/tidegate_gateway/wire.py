@@ -152,7 +152,10 @@ def write(now: float, wall_s: float, ask: Ask, call: Call, service_s: float) -> 
     body["priority"] = round((latest_start_s - PRIORITY_EPOCH_S) * 1000)
     if ask.stream:
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-    return orjson.dumps(body)
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError as error:  # orjson reads deeper than it writes
+        raise BadRequest("the body is nested too deeply") from error
 
 
 def _without_knobs(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         model = cost.from_mapping(tidegate_profiles.load(options.profile)["cost"])
         asyncio.run(_serve(options, cost.scaled(model, 1 / options.speed)))
-    except (OSError, control.CannotListen, cost.BadProfile, tidegate_profiles.UnknownProfile) as error:
+    except (OSError, OverflowError, control.CannotListen, cost.BadProfile, tidegate_profiles.UnknownProfile) as error:
         sys.stderr.write(f"tidegate sim-engine: {error}\n")
         return 1
     return 0

@@ -5,6 +5,7 @@ For the gateway, the operator and the tests it is an engine like any other; its 
 """
 
 import asyncio
+import contextlib
 import itertools
 import time
 import uuid
@@ -88,10 +89,11 @@ class SimulatedEngine:
             text = "".join([word async for word in words])
             return web.json_response(body=orjson.dumps({**head, **_whole(ask, text)}))
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
-        await response.prepare(request)
-        async for chunk in _events(ask, head, words):
-            await response.write(b"data: " + chunk + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
+        with contextlib.suppress(ConnectionResetError):  # the client hung up
+            await response.prepare(request)
+            async for chunk in _events(ask, head, words):
+                await response.write(b"data: " + chunk + b"\n\n")
+            await response.write(b"data: [DONE]\n\n")
         return response
 
     def _head(self, request: web.Request, ask: _Ask) -> dict[str, object]:

@@ -179,14 +179,25 @@ def test_a_second_up_on_the_same_state_is_one_sentence(shared: Up) -> None:
     assert "another `tidegate up` uses" in errors
 
 
-def test_an_engine_that_dies_ends_the_run_with_its_last_words(up: Up) -> None:
+def test_an_engine_that_dies_is_started_again_while_the_others_serve(up: Up) -> None:
     engine = next(
         pid for pid in family_of(up.state) if b"sim-engine" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
     )
     os.kill(engine, signal.SIGKILL)
+    until(lambda: up.admin("/admin/state")["status"] == "ready")
+    until(lambda: sum(engine["accepting"] for engine in up.admin("/admin/state")["engines"]) == 2)  # type: ignore[attr-defined]
+    _, errors = up.end(signal.SIGINT)
+    assert "was killed by SIGKILL" in errors
+
+
+def test_a_gateway_that_dies_ends_the_run_and_says_how(up: Up) -> None:
+    gateway = next(
+        pid for pid in family_of(up.state) if b"gateway.yaml" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    os.kill(gateway, signal.SIGKILL)
     _, errors = up.process.communicate(timeout=60)
     assert up.process.returncode == 1
-    assert "ended by itself" in errors
+    assert "gateway was killed by SIGKILL" in errors
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,15 @@ def test_an_override_wins_and_its_end_hands_back_to_the_rules() -> None:
     assert (verdict.kind, verdict.policy) == (guards.Kind.OVERRIDE, "edf")
     held, verdict = guards.step(2.0, held, window(), PANIC, CAREFUL, override="edf")
     assert verdict.kind is guards.Kind.KEEP
-    _, verdict = guards.step(3.0, held, window(), PANIC, CAREFUL)
-    assert verdict.policy == "fcfs"
+    handed_back, verdict = guards.step(3.0, held, window(), None, CAREFUL)
+    assert (verdict.kind, verdict.policy) == (guards.Kind.SWITCH, "fcfs")
+    assert guards.step(4.0, handed_back, window(), None, CAREFUL)[1].kind is guards.Kind.KEEP
+
+
+def test_one_override_after_another_still_ends_where_it_began() -> None:
+    held, _ = guards.step(1.0, state("sjf"), window(), None, CAREFUL, override="edf")
+    held, _ = guards.step(2.0, held, window(), None, CAREFUL, override="urgency")
+    assert guards.step(3.0, held, window(), None, CAREFUL)[1].policy == "sjf"
 
 
 PROPOSALS = st.none() | st.builds(

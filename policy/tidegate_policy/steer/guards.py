@@ -66,7 +66,7 @@ class SteerState:
     reason: str = "start"
     kind: Kind = Kind.KEEP
     before: str | None = None
-    """The order that a rollback returns to; None when there is nothing to roll back."""
+    """The order that a rollback, or the end of an override, returns to; None when there is nothing to return to."""
     baseline: Baseline | None = None
     strikes: Mapping[str, int] = field(default_factory=dict)
     """How often each policy was rolled back."""
@@ -95,7 +95,11 @@ def step(
     if override is not None:
         if override == state.active and state.kind is Kind.OVERRIDE:
             return state, _keep(state)
-        return _switch(now, state, Kind.OVERRIDE, override, "set by hand", None)
+        overridden = state.before if state.kind is Kind.OVERRIDE else state.active
+        after, verdict = _switch(now, state, Kind.OVERRIDE, override, "set by hand", None)
+        return replace(after, before=overridden), verdict
+    if state.kind is Kind.OVERRIDE and state.before is not None:
+        return _switch(now, state, Kind.SWITCH, state.before, "the override has ended", None)
     if proposal is not None and proposal.emergency and state.active != SAFE:
         return _switch(now, state, Kind.BYPASS, SAFE, proposal.reason, None)
     regret = _regret(now, state, qos, settings)
