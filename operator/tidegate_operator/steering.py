@@ -9,6 +9,7 @@ Instants are seconds of the wall clock, because what the loop remembers outlives
 """
 
 import asyncio
+import collections
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 CALL_S = 5.0
 """For an engine to put a policy in force."""
 RECONNECT_S = 1.0
+MAX_REPORTS = 1000
+"""Kept of one engine when nobody takes them, as while a pool's spec is invalid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +107,15 @@ class _Watch:
         self.address = address
         self.policy: str | None = None
         """As the engine last said; None = it has not said."""
-        self.reports: list[qos.Qos] = []
+        self.reports: collections.deque[qos.Qos] = collections.deque(maxlen=MAX_REPORTS)
         """Since the last `take`."""
         self._channel = grpc.aio.insecure_channel(address)
         self._stub = control_pb2_grpc.EngineControlStub(self._channel)  # type: ignore[no-untyped-call]
         self._task = asyncio.create_task(self._follow(period_s))
 
     def take(self) -> list[qos.Qos]:
-        taken, self.reports = self.reports, []
+        taken = list(self.reports)
+        self.reports.clear()
         return taken
 
     async def set_policy(self, policy: str, reason: str) -> str | None:
