@@ -1,5 +1,1 @@
-"""Benchmark suites in virtual time: traces, pools, settings and a table each; `SUITES` is the one list of names."""
-
-from tidegate_sim.suites import text2sql
-
-SUITES = {"text2sql": text2sql}
+"""Benchmark suites in virtual time: traces, pools, settings and a table each. `__main__` is `tidegate bench`."""

@@ -4,30 +4,41 @@ The table goes to standard output, progress to standard error, and the numbers t
 """
 
 import argparse
+import importlib.util
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from tidegate_policy import choose, orders
-from tidegate_sim import pools, report, suites, traces
-from tidegate_sim.suites import any_trace
+from tidegate_sim import pools, traces
+
+SUITES = ("text2sql",)
+"""Known without importing them: that takes vLLM, and seconds."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0, or 1 if the trace cannot be read; exits with 2 on a usage error."""
+    """Returns 0, or 1 if vLLM is missing or the trace cannot be read; exits with 2 on a usage error."""
     options = _parser().parse_args(argv)
+    if importlib.util.find_spec("vllm") is None:
+        sys.stderr.write("tidegate bench: it runs vLLM's scheduler, and vLLM is not installed (`make install`)\n")
+        return 1
+    from tidegate_sim import report
+    from tidegate_sim.suites import any_trace, text2sql
+
+    suite = any_trace if options.trace else {text2sql.NAME: text2sql}[options.suite]
     began_s = time.monotonic()
 
     def tell(line: str) -> None:
         sys.stderr.write(f"[{time.monotonic() - began_s:4.0f} s] {line}\n")
 
     try:
-        suite = any_trace if options.trace else suites.SUITES[options.suite]
         result = suite.run(suite.options(options), tell)
     except (traces.BadTrace, pools.UnknownPool, OSError) as error:
         sys.stderr.write(f"tidegate bench: {error}\n")
         return 1
+    except KeyboardInterrupt:
+        return 130
     path = report.write(result, options.out)
     sys.stdout.write(report.text(result) if options.json else f"{suite.told(result)}\n\n{path}\n")
     return 0
@@ -38,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="tidegate bench", description="Policies in virtual time, with vLLM's own scheduler."
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("suite", nargs="?", choices=sorted(suites.SUITES), help="a suite")
+    what.add_argument("suite", nargs="?", choices=SUITES, help="a suite")
     what.add_argument("--trace", type=Path, metavar="FILE", help="any trace (JSON lines)")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), metavar="DIR", help="where report.json goes")
     parser.add_argument("--json", action="store_true", help="print the report instead of the table")
