@@ -49,7 +49,12 @@ def served(log: Path, *arguments: str, environment: Mapping[str, str] | None = N
     command = [sys.executable, "-m", "tidegate_engine.serve", "--control", f"127.0.0.1:{control}"]
     command += ["--model", str(checkpoints.smollm2()), "--served-model-name", MODEL, "--port", str(http)]
     command += ["--max-model-len", "2048", "--enforce-eager", *arguments]
-    defaults = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    defaults = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",  # on a shared machine threads wait for each other: one is four times as fast as two
+    }
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,

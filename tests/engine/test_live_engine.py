@@ -105,7 +105,7 @@ def watch_starts(control):
         looks.append(names(state))
         return state.waiting == 0
 
-    until(look, 120, "they never all started")
+    until(look, 300, "they never all started")
     return looks
 
 
