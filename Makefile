@@ -49,6 +49,8 @@ lock: $(UV) ## resolve dependencies again
 	$(UV) pip compile -q pyproject.toml --extra up --extra operator --extra tracing --extra bench --extra engine-cpu \
 	  --extra demo-model --group dev --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  -c requirements/up.txt --custom-compile-command 'make lock' -o requirements/all.txt
+	$(UV) pip compile -q pyproject.toml --extra operator --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url -c requirements/up.txt --custom-compile-command 'make lock' -o operator/requirements.txt
 
 clean: ## remove all that was made, caches included
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(CACHE)

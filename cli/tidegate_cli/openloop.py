@@ -79,15 +79,15 @@ async def run(
             progress.put_nowait(outcome)
             return outcome
 
-        model = model or await _only_model(session, url)
         made = [tasks.create_task(make(call)) for call in planned]
     return [task.result() for task in made]
 
 
-async def _only_model(session: aiohttp.ClientSession, url: str) -> str | None:
-    """The first model that the gateway lists; None when it does not say."""
+async def only_model(url: str) -> str | None:
+    """The first model that the gateway lists; None when it does not answer with one."""
+    timeout = aiohttp.ClientTimeout(total=CONNECT_S)
     try:
-        async with session.get(f"{url}/v1/models") as response:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{url}/v1/models") as response:
             return str((await response.json())["data"][0]["id"])
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
         return None

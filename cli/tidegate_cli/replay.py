@@ -159,12 +159,16 @@ def _planned(call: traces.TraceCall, options: argparse.Namespace) -> openloop.Pl
 
 
 async def _replay(planned: Sequence[openloop.Planned], options: argparse.Namespace) -> list[openloop.Outcome]:
+    url = options.url.rstrip("/")
+    model = options.model or await openloop.only_model(url)
+    if model is None:
+        raise Failed(f"no gateway answers at {url}; start one (tidegate up) or give its address with --url")
     progress: asyncio.Queue[openloop.Outcome] = asyncio.Queue()
     load = asyncio.create_task(
         openloop.run(
             planned,
-            url=options.url.rstrip("/"),
-            model=options.model,
+            url=url,
+            model=model,
             timeout_s=options.timeout,
             progress=progress,
         )
