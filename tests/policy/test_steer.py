@@ -195,6 +195,31 @@ def test_rules_that_disagree_with_reality_oscillate_less_and_less() -> None:
     assert len(switches) <= 10
 
 
+def switches_of(period_s: float, until_s: float) -> list[float]:
+    """When the order changes while the symptoms ask for edf and two-lane in turns of `period_s`."""
+    current, now, switches = state("edf"), 0.0, []
+    while now < until_s:
+        now += 10.0
+        wanted = "two-lane" if now // period_s % 2 else "edf"
+        current, verdict = guards.step(now, current, window(), rules.Proposal(policy=wanted, reason="x"), CAREFUL)
+        if verdict.kind is guards.Kind.SWITCH:
+            switches.append(now)
+    return switches
+
+
+def test_symptoms_that_take_turns_switch_less_and_less() -> None:
+    switches = switches_of(period_s=20.0, until_s=86_400)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(switches)]
+    assert gaps[0] < 2 * CAREFUL.dwell_s
+    assert min(gaps[guards.MAX_RETURNS + 1 :]) >= CAREFUL.dwell_s * 2**guards.MAX_RETURNS
+    assert len(switches) < 100
+
+
+def test_a_load_that_changes_slowly_is_followed_every_time() -> None:
+    hours = 6
+    assert len(switches_of(period_s=3600.0, until_s=hours * 3600)) == hours
+
+
 @pytest.mark.parametrize("allow", [frozenset({"sjf", "fcfs"}), frozenset({"fcfs", "edf"})])
 def test_a_pool_starts_with_short_jobs_first_where_it_may(allow: frozenset[str]) -> None:
     assert rules.start(allow) == ("sjf" if "sjf" in allow else "fcfs")

@@ -2,10 +2,12 @@
 
 State in, verdict out. In order of precedence: a manual override; an emergency bypass to `fcfs`; a rollback when the
 pool got worse after a switch; and, once the active order has had its minimum dwell, the selector's proposal. A policy
-that was rolled back is banned, each time twice as long, so a pair of rules that disagree cannot make the pool oscillate;
-`fcfs` is never banned, so there is always a way back.
+that was rolled back is banned, each time twice as long, and an order that comes back soon after it was left must stay twice
+as long as before: neither a bad order nor two symptoms that take turns can make the pool oscillate. `fcfs` is never
+banned, so there is always a way back.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -29,7 +31,7 @@ class GuardSettings:
     """How cautious the loop is."""
 
     dwell_s: float = 60.0
-    """Seconds that an order stays before a proposal may replace it."""
+    """Seconds that an order stays before a proposal may replace it; doubled each time that proposals take turns."""
     window_s: float = 20.0
     """Seconds after a switch in which it may be rolled back."""
     rho: float = 1.2
@@ -47,6 +49,10 @@ class GuardSettings:
 
 
 MAX_BAN_S = 86_400.0
+MAX_RETURNS = 4
+"""Doublings of the dwell at most: a quarter of an hour from the default."""
+SOON_DWELLS = 2
+"""An order that comes back within so many dwells of when it was left is taken for one of two that take turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +77,10 @@ class SteerState:
     strikes: Mapping[str, int] = field(default_factory=dict)
     """How often each policy was rolled back."""
     banned_until_s: Mapping[str, float] = field(default_factory=dict)
+    left_s: Mapping[str, float] = field(default_factory=dict)
+    """When a proposal last replaced each order."""
+    returns: int = 0
+    """How many proposals in a row brought back an order soon after it had been left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +124,17 @@ def step(
         return _switch(now, punished, Kind.ROLLBACK, state.before, regret, None)
     if proposal is None or proposal.emergency or proposal.policy == state.active:
         return state, _keep(state)
-    if now - state.since_s < _dwell_s(state, settings) or now < state.banned_until_s.get(proposal.policy, now):
+    dwell_s = _dwell_s(state, settings)
+    if now - state.since_s < dwell_s or now < state.banned_until_s.get(proposal.policy, now):
         return state, _keep(state)
+    again = now - state.left_s.get(proposal.policy, -math.inf) <= SOON_DWELLS * dwell_s
+    leaving = replace(
+        state,
+        left_s={**state.left_s, state.active: now},
+        returns=min(state.returns + 1, MAX_RETURNS) if again else 0,
+    )
     baseline = Baseline(ttft_p99_s=qos.ttft.quantile_s(0.99), miss_ratio=qos.miss_ratio)
-    return _switch(now, state, Kind.SWITCH, proposal.policy, proposal.reason, baseline)
+    return _switch(now, leaving, Kind.SWITCH, proposal.policy, proposal.reason, baseline)
 
 
 def _regret(now: float, state: SteerState, qos: Qos, settings: GuardSettings) -> str | None:
@@ -135,7 +152,8 @@ def _regret(now: float, state: SteerState, qos: Qos, settings: GuardSettings) ->
 
 
 def _dwell_s(state: SteerState, settings: GuardSettings) -> float:
-    return max(settings.dwell_s, settings.bypass_s) if state.kind is Kind.BYPASS else settings.dwell_s
+    dwell_s = settings.dwell_s * 2**state.returns
+    return max(dwell_s, settings.bypass_s) if state.kind is Kind.BYPASS else dwell_s
 
 
 def _switch(
