@@ -6,8 +6,8 @@ is the timing, the queueing and the protocol. For experiments use `engine`, whic
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from tidegate_policy import orders, qos, window
 from tidegate_policy.cost import CostModel
@@ -23,8 +23,10 @@ class _Sequence:
     call: Call
     output_tokens: int
     prefill_left: int
+    index: int
+    """Among those of its request."""
+    out: asyncio.Queue[tuple[int, int]]
     done: int = 0
-    out: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
 
     @property
     def context(self) -> int:
@@ -83,22 +85,19 @@ class RealtimeEngine:
         """The recorder's window since its last cut."""
         return recorder.cut(_now(), running=self.running, waiting=self.waiting, kv_usage=self.kv_usage)
 
-    async def generate(self, call: Call, output_tokens: int) -> AsyncIterator[int]:
-        """Yields the number of tokens so far, each time some come out. Leaving early aborts the call."""
-        service_s = self.cost.call_seconds(call)
-        sequence = _Sequence(call, output_tokens, call.prompt_tokens)
-        self._queue.push(orders.Ticket(call=call, service_s=service_s))
-        self._sequences[call.id] = sequence
-        for recorder in self._recorders:
-            recorder.on_arrival(call, service_s)
-        self._work.set()
+    async def generate(self, calls: Sequence[Call], output_tokens: int) -> AsyncIterator[tuple[int, int]]:
+        """The choices of one request side by side, each a call of its own: yields a choice's index and the number of its
+        tokens so far, at each token. Leaving early aborts all."""
+        out: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+        sequences = [_Sequence(call, output_tokens, call.prompt_tokens, index, out) for index, call in enumerate(calls)]
         try:
-            while sequence.done < output_tokens:
-                yield await sequence.out.get()
-                while not sequence.out.empty():
-                    yield sequence.out.get_nowait()
+            for sequence in sequences:
+                self._enter(sequence)
+            for _ in range(len(calls) * output_tokens):
+                yield await out.get()
         finally:
-            self._leave(sequence)
+            for sequence in sequences:
+                self._leave(sequence)
 
     async def run(self) -> None:
         """Steps until cancelled."""
@@ -117,6 +116,14 @@ class RealtimeEngine:
                 due_s = _now()
             await asyncio.sleep(max(-late_s, 0.0))
             self._deliver(produced)
+
+    def _enter(self, sequence: _Sequence) -> None:
+        service_s = self.cost.call_seconds(sequence.call)
+        self._queue.push(orders.Ticket(call=sequence.call, service_s=service_s))
+        self._sequences[sequence.call.id] = sequence
+        for recorder in self._recorders:
+            recorder.on_arrival(sequence.call, service_s)
+        self._work.set()
 
     def _admit(self) -> None:
         held = sum(sequence.call.prompt_tokens + sequence.output_tokens for sequence in self._running)
@@ -158,7 +165,7 @@ class RealtimeEngine:
             if sequence.call.id not in self._sequences:
                 continue
             sequence.done += 1
-            sequence.out.put_nowait(sequence.done)
+            sequence.out.put_nowait((sequence.index, sequence.done))
             for recorder in self._recorders:
                 recorder.on_tokens(now, sequence.call.id, 1)
             if sequence.done >= sequence.output_tokens:

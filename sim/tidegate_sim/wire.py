@@ -1,12 +1,11 @@
 """A simulated engine behind vLLM's face: its HTTP API, its metric names, and EngineControl.
 
 For the gateway, the operator and the tests it is an engine like any other; its answers say that they are simulated.
-`realtime` paces the tokens; this module only translates.
+`asks` reads requests and `realtime` paces the tokens; this module only translates.
 """
 
 import asyncio
 import contextlib
-import itertools
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -16,12 +15,9 @@ import orjson
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
-from tidegate_policy import labels
-from tidegate_policy.model import Call, CallId
-from tidegate_sim import realtime
+from tidegate_policy.model import Call
+from tidegate_sim import asks, realtime
 
-DEFAULT_OUTPUT_TOKENS = 48
-CHARACTERS_A_TOKEN = 4
 VERSION = "0.32.0+tidegate.sim"
 _FILLER = (
     "the engine is simulated so these words carry no meaning only timing each one took as long as the cost profile says"
@@ -34,23 +30,6 @@ class Identity:
 
     model: str
     profile: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ask:
-    """A validated request body."""
-
-    call: Call
-    output_tokens: int
-    chat: bool
-    stream: bool
-    include_usage: bool
-    limited: bool
-    """True when `max_tokens` ended the answer."""
-
-
-class BadRequest(ValueError):
-    """The body is not a request that vLLM would take."""
 
 
 class SimulatedEngine:
@@ -80,14 +59,16 @@ class SimulatedEngine:
 
     async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         try:
-            ask = _parse(await request.read(), chat=chat, model=self.identity.model)
-        except BadRequest as error:
-            return _error(400, str(error))
+            ask = asks.parse(await request.read(), chat=chat, model=self.identity.model)
+        except asks.BadRequest as error:
+            return _refusal(error)
         head = self._head(request, ask)
         words = self._words(ask)
         if not ask.stream:
-            text = "".join([word async for word in words])
-            return web.json_response(body=orjson.dumps({**head, **_whole(ask, text)}))
+            texts = [""] * len(ask.calls)
+            async for index, word in words:
+                texts[index] += word
+            return web.json_response(body=orjson.dumps({**head, **_whole(ask, texts)}))
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
         with contextlib.suppress(ConnectionResetError):  # the client hung up
             await response.prepare(request)
@@ -96,7 +77,7 @@ class SimulatedEngine:
             await response.write(b"data: [DONE]\n\n")
         return response
 
-    def _head(self, request: web.Request, ask: _Ask) -> dict[str, object]:
+    def _head(self, request: web.Request, ask: asks.Ask) -> dict[str, object]:
         name = "chatcmpl" if ask.chat else "cmpl"
         request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
         kind = ("chat.completion.chunk" if ask.stream else "chat.completion") if ask.chat else "text_completion"
@@ -107,13 +88,14 @@ class SimulatedEngine:
             "model": self.identity.model,
         }
 
-    async def _words(self, ask: _Ask) -> AsyncIterator[str]:
-        intro = f"[simulated {self.identity.profile} engine]".split()
-        text = itertools.chain(intro, itertools.cycle(_FILLER.split()))
+    async def _words(self, ask: asks.Ask) -> AsyncIterator[tuple[int, str]]:
+        """Each word as it comes, with the index of its choice."""
+        text = f"[simulated {self.identity.profile} engine] {_FILLER}".split()
         start = asyncio.get_running_loop().time()
-        async for done in self.engine.generate(ask.call, ask.output_tokens):
-            self._metrics.on_token(ask, done, asyncio.get_running_loop().time() - start)
-            yield next(text) if done == 1 else " " + next(text)
+        async for index, done in self.engine.generate(ask.calls, ask.output_tokens):
+            self._metrics.on_token(ask.calls[index], done, asyncio.get_running_loop().time() - start)
+            word = text[(done - 1) % len(text)]
+            yield index, word if done == 1 else f" {word}"
 
     async def _models(self, _: web.Request) -> web.Response:
         model = {"id": self.identity.model, "object": "model", "owned_by": "tidegate-sim", "max_model_len": 131072}
@@ -147,90 +129,56 @@ class _Metrics:
         self._tokens = Counter("vllm:generation_tokens", "Tokens.", **names).labels(**label)  # type: ignore[arg-type]
         self._ttft = Histogram("vllm:time_to_first_token_seconds", "TTFT.", **names).labels(**label)  # type: ignore[arg-type]
 
-    def on_token(self, ask: _Ask, done: int, elapsed_s: float) -> None:
+    def on_token(self, call: Call, done: int, elapsed_s: float) -> None:
         self._tokens.inc()
         if done == 1:
-            self._prompt.inc(ask.call.prompt_tokens)
+            self._prompt.inc(call.prompt_tokens)
             self._ttft.observe(elapsed_s)
 
     def expose(self) -> bytes:
         return exposition.generate_latest(self._registry)
 
 
-def _parse(body: bytes, *, chat: bool, model: str) -> _Ask:
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise BadRequest("the body must be a JSON object")
-    if fields.get("model") not in (model, None):
-        raise BadRequest(f"this engine serves {model!r}, not {fields['model']!r}")
-    prompt_tokens = _prompt_tokens(fields.get("messages" if chat else "prompt"))
-    limit = fields.get("max_completion_tokens") or fields.get("max_tokens")
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise BadRequest("max_tokens must be a positive integer")
-    output_tokens = limit or DEFAULT_OUTPUT_TOKENS
-    extra = fields.get("vllm_xargs")
-    options = fields.get("stream_options") or {}
-    call = labels.read(
-        asyncio.get_running_loop().time(),
-        extra if isinstance(extra, dict) else {},
-        call_id=CallId(uuid.uuid4().hex),
-        prompt_tokens=prompt_tokens,
-        max_tokens=output_tokens,
-    )
-    return _Ask(
-        call=call,
-        output_tokens=output_tokens,
-        chat=chat,
-        stream=bool(fields.get("stream")),
-        include_usage=bool(options.get("include_usage")),
-        limited=limit is not None,
-    )
+def _whole(ask: asks.Ask, texts: list[str]) -> dict[str, object]:
+    said: list[dict[str, object]] = [
+        {"message": {"role": "assistant", "content": text}} if ask.chat else {"text": text} for text in texts
+    ]
+    return {"choices": [_choice(index, words, _reason(ask)) for index, words in enumerate(said)], "usage": _usage(ask)}
 
 
-def _prompt_tokens(prompt: object) -> int:
-    if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
-        return len(prompt)
-    if isinstance(prompt, list):
-        texts = [item.get("content") if isinstance(item, dict) else item for item in prompt]
-    else:
-        texts = [prompt]
-    if not texts or any(text is None for text in texts):
-        raise BadRequest("the prompt is missing")
-    characters = sum(len(text if isinstance(text, str) else orjson.dumps(text)) for text in texts)
-    return max(characters // CHARACTERS_A_TOKEN, 1)
-
-
-def _whole(ask: _Ask, text: str) -> dict[str, object]:
-    said: dict[str, object] = {"message": {"role": "assistant", "content": text}} if ask.chat else {"text": text}
-    return {"choices": [{"index": 0, **said, "logprobs": None, "finish_reason": _reason(ask)}], "usage": _usage(ask)}
-
-
-async def _events(ask: _Ask, head: dict[str, object], words: AsyncIterator[str]) -> AsyncIterator[bytes]:
-    if ask.chat:
-        yield _event(head, {"delta": {"role": "assistant", "content": ""}}, None)
-    async for word in words:
-        yield _event(head, {"delta": {"content": word}} if ask.chat else {"text": word}, None)
-    yield _event(head, {"delta": {}} if ask.chat else {"text": ""}, _reason(ask))
+async def _events(
+    ask: asks.Ask, head: dict[str, object], words: AsyncIterator[tuple[int, str]]
+) -> AsyncIterator[bytes]:
+    """As vLLM streams: choices take turns, each ends with its own reason."""
+    left = [ask.output_tokens] * len(ask.calls)
+    for index in range(len(left) if ask.chat else 0):
+        yield _event(head, _choice(index, {"delta": {"role": "assistant", "content": ""}}, None))
+    async for index, word in words:
+        yield _event(head, _choice(index, {"delta": {"content": word}} if ask.chat else {"text": word}, None))
+        left[index] -= 1
+        if not left[index]:
+            yield _event(head, _choice(index, {"delta": {}} if ask.chat else {"text": ""}, _reason(ask)))
     if ask.include_usage:
         yield orjson.dumps({**head, "choices": [], "usage": _usage(ask)})
 
 
-def _event(head: dict[str, object], said: dict[str, object], finish_reason: str | None) -> bytes:
-    return orjson.dumps({**head, "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": finish_reason}]})
+def _event(head: dict[str, object], choice: dict[str, object]) -> bytes:
+    return orjson.dumps({**head, "choices": [choice]})
 
 
-def _reason(ask: _Ask) -> str:
+def _choice(index: int, said: dict[str, object], finish_reason: str | None) -> dict[str, object]:
+    return {"index": index, **said, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _reason(ask: asks.Ask) -> str:
     return "length" if ask.limited else "stop"
 
 
-def _usage(ask: _Ask) -> dict[str, int]:
-    prompt, output = ask.call.prompt_tokens, ask.output_tokens
+def _usage(ask: asks.Ask) -> dict[str, int]:
+    prompt, output = ask.prompt_tokens, ask.output_tokens * len(ask.calls)
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
 
-def _error(status: int, message: str) -> web.Response:
-    error = {"message": message, "type": "BadRequestError", "param": None, "code": status}
-    return web.json_response({"error": error}, status=status)
+def _refusal(error: asks.BadRequest) -> web.Response:
+    body = {"message": str(error), "type": "BadRequestError", "param": error.param, "code": 400}
+    return web.json_response({"error": body}, status=400)

@@ -15,7 +15,7 @@ from tidegate_engine import control
 from tidegate_policy import cost, labels
 from tidegate_policy.model import Call, CallId
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
-from tidegate_sim import govern, realtime, wire
+from tidegate_sim import asks, govern, realtime, wire
 
 COST = cost.CostModel(step_s=0.002, prefill_s=1e-6, max_batch=2, max_step_tokens=512)
 
@@ -93,14 +93,70 @@ async def test_a_stream_ends_with_usage_and_done(rig: Rig) -> None:
     ("fields", "sentence"),
     [
         pytest.param({"model": "other"}, "this engine serves 'm'", id="model"),
-        pytest.param({"max_tokens": 0}, "max_tokens must be a positive integer", id="max_tokens"),
-        pytest.param({"messages": None}, "the prompt is missing", id="prompt"),
+        pytest.param({"max_tokens": 0}, "max_tokens must be at least 1, got 0", id="max_tokens"),
+        pytest.param({"max_completion_tokens": 0, "max_tokens": 5}, "max_completion_tokens must be at", id="none"),
+        pytest.param({"max_tokens": "5"}, "max_tokens must be an integer", id="text"),
+        pytest.param({"n": 0}, "n must be at least 1, got 0", id="n"),
+        pytest.param({"n": True}, "n must be an integer", id="n is no number"),
+        pytest.param({"n": 2, "temperature": 0}, "n must be 1 when using greedy sampling", id="greedy"),
+        pytest.param({"n": 10**9}, "at most 16384 choices", id="too many"),
+        pytest.param({"messages": None}, "messages must be a list", id="messages"),
+        pytest.param({"messages": ["hi"]}, "messages must be a list", id="message"),
+        pytest.param({"stream_options": 1}, "stream_options must be an object", id="options"),
     ],
 )
 async def test_a_bad_request_is_refused_as_vllm_does(rig: Rig, fields: dict[str, object], sentence: str) -> None:
     status, answer = await rig.ask(**fields)
     assert status == 400
     assert sentence in answer["error"]["message"]
+    assert (answer["error"]["type"], answer["error"]["code"]) == ("BadRequestError", 400)
+
+
+@pytest.mark.parametrize("prompt", [None, "", [], ["a", ""], ["a", 1], [[]], {"text": "a"}])
+async def test_a_prompt_must_be_text_or_token_ids(rig: Rig, prompt: object) -> None:
+    status, answer = await rig.ask("/v1/completions", prompt=prompt)
+    assert (status, answer["error"]["param"]) == (400, "prompt")
+
+
+async def test_n_gives_n_choices_and_counts_the_prompt_once(rig: Rig) -> None:
+    status, answer = await rig.ask(n=3, max_tokens=5)
+    assert status == 200
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert len({choice["message"]["content"] for choice in answer["choices"]}) == 1
+    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 15, "total_tokens": 17}
+
+
+@pytest.mark.parametrize("prompts", [["aaaaaaaa", "bbbb"], [[1, 2], [3]]])
+async def test_each_prompt_of_a_list_gets_its_choices(rig: Rig, prompts: object) -> None:
+    status, answer = await rig.ask("/v1/completions", prompt=prompts, n=2, max_tokens=3)
+    assert status == 200
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_each_choice_is_streamed_with_its_index_to_its_own_end(rig: Rig, path: str) -> None:
+    body = {"model": "m", "n": 3, "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
+    body |= {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}
+    async with rig.http.post(rig.url + path, json=body) as response:
+        events = [json.loads(event[6:]) for event in (await response.text()).split("\n\n")[:-2]]
+    choices = [choice for event in events for choice in event["choices"]]
+    texts = ["", "", ""]
+    for choice in choices:
+        texts[choice["index"]] += choice.get("text") or choice.get("delta", {}).get("content") or ""
+    assert texts == ["[simulated test engine] the"] * 3
+    ends = [choice["index"] for choice in choices if choice["finish_reason"] == "length"]
+    assert sorted(ends) == [0, 1, 2]
+    assert events[-1]["usage"]["completion_tokens"] == 12
+
+
+async def test_a_client_that_hangs_up_frees_all_its_choices(rig: Rig) -> None:
+    body = {"model": "m", "prompt": ["x", "y"], "n": 2, "max_tokens": 100_000, "stream": True}
+    response = await rig.http.post(rig.url + "/v1/completions", json=body)
+    await response.content.readany()
+    assert (rig.engine.running, rig.engine.waiting) == (2, 2)
+    response.close()
+    await until(lambda: (rig.engine.running, rig.engine.waiting) == (0, 0))
 
 
 async def test_a_client_that_hangs_up_frees_the_engine(rig: Rig) -> None:
@@ -167,7 +223,7 @@ async def test_tokens_come_at_the_pace_of_the_profile(rig: Rig) -> None:
     loop = asyncio.get_running_loop()
     call = Call(id=CallId("a"), arrival_s=loop.time(), prompt_tokens=10, output_predicted=200)
     start = loop.time()
-    async for done in rig.engine.generate(call, 200):
+    async for _, done in rig.engine.generate([call], 200):
         assert done <= 200
     assert loop.time() - start >= COST.call_seconds(call) * 0.99
 
@@ -177,7 +233,7 @@ def test_labels_survive_the_wire() -> None:
     body = json.dumps({"prompt": "x", "max_tokens": 20, "vllm_xargs": labels.write(0.0, call)}).encode()
 
     async def parse() -> Call:
-        return wire._parse(body, chat=False, model="m").call
+        return asks.parse(body, chat=False, model="m").calls[0]
 
     read = asyncio.run(parse())
     assert (read.tenant, read.output_predicted) == ("t", 9)
