@@ -26,6 +26,10 @@ class Busy(errors.EngineTrouble):
     """The engine's own queue is full: another engine may have room, and nothing is wrong with this one."""
 
 
+class Gone(errors.EngineTrouble):
+    """The connection failed: the engine works on the call no longer, so another one may have it at no cost to this one."""
+
+
 class Reply:
     """An answer that has begun."""
 
@@ -89,7 +93,7 @@ class Client:
             return await self._begun(response, wants_usage)
         except (aiohttp.ClientError, OSError) as error:
             _discard(response)
-            raise errors.EngineTrouble(f"the engine failed before its answer began ({type(error).__name__})") from error
+            raise Gone(f"the engine failed before its answer began ({type(error).__name__})") from error
         except BaseException:
             _discard(response)
             raise
@@ -129,7 +133,7 @@ async def _block(response: aiohttp.ClientResponse, tap: sse.Tap) -> bytes:
             data = await response.content.readany()
             block = tap.feed(data)
         except (aiohttp.ClientError, OSError) as error:
-            raise errors.EngineTrouble("the engine's stream broke off") from error
+            raise Gone("the engine's stream broke off") from error
         except sse.NotEvents as error:
             raise errors.EngineTrouble(f"the engine's stream is garbled: {error}") from error
         if block or tap.meter.done:

@@ -53,6 +53,7 @@ class Known:
     reason: str | None = "not looked at yet"
     """Why it cannot take calls; None = it can."""
     misses: int = 0
+    """Looks in a row that failed: after one, calls go elsewhere if they can; after `unhealthy_after` it is down."""
     looks: int = 0
     models: tuple[str, ...] = ()
     load: scrape.Load = field(default_factory=scrape.Load)
@@ -201,17 +202,18 @@ class Fleet:
 
     def _looked(self, known: Known, problem: str | None, *, certain: bool) -> None:
         known.looks += 1
+        before = (known.reason, known.misses == 0)
         known.misses = 0 if problem is None else known.misses + 1
         doubtful = not certain and known.misses < self._told.health.unhealthy_after
-        if problem is not None and known.reason is None and doubtful:
-            return
-        if (problem is None) != (known.reason is None):
+        if problem is None or known.reason is not None or not doubtful:
+            known.reason = problem
+        if (known.reason is None) != (before[0] is None):
             logger.log(
                 logging.WARNING if problem else logging.INFO, "engine %s %s", known.address.id, problem or "serves"
             )
-        lost = problem is not None and known.reason is None
-        known.reason = problem
-        self._publish(known)
+        for touched in [known] if before == (known.reason, known.misses == 0) else self.known.values():
+            self._publish(touched)
+        lost = known.reason is not None and before[0] is None
         if lost and self.listener is not None:
             self.listener.on_engine_lost(known.address.id)
 
@@ -241,9 +243,15 @@ class Fleet:
             known.policy, known.fallback = state.policy or None, state.fallback_reason or None
             known.simulated = state.simulated_profile or None
 
+    def _accepting(self, known: Known, now: float) -> bool:
+        """A doubtful engine takes calls only if every other one is in doubt too."""
+        if known.reason is not None or known.record.ejected(now):
+            return False
+        return not known.misses or not self._others_serve(known.address.id, now)
+
     def _others_serve(self, engine: EngineId, now: float) -> bool:
         return any(
-            other.reason is None and not other.record.ejected(now)
+            other.reason is None and not other.misses and not other.record.ejected(now)
             for other in self.known.values()
             if other.address.id != engine
         )
@@ -253,7 +261,7 @@ class Fleet:
             id=known.address.id,
             cost=known.cost,
             cap=cap(self._told.dispatch.cap, known.cost),
-            accepting=known.reason is None and not known.record.ejected(self._clock()),
+            accepting=self._accepting(known, self._clock()),
             others=self._others.get(known.address.id, NO_BACKLOG),
         )
         if self.listener is not None and self._published.get(state.id) != state:

@@ -17,7 +17,8 @@ from tidegate_policy import dispatcher
 from tidegate_policy.model import CallId, Decision, EngineId, WorkflowId
 
 RETRY_SHARE, FREE_RETRIES = 0.2, 3
-"""Retries under way at once: this share of the calls that are out, and never fewer than so many."""
+"""Retries under way at once: this share of the calls that are out, and never fewer than so many. Calls whose engine is gone
+do not count: nobody works on them any more."""
 TICK_S = 0.1
 REMEMBERED = 50
 """Recent decisions kept for people to look at."""
@@ -81,7 +82,7 @@ class Router:
         """The engine stopped answering: calls that it has not begun to answer go elsewhere at once."""
         for waiting in list(self._servings.values()):
             if waiting.engine == engine and not waiting.begun:
-                waiting.stop(errors.EngineTrouble("the engine stopped answering"))
+                waiting.stop(client.Gone("the engine stopped answering"))
 
     def cancel_workflows(self, workflows: Iterable[WorkflowId]) -> None:
         """Ends the calls of cancelled workflows that run here."""

@@ -215,7 +215,7 @@ class Serving:
                 raise errors.Refused(DropReason.SATURATED) from error
         else:
             self._tell(ok=False)
-            if self.attempt >= MOST_ATTEMPTS or not self._desk.may_retry():
+            if self.attempt >= MOST_ATTEMPTS or not (isinstance(error, client.Gone) or self._desk.may_retry()):
                 raise error
         logger.info("call %s on %s: %s; another engine is tried", self.job.call.id, self.engine, error)
         self._trouble = error

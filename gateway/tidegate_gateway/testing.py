@@ -35,12 +35,16 @@ class FakeEngine:
     metrics: bytes | None = None
     """In place of the true metrics page."""
     healthy: bool = True
+    deaf: bool = False
+    """/health is accepted and never answered."""
     running: int = 0
     served: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     peers: set[Any] = field(default_factory=set)
     """Connections that calls came on."""
+    transports: set[Any] = field(default_factory=set)
+    """Of the calls that run."""
     url: str = ""
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
@@ -49,10 +53,17 @@ class FakeEngine:
         self.peers.add(request.transport.get_extra_info("peername") if request.transport is not None else None)
         self.headers.append({key.lower(): value for key, value in request.headers.items()})
         self.running += 1
+        self.transports.add(request.transport)
         try:
             return await self._answer(request, body)
         finally:
             self.running -= 1
+            self.transports.discard(request.transport)
+
+    def abort(self) -> None:
+        """Resets the connections of the calls that run, as the kernel does for a killed process."""
+        for transport in [*self.transports]:
+            transport.abort()
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if self.hang:
@@ -114,6 +125,8 @@ class FakeEngine:
         }
 
     async def health(self, request: web.Request) -> web.StreamResponse:
+        if self.deaf:
+            await asyncio.sleep(3600)
         return web.Response(status=200 if self.healthy else 503)
 
     async def models(self, request: web.Request) -> web.StreamResponse:

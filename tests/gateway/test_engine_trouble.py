@@ -208,3 +208,28 @@ async def test_calls_leave_an_engine_that_stops_answering(up: Any, until: Any) -
         bad.healthy = False
         assert (await call)[0] == 200
         assert good.served == 1
+
+
+async def test_an_engine_in_doubt_takes_calls_only_if_every_other_is_too(up: Any, until: Any) -> None:
+    health = {"unhealthyAfter": 1000}
+    async with testing.engine() as bad, testing.engine() as good, up(*preferring(bad, good), health=health) as client:
+        bad.deaf = True
+        await until(lambda: sum(state.accepting for state in client.gateway.core.engines()) == 1)
+        for _ in range(4):
+            assert (await client.ask())[0] == 200
+        assert (bad.served, good.served) == (0, 4)
+        good.deaf = True
+        await until(lambda: all(state.accepting for state in client.gateway.core.engines()))
+        assert (await client.ask())[0] == 200
+
+
+async def test_every_call_of_an_engine_that_dies_is_answered_by_another(up: Any, until: Any) -> None:
+    calls = 24
+    async with testing.engine(first_s=3600.0) as bad, testing.engine() as good:
+        async with up(bad, good, dispatch={"rule": "round-robin"}) as client, asyncio.TaskGroup() as group:
+            asked = [group.create_task(client.ask()) for _ in range(calls)]
+            await until(lambda: bad.running == calls // 2)
+            bad.abort()
+            answers = [await task for task in asked]
+        assert [status for status, _, _ in answers] == [200] * calls
+        assert good.served == calls

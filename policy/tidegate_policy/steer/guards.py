@@ -152,7 +152,7 @@ def _regret(now: float, state: SteerState, qos: Qos, settings: GuardSettings) ->
 
 
 def _dwell_s(state: SteerState, settings: GuardSettings) -> float:
-    dwell_s = settings.dwell_s * 2**state.returns
+    dwell_s = settings.dwell_s * (1 << state.returns)
     return max(dwell_s, settings.bypass_s) if state.kind is Kind.BYPASS else dwell_s
 
 
