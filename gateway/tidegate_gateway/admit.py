@@ -48,6 +48,9 @@ class Admission:
         if models and ask.model not in models:
             raise wire.unknown_model(ask.model, models)
         tenant = self._tenants.get(ask.tenant, self._anyone)
+        if ask.slo_class is not None and self._classes and ask.slo_class not in self._classes:
+            known = ", ".join(sorted(self._classes))
+            raise errors.BadRequest(f"class {ask.slo_class!r} is unknown; known are {known}", param="x-tidegate-class")
         name = ask.slo_class or self._default_class
         slo_class = self._classes.get(name) or settings.SloClass(name=name)
         if slo_class.sheddable and self._waiting() >= self._crowded:
