@@ -9,13 +9,14 @@ handlers.
 import asyncio
 import logging
 import re
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import orjson
-from aiohttp import web, web_protocol
+from aiohttp import http_exceptions, web, web_protocol
 
 from tidegate_gateway import errors, settings
 from tidegate_gateway.errors import BadRequest
@@ -25,6 +26,9 @@ logger = logging.getLogger("tidegate.gateway")
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 """Takes the request, and the named groups of its route's path."""
 
+PATH_BYTES, HEADER_BYTES, HEADERS = 8000, 8190, 128
+"""Longest path, longest header, most headers. The parser tells a long path from a long header by its limit only, so the
+two differ."""
 LINGER_S = 2.0
 """For which the rest of a refused body is still read, so that the client sees the refusal."""
 
@@ -33,7 +37,7 @@ LINGER_S = 2.0
 class Route:
     method: str
     path: str
-    """`{name}` stands for one path segment."""
+    """`{name}` stands for one path segment, `{name...}` for one or more."""
     handler: Handler
 
 
@@ -43,11 +47,12 @@ class Routes:
     def __init__(self, routes: list[Route]) -> None:
         self._fixed: dict[str, dict[str, Handler]] = {}
         self._patterns: list[tuple[re.Pattern[str], dict[str, Handler]]] = []
+        self._known = ", ".join(dict.fromkeys(route.path.replace("...", "") for route in routes))
         for route in routes:
             self._methods(route.path)[route.method] = route.handler
 
     def find(self, method: str, path: str) -> tuple[Handler, Mapping[str, str]]:
-        """The handler and its path arguments. Raises `BadRequest`."""
+        """The handler and its path arguments; HEAD is GET, whose body stays here. Raises `BadRequest`."""
         methods, arguments = self._fixed.get(path), {}
         if methods is None:
             for pattern, candidates in self._patterns:
@@ -55,8 +60,8 @@ class Routes:
                     methods, arguments = candidates, match.groupdict()
                     break
         if methods is None:
-            raise BadRequest(f"there is no {path[:80]} here; the API is under /v1", code="not_found")
-        handler = methods.get(method)
+            raise BadRequest(f"there is no {path[:80]} here; there is {self._known}", code="not_found")
+        handler = methods.get("GET" if method == "HEAD" else method)
         if handler is None:
             allowed = ", ".join(sorted(methods))
             raise BadRequest(f"{path[:80]} takes {allowed}, not {method[:16]}", code="method_not_allowed")
@@ -65,7 +70,8 @@ class Routes:
     def _methods(self, path: str) -> dict[str, Handler]:
         if "{" not in path:
             return self._fixed.setdefault(path, {})
-        pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
+        text = re.sub(r"\{(\w+)\.\.\.\}", r"(?P<\1>.+)", path)
+        pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", text))
         for known, methods in self._patterns:
             if known == pattern:
                 return methods
@@ -86,7 +92,7 @@ class Connection(web_protocol.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         if status == 400:
-            error: errors.GatewayError = BadRequest(f"this is not a valid HTTP request: {_printable(message or '')}")
+            error = _parsers_refusal(exc, message or "")
         else:
             logger.error("request %s failed", request.path, exc_info=exc)
             error = errors.GatewayError("internal_error", "the gateway failed on this request; its log says why")
@@ -94,7 +100,7 @@ class Connection(web_protocol.RequestHandler):
             raise ConnectionError("the answer has begun; nothing can be added to it")
         response = refusal(error)
         response.force_close()
-        return response
+        return _named(request, response)
 
 
 class Server(web.Server):
@@ -109,6 +115,9 @@ class Server(web.Server):
             keepalive_timeout=limits.idle_s,
             lingering_time=LINGER_S,
             auto_decompress=False,
+            max_line_size=PATH_BYTES,
+            max_field_size=HEADER_BYTES,
+            max_headers=HEADERS,
         )
         self._routes = routes
         self._limits = limits
@@ -129,13 +138,9 @@ class Server(web.Server):
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             handler, arguments = self._routes.find(request.method, request.path)
-            return await handler(request, **arguments)
+            return _named(request, await handler(request, **arguments))
         except errors.GatewayError as error:
-            response = refusal(error)
-            given = request.headers.get("x-request-id", "")
-            if 0 < len(given) <= 256 and given.isascii() and given.isprintable():
-                response.headers["x-request-id"] = given
-            return response
+            return _named(request, refusal(error))
 
 
 def refusal(error: errors.GatewayError) -> web.Response:
@@ -185,5 +190,33 @@ async def json_object(request: web.BaseRequest, limits: settings.Limits) -> dict
     return value
 
 
-def _printable(text: str) -> str:
-    return re.sub(r"[^\x20-\x7e]+", " ", text)[:200]
+def _named(request: web.BaseRequest, response: web.StreamResponse) -> web.StreamResponse:
+    """The response with a request id: its own, else the client's if that is usable, else a new one."""
+    if not response.prepared and "x-request-id" not in response.headers:
+        given = request.headers.get("x-request-id", "")
+        usable = 0 < len(given) <= 256 and given.isascii() and given.isprintable()
+        response.headers["x-request-id"] = given if usable else f"tg-{secrets.token_hex(12)}"
+    return response
+
+
+_MALFORMED: dict[type, str] = {
+    http_exceptions.InvalidHeader: "a header is malformed",
+    http_exceptions.InvalidURLError: "the path is malformed",
+    http_exceptions.BadHttpMethod: "the method is malformed, or this is TLS, which is not spoken here",
+    http_exceptions.BadStatusLine: "the first line must be METHOD /path HTTP/1.1",
+}
+
+
+def _parsers_refusal(problem: BaseException | None, message: str) -> errors.GatewayError:
+    """What the parser says, without the bytes that it says it of."""
+    if isinstance(problem, http_exceptions.LineTooLong) and problem.args[1] == PATH_BYTES:
+        return BadRequest(
+            f"the path is longer than {PATH_BYTES} bytes; send what is long in the body", code="path_too_long"
+        )
+    if isinstance(problem, http_exceptions.LineTooLong) or message.startswith("Too many headers"):
+        return BadRequest(
+            f"at most {HEADERS} headers of at most {HEADER_BYTES} bytes are taken; send fewer or shorter ones",
+            code="headers_too_large",
+        )
+    why = _MALFORMED.get(type(problem), re.sub(r"[^\x20-\x7e]", " ", message.partition(":\n")[0])[:120])
+    return BadRequest(f"this is not a valid HTTP request: {why}")

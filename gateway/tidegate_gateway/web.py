@@ -30,6 +30,7 @@ class Web:
                 route(method="POST", path="/v1/chat/completions", handler=self._chat),
                 route(method="POST", path="/v1/completions", handler=self._completion),
                 route(method="GET", path="/v1/models", handler=self._models),
+                route(method="GET", path="/v1/models/{model...}", handler=self._one_model),
                 route(method="POST", path="/v1/workflows", handler=self._create),
                 route(method="GET", path="/v1/workflows", handler=self._list),
                 route(method="GET", path="/v1/workflows/{workflow}", handler=self._get),
@@ -83,9 +84,13 @@ class Web:
         return response
 
     async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
-        names = self._gateway.fleet.models
-        rows = [{"id": name, "object": "model", "created": 0, "owned_by": "tidegate"} for name in names]
-        return listener.reply({"object": "list", "data": rows})
+        return listener.reply({"object": "list", "data": list(map(_model, self._gateway.fleet.models))})
+
+    async def _one_model(self, request: web.BaseRequest, model: str) -> web.StreamResponse:
+        known = self._gateway.fleet.models
+        if model not in known:
+            raise wire.unknown_model(model, known)
+        return listener.reply(_model(model))
 
     # Workflows.
 
@@ -135,6 +140,10 @@ class Web:
 
 async def _health(request: web.BaseRequest) -> web.StreamResponse:
     return listener.reply({"status": "ok"})
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "tidegate"}
 
 
 def _headers(ask: wire.Ask, serving: Serving) -> dict[str, str]:

@@ -306,7 +306,7 @@ def _digits(value: str) -> int | None:
 
 def unknown_model(name: str, known: list[str]) -> errors.GatewayError:
     return BadRequest(
-        f"model {name!r} is not served here; GET /v1/models lists {', '.join(known) or 'none yet'}",
+        f"model {name[:80]!r} is not served here; GET /v1/models lists {', '.join(known) or 'none yet'}",
         param="model",
         code="model_not_found",
     )

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
 
 from tidegate_gateway import testing
@@ -61,10 +62,27 @@ async def test_a_wrong_prompt_is_400(up: Any, prompt: Any) -> None:
         assert (status, answer["error"]["param"]) == (400, "prompt")
 
 
-async def test_a_refusal_repeats_the_request_id(up: Any) -> None:
+async def test_every_answer_has_a_request_id_the_clients_where_it_can_be(up: Any) -> None:
     async with up(store=False) as client:
         _, _, headers = await client.ask(headers={"x-request-id": "mine"}, n=-1)
         assert headers["x-request-id"] == "mine"
+        for method, path in (("POST", CHAT), ("GET", "/nowhere"), ("GET", "/v1/models"), ("GET", "/ready")):
+            for given in ({}, {"x-request-id": "x" * 257}):
+                _, _, headers = await client.send(method, path, headers=given)
+                assert headers["x-request-id"].startswith("tg-")
+        _, _, headers = await client.send("GET", "/health", headers={"x-request-id": "mine"})
+        assert headers["x-request-id"] == "mine"
+
+
+async def test_an_unknown_class_is_400_and_names_the_known_where_the_settings_have_any(up: Any) -> None:
+    async with testing.engine() as engine:
+        async with up(engine, store=False, classes=[{"name": "chat"}, {"name": "batch"}]) as client:
+            assert (await client.ask(headers={"x-tidegate-class": "chat"}))[0] == 200
+            status, answer, _ = await client.ask(headers={"x-tidegate-class": "chta"})
+            assert (status, answer["error"]["param"]) == (400, "x-tidegate-class")
+            assert "known are batch, chat" in answer["error"]["message"]
+        async with up(engine, store=False) as client:
+            assert (await client.ask(headers={"x-tidegate-class": "chta"}))[0] == 200
 
 
 async def test_an_unknown_model_is_404_and_names_the_known(up: Any) -> None:
@@ -129,16 +147,43 @@ async def test_control_characters_in_headers_are_400(up: Any, character: bytes) 
     [
         pytest.param(b"Content-Length: 5\r\nContent-Length: 6", id="two lengths"),
         pytest.param(b"Content-Length: 5\r\nTransfer-Encoding: chunked", id="length and chunks"),
-        pytest.param(b"x: " + b"y" * 20_000, id="a huge header"),
-        pytest.param(b"\r\n".join(b"h%d: 1" % i for i in range(500)), id="many headers"),
     ],
 )
-async def test_ambiguous_or_huge_heads_are_400(up: Any, head: bytes) -> None:
+async def test_ambiguous_heads_are_400(up: Any, head: bytes) -> None:
     async with testing.engine() as engine, up(engine, store=False) as client:
         answer = await raw(client, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\nhello")
         assert b" 400 " in answer.split(b"\r\n")[0]
         assert b'"invalid_request_error"' in answer
         assert engine.bodies == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "says"),
+    [
+        pytest.param(b"GET /%s HTTP/1.1\r\nHost: x" % (b"y" * 20_000), 414, "the path is longer", id="path"),
+        pytest.param(b"GET / HTTP/1.1\r\nx: %s" % (b"y" * 20_000), 431, "shorter ones", id="a huge header"),
+        pytest.param(
+            b"\r\n".join([b"GET / HTTP/1.1", *(b"h%d: 1" % i for i in range(500))]),
+            431,
+            "send fewer",
+            id="many headers",
+        ),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01", 400, "this is TLS", id="TLS"),
+        pytest.param(b"hello", 400, "the method is malformed", id="no HTTP"),
+        pytest.param(b"GET / HTTP/7.9\r\nHost: x", 400, "the first line must be", id="unknown version"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: x\r\nno colon", 400, "Invalid header token", id="no header"),
+        pytest.param(b"GET / HTTP/1.1\r\nx: y", 400, "Missing 'Host' header", id="no host"),
+    ],
+)
+async def test_what_is_no_http_is_refused_in_a_sentence(up: Any, request_: bytes, status: int, says: str) -> None:
+    async with up(store=False) as client:
+        head, _, body = (await raw(client, request_ + b"\r\n\r\n")).partition(b"\r\n\r\n")
+        assert int(head.split()[1]) == status
+        assert b"x-request-id: tg-" in head
+        message = orjson.loads(body)["error"]["message"]
+        assert says in message
+        assert "\\" not in message, "nothing of the request is shown"
+        assert "b'" not in message
 
 
 async def test_a_body_over_the_limit_is_413(up: Any) -> None:
@@ -161,6 +206,7 @@ async def test_slow_heads_and_bodies_are_given_up(up: Any) -> None:
     async with testing.engine() as engine, up(engine, store=False, limits=limits) as client:
         started = time.monotonic()
         assert await raw(client, b"POST /v1/chat/completions HTTP/1.1\r\nHost:") == b""
+        assert await raw(client, b"") == b""
         answer = await raw(client, b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         assert b"request_timeout" in answer
         assert time.monotonic() - started < 8
@@ -193,6 +239,8 @@ async def test_no_engines_is_503_with_retry_after(up: Any) -> None:
         ("POST", "//v1/chat/completions", 404),
         ("GET", "/admin/state", 404),
         ("DELETE", "/v1/models", 405),
+        ("GET", "/v1/models/nobody", 404),
+        ("GET", "/v1/models/", 404),
     ],
 )
 async def test_only_listed_paths_exist(up: Any, method: str, path: str, status: int) -> None:
@@ -201,6 +249,22 @@ async def test_only_listed_paths_exist(up: Any, method: str, path: str, status: 
         answer = await raw(client, request.encode())
         assert int(answer.split()[1]) == status
         assert b'"error"' in answer
+
+
+async def test_an_unknown_path_is_answered_with_the_known_ones(up: Any) -> None:
+    async with up(store=False) as client:
+        _, answer, _ = await client.send("POST", "/v1/embeddings", json={})
+        assert answer["error"]["code"] == "not_found"
+        for path in ("/v1/chat/completions", "/v1/workflows/{workflow}", "/v1/models/{model},", "/ready"):
+            assert path in answer["error"]["message"]
+
+
+async def test_head_is_get_without_the_body(up: Any) -> None:
+    async with testing.engine() as engine, up(engine, store=False) as client:
+        for path, status in (("/v1/models", 200), ("/health", 200), ("/v1/nowhere", 404), (CHAT, 405)):
+            request = f"HEAD {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            head, _, body = (await raw(client, request.encode())).partition(b"\r\n\r\n")
+            assert (int(head.split()[1]), body) == (status, b"")
 
 
 async def test_an_idle_keepalive_connection_survives_a_refusal(up: Any) -> None:

@@ -44,6 +44,16 @@ async def test_completions_and_models(up: Any) -> None:
         answer = await sdk.completions.create(model="fake", prompt="once", max_tokens=2)
         assert answer.choices[0].text == "w0 w1 "
         assert [model.id async for model in sdk.models.list()] == ["fake"]
+        assert (await sdk.models.retrieve("fake")).id == "fake"
+        with pytest.raises(openai.NotFoundError, match="fake"):
+            await sdk.models.retrieve("other")
+
+
+async def test_a_models_name_may_be_a_path(up: Any) -> None:
+    async with testing.engine(model="org/model") as engine, up(engine) as client:
+        for path in ("org/model", "org%2Fmodel"):
+            status, answer, _ = await client.send("GET", f"/v1/models/{path}")
+            assert (status, answer["id"]) == (200, "org/model")
 
 
 async def test_bytes_of_a_stream_pass_untouched(up: Any) -> None:
