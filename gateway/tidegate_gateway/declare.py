@@ -30,11 +30,13 @@ def declared(
         raise BadRequest(
             "deadline_ms is required: milliseconds from now until the last stage must be done", param="deadline_ms"
         )
-    named = body.get("tenant") or tenant or ""
+    named = body.get("tenant")
+    if named is None:
+        named = tenant or ""
     if not isinstance(named, str) or len(named) > 256 or not named.isprintable():
         raise BadRequest("tenant must be at most 256 printable characters", param="tenant")
     return records.NewWorkflow(
-        id=wire.name_of(body["id"], "id") if body.get("id") else f"wf-{secrets.token_hex(10)}",
+        id=f"wf-{secrets.token_hex(10)}" if body.get("id") is None else wire.name_of(body["id"], "id"),
         deadline_ms=max(1, round(deadline_s * 1000)),
         template=template.name if template is not None else "",
         tenant=named,
@@ -71,7 +73,7 @@ def _stages(value: object, template: settings.Template | None, most: int) -> tup
 def _stage(item: object, where: str) -> records.Stage:
     if not isinstance(item, dict) or set(item) - {"name", "after", "parallel"}:
         raise BadRequest(f"{where} must be an object with name, after and parallel", param=where)
-    after = item.get("after") or []
+    after = [] if item.get("after") is None else item["after"]
     if not isinstance(after, list):
         raise BadRequest(f"{where}.after must be a list of stage names", param=f"{where}.after")
     parallel = item.get("parallel")

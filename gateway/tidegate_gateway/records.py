@@ -120,8 +120,13 @@ class Store(Protocol):
     """The contract; `tests/gateway` holds every implementation to it."""
 
     async def create(self, workflow: NewWorkflow, *, once: Idempotency | None = None) -> Record: ...
-    async def join(self, workflow: str, stage: str, call: str, *, deadline_ms: int | None, tenant: str) -> Record:
-        """A call enters a stage; creates the workflow if it is unknown and there is a deadline."""
+    async def join(
+        self, workflow: str, stage: str, call: str, *, deadline_ms: int | None, tenant: str, key: str | None = None
+    ) -> Record:
+        """A call enters a stage; creates the workflow if it is unknown and there is a deadline.
+
+        One whose Idempotency-Key is that of a call of the stage that ended well enters nothing: its answer was lost.
+        """
 
     async def finish(self, workflow: str, call: str, *, ok: bool) -> Record: ...
     async def complete_stage(self, workflow: str, stage: str, *, once: Idempotency | None = None) -> Record: ...

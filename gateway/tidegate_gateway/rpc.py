@@ -98,7 +98,7 @@ class Workflows(inference_pb2_grpc.WorkflowsServicer):
         self, request: inference_pb2.ListWorkflowsRequest, context: Context
     ) -> inference_pb2.ListWorkflowsResponse:
         try:
-            rows = await self._flows.listed(request.state or None)
+            rows, _ = await self._flows.listed(request.state or None)
         except errors.GatewayError as error:
             await abort(context, error)
         return inference_pb2.ListWorkflowsResponse(workflows=map(_workflow, rows))

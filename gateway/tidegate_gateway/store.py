@@ -79,10 +79,18 @@ class Valkey:
         )
 
     async def join(
-        self, workflow: str, stage: str, call: str, *, deadline_ms: int | None, tenant: str
+        self, workflow: str, stage: str, call: str, *, deadline_ms: int | None, tenant: str, key: str | None = None
     ) -> records.Record:
         return await self._workflow(
-            "join", workflow, None, stage=stage, call=call, deadline_ms=deadline_ms, tenant=tenant, template=""
+            "join",
+            workflow,
+            None,
+            stage=stage,
+            call=call,
+            call_key=key,
+            deadline_ms=deadline_ms,
+            tenant=tenant,
+            template="",
         )
 
     async def finish(self, workflow: str, call: str, *, ok: bool) -> records.Record:
@@ -207,6 +215,7 @@ class Valkey:
             self._key(f"once:{kept}"),
             self._key(f"calls:{arguments['gateway']}"),
             self._key(f"members:{workflow}"),
+            self._key(f"answered:{workflow}"),
         ]
         answer = orjson.loads(cast("bytes", await self._run("workflow", keys, [operation, _encoded(arguments)])))
         if "error" in answer:

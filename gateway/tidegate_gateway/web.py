@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tidegate_gateway import errors, listener, page, sse, status, wire
+from tidegate_gateway import errors, listener, page, sse, status, wire, workflows
 from tidegate_gateway.gateway import Gateway
 from tidegate_gateway.serving import Serving
 
@@ -101,24 +101,24 @@ class Web:
         return listener.reply(flow, 201)
 
     async def _get(self, request: web.BaseRequest, workflow: str) -> web.StreamResponse:
-        return listener.reply(await self._gateway.flows.get(wire.name_of(workflow, "the workflow's id")))
+        return listener.reply(await self._gateway.flows.get(workflow))
 
     async def _list(self, request: web.BaseRequest) -> web.StreamResponse:
-        rows = await self._gateway.flows.listed(request.query.get("state"))
-        return listener.reply({"object": "list", "data": rows})
+        limit = wire.digits(request.query.get("limit", str(workflows.LISTED)))
+        rows, more = await self._gateway.flows.listed(request.query.get("state"), limit or 0)
+        return listener.reply({"object": "list", "data": rows, "has_more": more})
 
     async def _cancel(self, request: web.BaseRequest, workflow: str) -> web.StreamResponse:
-        return listener.reply(await self._gateway.flows.cancel(wire.name_of(workflow, "the workflow's id")))
+        return listener.reply(await self._gateway.flows.cancel(workflow))
 
     async def _complete(self, request: web.BaseRequest, workflow: str) -> web.StreamResponse:
         await listener.json_object(request, self._limits)
         key = request.headers.get("Idempotency-Key")
-        return listener.reply(await self._gateway.flows.complete(wire.name_of(workflow, "the workflow's id"), key=key))
+        return listener.reply(await self._gateway.flows.complete(workflow, key=key))
 
     async def _stage(self, request: web.BaseRequest, workflow: str, stage: str) -> web.StreamResponse:
         await listener.json_object(request, self._limits)
         key = request.headers.get("Idempotency-Key")
-        workflow, stage = wire.name_of(workflow, "the workflow's id"), wire.name_of(stage, "the stage's name")
         return listener.reply(await self._gateway.flows.complete_stage(workflow, stage, key=key))
 
     # Health.

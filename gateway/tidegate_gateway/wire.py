@@ -48,6 +48,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "x-dynamo-session-id",
     ),
     "request": ("x-request-id",),
+    "idempotency": ("idempotency-key",),
 }
 """Ours first; the first that is present counts."""
 
@@ -85,6 +86,8 @@ class Ask:
     workflow: str | None = None
     stage: str | None = None
     session: str | None = None
+    idempotency: str | None = None
+    """Of a workflow's call: names it, so that it may be repeated when its answer was lost."""
     traceparent: str | None = None
 
 
@@ -137,6 +140,7 @@ def read_body(kind: Kind, headers: Headers, body: object, *, most_choices: int =
         workflow=workflow,
         stage=(stage or "main") if workflow is not None else None,
         session=_text(headers, "session"),
+        idempotency=_text(headers, "idempotency") if workflow is not None else None,
         traceparent=traceparent if traceparent and _TRACEPARENT.fullmatch(traceparent) else None,
     )
 
@@ -273,7 +277,7 @@ def name_of(value: object, param: str) -> str:
 
 def _ms(headers: Headers, what: str) -> float | None:
     found = _header(headers, what)
-    return None if found is None else duration_s(_digits(found[1]), found[0])
+    return None if found is None else duration_s(digits(found[1]), found[0])
 
 
 def duration_s(value: object, param: str) -> float:
@@ -292,7 +296,7 @@ def _urgency(headers: Headers) -> int | None:
     found = _header(headers, "urgency")
     if found is None:
         return None
-    value = _digits(found[1])
+    value = digits(found[1])
     if value is None or not MOST_URGENT <= value <= LEAST_URGENT:
         raise BadRequest(
             f"{found[0]} must be a whole number from {MOST_URGENT} (most urgent) to {LEAST_URGENT}", param=found[0]
@@ -300,7 +304,8 @@ def _urgency(headers: Headers) -> int | None:
     return value
 
 
-def _digits(value: str) -> int | None:
+def digits(value: str) -> int | None:
+    """A whole number as a client writes it; None for anything else."""
     return int(value) if value.isascii() and value.isdigit() and len(value) <= 12 else None
 
 

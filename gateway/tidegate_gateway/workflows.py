@@ -28,7 +28,8 @@ HOUSEKEEPING_S = 0.5
 BATCH = 100
 """Records that one round of housekeeping touches."""
 MOST_UNRECORDED = 100_000
-MOST_LISTED = 1000
+LISTED, MOST_LISTED = 100, 1000
+"""Rows of a list: when nobody says, and at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,15 @@ class Workflows:
         deadline_ms = None if ask.deadline_s is None else round(ask.deadline_s * 1000)
         try:
             record = await self._ask(
-                ask.workflow, "join", ask.workflow, ask.stage, call, deadline_ms=deadline_ms, tenant=ask.tenant
+                ask.workflow,
+                "join",
+                ask.workflow,
+                ask.stage,
+                call,
+                deadline_ms=deadline_ms,
+                tenant=ask.tenant,
+                key=ask.idempotency,
+                stage=ask.stage,
             )
         except (asyncio.CancelledError, errors.Refused):
             self._later(ask.workflow, call, ok=False)  # the store may have taken it all the same
@@ -130,16 +139,22 @@ class Workflows:
         return shown(await self._ask(new.id, "create", new, once=once(key, "create", body)))
 
     async def get(self, workflow: str) -> dict[str, Any]:
+        wire.name_of(workflow, "id")
         return self._counted(await self._ask(workflow, "get", workflow))
 
-    async def listed(self, state: str | None, limit: int = 100) -> list[dict[str, Any]]:
-        """The newest workflows, of one state or of all."""
+    async def listed(self, state: str | None, limit: int = LISTED) -> tuple[list[dict[str, Any]], bool]:
+        """The newest workflows, of one state or of all, and whether there are more than `limit`."""
         if state is not None and state not in records.STATES:
             raise BadRequest(f"state must be one of {', '.join(records.STATES)}", param="state")
-        return [shown(record) for record in await self._ask("", "listed", state, min(limit, MOST_LISTED))]
+        if not 1 <= limit <= MOST_LISTED:
+            raise BadRequest(f"limit must be a whole number from 1 to {MOST_LISTED}", param="limit")
+        found = await self._ask("", "listed", state, limit + 1)
+        return [shown(record) for record in found[:limit]], len(found) > limit
 
     async def complete_stage(self, workflow: str, stage: str, *, key: str | None) -> dict[str, Any]:
         """A stage is over (a tool step, or the last of its undeclared calls)."""
+        wire.name_of(workflow, "id")
+        wire.name_of(stage, "stage")
         record = await self._ask(
             workflow,
             "complete_stage",
@@ -151,11 +166,13 @@ class Workflows:
         return self._counted(record)
 
     async def complete(self, workflow: str, *, key: str | None) -> dict[str, Any]:
+        wire.name_of(workflow, "id")
         return self._counted(
             await self._ask(workflow, "complete", workflow, once=once(key, f"complete {workflow}", None))
         )
 
     async def cancel(self, workflow: str) -> dict[str, Any]:
+        wire.name_of(workflow, "id")
         return self._counted(await self._ask(workflow, "cancel", workflow))
 
     # The machinery.
@@ -170,7 +187,7 @@ class Workflows:
             self.up = False
             raise errors.store_unavailable() from error
         except records.Rejected as error:
-            raise _refusal(error, workflow, stage) from error
+            raise _refusal(error, operation, workflow, stage) from error
 
     async def _record(self, workflow: str, call: str, *, ok: bool) -> bool:
         """Whether the end of a call is recorded (or there is nothing left to record it in)."""
@@ -270,16 +287,35 @@ def _passes(stage: records.Stage) -> int:
     return max(1, stage.passes - stage.done // max(stage.parallel, 1))
 
 
-def _refusal(error: records.Rejected, workflow: str, stage: str) -> errors.GatewayError:
-    sentences = {
-        "workflow_not_found": f"workflow {workflow!r} is unknown; create it, or send x-tidegate-deadline-ms to start it",
-        "workflow_ended": f"workflow {workflow!r} has ended ({error.state}); create another one",
-        "workflow_exists": f"workflow {workflow!r} exists already; choose another id, or GET it",
-        "stage_not_found": f"workflow {workflow!r} has no stage {stage!r}; GET the workflow to see its stages",
-        "stage_already_done": f"stage {stage!r} is done already; send an Idempotency-Key to repeat a request safely",
-        "idempotency_key_reused": "this Idempotency-Key was used with another body; use a new key for a new request",
-        "too_many_stages": f"workflow {workflow!r} has {records.MOST_STAGES} stages already; create another one",
-        "too_many_calls": f"workflow {workflow!r} has {records.MOST_CALLS} calls under way; wait until some are done",
-    }
+def _refusal(error: records.Rejected, operation: str, workflow: str, stage: str) -> errors.GatewayError:
+    """The store's refusal of an operation as the API's, with the header or field that it is about."""
+    by_call = operation == "join"
+    at_id, at_stage = ("x-tidegate-workflow", "x-tidegate-stage") if by_call else ("id", "stage")
+    sentence, param = {
+        "workflow_not_found": (
+            f"workflow {workflow!r} is unknown; create it, or start it by a call with x-tidegate-deadline-ms",
+            at_id,
+        ),
+        "workflow_ended": (f"workflow {workflow!r} has ended ({error.state}); create another one", at_id),
+        "workflow_exists": (f"workflow {workflow!r} exists already; choose another id, or use it as it is", at_id),
+        "stage_not_found": (f"workflow {workflow!r} has no stage {stage!r}; its own record names them", at_stage),
+        "stage_already_done": (
+            f"stage {stage!r} is done and takes no more calls or completions; name another stage, or repeat a request"
+            " with the Idempotency-Key that it had",
+            at_stage,
+        ),
+        "idempotency_key_reused": (
+            "this Idempotency-Key was used with another body; use a new key for a new request",
+            "Idempotency-Key",
+        ),
+        "too_many_stages": (
+            f"workflow {workflow!r} has {records.MOST_STAGES} stages already; create another one",
+            at_stage,
+        ),
+        "too_many_calls": (
+            f"workflow {workflow!r} has {records.MOST_CALLS} calls under way; wait until some are done",
+            at_id,
+        ),
+    }[error.code]
     code = "invalid_request" if error.code.startswith("too_many") else error.code
-    return BadRequest(sentences[error.code], code=code)
+    return BadRequest(sentence, param=param, code=code)

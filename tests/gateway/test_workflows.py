@@ -60,8 +60,8 @@ async def test_the_first_call_with_a_deadline_creates_the_workflow_and_the_first
         assert (flow["deadline_ms"], flow["state"]) == (50_000, "running")
         assert [(stage["name"], stage["after"], stage["state"]) for stage in flow["stages"]] == [
             ("a", [], "done"),
-            ("b", ["a"], "done"),
-        ]
+            ("b", ["a"], "running"),
+        ], "nobody said how many calls b has"
         status, ended, _ = await client.send("POST", "/v1/workflows/w1/complete")
         assert (status, ended["state"]) == (200, "done")
 
@@ -119,6 +119,41 @@ async def test_a_template_brings_stages_and_deadline(up: Any) -> None:
         assert (status, answer["error"]["param"]) == (400, "template")
 
 
+async def test_the_calls_of_an_undeclared_stage_come_one_by_one_until_a_later_stage_begins(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        first = member("w1", "a", **{"x-tidegate-deadline-ms": "60000"})
+        for stage in (first, first, member("w1", "b")):
+            assert (await client.ask(headers=stage))[0] == 200
+        status, answer, _ = await client.ask(headers=first)
+        assert (status, answer["error"]["code"]) == (409, "stage_already_done")
+        assert len(engine.bodies) == 3
+
+
+async def test_a_stage_that_is_done_takes_no_more_calls(up: Any) -> None:
+    stages = [{"name": "a"}, {"name": "b", "parallel": 2}, {"name": "tool"}, {"name": "last"}]
+    async with testing.engine() as engine, up(engine) as client:
+        _, flow = await create(client, deadline_ms=60_000, stages=stages)
+        await client.send("POST", f"/v1/workflows/{flow['id']}/stages/tool/complete")
+        for stage in ("a", "b", "b"):
+            assert (await client.ask(headers=member(flow["id"], stage)))[0] == 200
+        for stage in ("a", "b", "tool"):
+            status, answer, _ = await client.ask(headers=member(flow["id"], stage))
+            assert (status, answer["error"]["code"]) == (409, "stage_already_done")
+            assert answer["error"]["param"] == "x-tidegate-stage"
+        assert len(engine.bodies) == 3
+
+
+async def test_a_workflow_takes_calls_after_its_deadline_until_its_grace_is_over(up: Any) -> None:
+    async with testing.engine() as engine, up(engine, store_options={"grace": 60}) as client:
+        _, flow = await create(client, deadline_ms=1, stages=THREE)
+
+        async def late() -> bool:
+            return (await state_of(client, flow["id"]))["left_ms"] < 0
+
+        await until_true(late)
+        assert (await client.ask(headers=member(flow["id"], "a")))[0] == 200
+
+
 async def test_a_tool_step_completes_a_stage_once(up: Any) -> None:
     async with testing.engine() as engine, up(engine) as client:
         _, flow = await create(client, deadline_ms=60_000, stages=THREE)
@@ -127,8 +162,9 @@ async def test_a_tool_step_completes_a_stage_once(up: Any) -> None:
         assert (status, answer["stages"][0]["state"]) == (200, "done")
         status, answer, _ = await client.send("POST", path)
         assert (status, answer["error"]["code"]) == (409, "stage_already_done")
+        assert "with the Idempotency-Key that it had" in answer["error"]["message"]
         status, answer, _ = await client.send("POST", f"/v1/workflows/{flow['id']}/stages/zzz/complete")
-        assert (status, answer["error"]["code"]) == (404, "stage_not_found")
+        assert (status, answer["error"]["code"], answer["error"]["param"]) == (404, "stage_not_found", "stage")
 
 
 async def test_an_idempotency_key_gets_the_same_answer(up: Any) -> None:
@@ -202,6 +238,34 @@ async def test_workflows_are_listed_by_state(up: Any) -> None:
         assert (status, answer["error"]["param"]) == (400, "state")
 
 
+async def test_a_list_has_at_most_as_many_rows_as_it_may_and_says_whether_there_are_more(up: Any) -> None:
+    async with up(seen=False) as client:
+        for _ in range(3):
+            await create(client, deadline_ms=60_000)
+        for limit, rows, more in ((2, 2, True), (3, 3, False), (1000, 3, False)):
+            _, answer, _ = await client.send("GET", f"/v1/workflows?limit={limit}")
+            assert (answer["object"], len(answer["data"]), answer["has_more"]) == ("list", rows, more)
+        for limit in ("0", "1001", "-1", "two", ""):
+            status, answer, _ = await client.send("GET", f"/v1/workflows?limit={limit}")
+            assert (status, answer["error"]["param"]) == (400, "limit")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "param"),
+    [
+        ("GET", "/v1/workflows/a%20b", "id"),
+        ("GET", "/v1/workflows/nobody", "id"),
+        ("DELETE", "/v1/workflows/nobody", "id"),
+        ("POST", "/v1/workflows/a%20b/complete", "id"),
+        ("POST", "/v1/workflows/w/stages/a%20b/complete", "stage"),
+    ],
+)
+async def test_a_wrong_path_parameter_is_named(up: Any, method: str, path: str, param: str) -> None:
+    async with up(seen=False) as client:
+        status, answer, _ = await client.send(method, path)
+        assert (status, answer["error"]["param"]) in ((400, param), (404, param))
+
+
 async def test_a_failed_call_does_not_count_and_may_be_repeated(up: Any) -> None:
     async with testing.engine(status=500) as engine, up(engine) as client:
         _, flow = await create(client, deadline_ms=60_000, stages=[{"name": "a"}])
@@ -222,17 +286,23 @@ async def until_true(condition: Any) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_repeated_call_of_a_done_workflow_is_answered_and_changes_nothing(up: Any) -> None:
+async def test_a_done_workflow_answers_only_the_call_that_it_knows_again_and_does_not_change(up: Any) -> None:
     async with testing.engine() as engine, up(engine) as client:
-        _, flow = await create(client, deadline_ms=60_000, stages=[{"name": "a"}])
-        await client.ask(headers=member(flow["id"], "a"))
+        _, flow = await create(client, deadline_ms=60_000, stages=[{"name": "a", "parallel": 2}])
+        mine, other = ({"idempotency-key": key, **member(flow["id"], "a")} for key in ("k1", "k2"))
+        for _ in range(2):
+            assert (await client.ask(headers=mine))[0] == 200
+        assert (await state_of(client, flow["id"]))["stages"][0]["calls_done"] == 1, "the same call counts once"
+        await client.ask(headers=other)
         before = await state_of(client, flow["id"])
-        status, _, _ = await client.ask(headers=member(flow["id"], "a"))
-        assert status == 200
+        assert before["state"] == "done"
+        assert (await client.ask(headers=mine))[0] == 200
+        for headers in (member(flow["id"], "a"), member(flow["id"], "new"), {**mine, "idempotency-key": "k3"}):
+            status, answer, _ = await client.ask(headers=headers)
+            assert (status, answer["error"]["code"]) == (409, "workflow_ended")
+            assert answer["error"]["param"] == "x-tidegate-workflow"
         after = await state_of(client, flow["id"])
         assert {**before, "left_ms": 0} == {**after, "left_ms": 0}
-        status, _, _ = await client.ask(headers=member(flow["id"], "other"))
-        assert status == 409
 
 
 async def test_a_clients_own_id_exists_once(up: Any) -> None:
@@ -262,6 +332,12 @@ async def test_a_clients_own_id_exists_once(up: Any) -> None:
         pytest.param({"deadline_ms": 1000, "stages": [{"name": "a\nb"}]}, "stages[0].name", id="control character"),
         pytest.param({"deadline_ms": 1000, "surprise": 1}, "surprise", id="unknown field"),
         pytest.param({"deadline_ms": 1000, "tenant": 7}, "tenant", id="tenant as number"),
+        pytest.param({"deadline_ms": 1000, "tenant": []}, "tenant", id="tenant as list"),
+        pytest.param({"deadline_ms": 1000, "id": 0}, "id", id="id as number"),
+        pytest.param({"deadline_ms": 1000, "id": []}, "id", id="id as list"),
+        pytest.param({"deadline_ms": 1000, "id": {}}, "id", id="id as object"),
+        pytest.param({"deadline_ms": 1000, "id": ""}, "id", id="empty id"),
+        pytest.param({"deadline_ms": 1000, "stages": [{"name": "a", "after": 0}]}, "stages[0].after", id="after"),
     ],
 )
 async def test_a_wrong_declaration_is_refused_with_its_field(up: Any, body: dict[str, Any], param: str) -> None:

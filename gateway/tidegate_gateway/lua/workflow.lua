@@ -2,14 +2,16 @@
 --
 -- KEYS: 1 the record; 2-5 ids by state: running (scored by the end of their grace), done, cancelled, expired (by their end);
 --       6 the answer kept for an Idempotency-Key; 7 ids of workflows in which the calling gateway has calls;
---       8 the calls that run: id -> stage, newline, gateway.
+--       8 the calls that run: id -> stage, newline, gateway, and for one with an Idempotency-Key newline, key;
+--       9 the calls that ended well and may be repeated: stage, newline, key.
 -- ARGV: 1 the operation, 2 its arguments as JSON.
 -- Answers JSON: the record with `now_ms`, or {"error": code, ...}.
 --
--- The record is one JSON document; calls are beside it, so that its size does not depend on how many run. `after` is a string of names separated by newlines, because an empty Lua table would
--- come back as an object. All instants are this server's milliseconds: clocks of gateways play no part.
+-- The record is one JSON document; calls are beside it, so that its size does not depend on how many run.
+-- `after` is a string of names separated by newlines, because an empty Lua table would come back as an object. All
+-- instants are this server's milliseconds: clocks of gateways play no part.
 
-local record, idempotency, mine, calls = KEYS[1], KEYS[6], KEYS[7], KEYS[8]
+local record, idempotency, mine, calls, answered = KEYS[1], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local index = { running = KEYS[2], done = KEYS[3], cancelled = KEYS[4], expired = KEYS[5] }
 local args = cjson.decode(ARGV[2])
 local longest_ms = 8 * 24 * 3600 * 1000 -- the longest deadline, and a day
@@ -44,12 +46,12 @@ local function settle(doc)
   finish(doc, 'done')
 end
 
--- A stage is over when its declared calls are done. Without a declaration one call is the stage, unless more of them
--- showed up; then only a later stage or the client can tell that it is over.
+-- A stage is over when its declared calls are done. Without their number one call is the stage, unless more of them
+-- showed up; then, and in a workflow that nobody declared, only a later stage or the client can tell that it is over.
 local function settle_stage(doc, stage)
   if stage.expected > 0 then
     stage.over = stage.over or stage.done >= stage.expected
-  else
+  elseif doc.declared then
     stage.over = stage.over or (stage.done == 1 and stage.running == 0)
   end
 end
@@ -58,12 +60,15 @@ end
 local function release(doc, id, ok)
   local call = redis.call('HGET', calls, id)
   if not call or doc.state ~= 'running' then return false end
-  local name, gateway = string.match(call, '^([^\n]*)\n(.*)$')
+  local name, gateway, key = string.match(call, '^([^\n]*)\n([^\n]*)\n?(.*)$')
   redis.call('HDEL', calls, id)
   doc.owners[gateway] = doc.owners[gateway] > 1 and doc.owners[gateway] - 1 or nil
   local stage = find(doc, name)
   stage.running = stage.running - 1
-  if ok then stage.done = stage.done + 1 end
+  if ok then
+    stage.done = stage.done + 1
+    if key ~= '' then redis.call('SADD', answered, name .. '\n' .. key) end
+  end
   settle_stage(doc, stage)
   return true
 end
@@ -100,6 +105,7 @@ local function save(doc, before)
     redis.call('ZREMRANGEBYSCORE', index[doc.state], '-inf', now_ms - args.retention_ms)
     redis.call('PEXPIRE', index[doc.state], args.retention_ms)
   end
+  redis.call('PEXPIRE', answered, ttl_ms)
   redis.call('SET', record, cjson.encode(doc), 'PX', ttl_ms)
 end
 
@@ -165,13 +171,13 @@ function operations.join()
     if not args.deadline_ms then return fail('workflow_not_found') end
     doc = create({}, false)
   end
+  if late then save(doc, 'running') end
+  -- A call whose answer may have been lost: it is answered again, and the record does not change.
+  local again = args.call_key and redis.call('SISMEMBER', answered, args.stage .. '\n' .. args.call_key) == 1
+  if again and (doc.state == 'running' or doc.state == 'done') then return answer(doc) end
+  if doc.state ~= 'running' then return fail('workflow_ended', { state = doc.state }) end
   local stage = find(doc, args.stage)
-  if doc.state ~= 'running' then
-    if late then save(doc, 'running') end
-    -- A repeated call of a workflow that is done gets its answer again; the record does not change.
-    if doc.state ~= 'done' or not stage then return fail('workflow_ended', { state = doc.state }) end
-    return answer(doc)
-  end
+  if stage and stage.over then return fail('stage_already_done') end
   if not stage then
     if #doc.stages >= args.most_stages then return fail('too_many_stages') end
     stage = extend(doc, args.stage)
@@ -179,7 +185,8 @@ function operations.join()
   if redis.call('HLEN', calls) >= args.most_calls then return fail('too_many_calls') end
   stage.started = true
   close_before(doc, stage)
-  if redis.call('HSETNX', calls, args.call, stage.name .. '\n' .. args.gateway) == 1 then
+  local key = args.call_key and '\n' .. args.call_key or ''
+  if redis.call('HSETNX', calls, args.call, stage.name .. '\n' .. args.gateway .. key) == 1 then
     stage.running = stage.running + 1
     doc.owners[args.gateway] = (doc.owners[args.gateway] or 0) + 1
   end
@@ -212,7 +219,7 @@ function operations.forget()
   if doc.owners[args.gateway] then
     local all = redis.call('HGETALL', calls)
     for i = 1, #all, 2 do
-      if string.match(all[i + 1], '\n(.*)$') == args.gateway then
+      if string.match(all[i + 1], '\n([^\n]*)') == args.gateway then
         touched = release(doc, all[i], false) or touched
       end
     end
