@@ -8,12 +8,14 @@ engine.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping
+import math
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import grpc
 import orjson
-from google.protobuf import duration_pb2
+from google.protobuf import duration_pb2, message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -118,11 +120,47 @@ class Workflows(inference_pb2_grpc.WorkflowsServicer):
         return await _answered(context, self._flows.cancel(request.id))
 
 
+class Readable(grpc.aio.ServerInterceptor):
+    """Refuses bytes that are not the message of our method; without it, gRPC says UNKNOWN."""
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
+        handler = await continuation(call)
+        if handler is None or call.method.split("/")[1] not in SERVICES:
+            return handler
+
+        def read(raw: bytes) -> Any:
+            try:
+                return handler.request_deserializer(raw)
+            except message.DecodeError:
+                return None
+
+        async def one(request: Any, context: Context) -> Any:
+            if request is None:
+                await abort(context, _unreadable(call.method))
+            return await handler.unary_unary(request, context)
+
+        async def many(request: Any, context: Context) -> AsyncIterator[Any]:
+            if request is None:
+                await abort(context, _unreadable(call.method))
+            async with contextlib.aclosing(handler.unary_stream(request, context)) as answers:
+                async for answer in answers:
+                    yield answer
+
+        if handler.response_streaming:
+            return handler._replace(request_deserializer=read, unary_stream=many)
+        return handler._replace(request_deserializer=read, unary_unary=one)
+
+
+def _unreadable(method: str) -> BadRequest:
+    return BadRequest(f"these bytes are not the message that {method} takes; reflection describes it")
+
+
 @contextlib.asynccontextmanager
 async def serving(gateway: Gateway, host: str, port: int) -> AsyncIterator[str]:
     """A started gRPC server; its address as host:port. Raises `OSError` when the port is taken."""
     limits = gateway.told.limits
     server = grpc.aio.server(
+        interceptors=[Readable()],
         maximum_concurrent_rpcs=limits.connections,
         options=[
             ("grpc.max_receive_message_length", limits.body_bytes),
@@ -163,17 +201,21 @@ async def _health(gateway: Gateway, checks: Any) -> None:
 
 
 async def abort(context: Context, error: errors.GatewayError) -> NoReturn:
-    """Ends the call with the error, its reason and when to retry."""
-    status = status_pb2.Status(code=_code(error).value[0], message=error.message)
+    """Ends the call with the error, its reason and when to retry; what HTTP has as headers is named as fields."""
+    status = status_pb2.Status(code=_code(error).value[0], message=_in_fields(error.message))
     reason = error_details_pb2.ErrorInfo(reason=error.code, domain=DOMAIN)
     if error.param:
-        reason.metadata["param"] = error.param
+        reason.metadata["param"] = _in_fields(error.param)
     status.details.add().Pack(reason)
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration(nanos=0, seconds=max(1, round(error.retry_after_s)))
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     trailing = (("grpc-status-details-bin", status.SerializeToString()),)
-    await context.abort(_code(error), error.message, trailing_metadata=trailing)
+    await context.abort(_code(error), status.message, trailing_metadata=trailing)
+
+
+def _in_fields(text: str) -> str:
+    return _HEADER.sub(lambda found: _NAMES[found[0]], text)
 
 
 def _code(error: errors.GatewayError) -> grpc.StatusCode:
@@ -201,6 +243,8 @@ def _body(request: inference_pb2.GenerateRequest) -> tuple[wire.Kind, dict[str, 
     for name in ("max_tokens", "temperature", "top_p", "seed"):
         if request.HasField(name):
             body[name] = getattr(request, name)
+            if not math.isfinite(body[name]):
+                raise BadRequest(f"{name} must be a finite number", param=name)
     if request.stop:
         body["stop"] = list(request.stop)
     return kind, body
@@ -228,6 +272,8 @@ _FIELDS = {
     "x-tidegate-stage": "stage",
     "x-session-id": "session",
 }
+_NAMES = {**_FIELDS, "Idempotency-Key": "idempotency_key", "Retry-After": "RetryInfo"}
+_HEADER = re.compile("|".join(_NAMES))
 
 
 def _accepted(ask: wire.Ask, serving: Serving) -> inference_pb2.Accepted:

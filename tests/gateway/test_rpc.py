@@ -1,6 +1,7 @@
 """gRPC has the same meaning as HTTP: the same validation, errors, workflows, cancellation."""
 
 import asyncio
+import math
 from typing import Any
 
 import grpc
@@ -67,6 +68,8 @@ async def test_a_prompt_is_a_completion(up: Any) -> None:
         ({"deadline_ms": 0}, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request"),
         ({"tenant": "a\nb"}, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request"),
         ({"workflow": "unknown"}, grpc.StatusCode.NOT_FOUND, "workflow_not_found"),
+        ({"temperature": math.nan}, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request"),
+        ({"top_p": math.inf}, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request"),
     ],
 )
 async def test_wrong_requests_have_their_code_and_reason(
@@ -80,6 +83,46 @@ async def test_wrong_requests_have_their_code_and_reason(
         assert caught.value.code() is code
         assert details(caught.value)["ErrorInfo"].reason == reason
         assert engine.bodies == []
+
+
+async def test_refusals_name_fields_not_headers(up: Any) -> None:
+    async with (
+        testing.engine() as engine,
+        up(engine, listen=LISTEN) as client,
+        grpc.aio.insecure_channel(client.grpc) as channel,
+    ):
+        for fields, param in (
+            ({"stage": "a"}, "stage"),
+            ({"workflow": "unknown"}, "workflow"),
+            ({"slo_ttft_ms": 0}, "slo_ttft_ms"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await inference_pb2_grpc.InferenceStub(channel).Generate(chat(**fields)).read()
+            assert details(caught.value)["ErrorInfo"].metadata["param"] == param
+            assert "x-tidegate" not in caught.value.details()
+
+
+@pytest.mark.parametrize("method", ["Inference/Generate", "Workflows/Get"])
+async def test_bytes_that_are_no_message_are_an_invalid_argument(up: Any, method: str) -> None:
+    async with up(listen=LISTEN) as client, grpc.aio.insecure_channel(client.grpc) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="are not the message") as caught:
+            await channel.unary_unary(f"/tidegate.v1.{method}")(b"\xff\xff\xffgarbage")
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_an_empty_name_is_an_invalid_argument(up: Any) -> None:
+    async with up(listen=LISTEN) as client, grpc.aio.insecure_channel(client.grpc) as channel:
+        flows = inference_pb2_grpc.WorkflowsStub(channel)
+        for call, param in (
+            (flows.Get(inference_pb2.GetWorkflowRequest()), "id"),
+            (flows.Cancel(inference_pb2.CancelWorkflowRequest()), "id"),
+            (flows.Complete(inference_pb2.CompleteWorkflowRequest()), "id"),
+            (flows.CompleteStage(inference_pb2.CompleteStageRequest(id="w")), "stage"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert details(caught.value)["ErrorInfo"].metadata["param"] == param
 
 
 async def test_refusals_say_when_to_retry(up: Any) -> None:
@@ -140,6 +183,9 @@ async def test_a_workflow_lives_over_grpc_and_http_alike(up: Any) -> None:
         assert (status, shown["state"], shown["stages"][0]["calls_done"]) == (200, "done", 1)
         listed = await flows.List(inference_pb2.ListWorkflowsRequest(state="done"))
         assert [item.id for item in listed.workflows] == [flow.id]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await inference_pb2_grpc.InferenceStub(channel).Generate(chat(workflow=flow.id, stage="a")).read()
+        assert details(caught.value)["ErrorInfo"].reason == "workflow_ended"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await flows.Cancel(inference_pb2.CancelWorkflowRequest(id=flow.id))
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
