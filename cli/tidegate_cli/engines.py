@@ -5,6 +5,7 @@ somebody else runs.
 """
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -52,7 +53,11 @@ def parse(text: str, *, speed: float) -> list[Engine]:
     elif match := re.fullmatch(r"vllm(?::(\d{1,2}))?", text):
         engines = [Vllm(name="vllm") for _ in range(int(match[1] or 1))]
     elif text.startswith(("http://", "https://")):
-        engines = [_running(url) for url in text.split(",")]
+        running = [_running(url) for url in text.split(",")]
+        for name, count in Counter(engine.name for engine in running).items():
+            if count > 1:
+                raise Usage(f"--engines names {name} {count} times; name each engine once")
+        engines = [*running]
     else:
         raise Usage(f"--engines {text!r} is none of sim:PROFILE,..., vllm[:N] and http://HOST:PORT,...")
     if not 1 <= len(engines) <= MAX_ENGINES:
@@ -72,11 +77,13 @@ def _simulated(name: str, speed: float) -> Simulated:
 def _running(url: str) -> Running:
     try:
         parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError as error:
         raise Usage(f"--engines: {url!r} is not an address: {error}") from None
     if not parts.hostname or parts.path not in ("", "/"):
         raise Usage(f"--engines: {url!r} is not an engine's address such as http://127.0.0.1:8100")
-    return Running(name=parts.netloc, url=url.rstrip("/"))
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return Running(name=f"{host}:{port}", url=url.rstrip("/"))
 
 
 def _numbered(engines: list[Engine]) -> list[Engine]:

@@ -40,6 +40,9 @@ def test_running_engines_are_given_by_address() -> None:
         pytest.param("vllm:0", "names 0 engines", id="none"),
         pytest.param("vllm:99", "names 99 engines", id="too many"),
         pytest.param("http://", "is not an engine's address", id="no host"),
+        pytest.param("http://host:99999", "is not an address", id="no port"),
+        pytest.param("http://h:1,http://h:1/", "names h:1 2 times", id="twice"),
+        pytest.param("http://h,http://H:80", "names h:80 2 times", id="twice, once with its port"),
         pytest.param("http://host:1/v1", "is not an engine's address", id="with a path"),
     ],
 )

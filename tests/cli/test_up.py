@@ -148,6 +148,7 @@ def test_a_policy_set_by_hand_is_in_force_on_engines_and_gateway_and_is_handed_b
     admin = f"--admin=http://127.0.0.1:{shared.admin_port}"
     done = shared.tidegate("policy", admin, "set", "edf", "--for", "10m")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1:] == ["  a100: in force", "  a6000: in force"]
     assert "edf" in shared.tidegate("policy", admin, "get").stdout
 
     def in_force() -> bool:
