@@ -28,7 +28,7 @@ def render(state: Mapping[str, Any]) -> str:
             f"<p class={'dim' if state['status'] == 'ready' else 'bad'}>{_text(status)}</p>",
             f"<p>model <b>{_text(state['model'] or 'unknown yet')}</b>, policy <b>{_text(policy['name'])}</b>",
             f" <span class=dim>({_text(policy['source'])}: {_text(policy['reason'])}{until})</span>,",
-            f" dispatch {_text(dispatch['rule'])}, alpha {dispatch['alpha']}, cap {_text(dispatch['cap'])}</p>",
+            f" dispatch {_text(dispatch['rule'])}, alpha {_text(dispatch['alpha'])}, cap {_text(dispatch['cap'])}</p>",
             f"<p><b>{calls['waiting']}</b> calls wait here, <b>{calls['out']}</b> are at engines</p>",
             "<h2>Engines</h2>",
             _table(
@@ -64,4 +64,6 @@ def _table(head: tuple[str, ...], rows: Iterable[Iterable[object]]) -> str:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, float):
+        value = f"{round(value, 3) + 0.0:.3f}".rstrip("0").rstrip(".")  # + 0.0: no minus before a zero
     return html.escape("-" if value is None or value == "" else str(value))

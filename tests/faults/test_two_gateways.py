@@ -62,7 +62,7 @@ class Client:
 
     async def stage(self, turn: Any, flow: str, stage: str) -> None:
         """One streamed call, repeated until its stream is whole."""
-        headers = {"x-tidegate-workflow": flow, "x-tidegate-stage": stage}
+        headers = {"x-tidegate-workflow": flow, "x-tidegate-stage": stage, "Idempotency-Key": f"{flow}/{stage}"}
         body = {"model": "sim", "prompt": "tell me " * 20, "max_tokens": 12, "stream": True}
         while True:
             gateway = next(turn)

@@ -119,14 +119,19 @@ async def test_a_template_brings_stages_and_deadline(up: Any) -> None:
         assert (status, answer["error"]["param"]) == (400, "template")
 
 
-async def test_the_calls_of_an_undeclared_stage_come_one_by_one_until_a_later_stage_begins(up: Any) -> None:
+async def test_the_stages_of_an_undeclared_workflow_may_loop_until_the_client_completes_them(up: Any) -> None:
     async with testing.engine() as engine, up(engine) as client:
-        first = member("w1", "a", **{"x-tidegate-deadline-ms": "60000"})
-        for stage in (first, first, member("w1", "b")):
+        plan, act = member("w1", "plan", **{"x-tidegate-deadline-ms": "60000"}), member("w1", "act")
+        for stage in (plan, plan, act, plan, act, act):
             assert (await client.ask(headers=stage))[0] == 200
-        status, answer, _ = await client.ask(headers=first)
-        assert (status, answer["error"]["code"]) == (409, "stage_already_done")
-        assert len(engine.bodies) == 3
+        states = [stage["state"] for stage in (await state_of(client, "w1"))["stages"]]
+        assert states == ["done", "running"]
+        await client.send("POST", "/v1/workflows/w1/stages/plan/complete")
+        await client.send("POST", "/v1/workflows/w1/stages/act/complete")
+        for stage in (plan, act):
+            status, answer, _ = await client.ask(headers=stage)
+            assert (status, answer["error"]["code"]) == (409, "stage_already_done")
+        assert len(engine.bodies) == 6
 
 
 async def test_a_stage_that_is_done_takes_no_more_calls(up: Any) -> None:

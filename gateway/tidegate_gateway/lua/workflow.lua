@@ -56,6 +56,11 @@ local function settle_stage(doc, stage)
   end
 end
 
+-- In a workflow that nobody declared, a later stage ends one only until its next call: agents loop.
+local function over_for_good(doc, stage)
+  return stage.over and (doc.declared or stage.completed)
+end
+
 -- Takes a call out of its stage; false if it is not there (any more).
 local function release(doc, id, ok)
   local call = redis.call('HGET', calls, id)
@@ -177,13 +182,13 @@ function operations.join()
   if again and (doc.state == 'running' or doc.state == 'done') then return answer(doc) end
   if doc.state ~= 'running' then return fail('workflow_ended', { state = doc.state }) end
   local stage = find(doc, args.stage)
-  if stage and stage.over then return fail('stage_already_done') end
+  if stage and over_for_good(doc, stage) then return fail('stage_already_done') end
   if not stage then
     if #doc.stages >= args.most_stages then return fail('too_many_stages') end
     stage = extend(doc, args.stage)
   end
   if redis.call('HLEN', calls) >= args.most_calls then return fail('too_many_calls') end
-  stage.started = true
+  stage.started, stage.over = true, false
   close_before(doc, stage)
   local key = args.call_key and '\n' .. args.call_key or ''
   if redis.call('HSETNX', calls, args.call, stage.name .. '\n' .. args.gateway .. key) == 1 then
@@ -234,10 +239,10 @@ function operations.complete_stage()
   if not doc then return refusal end
   local stage = find(doc, args.stage)
   if not stage then return fail('stage_not_found') end
-  if stage.over then return fail('stage_already_done') end
+  if over_for_good(doc, stage) then return fail('stage_already_done') end
   stage.started = true
   close_before(doc, stage)
-  stage.over = true
+  stage.over, stage.completed = true, true
   settle(doc)
   save(doc, 'running')
   return answer(doc)
