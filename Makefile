@@ -29,6 +29,7 @@ lint: $(VENV)/.installed-all ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+	MYPYPATH=tools/kubernetes $(BIN)/mypy --strict -p localkube
 	$(BIN)/lint-imports
 
 kubernetes: ## the Kubernetes binaries that tests use, from Go modules (once, ten minutes)
