@@ -6,6 +6,7 @@ somebody else runs.
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -63,6 +64,18 @@ def parse(text: str, *, speed: float) -> list[Engine]:
     if not 1 <= len(engines) <= MAX_ENGINES:
         raise Usage(f"--engines {text!r} names {len(engines)} engines; from 1 to {MAX_ENGINES} will do")
     return _numbered(engines)
+
+
+def vllm_environment(engines: int, *, cores: int, given: Mapping[str, str]) -> dict[str, str]:
+    """For each of `engines` vLLM processes on one machine: its share of the cores, a small cache, no downloads. By itself
+    every CPU engine takes all cores, and their threads wait for each other. What the user has set stays (`given`)."""
+    ours = {
+        "OMP_NUM_THREADS": str(max(cores // engines, 1)),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    return {name: value for name, value in ours.items() if name not in given}
 
 
 def _simulated(name: str, speed: float) -> Simulated:

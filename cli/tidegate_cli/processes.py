@@ -1,18 +1,19 @@
 """The child processes of `tidegate up`: started with a log file each, watched, and stopped in reverse order.
 
-A child is told by the kernel to end when its parent dies, so not even SIGKILL leaves one behind.
+A log begins anew with each run and the one before is kept beside it (`name.log.1`); a child that is restarted goes on in
+its own. A child is told by the kernel to end when its parent dies, so not even SIGKILL leaves one behind.
 """
 
 import asyncio
 import contextlib
 import ctypes
+import os
 import pathlib
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
 
 from tidegate_cli.errors import Failed, Usage
 
@@ -31,6 +32,8 @@ class Child:
     log: pathlib.Path
     stop_s: float
     """Seconds between SIGTERM and SIGKILL."""
+    environment: Mapping[str, str]
+    """Beside this process's own."""
 
     def end(self) -> str:
         """How it ended, for people."""
@@ -54,26 +57,29 @@ class Family:
         self._logs = logs
         self._children: list[Child] = []
 
-    async def start(self, name: str, command: Sequence[str], *, stop_s: float = 10.0) -> Child:
+    @property
+    def names(self) -> list[str]:
+        """In the order of their start; they are stopped in the reverse of it."""
+        return [child.name for child in self._children]
+
+    async def start(
+        self, name: str, command: Sequence[str], *, stop_s: float = 10.0, environment: Mapping[str, str] | None = None
+    ) -> Child:
         """Starts `command` with its output in `logs/name.log`."""
-        path = self._logs / f"{name}.log"
-        with _opened(path) as log:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=asyncio.subprocess.STDOUT,
-                preexec_fn=_die_with_parent,
-                start_new_session=True,
-            )
-        child = Child(name=name, command=command, process=process, log=path, stop_s=stop_s)
+        log = self._logs / f"{name}.log"
+        with _failing(log):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            if log.exists():
+                log.replace(f"{log}.1")
+        child = await _started(name, command, log, stop_s, environment or {})
         self._children.append(child)
         return child
 
     async def restart(self, dead: Child) -> Child:
-        """Starts a child that has ended once more, as it was."""
-        self._children.remove(dead)
-        return await self.start(dead.name, dead.command, stop_s=dead.stop_s)
+        """Starts a child that has ended once more, as it was and in its place."""
+        child = await _started(dead.name, dead.command, dead.log, dead.stop_s, dead.environment)
+        self._children[self._children.index(dead)] = child
+        return child
 
     async def first_death(self) -> Child:
         """Waits until some child has ended by itself."""
@@ -88,8 +94,14 @@ class Family:
     async def stop(self) -> None:
         """Ends all of them, last started first."""
         while self._children:
-            child = self._children.pop()
-            await _end(child)
+            await _end(self._children[-1])
+            self._children.pop()
+
+    def kill(self) -> None:
+        """Ends all of them, and what they have started, at once; `stop` then has nothing left to wait for."""
+        for child in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.process.pid, signal.SIGKILL)
 
 
 async def wait_until(child: Child, ready: Callable[[], Awaitable[bool]], *, patience_s: float) -> None:
@@ -132,12 +144,30 @@ def ourselves(*words: str) -> list[str]:
     return [sys.executable, "-m", "tidegate_cli.main", *words]
 
 
-def _opened(path: pathlib.Path) -> BinaryIO:
+async def _started(
+    name: str, command: Sequence[str], log: pathlib.Path, stop_s: float, environment: Mapping[str, str]
+) -> Child:
+    with _failing(log):
+        output = log.open("ab")
+    with output:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **environment},
+            preexec_fn=_die_with_parent,
+            start_new_session=True,
+        )
+    return Child(name=name, command=command, process=process, log=log, stop_s=stop_s, environment=environment)
+
+
+@contextlib.contextmanager
+def _failing(log: pathlib.Path) -> Iterator[None]:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("ab")
+        yield
     except OSError as error:
-        raise Failed(f"cannot write the log {path}: {error.strerror}") from None
+        raise Failed(f"cannot write the log {log}: {error.strerror}") from None
 
 
 async def _end(child: Child) -> None:

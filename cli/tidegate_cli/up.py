@@ -2,7 +2,7 @@
 
 One process tree: this process supervises an embedded Valkey, the engines and the gateway, and runs the same steering loop
 as the operator. The gateway and the engines are the very commands that containers run. Ctrl-C stops the gateway first,
-which drains, then the rest.
+which lets the calls under way finish, then the engines and the store; a second one ends all at once.
 """
 
 import argparse
@@ -10,21 +10,20 @@ import asyncio
 import contextlib
 import dataclasses
 import fcntl
-import json
 import os
 import pathlib
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import yaml
 
-from tidegate_cli import engines, processes, valkey
+from tidegate_cli import engines, processes, valkey, welcome
 from tidegate_cli.errors import Failed, Usage
 from tidegate_operator import gateway_admin, steering
 from tidegate_policy import orders
@@ -37,6 +36,8 @@ RESTARTS = 3
 """How often one engine is started again."""
 LOOK_S = 2.0
 """Between two looks at emergencies and at what a person has set."""
+INTERRUPTED = 130
+"""The exit code when a signal cut something short."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,31 +90,49 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _run(options: argparse.Namespace, wanted: list[engines.Engine]) -> int:
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, stop.set)
+    loop, stop, hurry = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     family = processes.Family(options.state / "logs")
+
+    def on_signal() -> None:
+        if stop.is_set():
+            hurry.set()
+            family.kill()
+        stop.set()
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, on_signal)
     try:
-        starting = asyncio.create_task(_start(options, wanted, family))
-        interrupted = asyncio.create_task(stop.wait())
-        await asyncio.wait({starting, interrupted}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-            return 130
-        started = starting.result()
-        sys.stdout.write(await _welcome(options, started))
-        sys.stdout.flush()
-        return await _watch(options, started, family, interrupted)
+        code = await _serve(options, wanted, family, stop)
     finally:
-        sys.stderr.write("stopping\n")
+        sys.stderr.write("stopping; calls under way may finish, Ctrl-C again ends them\n")
         await family.stop()
+    return INTERRUPTED if hurry.is_set() else code
+
+
+async def _serve(
+    options: argparse.Namespace, wanted: list[engines.Engine], family: processes.Family, stop: asyncio.Event
+) -> int:
+    starting = asyncio.create_task(_start(options, wanted, family))
+    interrupted = asyncio.create_task(stop.wait())
+    await asyncio.wait({starting, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return INTERRUPTED
+    started = starting.result()
+    url = f"http://{_reachable(options.host)}:{options.port}"
+    sys.stdout.write(welcome.text(options, wanted, url=url, model=await _model(url)))
+    sys.stdout.flush()
+    return await _watch(options, started, family, interrupted)
 
 
 async def _start(options: argparse.Namespace, wanted: list[engines.Engine], family: processes.Family) -> list[Started]:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
         store = await family.start("valkey", valkey.command(options.state))
-        started = await asyncio.gather(*(_start_engine(options, engine, family, session) for engine in wanted))
+        environment = _vllm_environment(wanted)
+        started = await asyncio.gather(
+            *(_start_engine(options, engine, family, session, environment) for engine in wanted)
+        )
         await processes.wait_until(store, lambda: valkey.answers(options.state), patience_s=30)
         settings = options.state / "gateway.yaml"
         settings.write_text(yaml.safe_dump(_gateway_settings(options, started), sort_keys=False))
@@ -124,7 +143,11 @@ async def _start(options: argparse.Namespace, wanted: list[engines.Engine], fami
 
 
 async def _start_engine(
-    options: argparse.Namespace, engine: engines.Engine, family: processes.Family, session: aiohttp.ClientSession
+    options: argparse.Namespace,
+    engine: engines.Engine,
+    family: processes.Family,
+    session: aiohttp.ClientSession,
+    environment: Mapping[str, str],
 ) -> Started:
     if isinstance(engine, engines.Running):
         if not await _lists_models(session, engine.url):
@@ -138,20 +161,25 @@ async def _start_engine(
         cost: dict[str, Any] | None = dataclasses.asdict(engine.cost)
     else:
         words, cost = ["engine", *listen, *_vllm_flags(options.model)], None
-    child = await family.start(engine.name, processes.ourselves(*words), stop_s=40)
+    child = await family.start(engine.name, processes.ourselves(*words), stop_s=40, environment=environment)
     await processes.wait_until(
         child, lambda: _answers(session, f"{url}/health"), patience_s=ENGINE_START_S[type(engine)]
     )
     return Started(name=engine.name, url=url, control=control, cost=cost)
 
 
+def _vllm_environment(wanted: list[engines.Engine]) -> dict[str, str]:
+    count = sum(isinstance(engine, engines.Vllm) for engine in wanted)
+    if not count:
+        return {}
+    sys.stderr.write("starting vLLM; on a CPU this takes about a minute\n")
+    return engines.vllm_environment(count, cores=len(os.sched_getaffinity(0)), given=os.environ)
+
+
 def _vllm_flags(model: str | None) -> list[str]:
     from tidegate_engine import checkpoints
 
-    sys.stderr.write("starting vLLM; on a CPU this takes about a minute\n")
     directory = checkpoints.smollm2() if model is None else pathlib.Path(model)
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     return ["--model", str(directory), "--served-model-name", directory.name, "--enforce-eager"]
 
 
@@ -242,18 +270,9 @@ async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
-async def _welcome(options: argparse.Namespace, started: list[Started]) -> str:
-    url = f"http://{_reachable(options.host)}:{options.port}"
+async def _model(url: str) -> str:
     async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
-        model = (await response.json())["data"][0]["id"]
-    question = {"role": "user", "content": "What is the capital of France?"}
-    body = json.dumps({"model": model, "messages": [question], "max_tokens": 24})
-    return (
-        f"tidegate is ready: {url}   (gRPC {options.grpc_port}, admin {options.admin_port}; "
-        f"engines: {', '.join(engine.name for engine in started)}; logs in {options.state / 'logs'})\n\n"
-        f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{body}'\n\n"
-        f"The page at {url}/ shows what happens; Ctrl-C stops everything.\n"
-    )
+        return str((await response.json())["data"][0]["id"])
 
 
 def _reachable(host: str) -> str:

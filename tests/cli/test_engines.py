@@ -32,6 +32,18 @@ def test_running_engines_are_given_by_address() -> None:
     ]
 
 
+@pytest.mark.parametrize(("count", "cores", "threads"), [(1, 8, "8"), (3, 8, "2"), (2, 1, "1")])
+def test_real_engines_share_the_cores(count: int, cores: int, threads: str) -> None:
+    environment = engines.vllm_environment(count, cores=cores, given={})
+    assert environment["OMP_NUM_THREADS"] == threads
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+
+
+def test_what_the_user_has_set_for_real_engines_stays() -> None:
+    given = {"OMP_NUM_THREADS": "3", "VLLM_CPU_OMP_THREADS_BIND": "0-2"}
+    assert not given.keys() & engines.vllm_environment(2, cores=8, given=given).keys()
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

@@ -24,7 +24,10 @@ def alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 async def test_stop_ends_every_child_also_one_that_ignores_sigterm(tmp_path: pathlib.Path) -> None:
@@ -52,6 +55,45 @@ async def test_first_death_names_the_child_that_died(tmp_path: pathlib.Path) -> 
     dies.process.kill()
     assert (await family.first_death()).name == "dies"
     await family.stop()
+
+
+async def test_a_log_begins_anew_with_each_run_and_the_one_before_is_kept(tmp_path: pathlib.Path) -> None:
+    for said in ("first", "second", "third"):
+        family = processes.Family(tmp_path)
+        child = await family.start("speaks", [sys.executable, "-c", f"print({said!r})"])
+        await child.process.wait()
+    assert (tmp_path / "speaks.log").read_text() == "third\n"
+    assert (tmp_path / "speaks.log.1").read_text() == "second\n"
+
+
+async def test_a_restarted_child_goes_on_in_its_log_its_environment_and_its_place(tmp_path: pathlib.Path) -> None:
+    family = processes.Family(tmp_path)
+    command = [sys.executable, "-c", "import os; print(os.environ['SAID'])"]
+    dead = await family.start("speaks", command, environment={"SAID": "hello"})
+    last = await family.start("gateway", SLEEP)
+    await dead.process.wait()
+    again = await family.restart(dead)
+    await again.process.wait()
+    assert again.log.read_text() == "hello\nhello\n"
+    assert family.names == ["speaks", last.name]
+    await family.stop()
+
+
+async def test_kill_ends_all_at_once_and_what_they_have_started(tmp_path: pathlib.Path) -> None:
+    family = processes.Family(tmp_path)
+    parent = f"import subprocess, sys; print(subprocess.Popen({STUBBORN!r}).pid, flush=True); sys.stdin.read()"
+    child = await family.start("stubborn", [*STUBBORN], stop_s=600)
+    other = await family.start("parent", [sys.executable, "-c", parent + "; import time; time.sleep(600)"], stop_s=600)
+    async with asyncio.timeout(30):
+        while not other.log.read_text().strip():
+            await asyncio.sleep(0.02)
+    grandchild = int(other.log.read_text())
+    family.kill()
+    await family.stop()
+    assert not alive(child.process.pid)
+    async with asyncio.timeout(10):
+        while alive(grandchild):
+            await asyncio.sleep(0.02)
 
 
 async def test_children_die_with_a_parent_that_is_killed(tmp_path: pathlib.Path) -> None:

@@ -1,6 +1,7 @@
 """`tidegate up` gives a whole system, and takes all of it away again."""
 
 import contextlib
+import http.client
 import os
 import pathlib
 import signal
@@ -166,6 +167,35 @@ def test_ctrl_c_stops_everything(up: Up) -> None:
     code, _ = up.end(signal.SIGINT)
     assert code == 0
     assert not family_of(up.state)
+
+
+def stream(up: Up, tokens: int) -> http.client.HTTPResponse:
+    """A streamed answer of which the first bytes are there."""
+    body = orjson.dumps({"model": "sim", "prompt": "x", "max_tokens": tokens, "stream": True})
+    request = urllib.request.Request(f"{up.url}/v1/completions", body, {"content-type": "application/json"})
+    response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=60)
+    assert response.read(5) == b"data:"
+    return response
+
+
+def test_ctrl_c_lets_a_call_under_way_finish(up: Up) -> None:
+    answers = [stream(up, 1000) for _ in range(4)]
+    up.process.send_signal(signal.SIGINT)
+    assert all(answer.read().endswith(b"data: [DONE]\n\n") for answer in answers)
+    _, errors = up.process.communicate(timeout=60)
+    assert up.process.returncode == 0, errors
+    assert "calls under way may finish" in errors
+
+
+def test_a_second_ctrl_c_ends_all_at_once(up: Up) -> None:
+    with stream(up, 1_000_000):
+        up.process.send_signal(signal.SIGINT)
+        assert up.process.stderr is not None
+        while "Ctrl-C again" not in up.process.stderr.readline():
+            pass
+        code, _ = up.end(signal.SIGINT)
+    assert code == 130
+    until(lambda: not family_of(up.state))
 
 
 def test_not_even_sigkill_leaves_a_child_behind(up: Up) -> None:

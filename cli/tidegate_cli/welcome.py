@@ -1,0 +1,33 @@
+"""What `tidegate up` says when it is ready: where things are, a first call to paste, and what could surprise."""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+
+from tidegate_cli import engines
+
+
+def text(options: argparse.Namespace, wanted: Sequence[engines.Engine], *, url: str, model: str) -> str:
+    """For a gateway that answers at `url` for `model`; `options` are those of `tidegate up`."""
+    question = {"role": "user", "content": "What is the capital of France?"}
+    body = json.dumps({"model": model, "messages": [question], "max_tokens": 24})
+    names = ", ".join(engine.name for engine in wanted)
+    lines = [
+        f"tidegate is ready: {url}   (gRPC {options.grpc_port}, admin {options.admin_port}; engines: {names}; "
+        f"logs in {options.state / 'logs'})",
+        *_notes(wanted),
+        "",
+        f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\",
+        f"    -d '{body}'",
+        "",
+        f"The page at {url}/ shows what happens; http://127.0.0.1:{options.admin_port}/admin/state has it as JSON.",
+        "Ctrl-C stops everything.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _notes(wanted: Sequence[engines.Engine]) -> Iterator[str]:
+    if any(isinstance(engine, engines.Simulated) for engine in wanted):
+        yield "The engines are simulated: times and queues are real, the words are filler; --engines vllm runs a model."
+    if any(isinstance(engine, engines.Running) for engine in wanted):
+        yield "Engines given by URL keep their own order: a policy changes only the gateway's queue."
