@@ -126,18 +126,6 @@ class Qos:
     def block_ratio(self) -> float:
         return self.blocked / self.ttft.count if self.ttft.count else 0.0
 
-    @property
-    def arrival_rate(self) -> float:
-        """Calls a second."""
-        return self.arrived / self.window_s if self.window_s > 0 else 0.0
-
-    @property
-    def fairness(self) -> float:
-        """Jain's index of served tokens over weight among tenants that wanted service; 1 = fair."""
-        shares = [t.served_tokens / t.weight for t in self.tenants.values() if t.waiting or t.served_tokens]
-        squares = sum(share * share for share in shares)
-        return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
-
 
 NOTHING = Qos(engines=0, window_s=0.0)
 

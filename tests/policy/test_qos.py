@@ -47,16 +47,6 @@ def test_across_engines_levels_add_up_and_over_time_the_newest_counts() -> None:
     assert (later.waiting, later.arrived, later.window_s, later.engines) == (2, 11, 2.0, 1)
 
 
-def test_fairness_is_one_when_service_follows_weight() -> None:
-    fair = {
-        "a": qos.TenantService(weight=1, served_tokens=10),
-        "b": qos.TenantService(weight=3, served_tokens=30),
-    }
-    greedy = {"a": qos.TenantService(served_tokens=100), "b": qos.TenantService(waiting=5)}
-    assert qos.Qos(tenants=fair).fairness == pytest.approx(1.0)
-    assert qos.Qos(tenants=greedy).fairness == pytest.approx(0.5)
-
-
 def call(name: str, tenant: str = "t", **targets: float) -> Call:
     return Call(
         id=CallId(name),

@@ -1,15 +1,12 @@
 """The trace format, and what is made of others."""
 
 import random
-from pathlib import Path
 from statistics import fmean
 
 import pytest
 
 from tidegate_sim import text2sql, traces
 
-AZURE = Path("/work/shared/data/azure_llm_2023/AzureLLMInferenceTrace_conv.csv.gz")
-WORKFLOWS = Path("/work/shared/data/text2sql_workflows/workflows.jsonl.gz")
 BOTH = (text2sql.FINANCIAL, text2sql.FORMULA1)
 
 
@@ -95,10 +92,8 @@ def test_a_file_that_is_not_the_azure_trace_is_a_sentence(tmp_path):
         list(traces.from_azure(path))
 
 
-def test_the_whole_azure_hour_is_read():
-    if not AZURE.exists():
-        pytest.skip("the Azure trace is not on this machine")
-    calls = list(traces.from_azure(AZURE))
+def test_the_whole_azure_hour_is_read(published):
+    calls = list(traces.from_azure(published("azure_llm_2023/AzureLLMInferenceTrace_conv.csv.gz")))
     assert len(calls) == 19_366
     assert len(calls) / calls[-1].arrival_s == pytest.approx(5.5, rel=0.05)
 
@@ -120,10 +115,8 @@ def test_the_same_seed_makes_the_same_trace_and_another_another():
     assert made(seed=3) != made(seed=4)
 
 
-def test_the_generator_is_like_the_workflows_it_was_fitted_to():
-    if not WORKFLOWS.exists():
-        pytest.skip("the published workflows are not on this machine")
-    real = text2sql.imported(WORKFLOWS, random.Random(0), rate=1.0)
+def test_the_generator_is_like_the_workflows_it_was_fitted_to(published):
+    real = text2sql.imported(published("text2sql_workflows/workflows.jsonl.gz"), random.Random(0), rate=1.0)
     like = text2sql.trace(
         random.Random(0), [text2sql.FINANCIAL] * 57 + [text2sql.FORMULA1] * 15, workflows=2000, rate=1.0, name="t"
     )
