@@ -225,24 +225,23 @@ class Workflows:
             return self._perception.stage_seconds((scope, name, model), models)
 
         states = tuple(
-            StageState(name=item.name, after=item.after, mean_s=pass_s(item.name) * _passes(item), done=item.over)
+            StageState(
+                name=item.name, after=item.after, mean_s=pass_s(item.name), passes=_passes(item), done=item.over
+            )
             for item in record.stages
         )
         deadline_s = now + (record.deadline_ms - record.now_ms) / 1000
         flow = Workflow(id=WorkflowId(record.id), arrival_s=now, deadline_s=deadline_s, stages=states)
-        own_s = pass_s(stage)
-        (mine,) = (item for item in record.stages if item.name == stage)
-        path_s = own_s * _passes(mine) + budget.remaining_after_s(flow, stage)
-        share_s = budget.share_s(left_s=deadline_s - now, cost_s=own_s, path_s=path_s)
+        granted = budget.of_call(now, flow, stage)
         return Membership(
             workflow=flow.id,
             stage=stage,
             call=call,
             template=record.template,
             tenant=record.tenant,
-            due_s=now + share_s,
+            due_s=granted.due_s,
             deadline_s=deadline_s + self._told.store.grace_s,
-            left_s=max(path_s - own_s, 0.0),
+            left_s=granted.rest_s,
         )
 
 

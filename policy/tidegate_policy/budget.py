@@ -6,74 +6,45 @@ workflow value it is given and nothing else, so no workflow can shorten another'
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from tidegate_policy.model import StageState, Workflow
+from tidegate_policy.model import StageState, Workflow, WorkflowId
 
 
 class CyclicStages(ValueError):
     """The stages of a workflow wait for each other; the message names one of them."""
 
 
-def share_s(*, left_s: float, cost_s: float, path_s: float) -> float:
-    """`t_slo` of one call: `left_s * cost_s / path_s` seconds, never negative (HexGen eq 5).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a workflow grants one call."""
 
-    `left_s`: seconds until the workflow's deadline; `cost_s`: the call's mean cost; `path_s`: cost of the longest path
-    that still has to be walked through this call, this call included.
+    due_s: float
+    """Instant by which the call should finish."""
+    rest_s: float
+    """Expected seconds of the longest path behind it, later passes of its own stage included (`tg.left_ms`)."""
+
+
+def due_s(now: float, deadline_s: float, *, cost_s: float, rest_s: float) -> float:
+    """`now + t_slo`: the instant by which a call should finish that is ready now (HexGen eq 5), never before `now`.
+
+    `deadline_s`: the workflow's deadline, an instant; `cost_s`: mean seconds of the call; `rest_s`: mean seconds of the
+    longest path that still has to be walked behind it.
     """
-    if left_s <= 0:
-        return 0.0
-    if cost_s <= 0 or path_s <= cost_s:
-        return left_s
-    return left_s * cost_s / path_s
+    left_s = max(deadline_s - now, 0.0)
+    return now + (left_s * cost_s / (cost_s + rest_s) if cost_s > 0 and rest_s > 0 else left_s)
 
 
-def stage_due_s(now: float, workflow: Workflow, stage: str) -> float:
-    """The instant at which `stage`, ready now, should finish. An undeclared stage may use all the time that is left."""
-    left_s = workflow.deadline_s - now
-    costs = {item.name: item.mean_s for item in workflow.stages}
-    if stage not in costs:
-        return now + max(left_s, 0.0)
-    tail_s = remaining_after_s(workflow, stage)
-    return now + share_s(left_s=left_s, cost_s=costs[stage], path_s=costs[stage] + tail_s)
-
-
-def remaining_after_s(workflow: Workflow, stage: str) -> float:
-    """Cost in seconds of the longest path of unfinished stages behind `stage` (`tg.left_ms`)."""
-    return max((_tail(workflow)[name] for name in _followers(workflow).get(stage, ())), default=0.0)
-
-
-def plan(now: float, workflow: Workflow) -> dict[str, float]:
-    """The budget in seconds of every unfinished stage, as of `now`.
-
-    Each stage's share is taken of the longest remaining path *through* it, so along any path the budgets add up to at
-    most the time left.
-    """
-    tail = _tail(workflow)
-    head = _head(workflow)
-    return {
-        stage.name: share_s(
-            left_s=workflow.deadline_s - now,
-            cost_s=stage.mean_s,
-            path_s=head[stage.name] + tail[stage.name],
-        )
-        for stage in workflow.stages
-        if not stage.done
-    }
-
-
-def _tail(workflow: Workflow) -> Mapping[str, float]:
-    """Longest remaining cost from the start of each stage to the end of the workflow, the stage included."""
+def of_call(now: float, workflow: Workflow, stage: str) -> Budget:
+    """The budget of a call of `stage`, ready now. An undeclared stage may use all the time that is left."""
+    mine = next((item for item in workflow.stages if item.name == stage), None)
+    if mine is None:
+        return Budget(due_s=max(workflow.deadline_s, now), rest_s=0.0)
     followers = _followers(workflow)
-    return _longest(workflow, followers)
-
-
-def _head(workflow: Workflow) -> Mapping[str, float]:
-    """Longest remaining cost before the start of each stage, the stage excluded."""
-    names = {stage.name for stage in workflow.stages}
-    before = {stage.name: tuple(name for name in stage.after if name in names) for stage in workflow.stages}
-    including = _longest(workflow, before)
-    cost = {stage.name: 0.0 if stage.done else stage.mean_s for stage in workflow.stages}
-    return {name: including[name] - cost[name] for name in including}
+    tails = _longest(workflow, followers)
+    behind_s = max((tails[name] for name in followers[stage]), default=0.0)
+    rest_s = mine.mean_s * (mine.passes - 1) + behind_s
+    return Budget(due_s=due_s(now, workflow.deadline_s, cost_s=mine.mean_s, rest_s=rest_s), rest_s=rest_s)
 
 
 def _followers(workflow: Workflow) -> dict[str, tuple[str, ...]]:
@@ -88,7 +59,7 @@ def _followers(workflow: Workflow) -> dict[str, tuple[str, ...]]:
 
 def _longest(workflow: Workflow, neighbours: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
     """Longest path cost from each stage along `neighbours`, iteratively (a workflow may be thousands of stages long)."""
-    cost = {stage.name: 0.0 if stage.done else stage.mean_s for stage in workflow.stages}
+    cost = {stage.name: 0.0 if stage.done else stage.mean_s * stage.passes for stage in workflow.stages}
     longest: dict[str, float] = {}
     open_stages: set[str] = set()
     for start in cost:
@@ -121,6 +92,5 @@ def declared(stages: tuple[StageState, ...]) -> None:
         for before in stage.after:
             if before not in names:
                 raise ValueError(f"stage {stage.name!r} comes after {before!r}, which is not declared")
-    from tidegate_policy.model import WorkflowId
-
-    _tail(Workflow(id=WorkflowId(""), arrival_s=0.0, deadline_s=0.0, stages=stages))
+    flow = Workflow(id=WorkflowId(""), arrival_s=0.0, deadline_s=0.0, stages=stages)
+    _longest(flow, _followers(flow))

@@ -109,6 +109,8 @@ class StageState:
     after: tuple[str, ...] = ()
     mean_s: float = 1.0
     """Seconds one pass of the stage takes, averaged over the live engines; its slowest parallel member counts."""
+    passes: int = 1
+    """How often it may still run, the pass that is next or under way included."""
     done: bool = False
 
 

@@ -146,8 +146,8 @@ class Cluster:
             left_s=self._history.tail_of(item.stage),
         )
         own_s = mean_call_seconds(self._models, call)
-        share_s = budget.share_s(left_s=deadline_s - now, cost_s=own_s, path_s=own_s + call.left_s)
-        self._carry_out(self._dispatcher.on_arrival(now, replace(call, due_s=now + share_s)))
+        due_s = budget.due_s(now, deadline_s, cost_s=own_s, rest_s=call.left_s)
+        self._carry_out(self._dispatcher.on_arrival(now, replace(call, due_s=due_s)))
 
     def _carry_out(self, actions: Iterable[dispatcher.Action]) -> None:
         for action in actions:
