@@ -7,7 +7,7 @@ them out, `status` says how the pool fares meanwhile.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidegate_operator import objects
+from tidegate_operator import objects, status
 from tidegate_operator.render import labels
 from tidegate_operator.spec import Json
 
@@ -19,7 +19,7 @@ APPLIED = f"{labels.GROUP}/applied"
 class Steps:
     apply: tuple[Json, ...]
     delete: tuple[tuple[objects.Reference, str], ...]
-    """References and uids of children that are no longer wanted."""
+    """References and uids of children that are no longer wanted; they go once the pool `can_spare` them."""
     taken: tuple[objects.Reference, ...]
     """Names that we need and somebody else's object has; nothing of theirs is touched."""
 
@@ -27,8 +27,7 @@ class Steps:
 def steps(owner: str, desired: Iterable[Json], observed: Iterable[Json]) -> Steps:
     """The steps from `observed` to `desired`, for the pool with the uid `owner`.
 
-    Applies come in the order of `desired`, deletions after them: when a node pool is renamed, the new engines are
-    asked for before the old ones go.
+    Applies come in the order of `desired`, deletions after them.
     """
     wanted = {objects.Reference.of(manifest): _stamped(manifest) for manifest in desired}
     existing = {objects.Reference.of(body): body for body in observed}
@@ -47,6 +46,20 @@ def steps(owner: str, desired: Iterable[Json], observed: Iterable[Json]) -> Step
         ),
         taken=tuple(taken),
     )
+
+
+def can_spare(desired: Iterable[Json], current: Iterable[Json]) -> bool:
+    """Whether the pool can do without what is no longer wanted: every engine and gateway that is wanted runs as
+    `desired` says, or no engine is wanted any more.
+
+    A renamed node pool's engines so serve until their successors do, and until every gateway knows these.
+    """
+    wanted = [manifest for manifest in desired if manifest["kind"] == "Deployment"]
+    if not any(item["spec"]["replicas"] for item in wanted if labels.NODE_POOL in item["metadata"]["labels"]):
+        return True
+    seen = {objects.Reference.of(body): body for body in current}
+    found = [seen.get(objects.Reference.of(manifest)) for manifest in wanted]
+    return all(body is not None and not _is_leaving(body) and status.Workload.of(body).settled for body in found)
 
 
 def _stamped(manifest: Json) -> Json:

@@ -68,10 +68,14 @@ async def reconcile(api: cluster.Cluster, namespace: str, name: str, *, rules: R
             written.append(await api.apply(manifest))
         except cluster.RefusedError as error:
             problems.append(("Refused", f"{objects.Reference.of(manifest)}: {error}"))
-    for reference, uid in todo.delete:
-        await api.delete(reference, uid)
-    gone = {reference for reference, _ in todo.delete}
-    await _report(api, body, _newest(children, written, gone), problems, now)
+    current = _newest(children, written)
+    leaving = dict(todo.delete)
+    if not problems and plan.can_spare(desired, current.values()):
+        for reference, uid in leaving.items():
+            await api.delete(reference, uid)
+            del current[reference]
+        leaving = {}
+    await _report(api, body, [*current.values()], problems, now, leaving={item.name for item in leaving})
     return Result.REFUSED if problems else Result.SETTLED
 
 
@@ -83,9 +87,8 @@ async def _same_names(api: cluster.Cluster, desired: Sequence[Json], children: S
     return [body for body in found if body is not None]
 
 
-def _newest(children: Sequence[Json], written: Sequence[Json], gone: Collection[objects.Reference]) -> list[Json]:
-    newest = {objects.Reference.of(body): body for body in [*children, *written]}
-    return [body for reference, body in newest.items() if reference not in gone]
+def _newest(children: Sequence[Json], written: Sequence[Json]) -> dict[objects.Reference, Json]:
+    return {objects.Reference.of(body): body for body in [*children, *written]}
 
 
 async def _report(
@@ -94,11 +97,13 @@ async def _report(
     children: Sequence[Json],
     problems: Sequence[tuple[str, str]],
     now: datetime.datetime,
+    *,
+    leaving: Collection[str] = (),
 ) -> None:
     metadata, before = body["metadata"], body.get("status", {})
     parts = status.workloads(child for child in children if objects.controller_uid(child) == metadata["uid"])
     stated = status.timed(
-        status.conditions(parts, problems),
+        status.conditions(parts, problems, leaving=leaving),
         before.get("conditions", ()),
         generation=metadata["generation"],
         now=timestamp(now),

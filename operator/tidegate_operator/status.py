@@ -9,7 +9,7 @@ Progressing, Degraded) and `steering` (active policy, attainment, PolicyStable).
     PolicyStable  the ordering policy has stayed for its dwell
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,11 +112,19 @@ def workloads(children: Iterable[Json]) -> list[Workload]:
     ]
 
 
-def conditions(parts: Sequence[Workload], problems: Sequence[tuple[str, str]]) -> list[Condition]:
-    """What `reconcile` has to say. `problems` are (reason, message) of what keeps the spec from being carried out."""
+def conditions(
+    parts: Sequence[Workload], problems: Sequence[tuple[str, str]], *, leaving: Collection[str] = ()
+) -> list[Condition]:
+    """What `reconcile` has to say. `problems` are (reason, message) of what keeps the spec from being carried out;
+    `leaving` names parts that the spec has no more and that stay until the others are ready."""
     waiting = [part for part in parts if not part.settled]
     trouble = [*problems, *(("Stuck", f"{part.name}: {part.stuck}") for part in parts if part.stuck)]
-    progress = "; ".join(f"{part.name} has {part.ready} of {part.desired} ready" for part in waiting)
+    progress = "; ".join(
+        [
+            *(f"{part.name} has {part.ready} of {part.desired} ready" for part in waiting),
+            *(f"{part.name} stays until the others are ready" for part in parts if part.name in leaving),
+        ]
+    )
     told = "; ".join(message for _, message in trouble)
     if problems:
         ready = Condition(type="Ready", status=False, reason=problems[0][0], message=told)

@@ -1,5 +1,6 @@
 import copy
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +76,41 @@ def test_nothing_of_anyone_else_is_touched():
     assert [str(reference) for reference in steps.taken] == ["ConfigMap a"]
     assert names(steps.apply) == ["b"]
     assert plan.steps(OWNER, [], [theirs]) == plan.Steps(apply=(), delete=(), taken=())
+
+
+def deployment(name, *, replicas=1, node_pool=None, ready=None):
+    """A workload as it is wanted; with `ready`, as its controller reports it."""
+    body = manifest(name, "Deployment", spec={"replicas": replicas})
+    tags = {"app.kubernetes.io/component": "engine" if node_pool else "gateway"}
+    body["metadata"]["labels"] = {**tags, **({"tidegate.dev/node-pool": node_pool} if node_pool else {})}
+    body["apiVersion"] = "apps/v1"
+    if ready is None:
+        return body
+    body["metadata"]["generation"] = 1
+    counts = {"replicas": replicas, "updatedReplicas": replicas, "readyReplicas": ready}
+    return {**body, "status": {"observedGeneration": 1, **counts}}
+
+
+@pytest.mark.parametrize(
+    ("engines", "gateway", "spared"),
+    [
+        pytest.param(1, 1, True, id="all serve"),
+        pytest.param(0, 1, False, id="an engine starts"),
+        pytest.param(1, 0, False, id="a gateway starts"),
+        pytest.param(None, 1, False, id="an engine is not there yet"),
+    ],
+)
+def test_what_is_no_longer_wanted_stays_until_what_is_wanted_serves(engines, gateway, spared):
+    desired = [deployment("new", node_pool="new"), deployment("gateway")]
+    current = [deployment("old", node_pool="old", ready=1), deployment("gateway", ready=gateway)]
+    if engines is not None:
+        current.append(deployment("new", node_pool="new", ready=engines))
+    assert plan.can_spare(desired, current) is spared
+
+
+def test_where_no_engine_is_wanted_nothing_is_waited_for():
+    desired = [deployment("new", node_pool="new", replicas=0), deployment("gateway")]
+    assert plan.can_spare(desired, [deployment("gateway", ready=0)])
 
 
 @st.composite

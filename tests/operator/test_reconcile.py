@@ -83,16 +83,54 @@ async def test_what_someone_else_changes_is_put_right_and_what_they_add_stays(cl
     kubectl("get", "service/chat-gateway")
 
 
-async def test_a_node_pool_that_is_renamed_takes_its_children_along(cluster, kubectl, namespace, rules):
+RENAMED = testing.pool(nodePools=[{"name": "fast", "replicas": 2}, {"name": "new"}])
+
+
+async def engines_of(cluster, namespace, kind="Deployment"):
+    found = [child for child in await cluster.children(namespace, "chat") if child["kind"] == kind]
+    return {child["metadata"]["name"] for child in found if "-engine-" in child["metadata"]["name"]}
+
+
+def wait_until_settled(kubectl):
+    for name in kubectl("get", "deployments", "-o", "name").split():
+        kubectl("rollout", "status", name, "--timeout=120s")
+
+
+async def test_a_node_pool_that_is_renamed_serves_until_its_successor_does(cluster, kubectl, namespace, rules):
     kubectl("create", "-f", "-", body=testing.pool())
     await run(cluster, namespace, rules)
-    kubectl("replace", "-f", "-", body=testing.pool(nodePools=[{"name": "fast", "replicas": 2}, {"name": "new"}]))
+    kubectl("replace", "-f", "-", body=RENAMED)
     await run(cluster, namespace, rules)
-    names = {child["metadata"]["name"] for child in await cluster.children(namespace, "chat")}
-    assert "chat-engine-new" in names
-    assert "chat-engine-slow" not in names
+    assert await engines_of(cluster, namespace) == {"chat-engine-fast", "chat-engine-slow", "chat-engine-new"}
+    progress = conditions(await cluster.pool(namespace, "chat"))["Progressing"]
+    assert "chat-engine-slow stays until the others are ready" in progress["message"]
+    wait_until_settled(kubectl)
+    assert await run(cluster, namespace, rules) is reconcile.Result.SETTLED
+    for kind in ("Deployment", "Service", "PodDisruptionBudget"):
+        assert await engines_of(cluster, namespace, kind) == {"chat-engine-fast", "chat-engine-new"}
     pool = await cluster.pool(namespace, "chat")
     assert [item["name"] for item in pool["status"]["nodePools"]] == ["fast", "new"]
+    assert conditions(pool)["Ready"]["status"] == "True"
+
+
+async def test_a_node_pool_whose_successor_is_refused_is_not_deleted(cluster, kubectl, namespace, rules, eventually):
+    kubectl("create", "-f", "-", body=testing.pool())
+    await run(cluster, namespace, rules)
+    wait_until_settled(kubectl)
+    kubectl("create", "quota", "full", "--hard=count/deployments.apps=3")
+    eventually(lambda: kubectl("get", "quota/full", "-o", "jsonpath={.status.used}"))
+    kubectl("replace", "-f", "-", body=RENAMED)
+    for _ in range(2):  # once more with everything else settled
+        assert await run(cluster, namespace, rules) is reconcile.Result.REFUSED
+        wait_until_settled(kubectl)
+        for kind in ("Deployment", "Service", "PodDisruptionBudget"):
+            assert await engines_of(cluster, namespace, kind) >= {"chat-engine-fast", "chat-engine-slow"}
+    assert "exceeded quota" in conditions(await cluster.pool(namespace, "chat"))["Degraded"]["message"]
+    kubectl("delete", "quota/full")
+    await run(cluster, namespace, rules)
+    wait_until_settled(kubectl)
+    await run(cluster, namespace, rules)
+    assert await engines_of(cluster, namespace) == {"chat-engine-fast", "chat-engine-new"}
 
 
 async def test_a_field_that_the_spec_gives_up_is_withdrawn(cluster, kubectl, namespace, rules):
@@ -168,7 +206,8 @@ async def test_killed_between_any_two_writes_it_leaves_children_neither_missing_
     cluster, kubectl, namespace, rules
 ):
     """Creation and an edit that adds, changes and removes children, each cut short at every write."""
-    edited = {"nodePools": [{"name": "fast", "replicas": 3}, {"name": "new"}], "tenants": [{"name": "t"}]}
+    no_engines = [{"name": "fast", "replicas": 0}, {"name": "new", "replicas": 0}]  # so "slow" may go at once
+    edited = {"nodePools": no_engines, "tenants": [{"name": "t"}]}
     kubectl("create", "-f", "-", body=testing.pool("whole"))
     creating = await writes_of_a_whole_run(cluster, namespace, rules, "whole")
     born = await names_after(cluster, namespace, "whole")
