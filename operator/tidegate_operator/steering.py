@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 CALL_S = 5.0
 """For an engine to put a policy in force."""
 RECONNECT_S = 1.0
+SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 0.1, 60.0
+"""Between two reports of an engine, as EngineControl takes it."""
+SILENT_PERIODS = 3
+"""An engine is silent after so many periods, and the time to open its stream again, without a report."""
 MAX_REPORTS = 1000
 """Kept of one engine when nobody takes them, as while a pool's spec is invalid."""
 
@@ -42,6 +46,11 @@ class Settings:
     def tick_s(self) -> float:
         """Time between two looks; the guards want one at least in their window."""
         return min(self.interval_s, self.guards.window_s / 2)
+
+    @property
+    def period_s(self) -> float:
+        """Time between two reports of an engine: some for each look."""
+        return min(max(self.tick_s / 4, SHORTEST_PERIOD_S), LONGEST_PERIOD_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +75,9 @@ class Engines:
     """Connections to a changing set of engines: what they report, and what is told to them."""
 
     def __init__(self, *, period_s: float) -> None:
-        self._period_s = period_s
+        self.period_s = period_s
+        """Time between two reports; a change takes effect at the next `retarget`."""
         self._watches: dict[str, _Watch] = {}
-        self._known: set[str] = set()
 
     async def retarget(self, addresses: Collection[str]) -> None:
         """Watches these engines (host:port of EngineControl) and no others."""
@@ -77,14 +86,17 @@ class Engines:
             await watch.close()
         for address in addresses:
             if address not in self._watches:
-                self._watches[address] = _Watch(address, self._period_s)
+                self._watches[address] = _Watch(address, self.period_s)
+            elif self._watches[address].period_s != self.period_s:
+                await self._watches[address].reopen(self.period_s)
 
     def take(self) -> dict[str, list[qos.Qos]]:
-        """What each engine has reported since the last call; an empty list = it is silent. An engine that is watched
-        since the last call only, and has said nothing yet, is left out."""
-        taken = {address: watch.take() for address, watch in self._watches.items()}
-        known, self._known = self._known, set(taken)
-        return {address: reports for address, reports in taken.items() if reports or address in known}
+        """What each engine has reported since the last call."""
+        return {address: watch.take() for address, watch in self._watches.items()}
+
+    def silent(self) -> set[str]:
+        """Engines that should have reported for some time and have not."""
+        return {address for address, watch in self._watches.items() if watch.is_silent}
 
     def heard(self) -> set[str]:
         """Engines that have reported since the last `take`."""
@@ -105,13 +117,26 @@ class _Watch:
 
     def __init__(self, address: str, period_s: float) -> None:
         self.address = address
+        self.period_s = period_s
         self.policy: str | None = None
         """As the engine last said; None = it has not said."""
         self.reports: collections.deque[qos.Qos] = collections.deque(maxlen=MAX_REPORTS)
         """Since the last `take`."""
         self._channel = grpc.aio.insecure_channel(address)
         self._stub = control_pb2_grpc.EngineControlStub(self._channel)  # type: ignore[no-untyped-call]
-        self._task = asyncio.create_task(self._follow(period_s))
+        self._warned = False
+        self._open()
+
+    @property
+    def is_silent(self) -> bool:
+        patience_s = SILENT_PERIODS * self.period_s + RECONNECT_S
+        return asyncio.get_running_loop().time() - self._heard_s > patience_s
+
+    async def reopen(self, period_s: float) -> None:
+        """Asks for reports at another pace; those that came are kept."""
+        self.period_s = period_s
+        await self._stop()
+        self._open()
 
     def take(self) -> list[qos.Qos]:
         taken = list(self.reports)
@@ -129,20 +154,35 @@ class _Watch:
         return None
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await self._stop()
         await self._channel.close()
 
-    async def _follow(self, period_s: float) -> None:
+    def _open(self) -> None:
+        self._heard_s = asyncio.get_running_loop().time()
+        self._task = asyncio.create_task(self._follow())
+
+    async def _stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _follow(self) -> None:
         while True:
             try:
-                async for report in self._stub.WatchQos(control_pb2.WatchQosRequest(period_s=period_s)):
+                async for report in self._stub.WatchQos(control_pb2.WatchQosRequest(period_s=self.period_s)):
+                    self._heard_s = asyncio.get_running_loop().time()
+                    self._warned = False
                     self.policy = report.policy
                     self.reports.append(read(report))
             except grpc.aio.AioRpcError as error:
-                log.debug("%s: %s", self.address, error.details())
+                self._tell(error)
             self.policy = None  # it may be another process when it answers again
             await asyncio.sleep(RECONNECT_S)
+
+    def _tell(self, error: grpc.aio.AioRpcError) -> None:
+        refused = error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        level = logging.WARNING if refused and not self._warned else logging.DEBUG
+        log.log(level, "engine %s does not report: %s: %s", self.address, error.code().name, error.details())
+        self._warned |= refused
 
 
 def read(report: control_pb2.QosReport) -> qos.Qos:
@@ -177,12 +217,22 @@ class Loop:
 
     def __init__(self, state: guards.SteerState | None, settings: Settings, *, now: float) -> None:
         """`state` is what was last written down; None for a pool that was never steered."""
-        self.settings = settings
-        self.engines = Engines(period_s=max(settings.tick_s / 4, 0.1))
-        self._state = state or _begin(now, settings)
+        self._settings = settings
+        self.engines = Engines(period_s=settings.period_s)
+        self._state = state or guards.SteerState(active=rules.start(settings.allow), since_s=now)
         self._decided_s = now
         self._looks: list[dict[str, qos.Qos]] = []
         """What each engine delivered, look by look, since the last decision."""
+
+    @property
+    def settings(self) -> Settings:
+        """Of today: they may be set anew between two looks, before the engines are retargeted."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: Settings) -> None:
+        self._settings = settings
+        self.engines.period_s = settings.period_s
 
     def decide(self, now: float, override: Override | None) -> Outcome:
         """Looks at what the engines delivered and decides. Every `interval_s` anything may be proposed, about the
@@ -194,18 +244,14 @@ class Loop:
         window = _over_looks(self._looks) if whole else latest
         if whole:
             self._looks, self._decided_s = [], now
-        silent = qos.Qos(engines=0, silent=len(reports) - len(latest), window_s=0.0)
-        together = qos.across([*window.values(), silent])
+        silent = len(self.engines.silent())
+        together = replace(qos.across(window.values()), engines=len(reports) - silent, silent=silent)
         self._state, verdict = _decide(now, self._state, together, self.settings, override, whole=whole)
         return Outcome(state=self._state, verdict=verdict, window=window if whole else None)
 
     async def enforce(self) -> dict[str, str]:
         """Puts the decided policy in force wherever it is not; returns the engines that did not take it, and why."""
         return await self.engines.put_in_force(self._state.active, self._state.reason)
-
-
-def _begin(now: float, settings: Settings) -> guards.SteerState:
-    return guards.SteerState(active=rules.start(settings.allow), since_s=now)
 
 
 def _over_looks(looks: list[dict[str, qos.Qos]]) -> dict[str, qos.Qos]:
@@ -223,15 +269,11 @@ def _decide(
     whole: bool,
 ) -> tuple[guards.SteerState, guards.Verdict]:
     """One step of the pure core. Between two decisions (not `whole`) only an emergency is proposed."""
-    if override is None and state.active not in settings.allow:
-        # The spec has changed its mind, or a manual override of a policy that is not allowed has run out.
-        state = _begin(now, settings)
-        return state, guards.Verdict(kind=guards.Kind.SWITCH, policy=state.active, reason=state.reason)
     proposal = rules.propose(together, state.active, settings.allow, settings.thresholds)
     if proposal is not None and not (whole or proposal.emergency):
         proposal = None
     policy = None if override is None else override.policy
-    state, verdict = guards.step(now, state, together, proposal, settings.guards, override=policy)
+    state, verdict = guards.step(now, state, together, proposal, settings.guards, override=policy, allow=settings.allow)
     if override is not None and verdict.kind is guards.Kind.OVERRIDE:
         state = replace(state, reason=override.reason)
         verdict = replace(verdict, reason=override.reason)

@@ -100,6 +100,10 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
         self.set_to: list[str] = []
         """Every policy that was set, in order."""
         self.refuses = False
+        self.periods: list[float] = []
+        """Of the streams of reports that are open, in seconds."""
+        self.mute = False
+        """Streams stay open, and nothing comes."""
         self.address = ""
         self._server: grpc.aio.Server | None = None
 
@@ -124,12 +128,19 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
     async def WatchQos(
         self, request: control_pb2.WatchQosRequest, context: Any
     ) -> AsyncIterator[control_pb2.QosReport]:
-        while True:
-            report = control_pb2.QosReport()
-            report.CopyFrom(self.report)
-            report.policy, report.window_s = self.policy, request.period_s
-            yield report
-            await asyncio.sleep(request.period_s)
+        if not 0.1 <= request.period_s <= 60:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "period_s must be between 0.1 and 60")
+        self.periods.append(request.period_s)
+        try:
+            while True:
+                if not self.mute:
+                    report = control_pb2.QosReport()
+                    report.CopyFrom(self.report)
+                    report.policy, report.window_s = self.policy, request.period_s
+                    yield report
+                await asyncio.sleep(request.period_s)
+        finally:
+            self.periods.remove(request.period_s)
 
 
 def calm() -> control_pb2.QosReport:

@@ -81,6 +81,10 @@ REFUSED = {
     "a name without fixed": ({"policy": {"name": "edf"}}, "policy.name goes with mode: fixed"),
     "embedded and url": ({"state": {"valkey": {"embedded": True, "url": "redis://x"}}}, "either embedded: true or url"),
     "neither embedded nor url": ({"state": {"valkey": {"embedded": False}}}, "either embedded: true or url"),
+    "an interval shorter than engines can report in": ({"policy": {"interval": "200ms"}}, "must be from 1s to 10m"),
+    "an interval longer than engines can report in": ({"policy": {"interval": "11m"}}, "must be from 1s to 10m"),
+    "a dwell of nothing": ({"policy": {"dwell": "10ms"}}, "must be from 1s to 24h"),
+    "a rollback window of a day": ({"policy": {"rollback": {"window": "24h"}}}, "must be from 2s to 1h"),
     "a url with a password in it": ({"state": {"valkey": {"url": "redis://:secret@x"}}}, "should match"),
     "a password without a url": (
         {"state": {"valkey": {"embedded": True, "secretRef": {"name": "s"}}}}, "secretRef goes with url",

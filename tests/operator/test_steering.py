@@ -3,6 +3,8 @@ time."""
 
 import asyncio
 import contextlib
+import dataclasses
+import logging
 
 import pytest
 
@@ -34,10 +36,14 @@ async def steered(count=2, *, settings=SETTINGS, state=None, now=START_S):
             await engine.stop()
 
 
-async def heard(loop, engines):
-    async with asyncio.timeout(10):
-        while not loop.engines.heard() >= {engine.address for engine in engines}:
+async def until(holds):
+    async with asyncio.timeout(30):
+        while not holds():
             await asyncio.sleep(0.02)
+
+
+async def heard(loop, engines):
+    await until(lambda: loop.engines.heard() >= {engine.address for engine in engines})
 
 
 async def decide(loop, engines, now, report=None, override=None):
@@ -94,13 +100,66 @@ async def test_when_most_engines_fall_silent_the_pool_goes_back_to_fcfs():
         await decide(loop, engines, START_S + 1)
         for engine in engines[1:]:
             await engine.stop()
-        await asyncio.sleep(0.3)
         loop.engines.take()
+        await until(lambda: len(loop.engines.silent()) == 2)
         await heard(loop, engines[:1])
         outcome = loop.decide(START_S + 2, None)  # inside the dwell: an emergency does not wait
         await loop.enforce()
         assert outcome.verdict.kind is guards.Kind.BYPASS
         assert engines[0].policy == "fcfs"
+
+
+async def test_reports_that_come_seldom_are_no_silence():
+    slow = dataclasses.replace(SETTINGS, interval_s=4.0)
+    async with steered(4, settings=slow) as (loop, engines):
+        await decide(loop, engines, START_S + 1)
+        for engine in engines[1:]:
+            engine.mute = True
+        loop.engines.take()
+        await heard(loop, engines[:1])
+        assert loop.decide(START_S + 2, None).verdict.kind is guards.Kind.KEEP
+
+
+async def test_engines_report_at_the_new_pace_when_the_interval_changes():
+    async with steered(4, settings=dataclasses.replace(SETTINGS, interval_s=30.0)) as (loop, engines):
+        await decide(loop, engines, START_S + 1)
+        assert [engine.periods for engine in engines] == [[2.5]] * 4
+        loop.settings = dataclasses.replace(SETTINGS, interval_s=1.0)
+        await loop.engines.retarget([engine.address for engine in engines])
+        await until(lambda: [engine.periods for engine in engines] == [[0.25]] * 4)
+        outcome, _ = await decide(loop, engines, START_S + 3)
+        assert outcome.verdict.kind is guards.Kind.KEEP
+
+
+async def test_an_engine_whose_stream_is_open_and_says_nothing_falls_silent():
+    async with steered(3) as (loop, engines):
+        await decide(loop, engines, START_S + 1)
+        for engine in engines[1:]:
+            engine.mute = True
+        await until(lambda: loop.engines.silent() == {engine.address for engine in engines[1:]})
+        outcome = loop.decide(START_S + 2, None)
+        assert (outcome.verdict.kind, outcome.verdict.reason) == (guards.Kind.BYPASS, "2 of 3 engines do not report")
+
+
+@pytest.mark.parametrize(("interval_s", "period_s"), [(0.1, 0.1), (1, 0.25), (30, 7.5), (600, 60)])
+def test_the_report_period_is_one_that_engines_take(interval_s, period_s):
+    wide = guards.GuardSettings(window_s=10_000.0)
+    assert dataclasses.replace(SETTINGS, interval_s=interval_s, guards=wide).period_s == period_s
+
+
+async def test_a_watch_that_an_engine_refuses_is_a_warning_once(caplog):
+    caplog.set_level(logging.DEBUG, logger="tidegate_operator.steering")
+    engine = testing.FakeEngine()
+    await engine.start()
+    engines = steering.Engines(period_s=75.0)
+    try:
+        await engines.retarget([engine.address])
+        await until(lambda: len(caplog.records) >= 2)
+    finally:
+        await engines.close()
+        await engine.stop()
+    assert [record.levelname for record in caplog.records[:2]] == ["WARNING", "DEBUG"]
+    assert "INVALID_ARGUMENT: period_s must be between" in caplog.text
 
 
 async def test_an_engine_that_restarts_with_another_policy_is_set_again():
@@ -124,15 +183,30 @@ async def test_an_engine_that_refuses_is_named_and_tried_again():
 
 
 async def test_a_person_overrides_and_hands_back():
-    async with steered() as (loop, engines):
+    before = guards.SteerState(
+        active="edf", since_s=START_S - 500, strikes={"sjf": 1}, banned_until_s={"sjf": START_S + 99}
+    )
+    async with steered(state=before) as (loop, engines):
         await decide(loop, engines, START_S + 1)
         chosen = steering.Override(policy="priority", reason="set by hand")
         outcome, _ = await decide(loop, engines, START_S + 2, override=chosen)
         assert (outcome.verdict.kind, outcome.verdict.reason) == (guards.Kind.OVERRIDE, "set by hand")
         assert engines[0].policy == "priority"
         outcome, _ = await decide(loop, engines, START_S + 3)
-        assert outcome.verdict.policy == "sjf"  # priority is not among those allowed
-        assert engines[0].policy == "sjf"
+        assert outcome.verdict.policy == "edf"
+        assert engines[0].policy == "edf"
+        assert outcome.state.strikes == {"sjf": 1}
+        assert outcome.state.banned_until_s == {"sjf": START_S + 99}
+
+
+async def test_when_an_override_ends_where_the_order_before_it_is_allowed_no_more_the_start_order_follows():
+    before = guards.SteerState(active="edf", since_s=START_S - 500, strikes={"two-lane": 2}, returns=3)
+    async with steered(state=before) as (loop, engines):
+        await decide(loop, engines, START_S + 1, override=steering.Override(policy="priority", reason="set by hand"))
+        loop.settings = dataclasses.replace(SETTINGS, allow=("sjf", "fcfs"))
+        outcome, _ = await decide(loop, engines, START_S + 2)
+        assert (outcome.verdict.policy, outcome.verdict.reason) == ("sjf", "edf is not allowed")
+        assert (outcome.state.strikes, outcome.state.returns) == ({"two-lane": 2}, 3)
 
 
 async def test_what_was_written_down_is_carried_on_with():

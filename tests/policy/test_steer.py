@@ -139,6 +139,26 @@ def test_one_override_after_another_still_ends_where_it_began() -> None:
     assert guards.step(3.0, held, window(), None, CAREFUL)[1].policy == "sjf"
 
 
+def test_the_end_of_an_override_forgets_nothing() -> None:
+    known = guards.SteerState(
+        active="edf", since_s=0.0, strikes={"sjf": 2}, banned_until_s={"sjf": 99.0}, left_s={"sjf": 3.0}, returns=2
+    )
+    held, _ = guards.step(10.0, known, window(), None, CAREFUL, override="priority", allow=("edf", "sjf"))
+    after, verdict = guards.step(20.0, held, window(), None, CAREFUL, allow=("edf", "sjf"))
+    assert (verdict.kind, verdict.policy, verdict.reason) == (guards.Kind.SWITCH, "edf", "the override has ended")
+    assert (after.strikes, after.banned_until_s) == (known.strikes, known.banned_until_s)
+    assert (after.left_s, after.returns) == (known.left_s, known.returns)
+
+
+@pytest.mark.parametrize(("allow", "policy"), [(("sjf", "fcfs"), "sjf"), (("two-lane",), "fcfs")])
+def test_an_order_that_is_not_allowed_is_left_at_once(allow: tuple[str, ...], policy: str) -> None:
+    known = guards.SteerState(active="edf", since_s=0.0, strikes={"urgency": 1})
+    after, verdict = guards.step(1.0, known, window(), None, CAREFUL, allow=allow)
+    assert (verdict.kind, verdict.policy, verdict.reason) == (guards.Kind.SWITCH, policy, "edf is not allowed")
+    assert after.strikes == {"urgency": 1}
+    assert guards.step(2.0, after, window(), None, CAREFUL, allow=allow)[1].kind is guards.Kind.KEEP
+
+
 PROPOSALS = st.none() | st.builds(
     lambda policy, emergency: rules.Proposal(policy="fcfs" if emergency else policy, reason="x", emergency=emergency),
     st.sampled_from(sorted(ALLOW)),

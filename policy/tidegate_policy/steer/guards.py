@@ -1,19 +1,19 @@
 """Whether a proposed switch takes effect: dwell, bypass, rollback, bans (H-MAS 3.4.1).
 
-State in, verdict out. In order of precedence: a manual override; an emergency bypass to `fcfs`; a rollback when the
-pool got worse after a switch; and, once the active order has had its minimum dwell, the selector's proposal. A policy
-that was rolled back is banned, each time twice as long, and an order that comes back soon after it was left must stay twice
-as long as before: neither a bad order nor two symptoms that take turns can make the pool oscillate. `fcfs` is never
-banned, so there is always a way back.
+State in, verdict out. In order of precedence: a manual override, and its end; an emergency bypass to `fcfs`; a rollback
+when the pool got worse after a switch; and, once the active order has had its minimum dwell, the selector's proposal. An
+order that is not allowed is left at once, unless a person has chosen it. A policy that was rolled back is banned, each time
+twice as long, and an order that comes back soon after it was left must stay twice as long as before: neither a bad order
+nor two symptoms that take turns can make the pool oscillate. `fcfs` is never banned, so there is always a way back.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tidegate_policy.qos import Qos
-from tidegate_policy.steer.rules import SAFE, Proposal
+from tidegate_policy.steer.rules import SAFE, Proposal, start
 
 
 class Kind(StrEnum):
@@ -100,8 +100,19 @@ def step(
     settings: GuardSettings,
     *,
     override: str | None = None,
+    allow: Collection[str] | None = None,
 ) -> tuple[SteerState, Verdict]:
-    """One decision. `qos` covers the time since the last one; call it at least once in `window_s`."""
+    """One decision. `qos` covers the time since the last one; call it at least once in `window_s`. `allow` is the orders
+    that may be active, besides `fcfs`, while no person has chosen one; None = any."""
+    after, verdict = _decide(now, state, qos, proposal, settings, override)
+    if override is not None or allow is None or after.active in (SAFE, *allow):
+        return after, verdict
+    return _switch(now, after, Kind.SWITCH, start(allow), f"{after.active} is not allowed", None)
+
+
+def _decide(
+    now: float, state: SteerState, qos: Qos, proposal: Proposal | None, settings: GuardSettings, override: str | None
+) -> tuple[SteerState, Verdict]:
     if override is not None:
         if override == state.active and state.kind is Kind.OVERRIDE:
             return state, _keep(state)
