@@ -7,7 +7,6 @@ have, and says which did not.
 import argparse
 import asyncio
 import json
-import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -15,14 +14,13 @@ from typing import Any
 import aiohttp
 
 from tidegate_cli.errors import Failed, Usage
-from tidegate_policy import orders
+from tidegate_policy import duration, orders
 
 ADMIN = "http://127.0.0.1:8001"
 CARRIED_S = 15.0
 """For the steering loop to carry a choice to the engines; it looks every few seconds."""
 LOOK_S = 0.5
 IN_FORCE = "in force"
-_UNITS_S = {"s": 1, "m": 60, "h": 3600}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
             raise Usage(f"unknown policy {options.name!r}; known are auto, {', '.join(sorted(orders.ORDERS))}")
         body = {"policy": None if options.name == "auto" else options.name}
         if options.duration is not None:
-            body["for_s"] = seconds(options.duration)
+            body["for_s"] = _held_s(options.duration)
     admin = options.admin if "://" in options.admin else f"http://{options.admin}"
     answer, engines = asyncio.run(_ask(admin.rstrip("/"), body))
     if options.json:
@@ -61,12 +59,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def seconds(text: str) -> int:
-    """`90s`, `10m`, `2h` as seconds. Raises `Usage`."""
-    match = re.fullmatch(r"(\d{1,6})([smh])", text)
-    if match is None or not int(match[1]):
-        raise Usage(f"{text!r} is not a duration; write it as 90s, 10m or 2h")
-    return int(match[1]) * _UNITS_S[match[2]]
+def _held_s(text: str) -> float:
+    try:
+        return duration.seconds(text)
+    except ValueError as error:
+        raise Usage(str(error)) from error
 
 
 def standing(engine: Mapping[str, Any], policy: str) -> str:

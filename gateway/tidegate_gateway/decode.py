@@ -5,20 +5,18 @@ value is a number of seconds or a duration such as `60ms`, `1m30s` or `10m`. Unk
 not meanings; those belong to `settings`.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+from tidegate_policy import duration
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h))+")
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+T = TypeVar("T")
 
 
 class BadSettings(ValueError):
@@ -47,8 +45,9 @@ def seconds(value: object, path: str) -> float:
     """A number of seconds, or a duration with its unit, as seconds. Raises `BadSettings`."""
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
         return float(value)
-    if isinstance(value, str) and _DURATION.fullmatch(value):
-        return sum(float(count) * _UNITS[unit] for count, unit in _PART.findall(value))
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return duration.seconds(value)
     raise BadSettings(f"{path} must be a duration such as 60ms, 1.5s or 10m, not {_shown(value)}")
 
 

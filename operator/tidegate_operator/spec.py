@@ -6,10 +6,11 @@ the API server nor how a pool is built: `spread` divides the engines, `render` t
 """
 
 import graphlib
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from tidegate_policy import duration
 
 Json = Mapping[str, Any]
 """A piece of a Kubernetes object."""
@@ -188,12 +189,6 @@ def parse(body: Json, known: Known) -> Pool:
     )
 
 
-def seconds(duration: str) -> float:
-    """The length of a duration such as 1m30s or 60ms, in seconds."""
-    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-    return sum(float(count) * units[unit] for count, unit in re.findall(r"([0-9.]+)(ms|s|m|h)", duration))
-
-
 def _engine(item: Json, simulated: bool) -> Engine:
     return Engine(
         simulated=simulated,
@@ -246,7 +241,7 @@ def _gateway(item: Json) -> Gateway:
         alpha=None if alpha == "auto" else float(alpha),
         beta=float(item["dispatch"]["beta"]),
         max_waiting=item["queue"]["maxRequests"],
-        ttl_s=seconds(item["queue"]["ttl"]),
+        ttl_s=duration.seconds(item["queue"]["ttl"]),
         default_class=item.get("defaultClass"),
     )
 
@@ -264,9 +259,9 @@ def _steering(item: Json) -> Steering:
     return Steering(
         fixed=item.get("name"),
         allow=tuple(dict.fromkeys([*item["allow"], FALLBACK_POLICY])),
-        interval_s=seconds(item["interval"]),
-        dwell_s=seconds(item["dwell"]),
-        rollback_window_s=seconds(item["rollback"]["window"]),
+        interval_s=duration.seconds(item["interval"]),
+        dwell_s=duration.seconds(item["dwell"]),
+        rollback_window_s=duration.seconds(item["rollback"]["window"]),
         rollback_rho=float(item["rollback"]["rho"]),
     )
 

@@ -23,13 +23,6 @@ def problems(**changes):
     return [str(problem) for problem in caught.value.problems]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [("60ms", 0.06), ("1s", 1.0), ("1.5s", 1.5), ("10m", 600.0), ("1h30m", 5400.0)]
-)
-def test_durations_become_seconds(text, expected):
-    assert spec.seconds(text) == pytest.approx(expected)
-
-
 def test_the_documented_example_is_understood():
     pool = spec.parse(stored(), KNOWN)
     assert pool.model == spec.Model(name="Qwen/Qwen3-8B", uri="hf://Qwen/Qwen3-8B", max_model_len=32768)
