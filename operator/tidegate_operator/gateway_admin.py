@@ -1,11 +1,13 @@
 """A pool's gateways, as steering sees them: has a person overridden the policy, and do they follow the decided one?
 
 Asked and told through any one gateway's admin port; the gateways share both through their store, where an override
-also has its expiry: one truth. When no gateway answers, the answer is "as last seen": an override neither starts nor
-ends because a gateway restarts.
+also has its expiry: one truth. When no gateway answers, the answer is "as last seen", until its time is over: an override
+neither starts nor ends because a gateway restarts.
 """
 
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import aiohttp
@@ -24,15 +26,24 @@ class _Seen:
     source: str
     reason: str
     alpha: float
+    until_s: float | None
+    """When the policy's time is over, by the clock given; None = it has no end."""
 
 
 class GatewayAdmin:
     """The admin API of the gateways at one address."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, *, clock: Callable[[], float] = time.time) -> None:
+        """`clock` gives seconds of the wall clock."""
         self._session = session
         self._url = url
+        self._clock = clock
         self._seen: _Seen | None = None
+
+    @property
+    def heard(self) -> bool:
+        """Whether a gateway has ever answered; until one has, nobody knows of an override."""
+        return self._seen is not None
 
     @property
     def alpha(self) -> float | None:
@@ -40,23 +51,26 @@ class GatewayAdmin:
         return None if self._seen is None else self._seen.alpha
 
     async def override(self) -> steering.Override | None:
-        """What a person has set; None when nobody has."""
+        """What a person has set; None when nobody has, its time is over, or no gateway was `heard`."""
         try:
             async with self._session.get(f"{self._url}/admin/state", timeout=TIMEOUT) as answer:
                 answer.raise_for_status()
                 state = await answer.json()
             policy = state["policy"]
+            left_s = policy["left_s"]
             self._seen = _Seen(
                 policy=policy["name"],
                 source=policy["source"],
                 reason=policy["reason"],
                 alpha=float(state["dispatch"]["alpha"]),
+                until_s=None if left_s is None else self._clock() + float(left_s),
             )
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
             log.debug("%s does not tell its state: %r", self._url, error)
-        if self._seen is None or self._seen.source != "override":
+        seen = self._seen
+        if seen is None or seen.source != "override" or (seen.until_s is not None and self._clock() >= seen.until_s):
             return None
-        return steering.Override(policy=self._seen.policy, reason=self._seen.reason)
+        return steering.Override(policy=seen.policy, reason=seen.reason, until_s=seen.until_s)
 
     async def follow(self, policy: str, reason: str) -> None:
         """Makes `policy` the order of the gateways' own waiting queues, unless it is or a person has set another.

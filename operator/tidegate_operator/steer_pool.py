@@ -29,6 +29,8 @@ _REASONS = {
     guards.Kind.BYPASS: "PolicyBypassed",
     guards.Kind.OVERRIDE: "PolicyOverridden",
 }
+_FIXED = "spec.policy.name"
+"""Reason of a policy that the spec holds for good."""
 
 Key = tuple[str, str]
 """Namespace and name of a pool."""
@@ -38,6 +40,9 @@ Locate = Callable[[Json], str | None]
 
 class Admin(Protocol):
     """A pool's gateways; `gateway_admin.GatewayAdmin` is the real thing."""
+
+    @property
+    def heard(self) -> bool: ...
 
     @property
     def alpha(self) -> float | None: ...
@@ -105,7 +110,8 @@ class Steering:
         steered = await self._known(key, body, pool, now.timestamp())
         loop, admin = steered.loop, steered.admin
         await loop.engines.retarget(node_pool_of)
-        outcome = loop.decide(now.timestamp(), await admin.override() or _fixed(pool))
+        by_hand = await admin.override() or (None if admin.heard else _restored(loop, now.timestamp()))
+        outcome = loop.decide(now.timestamp(), by_hand or _fixed(pool))
         ours = of_steering(body.get("status", {}), pool, outcome, admin.alpha, node_pool_of, now)
         await self._write_down(body, pool, ours, outcome)
         for address, error in (await loop.enforce()).items():
@@ -148,7 +154,13 @@ class Steering:
 def _fixed(pool: spec.Pool) -> steering.Override | None:
     if pool.steering.fixed is None:
         return None
-    return steering.Override(policy=pool.steering.fixed, reason="spec.policy.name")
+    return steering.Override(policy=pool.steering.fixed, reason=_FIXED)
+
+
+def _restored(loop: steering.Loop, now: float) -> steering.Override | None:
+    """A person's override that a former operator has written down; the spec's own is asked of the spec."""
+    held = loop.held(now)
+    return None if held is None or held.reason == _FIXED else held
 
 
 def settings_of(item: spec.Steering) -> steering.Settings:

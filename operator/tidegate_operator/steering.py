@@ -27,6 +27,8 @@ CALL_S = 5.0
 RECONNECT_S = 1.0
 SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 0.1, 60.0
 """Between two reports of an engine, as EngineControl takes it."""
+SAME_END_S = 2.0
+"""An override's end that moved by less has not been moved by a person: it was told as a duration."""
 SILENT_PERIODS = 3
 """An engine is silent after so many periods, and the time to open its stream again, without a report."""
 MAX_REPORTS = 1000
@@ -59,6 +61,8 @@ class Override:
 
     policy: str
     reason: str
+    until_s: float | None = None
+    """When it ends; None = when its giver says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +253,14 @@ class Loop:
         self._state, verdict = _decide(now, self._state, together, self.settings, override, whole=whole)
         return Outcome(state=self._state, verdict=verdict, window=window if whole else None)
 
+    def held(self, now: float) -> Override | None:
+        """The override in force, if its time is not over: what to go on with when nobody can say whether it still
+        holds."""
+        state = self._state
+        if state.kind is not guards.Kind.OVERRIDE or (state.until_s is not None and now >= state.until_s):
+            return None
+        return Override(policy=state.active, reason=state.reason, until_s=state.until_s)
+
     async def enforce(self) -> dict[str, str]:
         """Puts the decided policy in force wherever it is not; returns the engines that did not take it, and why."""
         return await self.engines.put_in_force(self._state.active, self._state.reason)
@@ -277,4 +289,12 @@ def _decide(
     if override is not None and verdict.kind is guards.Kind.OVERRIDE:
         state = replace(state, reason=override.reason)
         verdict = replace(verdict, reason=override.reason)
+    if override is not None and not _same_end(state.until_s, override.until_s):
+        state = replace(state, until_s=override.until_s)
     return state, verdict
+
+
+def _same_end(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) < SAME_END_S

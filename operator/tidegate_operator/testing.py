@@ -78,7 +78,8 @@ class FakeAdmin:
 
     alpha = 0.2
 
-    def __init__(self) -> None:
+    def __init__(self, *, heard: bool = True) -> None:
+        self.heard = heard
         self.by_hand: steering.Override | None = None
         self.told: list[str] = []
 

@@ -6,8 +6,8 @@ from aiohttp import ClientSession, web
 from tidegate_operator import gateway_admin, steering
 
 
-def state(policy="edf", source="settings"):
-    told = {"name": policy, "source": source, "reason": "busy", "left_s": None}
+def state(policy="edf", source="settings", left_s=None):
+    told = {"name": policy, "source": source, "reason": "busy", "left_s": left_s}
     return {"policy": told, "dispatch": {"rule": "score", "alpha": 0.3, "beta": 1.0}}
 
 
@@ -29,8 +29,20 @@ async def gateway():
     return Gateway()
 
 
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self):
+        return self.now
+
+
 @pytest.fixture
-async def admin(gateway):
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+async def admin(gateway, clock):
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", gateway.handle)
     runner = web.AppRunner(app)
@@ -38,7 +50,7 @@ async def admin(gateway):
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
     async with ClientSession() as session:
-        yield gateway_admin.GatewayAdmin(session, f"http://{host}:{port}")
+        yield gateway_admin.GatewayAdmin(session, f"http://{host}:{port}", clock=clock)
     await runner.cleanup()
 
 
@@ -80,15 +92,35 @@ async def test_nobody_is_told_while_a_person_has_chosen(gateway, admin):
         pytest.param([], id="a list"),
     ],
 )
-async def test_an_override_lasts_while_no_gateway_makes_sense(gateway, admin, answer):
-    gateway.answer = state("priority", "override")
-    await admin.override()
+async def test_an_override_lasts_until_its_end_while_no_gateway_makes_sense(gateway, admin, clock, answer):
+    gateway.answer = state("priority", "override", left_s=60)
+    chosen = await admin.override()
+    assert chosen == steering.Override(policy="priority", reason="busy", until_s=clock.now + 60)
     gateway.answer = answer
-    assert await admin.override() == steering.Override(policy="priority", reason="busy")
+    clock.now += 59
+    assert await admin.override() == chosen
+    clock.now += 1
+    assert await admin.override() is None
+    assert admin.heard
+
+
+async def test_an_override_that_is_prolonged_lasts_longer(gateway, admin, clock):
+    gateway.answer = state("priority", "override", left_s=60)
+    await admin.override()
+    clock.now += 59
+    gateway.answer = state("priority", "override", left_s=600)
+    assert await admin.override() == steering.Override(policy="priority", reason="busy", until_s=clock.now + 600)
+
+
+async def test_nobody_knows_of_an_override_before_a_gateway_has_answered(gateway, admin):
+    gateway.answer = lambda: web.Response(status=503)
+    assert (await admin.override(), admin.heard) == (None, False)
+    gateway.answer = state("edf", "steered")
+    assert (await admin.override(), admin.heard) == (None, True)
 
 
 async def test_a_gateway_that_never_answered_is_not_told(gateway, admin):
     gateway.answer = lambda: web.Response(status=503)
-    assert await admin.override() is None
+    await admin.override()
     await admin.follow("sjf", "calm")
     assert gateway.told == []

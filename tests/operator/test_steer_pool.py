@@ -180,6 +180,40 @@ async def test_a_manual_override_is_shown(cluster, kubectl, namespace, rules):
         assert [engine.policy for engine in engines.values()] == ["priority", "priority"]
 
 
+async def test_an_override_outlives_the_operator_while_no_gateway_answers_and_ends_in_time(
+    cluster, kubectl, namespace, rules
+):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        clock, admin = Clock(), testing.FakeAdmin()
+        first = make(clock, admin)
+        await look(first, namespace, clock, engines, 0)
+        admin.by_hand = steering.Override(policy="priority", reason="by me", until_s=START.timestamp() + 600)
+        await look(first, namespace, clock, engines, 1)
+        await first.close()
+        second = make(clock, testing.FakeAdmin(heard=False))
+        await look(second, namespace, clock, engines, 1)
+        await look(second, namespace, clock, engines, 500)
+        active = status(kubectl)["activePolicy"]
+        assert (active["name"], active["override"], active["reason"]) == ("priority", True, "by me")
+        await look(second, namespace, clock, engines, 100)
+        active = status(kubectl)["activePolicy"]
+        assert (active["name"], active["override"], active["reason"]) == ("sjf", False, "the override has ended")
+        assert [engine.policy for engine in engines.values()] == ["sjf", "sjf"]
+
+
+@pytest.mark.parametrize("heard", [True, False])
+async def test_a_policy_that_the_spec_fixes_no_more_ends_whether_or_not_a_gateway_answers(
+    cluster, kubectl, namespace, rules, heard
+):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules, mode="fixed", name="edf") as (engines, make):
+        clock = Clock()
+        await look(make(clock), namespace, clock, engines, 0)
+        body = testing.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy=QUICK)
+        kubectl("replace", "-f", "-", body=body)
+        await look(make(clock, testing.FakeAdmin(heard=heard)), namespace, clock, engines, 1)
+        assert status(kubectl)["activePolicy"]["name"] == "sjf"
+
+
 async def test_the_gateways_are_told_what_the_engines_were_told(cluster, kubectl, namespace, rules):
     async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
         clock, admin = Clock(), testing.FakeAdmin()

@@ -73,6 +73,8 @@ class SteerState:
     kind: Kind = Kind.KEEP
     before: str | None = None
     """The order that a rollback, or the end of an override, returns to; None when there is nothing to return to."""
+    until_s: float | None = None
+    """When the override ends, as far as its giver said; the shell keeps it and stops to hand the override in."""
     baseline: Baseline | None = None
     strikes: Mapping[str, int] = field(default_factory=dict)
     """How often each policy was rolled back."""
@@ -177,6 +179,7 @@ def _switch(
         reason=reason,
         kind=kind,
         before=state.active if baseline is not None else None,
+        until_s=None,
         baseline=baseline,
     )
     return after, Verdict(kind=kind, policy=policy, reason=reason)
