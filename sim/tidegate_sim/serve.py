@@ -4,6 +4,7 @@ cluster without GPUs."""
 import argparse
 import asyncio
 import contextlib
+import math
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from tidegate_engine import control
 from tidegate_policy import cost, orders
 from tidegate_sim import govern, realtime, wire
 
+SLOWEST, FASTEST = 0.01, 1000.0
+"""Speeds that can be asked for; beyond them a step is lost in the clock's grain. The ServingPool schema has the same."""
 DRAIN_S = 5.0
 BACKLOG = 1024
 """Connections that may wait to be accepted: a burst of clients comes at once."""
@@ -28,17 +31,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--control", default="127.0.0.1:9010", metavar="HOST:PORT", help="EngineControl's address")
     parser.add_argument("--policy", default="fcfs", choices=sorted(orders.ORDERS), help="the order at start")
     parser.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="run X times as fast as the profile")
+    parser.add_argument(
+        "--shutdown-timeout",
+        type=_patience,
+        default=DRAIN_S,
+        metavar="SECONDS",
+        help="after SIGTERM, for running calls to finish (default: %(default)g)",
+    )
 
 
 def _speed(text: str) -> float:
     speed = float(text)
-    if not 0.01 <= speed <= 1000:
-        raise argparse.ArgumentTypeError("must be between 0.01 and 1000")
+    if not SLOWEST <= speed <= FASTEST:
+        raise argparse.ArgumentTypeError(f"must be between {SLOWEST:g} and {FASTEST:g}")
     return speed
 
 
+def _patience(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:  # aiohttp takes 0 for "without end"
+        raise argparse.ArgumentTypeError("must be more than 0 seconds")
+    return seconds
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serves until SIGTERM or SIGINT. Returns 1 when an address is taken or the profile is unknown."""
+    """Serves until SIGTERM or SIGINT, then lets running calls finish. Returns 1 when an address is taken or the profile is
+    unknown."""
     parser = argparse.ArgumentParser(prog="tidegate sim-engine", description="A simulated engine.", allow_abbrev=False)
     add_arguments(parser)
     options = parser.parse_args(argv)
@@ -55,7 +73,9 @@ async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
     loop = asyncio.get_running_loop()
     engine = realtime.RealtimeEngine(model, policy=options.policy)
     simulated = wire.SimulatedEngine(engine, wire.Identity(model=options.model, profile=options.profile))
-    runner = web.AppRunner(simulated.app, access_log=None, handler_cancellation=True, shutdown_timeout=DRAIN_S)
+    runner = web.AppRunner(
+        simulated.app, access_log=None, handler_cancellation=True, shutdown_timeout=options.shutdown_timeout
+    )
     await runner.setup()
     stopped = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -68,6 +88,7 @@ async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
         async with asyncio.TaskGroup() as tasks:
             stepping = tasks.create_task(engine.run())
             await stopped.wait()
+            await runner.cleanup()  # takes no calls any more, and waits for those that the engine still steps
             stepping.cancel()
         await loop.run_in_executor(None, stop_control)
     finally:

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from tidegate_operator import testing
+from tidegate_sim import serve
 
 EXAMPLE = pathlib.Path(__file__).parent / "golden" / "chat.yaml"
 
@@ -21,6 +22,13 @@ def test_every_field_has_a_description():
     crd = yaml.safe_load((pathlib.Path(__file__).parents[2] / "crds/servingpools.tidegate.dev.yaml").read_text())
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     assert list(undescribed(schema, "")) == [".metadata"]
+
+
+def test_the_speeds_of_simulated_engines_are_those_that_they_take():
+    crd = yaml.safe_load((pathlib.Path(__file__).parents[2] / "crds/servingpools.tidegate.dev.yaml").read_text())
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    speed = spec["properties"]["engine"]["properties"]["simSpeed"]
+    assert (speed["minimum"], speed["maximum"]) == (serve.SLOWEST, serve.FASTEST)
 
 
 def undescribed(schema, path):
@@ -91,6 +99,7 @@ REFUSED = {
     ),
     "alpha above one": ({"gateway": {"dispatch": {"alpha": "1.5"}}}, "should match"),
     "simSpeed of a real engine": ({"engine": {"kind": "vllm", "simSpeed": 2}}, "applies to kind: sim only"),
+    "a simSpeed that no engine takes": ({"engine": {"kind": "sim", "simSpeed": 1001}}, "less than or equal to 1000"),
     "a field that does not exist": ({"engine": {"kind": "sim", "imagge": "x"}}, 'unknown field "spec.engine.imagge"'),
     "a model without a name": ({"model": {}}, "spec.model.name: Required"),
 }  # fmt: skip

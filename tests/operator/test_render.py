@@ -3,7 +3,10 @@ import pathlib
 import pytest
 import yaml
 
+import tidegate_profiles
+from tidegate_gateway import settings
 from tidegate_operator import render, spec, spread
+from tidegate_policy import cost
 
 KNOWN = spec.Known(
     policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency"}), profiles=frozenset({"a100-70b-tp8"})
@@ -90,9 +93,22 @@ def test_a_simulated_engine_runs_our_image_at_its_profile():
     assert container["command"] == ["tidegate", "sim-engine"]
     assert container["args"] == [
         "--model=Qwen/Qwen3-8B", "--host=0.0.0.0", "--port=8000", "--control=0.0.0.0:9001",
-        "--speed=10", "--profile=a100-70b-tp8",
+        "--speed=10", "--shutdown-timeout=120", "--profile=a100-70b-tp8",
     ]  # fmt: skip
     assert "nvidia.com/gpu" not in container["resources"].get("limits", {})
+
+
+@pytest.mark.parametrize("speed", [0.5, 1, 20])
+def test_the_gateway_predicts_a_simulated_engine_at_its_speed(speed):
+    engine = {**body()["spec"]["engine"], "kind": "sim", "simSpeed": speed}
+    text = pick(manifests(engine=engine), "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
+    profiled, unprofiled = settings.from_mapping(yaml.safe_load(text)).services
+    shipped = tidegate_profiles.load("a100-70b-tp8")["cost"]
+    told = shipped if profiled.cost is None else profiled.cost
+    predicted = cost.from_mapping(told).step_seconds(uncached=1000, attended=500_000, decodes=3, context=3000)
+    alone = cost.from_mapping(shipped).step_seconds(uncached=1000, attended=500_000, decodes=3, context=3000)
+    assert predicted == pytest.approx(alone / speed)
+    assert unprofiled.cost is None
 
 
 def test_devices_may_come_by_a_resource_claim():
@@ -114,8 +130,6 @@ def test_the_weights_are_found(uri, expected):
 
 
 def test_the_settings_are_what_the_gateway_reads():
-    from tidegate_gateway import settings
-
     text = pick(manifests(), "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
     read = settings.from_mapping(yaml.safe_load(text))
     assert [service.name for service in read.services] == ["chat-engine-a100.prod.svc", "chat-engine-a6000.prod.svc"]

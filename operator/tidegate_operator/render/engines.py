@@ -140,6 +140,7 @@ def _simulated(pool: spec.Pool, node_pool: spec.NodePool) -> Iterator[str]:
     yield f"--port={labels.HTTP_PORT}"
     yield f"--control=0.0.0.0:{labels.CONTROL_PORT}"
     yield f"--speed={pool.engine.sim_speed:g}"
+    yield f"--shutdown-timeout={pool.engine.drain_s}"
     if node_pool.profile:
         yield f"--profile={node_pool.profile}"
 

@@ -6,13 +6,16 @@ The gateway never talks to the API server: the settings name each node pool's he
 the engines.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
+import tidegate_profiles
 from tidegate_operator import spec
 from tidegate_operator.render import labels, pods, store
+from tidegate_policy import cost
 
 COMPONENT = "gateway"
 PUBLIC_PORTS = {"http": labels.HTTP_PORT, "grpc": labels.GRPC_PORT}
@@ -43,6 +46,7 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
                 "controlPort": labels.CONTROL_PORT,
                 "nodePool": node_pool.name,
                 "profile": node_pool.profile,
+                **_cost(pool.engine, node_pool),
             }
             for node_pool in pool.node_pools
         ],
@@ -59,6 +63,14 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
         "store": {"url": store.url(pool), "pool": f"{pool.namespace}.{pool.name}"},
         "timeouts": {"drain": DRAIN_S},
     }
+
+
+def _cost(engine: spec.Engine, node_pool: spec.NodePool) -> dict[str, Any]:
+    """What engines that are simulated at another speed than their profile's cost; others cost what the profile says."""
+    if not engine.simulated or engine.sim_speed == 1 or node_pool.profile is None:
+        return {}
+    model = cost.from_mapping(tidegate_profiles.load(node_pool.profile)["cost"])
+    return {"cost": dataclasses.asdict(cost.scaled(model, 1 / engine.sim_speed))}
 
 
 def manifests(pool: spec.Pool, *, image: str, pull_policy: str, operator_namespace: str) -> Iterator[labels.Manifest]:
