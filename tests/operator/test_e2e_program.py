@@ -1,0 +1,53 @@
+"""What `tools/kubernetes/e2e` leaves behind on a cluster that somebody gave it; the API server is real, no check runs."""
+
+import importlib.machinery
+import importlib.util
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def e2e():
+    loader = importlib.machinery.SourceFileLoader("e2e_program", str(ROOT / "tools/kubernetes/e2e"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
+def existing(plane, *kinds):
+    return {name for kind in kinds for name in plane.kubectl("get", kind, "-o", "name").split()}
+
+
+def test_a_run_that_fails_takes_away_what_it_made_and_nothing_else(plane, e2e):
+    theirs = {"namespace/tidegate-e2e", "namespace/tidegate-e2e-system"}
+    for name in theirs:
+        plane.kubectl("create", *name.split("/"))
+    kinds = ("namespaces", "clusterroles", "clusterrolebindings")
+    before = existing(plane, *kinds)
+    values = ("crds.install=false", "namespaces.all=true")
+    sets = [word for value in values for word in ("--set", value)]
+
+    def fail():
+        with e2e.given_cluster(str(plane.kubeconfig)) as cluster:
+            e2e.make_namespaces(cluster)
+            cluster.helm("install", "tidegate", str(ROOT / "helm/tidegate"), "-n", e2e.SYSTEM, *sets)
+            made = existing(plane, *kinds) - before
+            assert {name.partition(".")[0].partition("/")[0] for name in made} == {
+                "namespace", "clusterrole", "clusterrolebinding"
+            }  # fmt: skip
+            raise e2e.FailedError("a check failed")
+
+    with pytest.raises(e2e.FailedError, match="a check failed"):
+        fail()
+    assert existing(plane, *kinds) == before
+    assert theirs < before
+
+
+def test_a_run_that_has_made_nothing_takes_nothing_away(plane, e2e):
+    before = existing(plane, "namespaces")
+    with e2e.given_cluster(str(plane.kubeconfig)):
+        pass
+    assert existing(plane, "namespaces") == before
