@@ -99,8 +99,11 @@ class Gateway:
     rule: str
     """How an engine is chosen for a call."""
     alpha: float | None
-    """Weight of an engine's speed against its load; None = tuned by the gateway."""
+    """Weight of an engine's speed against its load; None = the gateway's own, 0.2 at present."""
     beta: float
+    """Scale of an engine's load, in seconds squared."""
+    traces_to: str | None
+    """OTLP collector over gRPC; None = no spans."""
     max_waiting: int
     ttl_s: float
     default_class: str | None
@@ -240,6 +243,7 @@ def _gateway(item: Json) -> Gateway:
         rule=item["dispatch"]["rule"],
         alpha=None if alpha == "auto" else float(alpha),
         beta=float(item["dispatch"]["beta"]),
+        traces_to=item.get("tracing", {}).get("endpoint"),
         max_waiting=item["queue"]["maxRequests"],
         ttl_s=duration.seconds(item["queue"]["ttl"]),
         default_class=item.get("defaultClass"),

@@ -52,6 +52,11 @@ def test_the_documented_example_is_accepted_with_these_defaults(kubectl, golden)
     golden("chat.stored.yaml", {"spec": stored["spec"]})
 
 
+def test_a_pool_that_says_nothing_gets_the_measured_beta(kubectl):
+    kubectl("create", "-f", "-", body=testing.pool())
+    assert kubectl("get", "spool", "chat", "-o", "jsonpath={.spec.gateway.dispatch.beta}") == "300"
+
+
 def test_it_is_in_the_category_and_has_its_columns(kubectl):
     kubectl("create", "-f", "-", body=testing.pool("listed"))
     head, row = kubectl("get", "tidegate").splitlines()
@@ -98,6 +103,7 @@ REFUSED = {
         {"state": {"valkey": {"embedded": True, "secretRef": {"name": "s"}}}}, "secretRef goes with url",
     ),
     "alpha above one": ({"gateway": {"dispatch": {"alpha": "1.5"}}}, "should match"),
+    "spans to no address": ({"gateway": {"tracing": {"endpoint": "otel:4317"}}}, "should match"),
     "simSpeed of a real engine": ({"engine": {"kind": "vllm", "simSpeed": 2}}, "applies to kind: sim only"),
     "a simSpeed that no engine takes": ({"engine": {"kind": "sim", "simSpeed": 1001}}, "less than or equal to 1000"),
     "a field that does not exist": ({"engine": {"kind": "sim", "imagge": "x"}}, 'unknown field "spec.engine.imagge"'),

@@ -129,6 +129,13 @@ def test_the_weights_are_found(uri, expected):
     assert f"--model={expected}" in engine_container(manifests(model=model))["args"]
 
 
+@pytest.mark.parametrize("endpoint", [None, "http://otel.observability:4317"])
+def test_spans_go_where_the_spec_says(endpoint):
+    gateway = {**body()["spec"]["gateway"], "tracing": {"endpoint": endpoint} if endpoint else {}}
+    text = pick(manifests(gateway=gateway), "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
+    assert settings.from_mapping(yaml.safe_load(text)).tracing.endpoint == endpoint
+
+
 def test_the_settings_are_what_the_gateway_reads():
     text = pick(manifests(), "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
     read = settings.from_mapping(yaml.safe_load(text))

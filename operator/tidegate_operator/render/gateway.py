@@ -62,6 +62,7 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
         "queue": {"maxRequests": pool.gateway.max_waiting, "ttl": pool.gateway.ttl_s},
         "store": {"url": store.url(pool), "pool": f"{pool.namespace}.{pool.name}"},
         "timeouts": {"drain": DRAIN_S},
+        **({"tracing": {"endpoint": pool.gateway.traces_to}} if pool.gateway.traces_to else {}),
     }
 
 
