@@ -153,7 +153,7 @@ class Queue:
     max_requests: int = 5000
     """Calls that may wait here; the next is refused as saturated."""
     ttl_s: float = 60.0
-    """Longest wait here."""
+    """Longest wait here of a call without a deadline; one with a deadline waits until that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ class Limits:
     max_waiting: int = 5000
     """Calls that may wait in the gateway; the next one is dropped as saturated."""
     ttl_s: float = 60.0
-    """Seconds a call may wait in the gateway."""
+    """Seconds that a call without a deadline may wait in the gateway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class _Held:
     """What is remembered of a waiting call beside its ticket."""
 
     expiry_s: float
-    """Instant at which its wait here is over: its time to live, or its deadline if that is earlier."""
+    """Instant at which its wait here is over: its deadline, or the end of its time to live if it has none."""
     attempt: int = 1
     avoid: set[EngineId] = field(default_factory=set)
 
@@ -275,8 +275,7 @@ class Dispatcher:
         return any(engine.state.accepting and engine.state.id not in held.avoid for engine in self._engines.values())
 
     def _expiry_s(self, now: float, call: Call) -> float:
-        expiry_s = now + self._limits.ttl_s
-        return expiry_s if call.deadline_s is None else min(expiry_s, call.deadline_s)
+        return now + self._limits.ttl_s if call.deadline_s is None else call.deadline_s
 
     def _hold(self, call: Call, held: _Held) -> None:
         self._held[call.id] = held
@@ -293,8 +292,8 @@ class Dispatcher:
             raise AssertionError(f"call {call_id!r} is held but does not wait")
         if not self._willing(held):
             return self._drop(ticket.call, DropReason.NO_ENGINES)
-        missed = ticket.call.deadline_s is not None and ticket.call.deadline_s <= held.expiry_s
-        return self._drop(ticket.call, DropReason.DEADLINE_UNREACHABLE if missed else DropReason.TTL_EXPIRED)
+        timed = ticket.call.deadline_s is not None
+        return self._drop(ticket.call, DropReason.DEADLINE_UNREACHABLE if timed else DropReason.TTL_EXPIRED)
 
     def _drop(self, call: Call, reason: DropReason) -> Drop:
         backlogs = [

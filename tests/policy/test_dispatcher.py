@@ -115,6 +115,17 @@ def test_a_call_that_waited_too_long_expires() -> None:
     assert gate.next_expiry_s() is None
 
 
+def test_a_call_with_a_deadline_waits_until_that_however_long_it_is() -> None:
+    gate = dispatcher(cap=1, engines=1, ttl_s=10.0)
+    gate.on_arrival(0.0, call("out"))
+    gate.on_arrival(0.0, call("patient", deadline_s=500.0))
+    gate.on_arrival(0.0, call("none"))
+    assert dropped(gate.on_tick(10.0)) == [DropReason.TTL_EXPIRED]
+    assert gate.next_expiry_s() == 500.0
+    assert dropped(gate.on_tick(499.0)) == []
+    assert dropped(gate.on_tick(500.0)) == [DropReason.DEADLINE_UNREACHABLE]
+
+
 def test_a_call_whose_deadline_passes_while_it_waits_is_not_sent() -> None:
     gate = dispatcher(cap=1, engines=1)
     gate.on_arrival(0.0, call("out"))
@@ -174,6 +185,11 @@ class Life(RuleBasedStateMachine):
             else:
                 assert name not in self.at
                 self.inside.remove(name)
+                if action.reason is DropReason.TTL_EXPIRED:
+                    assert action.call.deadline_s is None
+                if action.reason is DropReason.DEADLINE_UNREACHABLE:
+                    assert action.call.deadline_s is not None
+                    assert action.call.deadline_s <= self.now
 
     def some_out(self, data: st.DataObject) -> CallId:
         return CallId(data.draw(st.sampled_from(sorted(self.at))))
@@ -218,6 +234,8 @@ class Life(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self.carry_out(self.gate.on_tick(self.now))
+        late = [each.id for each in self.gate.waiting_calls() if (each.deadline_s or self.now + 1) <= self.now]
+        assert not late
 
     @rule(index=st.integers(0, 2), cap=st.none() | st.integers(1, 4), accepting=st.booleans())
     def change_engine(self, index: int, cap: int | None, accepting: bool) -> None:
