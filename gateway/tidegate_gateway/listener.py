@@ -1,9 +1,9 @@
 """An HTTP listener that bounds what a client can do to it, over aiohttp's low-level server.
 
 aiohttp's parser is strict (sizes and number of headers, control characters, contradicting lengths); what it lacks is here:
-a deadline for headers and bodies, a bound on connections and bodies, and every refusal as an OpenAI error object, the
-parser's own included. Routing is an allow-list: a path that is not in the table does not exist. `web` and `admin` bring the
-handlers.
+a deadline for headers, bodies and answers that nobody reads, a bound on connections and bodies, and every refusal as an
+OpenAI error object, the parser's own included. Routing is an allow-list: a path that is not in the table does not exist.
+`web` and `admin` bring the handlers.
 """
 
 import asyncio
@@ -29,6 +29,8 @@ Handler = Callable[..., Awaitable[web.StreamResponse]]
 PATH_BYTES, HEADER_BYTES, HEADERS = 8000, 8190, 128
 """Longest path, longest header, most headers. The parser tells a long path from a long header by its limit only, so the
 two differ."""
+TAKEN_BYTES = 64 * 1024
+"""What a client must take of an answer within `limits.write_s`, or all that is left of it."""
 LINGER_S = 2.0
 """For which the rest of a refused body is still read, so that the client sees the refusal."""
 
@@ -80,9 +82,33 @@ class Routes:
 
 
 class Connection(web_protocol.RequestHandler):
-    """One client connection; what it sends that is not HTTP gets our error object too."""
+    """One client connection; what it sends that is not HTTP gets our error object too, and it is cut when it does not
+    read."""
 
-    __slots__ = ()
+    __slots__ = ("_write_s",)
+
+    def __init__(self, server: "Server", *, write_s: float, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._write_s = write_s
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self.transport is not None:
+            self.transport.set_write_buffer_limits(0)  # an answer has left when the kernel has all of it
+
+    async def _drain_helper(self) -> None:
+        """Waits for the client, in every write of every answer. Raises `ConnectionResetError` when it does not read."""
+        while (transport := self.transport) is not None:
+            left = transport.get_write_buffer_size()
+            try:
+                async with asyncio.timeout(self._write_s):
+                    return await super()._drain_helper()
+            except TimeoutError as error:
+                self._drain_waiter = None  # cancelled by the timeout; the next wait needs one that is not
+                if left - transport.get_write_buffer_size() < TAKEN_BYTES:
+                    transport.abort()
+                    raise ConnectionResetError("the client does not read its answer") from error
+        raise ConnectionResetError("the connection is lost")
 
     def handle_error(
         self,
@@ -123,7 +149,7 @@ class Server(web.Server):
         self._limits = limits
 
     def __call__(self) -> web_protocol.RequestHandler:
-        return Connection(self, loop=self._loop, **self._kwargs)
+        return Connection(self, write_s=self._limits.write_s, loop=self._loop, **self._kwargs)
 
     def connection_made(self, handler: web_protocol.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)

@@ -2,7 +2,7 @@
 
 Messages are brought into the shape that HTTP has (a body and headers) and then take the same way: one validation, one
 admission, one router. Errors carry `ErrorInfo` (our code as its reason) and `RetryInfo`. Cancelling a stream stops the
-engine.
+engine, and so does not reading it.
 """
 
 import asyncio
@@ -30,6 +30,8 @@ logger = logging.getLogger("tidegate.gateway")
 
 DOMAIN = "tidegate.dev"
 HEALTH_S = 0.2
+KEEPALIVE_S, ANSWERED_S = 30, 10
+"""A silent connection is asked so often whether it lives, and closed when it has not answered for so long."""
 SERVICES = ("tidegate.v1.Inference", "tidegate.v1.Workflows")
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -42,10 +44,8 @@ class Inference(inference_pb2_grpc.InferenceServicer):
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def Generate(
-        self, request: inference_pb2.GenerateRequest, context: Context
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        gateway = self._gateway
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
+        gateway, write_s = self._gateway, self._gateway.told.limits.write_s
         now = gateway.clock()
         try:
             kind, body = _body(request)
@@ -53,23 +53,22 @@ class Inference(inference_pb2_grpc.InferenceServicer):
             async with gateway.answer(now, ask) as serving:
                 if not serving.reply.streamed:
                     raise _engines_refusal(serving)
-                yield inference_pb2.GenerateResponse(accepted=_accepted(ask, serving))
+                await _write(context, write_s, inference_pb2.GenerateResponse(accepted=_accepted(ask, serving)))
                 finish = ""
                 block = serving.reply.first
                 while block:
                     for text, reason in _pieces(block):
                         finish = reason or finish
                         if text:
-                            yield inference_pb2.GenerateResponse(text=text)
+                            await _write(context, write_s, inference_pb2.GenerateResponse(text=text))
                     block = await serving.next_block()
                 meter = serving.reply.meter
-                yield inference_pb2.GenerateResponse(
-                    finished=inference_pb2.Finished(
-                        finish_reason=finish,
-                        prompt_tokens=meter.prompt_tokens or 0,
-                        completion_tokens=meter.generated,
-                    )
+                finished = inference_pb2.Finished(
+                    finish_reason=finish,
+                    prompt_tokens=meter.prompt_tokens or 0,
+                    completion_tokens=meter.generated,
                 )
+                await _write(context, write_s, inference_pb2.GenerateResponse(finished=finished))
         except errors.GatewayError as error:
             await abort(context, error)
 
@@ -139,12 +138,10 @@ class Readable(grpc.aio.ServerInterceptor):
                 await abort(context, _unreadable(call.method))
             return await handler.unary_unary(request, context)
 
-        async def many(request: Any, context: Context) -> AsyncIterator[Any]:
+        async def many(request: Any, context: Context) -> None:
             if request is None:
                 await abort(context, _unreadable(call.method))
-            async with contextlib.aclosing(handler.unary_stream(request, context)) as answers:
-                async for answer in answers:
-                    yield answer
+            await handler.unary_stream(request, context)
 
         if handler.response_streaming:
             return handler._replace(request_deserializer=read, unary_stream=many)
@@ -176,6 +173,9 @@ async def serving(gateway: Gateway, host: str, port: int) -> AsyncIterator[str]:
     try:
         bound = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
+            ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+            ("grpc.keepalive_timeout_ms", ANSWERED_S * 1000),
+            ("grpc.keepalive_permit_without_calls", 1),
         raise OSError(f"cannot listen on {host}:{port}: {error}") from error
     await server.start()
     async with asyncio.TaskGroup() as group:
@@ -211,7 +211,20 @@ async def abort(context: Context, error: errors.GatewayError) -> NoReturn:
         delay = duration_pb2.Duration(nanos=0, seconds=max(1, round(error.retry_after_s)))
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     trailing = (("grpc-status-details-bin", status.SerializeToString()),)
-    await context.abort(_code(error), status.message, trailing_metadata=trailing)
+    try:
+        await context.abort(_code(error), status.message, trailing_metadata=trailing)
+    except grpc.aio.InternalError as gone:
+        raise asyncio.CancelledError("the client went away before it read its refusal") from gone
+
+
+async def _write(context: Context, write_s: float, event: inference_pb2.GenerateResponse) -> None:
+    """Sends the next message of a stream. Raises `BadRequest` when the client does not take it within `write_s` seconds."""
+    try:
+        async with asyncio.timeout(write_s):
+            await context.write(event)
+    except TimeoutError as error:
+        late = f"the answer was not read within {write_s:.3g} s"
+        raise BadRequest(late, code="request_timeout") from error
 
 
 def _in_fields(text: str) -> str:

@@ -196,7 +196,7 @@ class Limits:
     idle_s: float = 10.0
     """For a request's headers to arrive, and between two requests of a connection."""
     write_s: float = 60.0
-    """For a client to take the next bytes of its answer; then the call is cancelled."""
+    """For a client to take the next 64 KiB of its answer, or the next gRPC message; then its call is cancelled."""
     connections: int = 10_000
     choices: int = 16
     """`n`: each choice is a sequence in the engine."""

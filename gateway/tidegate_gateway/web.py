@@ -1,11 +1,10 @@
 """The OpenAI-compatible API over HTTP, workflows, health, and the status page.
 
 Handlers parse (`wire`), admit, serve, and write bytes; they decide nothing. A client that hangs up cancels its handler,
-and with it the call. A client that does not read is given up after `limits.write_s`. Unknown paths do not exist: engines
-have endpoints that take no key, and none of them can be reached through here.
+and with it the call; one that does not read is cut by `listener`. Unknown paths do not exist: engines have endpoints that
+take no key, and none of them can be reached through here.
 """
 
-import asyncio
 from typing import Any
 
 from aiohttp import web
@@ -68,13 +67,7 @@ class Web:
         await response.prepare(request)
         block = serving.reply.first
         while block:
-            try:
-                async with asyncio.timeout(self._limits.write_s):
-                    await response.write(block)
-            except TimeoutError as error:
-                if request.transport is not None:
-                    request.transport.abort()
-                raise ConnectionResetError("the client does not read its answer") from error
+            await response.write(block)
             try:
                 block = await serving.next_block()
             except errors.GatewayError as error:

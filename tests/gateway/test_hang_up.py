@@ -1,8 +1,10 @@
 """A client that goes away stops its call wherever it is; nothing stays behind."""
 
 import asyncio
+import socket
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tidegate_gateway import testing
@@ -76,3 +78,42 @@ async def test_hanging_up_leaves_its_workflow_stage_open(up: Any, until: Any) ->
             return (stage["calls_running"], stage["calls_done"], flow["state"]) == (0, 0, "running")
 
         await until(calls)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_does_not_read_any_kind_of_answer_is_cut(up: Any, until: Any, stream: bool) -> None:
+    text = b"x" * 30_000_000
+    event = b'data: {"choices":[{"text":"' + text[:1_000_000] + b'"}]}\n\n'
+    garbage = event * 30 + b"data: [DONE]\n\n" if stream else b'{"choices":[{"text":"' + text + b'"}]}'
+    limits = {"write": 0.3, "connections": 1}
+    async with testing.engine(garbage=garbage) as engine, up(engine, limits=limits) as client:
+        host, port = client.url.removeprefix("http://").split(":")
+        with socket.socket() as slow:
+            slow.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(slow, (host, int(port)))
+            body = b'{"model":"fake","prompt":"x","stream":%s}' % (b"true" if stream else b"false")
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+            await asyncio.get_running_loop().sock_sendall(slow, head + body)
+            await until(lambda: engine.bodies)
+
+            async def room() -> bool:
+                try:
+                    return (await client.send("GET", "/health"))[0] == 200
+                except aiohttp.ClientError:
+                    return False
+
+            assert not await room(), "the slow one has the only connection"
+            await until(room, within_s=20)
+            await until(lambda: client.gateway.router.serving == 0)
+
+
+async def test_a_client_that_reads_slowly_gets_all_of_its_answer(up: Any) -> None:
+    answer = b'{"choices":[{"text":"' + b"x" * 20_000_000 + b'"}]}'
+    async with testing.engine(garbage=answer) as engine, up(engine, limits={"write": 0.3}) as client:
+        body = {"model": "fake", "prompt": "x"}
+        async with client.http.post(client.url + "/v1/completions", json=body) as response:
+            read = 0
+            async for chunk in response.content.iter_chunked(1_000_000):
+                read += len(chunk)
+                await asyncio.sleep(0.05)
+        assert read == len(answer)
