@@ -199,7 +199,7 @@ class Limits:
     """For a client to take the next 64 KiB of its answer, or the next gRPC message; then its call is cancelled."""
     connections: int = 10_000
     choices: int = 16
-    """`n`: each choice is a sequence in the engine."""
+    """`n` times the prompts of one call: each choice is a sequence in the engine."""
     answer_bytes: int = 64 * 1024 * 1024
     """An answer that is not streamed."""
 

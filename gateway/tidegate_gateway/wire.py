@@ -111,7 +111,12 @@ def read_body(kind: Kind, headers: Headers, body: object, *, most_choices: int =
     if options is not None and not stream:
         raise BadRequest("stream_options goes with stream: true", param="stream_options")
     prompts, characters, messages = _chat(body) if kind == "chat" else _prompt(body)
-    choices = _count(body, "n", 1, most_choices) or 1
+    choices = prompts * (_count(body, "n", 1, most_choices) or 1)
+    if choices > most_choices:
+        raise BadRequest(
+            f"n times the number of prompts must be at most {most_choices}, not {choices}; send several calls",
+            param="prompt",
+        )
     most = _count(body, "max_completion_tokens", 0, 10_000_000) if kind == "chat" else None
     if most is None:
         most = _count(body, "max_tokens", 0, 10_000_000)
@@ -127,7 +132,7 @@ def read_body(kind: Kind, headers: Headers, body: object, *, most_choices: int =
         stream=stream,
         wants_usage=bool(options and options.get("include_usage")),
         max_tokens=most,
-        choices=choices * prompts,
+        choices=choices,
         characters=characters,
         messages=messages,
         request_id=_text(headers, "request"),

@@ -127,3 +127,15 @@ def test_a_stage_without_a_name_is_main() -> None:
     assert wire.read_body("chat", {"x-tidegate-workflow": "w"}, HELLO).stage == "main"
     with pytest.raises(errors.BadRequest, match="x-tidegate-workflow"):
         wire.read_body("chat", {"x-tidegate-stage": "s"}, HELLO)
+
+
+def test_a_call_is_bounded_in_sequences_not_in_choices_alone() -> None:
+    def sequences(prompts: int, n: int) -> int:
+        body = {"model": "m", "prompt": ["x"] * prompts, "n": n}
+        return wire.read_body("completion", {}, body, most_choices=16).choices
+
+    assert (sequences(16, 1), sequences(8, 2), sequences(1, 16)) == (16, 16, 16)
+    for prompts, n in ((17, 1), (9, 2), (2000, 16)):
+        with pytest.raises(errors.BadRequest, match="n times the number of prompts must be at most 16") as caught:
+            sequences(prompts, n)
+        assert caught.value.param == "prompt"
