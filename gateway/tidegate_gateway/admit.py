@@ -1,10 +1,14 @@
 """What does this request become: which promises does it carry, and may it come in?
 
 From an `Ask` to a `Job`: the tenant's entitlement bounds what it may claim (urgency) and how much it may use (tokens a
-minute), its class fills in targets, its workflow gives it a budget, perception gives it a size. Everything that can be
-refused before the dispatcher sees the call is refused here.
+minute), its class fills in targets and bounds those that are claimed, its workflow gives it a budget, perception gives it a
+size. Everything that can be refused before the dispatcher sees the call is refused here.
+
+A claim may loosen what the class promises, never tighten it, and no call is due before the fastest engine could have
+answered it: a claim that nobody can keep wins nothing over an honest one.
 """
 
+import dataclasses
 import functools
 import secrets
 from collections.abc import Awaitable, Callable
@@ -12,6 +16,7 @@ from dataclasses import dataclass
 
 from tidegate_gateway import errors, perceive, settings, sse, wire, workflows
 from tidegate_gateway.serving import Job
+from tidegate_policy.cost import CostModel
 from tidegate_policy.model import DEFAULT_URGENCY, Call, CallId, DropReason
 
 Spend = Callable[[str, int, int, bool], Awaitable[float]]
@@ -29,6 +34,7 @@ class Admission:
         *,
         spend: Spend,
         waiting: Callable[[], int],
+        costs: Callable[[], list[CostModel]],
         models: Callable[[], list[str]],
     ) -> None:
         self._classes = {item.name: item for item in told.classes}
@@ -40,6 +46,7 @@ class Admission:
         self._flows = flows
         self._spend = spend
         self._waiting = waiting
+        self._costs = costs
         self._models = models
 
     async def admit(self, now: float, ask: wire.Ask) -> Job:
@@ -58,10 +65,15 @@ class Admission:
         call_id = CallId(f"tg-{secrets.token_hex(12)}")
         prompt_tokens = self._perception.prompt_tokens(ask.model, ask.characters, ask.messages)
         booked = await self._book(tenant, ask, prompt_tokens)
-        member = None if ask.workflow is None else await self._flows.join(now, ask, call_id)
+        try:
+            member = None if ask.workflow is None else await self._flows.join(now, ask, call_id)
+        except BaseException:
+            if booked and tenant.tokens_per_minute is not None:
+                await self._spend(tenant.name, -booked, tenant.tokens_per_minute, True)
+            raise
         terms = _Terms(ask=ask, kind=_kind(ask, member, name), member=member, tenant=tenant, booked=booked)
         predicted, upper = self._perception.output_tokens(terms.kind, ask.max_tokens, ask.choices)
-        ttft_s, tpot_s = ask.ttft_s or slo_class.ttft_s, ask.tpot_s or slo_class.tpot_s
+        ttft_s, tpot_s = _latest(ask.ttft_s, slo_class.ttft_s), _latest(ask.tpot_s, slo_class.tpot_s)
         call = Call(
             id=call_id,
             arrival_s=now,
@@ -75,13 +87,16 @@ class Admission:
             urgency=max(DEFAULT_URGENCY if ask.urgency is None else ask.urgency, tenant.max_urgency),
             ttft_s=ttft_s,
             tpot_s=tpot_s,
-            due_s=_due_s(now, ask, slo_class, member, ttft_s, tpot_s, predicted),
             deadline_s=_least(member.deadline_s if member else None, now + ask.deadline_s if ask.deadline_s else None),
             left_s=member.left_s if member else 0.0,
             workflow=member.workflow if member else None,
             stage=ask.stage,
             session=ask.session,
         )
+        due_s = _due_s(call, ask, slo_class, member)
+        if due_s is not None:
+            fastest_s = min((model.call_seconds(call) for model in self._costs()), default=0.0)
+            call = dataclasses.replace(call, due_s=max(due_s, now + fastest_s))
         return Job(
             call=call,
             ask=ask,
@@ -142,23 +157,24 @@ def _kind(ask: wire.Ask, member: workflows.Membership | None, slo_class: str) ->
 
 
 def _due_s(
-    now: float,
-    ask: wire.Ask,
-    slo_class: settings.SloClass,
-    member: workflows.Membership | None,
-    ttft_s: float | None,
-    tpot_s: float | None,
-    predicted: int,
+    call: Call, ask: wire.Ask, slo_class: settings.SloClass, member: workflows.Membership | None
 ) -> float | None:
-    """The earliest of the stage's budget, the call's own deadline, and what its targets imply (H-MAS: D_r)."""
-    own_s = ask.deadline_s or slo_class.deadline_s
-    implied_s = ttft_s + tpot_s * predicted if ttft_s is not None and tpot_s is not None else None
-    return _least(
-        member.due_s if member else None,
-        None if own_s is None else now + own_s,
-        None if implied_s is None else now + implied_s,
-    )
+    """The earliest of the stage's budget, the call's own deadline, and what its targets imply (H-MAS: D_r); its own two no
+    earlier than those of its class."""
+    claimed_s = _least(ask.deadline_s or slo_class.deadline_s, _implied_s(call.ttft_s, call.tpot_s, call))
+    promised_s = _least(slo_class.deadline_s, _implied_s(slo_class.ttft_s, slo_class.tpot_s, call))
+    own_s = _latest(claimed_s, promised_s)
+    return _least(member.due_s if member else None, None if own_s is None else call.arrival_s + own_s)
+
+
+def _implied_s(ttft_s: float | None, tpot_s: float | None, call: Call) -> float | None:
+    """Seconds from arrival to the last token when both targets are just met."""
+    return None if ttft_s is None or tpot_s is None else ttft_s + tpot_s * call.output_predicted
 
 
 def _least(*instants: float | None) -> float | None:
     return min((instant for instant in instants if instant is not None), default=None)
+
+
+def _latest(claimed_s: float | None, promised_s: float | None) -> float | None:
+    return max((seconds for seconds in (claimed_s, promised_s) if seconds is not None), default=None)

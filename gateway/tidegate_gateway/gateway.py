@@ -99,6 +99,7 @@ class Gateway:
             spend=self._spend,
             waiting=lambda: self.core.waiting,
             models=lambda: self.fleet.models,
+            costs=self.fleet.costs,
         )
         self.policy = ActivePolicy(name=told.policy.name, source="settings", reason="the settings")
         self.meters.on_policy(told.policy.name, told.policy.name, "")

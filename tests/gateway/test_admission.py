@@ -1,0 +1,69 @@
+"""What a call may claim, and what a refused one gives back."""
+
+from typing import Any
+
+import pytest
+
+from tidegate_gateway import testing
+
+COST = {"step_s": 1.0, "prefill_s": 0.001}
+"""A call of 4 tokens takes 4 s and its prompt."""
+
+
+async def budget_ms(client: Any, engine: testing.FakeEngine, **headers: str) -> float:
+    """What the engine is told that the call may take."""
+    status, _, _ = await client.ask(headers={name.replace("_", "-"): value for name, value in headers.items()})
+    assert status == 200
+    found: float = engine.bodies[-1]["vllm_xargs"]["tg.budget_ms"]
+    return found
+
+
+CLAIMS = (
+    {"x_tidegate_deadline_ms": "200"},
+    {"x_tidegate_slo_ttft_ms": "1", "x_tidegate_slo_tpot_ms": "1"},
+    {"x_tidegate_deadline_ms": "200", "x_tidegate_workflow": "w"},
+)
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+async def test_an_impossible_claim_is_due_when_the_fastest_engine_could_have_answered(
+    up: Any, claim: dict[str, str]
+) -> None:
+    async with testing.engine() as engine:
+        fast = {"url": engine.url, "cost": COST}
+        slow = {"url": engine.url, "name": "slow", "cost": {**COST, "step_s": 100.0}}
+        async with up(fast, slow) as client:
+            await client.ask(max_tokens=4)
+            claimed = await budget_ms(client, engine, **claim)
+            assert 2000 < claimed < 5000, "four steps of 1 s, and the time until it was sent"
+
+
+async def test_a_claim_may_loosen_what_its_class_promises_but_not_tighten_it(up: Any) -> None:
+    classes = [
+        {"name": "chat", "ttft": "20s", "tpot": "1s"},
+        {"name": "batch", "deadline": "10m"},
+    ]
+    async with testing.engine() as engine, up({"url": engine.url, "cost": COST}, classes=classes) as client:
+        for _ in range(20):
+            await client.ask(max_tokens=4)
+        batch, chat = {"x_tidegate_class": "batch"}, {"x_tidegate_class": "chat"}
+        for claim in CLAIMS[:2]:
+            assert await budget_ms(client, engine, **batch, **claim) == pytest.approx(600_000, rel=0.01)
+            assert await budget_ms(client, engine, **chat, **claim) == pytest.approx(24_000, rel=0.1)
+        loose = {"x_tidegate_slo_ttft_ms": "50000"}
+        assert await budget_ms(client, engine, **chat, **loose) == pytest.approx(54_000, rel=0.1)
+        assert await budget_ms(client, engine, **batch, x_tidegate_deadline_ms="900000") > 800_000
+
+
+async def test_a_refused_workflow_call_gives_its_tokens_back(up: Any) -> None:
+    tenants = [{"name": "small", "tokensPerMinute": 600}]
+    async with testing.engine(prompt_tokens=280) as engine, up(engine, tenants=tenants) as client:
+        small = {"x-tidegate-tenant": "small"}
+        call = {"prompt": "x" * 1120, "max_tokens": 4}
+        for _ in range(5):
+            status, _, _ = await client.ask(
+                "/v1/completions", **call, headers={**small, "x-tidegate-workflow": "nobody"}
+            )
+            assert status == 404
+        for expected in (200, 200, 429):
+            assert (await client.ask("/v1/completions", **call, headers=small))[0] == expected
