@@ -33,6 +33,8 @@ def declared(
     named = body.get("tenant")
     if named is None:
         named = tenant or ""
+    elif tenant is not None and named != tenant:
+        raise BadRequest("tenant must be the one that the headers name", param="tenant")
     if not isinstance(named, str) or len(named) > 256 or not named.isprintable():
         raise BadRequest("tenant must be at most 256 printable characters", param="tenant")
     return records.NewWorkflow(
@@ -57,7 +59,7 @@ def _stages(value: object, template: settings.Template | None, most: int) -> tup
     if value is None or value == []:
         items = template.stages if template is not None else ()
         return tuple(
-            records.Stage(name=item.name, after=item.after, parallel=item.parallel, passes=item.repeat)
+            records.Stage(name=item.name, after=item.after, parallel=_parallel(item), passes=item.repeat)
             for item in items
         )
     if not isinstance(value, list) or len(value) > most:
@@ -70,6 +72,13 @@ def _stages(value: object, template: settings.Template | None, most: int) -> tup
     return stages
 
 
+def _parallel(item: settings.TemplateStage) -> int:
+    """Calls at the same time, 0 = undeclared; a stage that repeats can be over only if its calls are counted."""
+    if item.parallel is not None:
+        return item.parallel
+    return 1 if item.repeat > 1 else 0
+
+
 def _stage(item: object, where: str) -> records.Stage:
     if not isinstance(item, dict) or set(item) - {"name", "after", "parallel"}:
         raise BadRequest(f"{where} must be an object with name, after and parallel", param=where)
@@ -78,7 +87,7 @@ def _stage(item: object, where: str) -> records.Stage:
         raise BadRequest(f"{where}.after must be a list of stage names", param=f"{where}.after")
     parallel = item.get("parallel")
     if parallel is not None and (
-        isinstance(parallel, bool) or not isinstance(parallel, int) or not 0 <= parallel <= 1000
+        isinstance(parallel, bool) or not isinstance(parallel, int) or not 1 <= parallel <= 1000
     ):
         raise BadRequest(f"{where}.parallel must be a whole number from 1 to 1000", param=f"{where}.parallel")
     return records.Stage(

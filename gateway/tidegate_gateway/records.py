@@ -70,8 +70,6 @@ class Record:
     deadline_ms: int
     now_ms: int
     stages: tuple[Stage, ...]
-    just_ended: bool = False
-    """This very operation ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,31 +109,48 @@ class Idempotency:
 
     key: str
     scope: str
-    """Method and path; the same key elsewhere is another key."""
+    """Tenant, method and path; the same key elsewhere is another key."""
     print: str = ""
     """Of the body: the same key with another body is a mistake."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """A workflow ended."""
+
+    template: str
+    outcome: str
+    """met, late, cancelled or expired."""
+
+
 class Store(Protocol):
-    """The contract; `tests/gateway` holds every implementation to it."""
+    """The contract; `tests/gateway` holds every implementation to it.
+
+    `by` is the tenant that a request names: the workflows of others are unknown to it. None sees them all.
+    """
 
     async def create(self, workflow: NewWorkflow, *, once: Idempotency | None = None) -> Record: ...
     async def join(
         self, workflow: str, stage: str, call: str, *, deadline_ms: int | None, tenant: str, key: str | None = None
     ) -> Record:
-        """A call enters a stage; creates the workflow if it is unknown and there is a deadline.
+        """A call enters a stage; creates the workflow if it is unknown and there is a deadline. A tenant is its `by` too.
 
         One whose Idempotency-Key is that of a call of the stage that ended well enters nothing: its answer was lost.
         """
 
     async def finish(self, workflow: str, call: str, *, ok: bool) -> Record: ...
-    async def complete_stage(self, workflow: str, stage: str, *, once: Idempotency | None = None) -> Record: ...
-    async def complete(self, workflow: str, *, once: Idempotency | None = None) -> Record: ...
-    async def cancel(self, workflow: str) -> Record: ...
-    async def get(self, workflow: str) -> Record: ...
-    async def listed(self, state: State | None, limit: int) -> list[Record]: ...
-    async def expire(self, limit: int) -> list[Record]:
-        """Ends the workflows whose grace is over; those that this call ended."""
+    async def complete_stage(
+        self, workflow: str, stage: str, *, by: str | None = None, once: Idempotency | None = None
+    ) -> Record: ...
+    async def complete(self, workflow: str, *, by: str | None = None, once: Idempotency | None = None) -> Record: ...
+    async def cancel(self, workflow: str, *, by: str | None = None) -> Record: ...
+    async def get(self, workflow: str, *, by: str | None = None) -> Record: ...
+    async def listed(self, state: State | None, limit: int, *, by: str | None = None) -> list[Record]: ...
+    async def expire(self, limit: int) -> None:
+        """Ends workflows whose grace is over."""
+
+    async def ends(self, limit: int) -> list[End]:
+        """Workflows that ended, by whatever operation of any gateway; each end is told once."""
 
     async def forget(self, gateway: str, limit: int) -> bool:
         """Takes a dead gateway's calls out of their workflows; False while some are left."""

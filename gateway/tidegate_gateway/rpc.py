@@ -86,20 +86,21 @@ class Workflows(inference_pb2_grpc.WorkflowsServicer):
             "tenant": request.tenant,
             "deadline_ms": request.deadline_ms,
             "stages": [
-                {"name": stage.name, "after": list(stage.after), "parallel": stage.parallel} for stage in request.stages
+                {"name": stage.name, "after": list(stage.after), "parallel": stage.parallel or None}
+                for stage in request.stages
             ],
         }
         given = {key: value for key, value in body.items() if value}
-        return await _answered(context, self._flows.create(given, tenant=None, key=request.idempotency_key))
+        return await self._answered(context, self._flows.create, given, key=request.idempotency_key)
 
     async def Get(self, request: inference_pb2.GetWorkflowRequest, context: Context) -> inference_pb2.Workflow:
-        return await _answered(context, self._flows.get(request.id))
+        return await self._answered(context, self._flows.get, request.id)
 
     async def List(
         self, request: inference_pb2.ListWorkflowsRequest, context: Context
     ) -> inference_pb2.ListWorkflowsResponse:
         try:
-            rows, _ = await self._flows.listed(request.state or None)
+            rows, _ = await self._flows.listed(request.state or None, tenant=wire.tenant(_metadata(context)))
         except errors.GatewayError as error:
             await abort(context, error)
         return inference_pb2.ListWorkflowsResponse(workflows=map(_workflow, rows))
@@ -108,15 +109,24 @@ class Workflows(inference_pb2_grpc.WorkflowsServicer):
         self, request: inference_pb2.CompleteStageRequest, context: Context
     ) -> inference_pb2.Workflow:
         key = request.idempotency_key
-        return await _answered(context, self._flows.complete_stage(request.id, request.stage, key=key))
+        return await self._answered(context, self._flows.complete_stage, request.id, request.stage, key=key)
 
     async def Complete(
         self, request: inference_pb2.CompleteWorkflowRequest, context: Context
     ) -> inference_pb2.Workflow:
-        return await _answered(context, self._flows.complete(request.id, key=request.idempotency_key))
+        return await self._answered(context, self._flows.complete, request.id, key=request.idempotency_key)
 
     async def Cancel(self, request: inference_pb2.CancelWorkflowRequest, context: Context) -> inference_pb2.Workflow:
-        return await _answered(context, self._flows.cancel(request.id))
+        return await self._answered(context, self._flows.cancel, request.id)
+
+    async def _answered(
+        self, context: Context, step: Callable[..., Awaitable[Mapping[str, Any]]], *arguments: Any, **options: Any
+    ) -> inference_pb2.Workflow:
+        """One step for the tenant that the metadata names, answered or refused."""
+        try:
+            return _workflow(await step(*arguments, tenant=wire.tenant(_metadata(context)), **options))
+        except errors.GatewayError as error:
+            await abort(context, error)
 
 
 class Readable(grpc.aio.ServerInterceptor):
@@ -163,6 +173,9 @@ async def serving(gateway: Gateway, host: str, port: int) -> AsyncIterator[str]:
             ("grpc.max_receive_message_length", limits.body_bytes),
             ("grpc.so_reuseport", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+            ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+            ("grpc.keepalive_timeout_ms", ANSWERED_S * 1000),
+            ("grpc.keepalive_permit_without_calls", 1),
         ],
     )
     inference_pb2_grpc.add_InferenceServicer_to_server(Inference(gateway), server)  # type: ignore[no-untyped-call]
@@ -173,9 +186,6 @@ async def serving(gateway: Gateway, host: str, port: int) -> AsyncIterator[str]:
     try:
         bound = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
-            ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
-            ("grpc.keepalive_timeout_ms", ANSWERED_S * 1000),
-            ("grpc.keepalive_permit_without_calls", 1),
         raise OSError(f"cannot listen on {host}:{port}: {error}") from error
     await server.start()
     async with asyncio.TaskGroup() as group:
@@ -236,13 +246,6 @@ def _code(error: errors.GatewayError) -> grpc.StatusCode:
     return code
 
 
-async def _answered(context: Context, step: Awaitable[Mapping[str, Any]]) -> inference_pb2.Workflow:
-    try:
-        return _workflow(await step)
-    except errors.GatewayError as error:
-        await abort(context, error)
-
-
 def _body(request: inference_pb2.GenerateRequest) -> tuple[wire.Kind, dict[str, Any]]:
     body: dict[str, Any] = {"model": request.model, "stream": True}
     kind: wire.Kind = "completion"
@@ -265,11 +268,17 @@ def _body(request: inference_pb2.GenerateRequest) -> tuple[wire.Kind, dict[str, 
 
 def _headers(request: inference_pb2.GenerateRequest, context: Context) -> dict[str, str]:
     """The message's scheduling fields as headers; metadata of the same names counts where a field is not set."""
-    headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    headers = _metadata(context)
+    if request.tenant and wire.tenant(headers) not in (None, request.tenant):
+        raise BadRequest("tenant must be the one that the metadata names", param="tenant")
     for name, field in _FIELDS.items():
         if (field in _OPTIONAL and request.HasField(field)) or (field not in _OPTIONAL and getattr(request, field)):
             headers[name] = str(getattr(request, field))
     return headers
+
+
+def _metadata(context: Context) -> dict[str, str]:
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
 _OPTIONAL = ("urgency", "deadline_ms", "slo_ttft_ms", "slo_tpot_ms")

@@ -29,6 +29,10 @@ class Listen:
     """Address of the client ports; loopback unless told otherwise."""
     port: int = 8000
     """HTTP; 0 picks a free one."""
+    status_page: bool = True
+    """The page at / of the HTTP port, which shows engines, tenants and recent decisions to whoever reaches the port."""
+    client_metrics: bool = True
+    """/metrics at the HTTP port too."""
     grpc_port: int | None = 9000
     """gRPC; null = none, 0 picks a free one."""
     admin_host: str = "127.0.0.1"
@@ -37,7 +41,7 @@ class Listen:
     """/admin/state, /admin/policy; null = none, 0 picks a free one."""
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
-    """/metrics alone, for Prometheus; null = only beside the other two."""
+    """/metrics alone, for Prometheus; null = only at the admin port, and at the HTTP port with client_metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +123,8 @@ class Tenant:
 class TemplateStage:
     name: str
     after: tuple[str, ...] = ()
-    parallel: int = 1
-    """Calls that the stage makes at the same time."""
+    parallel: int | None = None
+    """Calls that the stage makes at the same time; null = undeclared, or 1 where the stage repeats."""
     repeat: int = 1
     """How often they may be repeated, at most."""
 

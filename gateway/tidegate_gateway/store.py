@@ -7,6 +7,7 @@ failover: clients are promised at-least-once with idempotency keys, not exactly-
 """
 
 import asyncio
+import contextlib
 import hashlib
 import importlib.resources
 import itertools
@@ -26,6 +27,10 @@ from tidegate_policy.model import Backlog, EngineId
 logger = logging.getLogger("tidegate.gateway")
 
 SCHEMA = "v1"
+OWN_MS = 60_000
+"""For which the answer to a key of our own is kept; a command is sent again at once or never."""
+MOST_CANCELLED = 1000
+"""Cancelled workflows that one exchange tells of."""
 
 
 class Valkey:
@@ -71,7 +76,7 @@ class Valkey:
         return await self._workflow(
             "create",
             workflow.id,
-            once,
+            once or _own(),
             deadline_ms=workflow.deadline_ms,
             template=workflow.template,
             tenant=workflow.tenant,
@@ -90,6 +95,7 @@ class Valkey:
             call_key=key,
             deadline_ms=deadline_ms,
             tenant=tenant,
+            by=tenant or None,
             template="",
         )
 
@@ -97,46 +103,46 @@ class Valkey:
         return await self._workflow("finish", workflow, None, call=call, ok=ok)
 
     async def complete_stage(
-        self, workflow: str, stage: str, *, once: records.Idempotency | None = None
+        self, workflow: str, stage: str, *, by: str | None = None, once: records.Idempotency | None = None
     ) -> records.Record:
-        return await self._workflow("complete_stage", workflow, once or _own(), stage=stage)
+        return await self._workflow("complete_stage", workflow, once or _own(), by=by, stage=stage)
 
-    async def complete(self, workflow: str, *, once: records.Idempotency | None = None) -> records.Record:
-        return await self._workflow("complete", workflow, once or _own())
+    async def complete(
+        self, workflow: str, *, by: str | None = None, once: records.Idempotency | None = None
+    ) -> records.Record:
+        return await self._workflow("complete", workflow, once or _own(), by=by)
 
-    async def cancel(self, workflow: str) -> records.Record:
-        return await self._workflow("cancel", workflow, None)
+    async def cancel(self, workflow: str, *, by: str | None = None) -> records.Record:
+        return await self._workflow("cancel", workflow, None, by=by)
 
-    async def get(self, workflow: str) -> records.Record:
-        return await self._workflow("get", workflow, None)
+    async def get(self, workflow: str, *, by: str | None = None) -> records.Record:
+        return await self._workflow("get", workflow, None, by=by)
 
-    async def listed(self, state: records.State | None, limit: int) -> list[records.Record]:
+    async def listed(self, state: records.State | None, limit: int, *, by: str | None = None) -> list[records.Record]:
         found: list[records.Record] = []
         for wanted in records.STATES if state is None else (state,):
-            ids = await self._guard(self._client.zrange(self._key(wanted), 0, limit - 1, desc=True))
+            index = self._key(f"{wanted}:{by}" if by else wanted)
+            ids = await self._guard(self._client.zrange(index, 0, limit - 1, desc=True))
             for workflow in map(_text, ids):
                 try:
-                    record = await self.get(workflow)
+                    record = await self.get(workflow, by=by)
                 except records.Rejected:
                     continue
                 if state is None or record.state == state:
                     found.append(record)
         return sorted(found, key=lambda record: -record.created_ms)[:limit]
 
-    async def expire(self, limit: int) -> list[records.Record]:
+    async def expire(self, limit: int) -> None:
         seconds, microseconds = await self._guard(self._client.time())
         due = seconds * 1000 + microseconds // 1000
         overdue = self._client.zrange(self._key("running"), "-inf", due - 1, byscore=True, offset=0, num=limit)
-        ids = await self._guard(overdue)
-        ended = []
-        for workflow in map(_text, ids):
-            try:
-                record = await self.get(workflow)
-            except records.Rejected:
-                continue
-            if record.just_ended:
-                ended.append(record)
-        return ended
+        for workflow in map(_text, await self._guard(overdue)):
+            with contextlib.suppress(records.Rejected):
+                await self.get(workflow)
+
+    async def ends(self, limit: int) -> list[records.End]:
+        rows = await self._guard(self._client.lpop(self._key("ends"), limit)) or ()
+        return [records.End(template=template, outcome=outcome) for template, outcome in map(orjson.loads, rows)]
 
     async def forget(self, gateway: str, limit: int) -> bool:
         mine = self._key(f"calls:{gateway}")
@@ -154,10 +160,13 @@ class Valkey:
     async def exchange(self, backlogs: Mapping[EngineId, Backlog]) -> records.Exchange:
         own = {engine: [item.calls, item.work_us, item.output_tokens] for engine, item in backlogs.items()}
         answer = await self._share(
-            "sync", lease_ms=round(self._told.lease_s * 1000), backlogs=own, since_ms=self._since_ms
+            "sync",
+            lease_ms=round(self._told.lease_s * 1000),
+            backlogs=own,
+            since_ms=self._since_ms,
+            most=MOST_CANCELLED,
         )
-        # Cancelled within the last exchanges: a little overlap costs nothing, a gap would lose one.
-        self._since_ms = answer["now_ms"] - 2000
+        self._since_ms = answer["since_ms"]
         others: dict[EngineId, Backlog] = {}
         for engine, (calls, work_us, output_tokens) in itertools.chain.from_iterable(
             item.items() for item in _rows(answer["others"]) if isinstance(item, dict)
@@ -187,7 +196,8 @@ class Valkey:
         return records.Exchange(**_chosen(answer))
 
     async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
-        wait_ms = await self._run("spend", [self._key(f"tokens:{tenant}")], [tokens, per_minute, int(used)])
+        keys = [self._key(f"tokens:{tenant}"), self._key(f"once:{_own().key}")]
+        wait_ms = await self._run("spend", keys, [tokens, per_minute, int(used)])
         return int(cast("int", wait_ms)) / 1000
 
     def _key(self, name: str) -> str:
@@ -208,7 +218,8 @@ class Valkey:
         kept = ""
         if once is not None:
             kept = hashlib.sha256(f"{once.scope}\0{once.key}".encode()).hexdigest()
-            arguments |= {"key": once.key, "print": once.print}
+            kept_ms = arguments["retention_ms"] if once.scope else OWN_MS
+            arguments |= {"key": once.key, "print": once.print, "kept_ms": kept_ms}
         keys = [
             self._key(f"workflow:{workflow}"),
             *map(self._key, records.STATES),
@@ -216,6 +227,7 @@ class Valkey:
             self._key(f"calls:{arguments['gateway']}"),
             self._key(f"members:{workflow}"),
             self._key(f"answered:{workflow}"),
+            self._key("ends"),
         ]
         answer = orjson.loads(cast("bytes", await self._run("workflow", keys, [operation, _encoded(arguments)])))
         if "error" in answer:
@@ -314,5 +326,4 @@ def _record(answer: Mapping[str, Any]) -> records.Record:
         deadline_ms=answer["deadline_ms"],
         now_ms=answer["now_ms"],
         stages=tuple(stages),
-        just_ended=bool(answer.get("just_ended")),
     )

@@ -24,6 +24,11 @@ class Web:
     def routes(self) -> listener.Routes:
         """The allow-list."""
         route = listener.Route
+        told = self._gateway.told.listen
+        views = [
+            *([route(method="GET", path="/metrics", handler=self.metrics)] if told.client_metrics else []),
+            *([route(method="GET", path="/", handler=self._page)] if told.status_page else []),
+        ]
         return listener.Routes(
             [
                 route(method="POST", path="/v1/chat/completions", handler=self._chat),
@@ -38,8 +43,7 @@ class Web:
                 route(method="POST", path="/v1/workflows/{workflow}/stages/{stage}/complete", handler=self._stage),
                 route(method="GET", path="/health", handler=_health),
                 route(method="GET", path="/ready", handler=self._ready),
-                route(method="GET", path="/metrics", handler=self.metrics),
-                route(method="GET", path="/", handler=self._page),
+                *views,
             ]
         )
 
@@ -94,25 +98,26 @@ class Web:
         return listener.reply(flow, 201)
 
     async def _get(self, request: web.BaseRequest, workflow: str) -> web.StreamResponse:
-        return listener.reply(await self._gateway.flows.get(workflow))
+        return listener.reply(await self._gateway.flows.get(workflow, tenant=wire.tenant(request.headers)))
 
     async def _list(self, request: web.BaseRequest) -> web.StreamResponse:
         limit = wire.digits(request.query.get("limit", str(workflows.LISTED)))
-        rows, more = await self._gateway.flows.listed(request.query.get("state"), limit or 0)
+        tenant = wire.tenant(request.headers)
+        rows, more = await self._gateway.flows.listed(request.query.get("state"), limit or 0, tenant=tenant)
         return listener.reply({"object": "list", "data": rows, "has_more": more})
 
     async def _cancel(self, request: web.BaseRequest, workflow: str) -> web.StreamResponse:
-        return listener.reply(await self._gateway.flows.cancel(workflow))
+        return listener.reply(await self._gateway.flows.cancel(workflow, tenant=wire.tenant(request.headers)))
 
     async def _complete(self, request: web.BaseRequest, workflow: str) -> web.StreamResponse:
         await listener.json_object(request, self._limits)
-        key = request.headers.get("Idempotency-Key")
-        return listener.reply(await self._gateway.flows.complete(workflow, key=key))
+        tenant, key = wire.tenant(request.headers), request.headers.get("Idempotency-Key")
+        return listener.reply(await self._gateway.flows.complete(workflow, tenant=tenant, key=key))
 
     async def _stage(self, request: web.BaseRequest, workflow: str, stage: str) -> web.StreamResponse:
         await listener.json_object(request, self._limits)
-        key = request.headers.get("Idempotency-Key")
-        return listener.reply(await self._gateway.flows.complete_stage(workflow, stage, key=key))
+        tenant, key = wire.tenant(request.headers), request.headers.get("Idempotency-Key")
+        return listener.reply(await self._gateway.flows.complete_stage(workflow, stage, tenant=tenant, key=key))
 
     # Health.
 

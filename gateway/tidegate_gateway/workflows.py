@@ -110,15 +110,16 @@ class Workflows:
         self._later(membership.workflow, membership.call, ok=False)
 
     async def run(self) -> None:
-        """Empties the outbox and ends what is overdue, until cancelled."""
+        """Empties the outbox, ends what is overdue and counts what has ended, until cancelled."""
         while True:
             await asyncio.sleep(0.05 if self._outbox and self.up else HOUSEKEEPING_S)
             if self.kept is None or not self.up:
                 continue
             await self.flush()
             try:
-                for record in await self.kept.expire(BATCH):
-                    self._counted(record)
+                await self.kept.expire(BATCH)
+                for end in await self.kept.ends(10 * BATCH):
+                    self._meters.on_workflow(end.template, end.outcome)
             except records.Unavailable:
                 self.up = False
 
@@ -131,27 +132,29 @@ class Workflows:
                 break
         self._meters.unrecorded.set(len(self._outbox))
 
-    # The API; every answer is a JSON object of `shown`.
+    # The API; every answer is a JSON object of `shown`. To a request that names a tenant, others' workflows are unknown.
 
     async def create(self, body: Mapping[str, Any], *, tenant: str | None, key: str | None) -> dict[str, Any]:
         """Creates a workflow from a request body. Raises `GatewayError`."""
         new = declare.declared(body, tenant, self._templates)
-        return shown(await self._ask(new.id, "create", new, once=once(key, "create", body)))
+        return shown(await self._ask(new.id, "create", new, once=once(key, new.tenant, "create", body)))
 
-    async def get(self, workflow: str) -> dict[str, Any]:
+    async def get(self, workflow: str, *, tenant: str | None) -> dict[str, Any]:
         wire.name_of(workflow, "id")
-        return self._counted(await self._ask(workflow, "get", workflow))
+        return shown(await self._ask(workflow, "get", workflow, by=tenant))
 
-    async def listed(self, state: str | None, limit: int = LISTED) -> tuple[list[dict[str, Any]], bool]:
+    async def listed(
+        self, state: str | None, limit: int = LISTED, *, tenant: str | None
+    ) -> tuple[list[dict[str, Any]], bool]:
         """The newest workflows, of one state or of all, and whether there are more than `limit`."""
         if state is not None and state not in records.STATES:
             raise BadRequest(f"state must be one of {', '.join(records.STATES)}", param="state")
         if not 1 <= limit <= MOST_LISTED:
             raise BadRequest(f"limit must be a whole number from 1 to {MOST_LISTED}", param="limit")
-        found = await self._ask("", "listed", state, limit + 1)
+        found = await self._ask("", "listed", state, limit + 1, by=tenant)
         return [shown(record) for record in found[:limit]], len(found) > limit
 
-    async def complete_stage(self, workflow: str, stage: str, *, key: str | None) -> dict[str, Any]:
+    async def complete_stage(self, workflow: str, stage: str, *, tenant: str | None, key: str | None) -> dict[str, Any]:
         """A stage is over (a tool step, or the last of its undeclared calls)."""
         wire.name_of(workflow, "id")
         wire.name_of(stage, "stage")
@@ -160,20 +163,20 @@ class Workflows:
             "complete_stage",
             workflow,
             stage,
-            once=once(key, f"complete {workflow} {stage}", None),
+            by=tenant,
+            once=once(key, tenant, f"complete {workflow} {stage}", None),
             stage=stage,
         )
-        return self._counted(record)
+        return shown(record)
 
-    async def complete(self, workflow: str, *, key: str | None) -> dict[str, Any]:
+    async def complete(self, workflow: str, *, tenant: str | None, key: str | None) -> dict[str, Any]:
         wire.name_of(workflow, "id")
-        return self._counted(
-            await self._ask(workflow, "complete", workflow, once=once(key, f"complete {workflow}", None))
-        )
+        same = once(key, tenant, f"complete {workflow}", None)
+        return shown(await self._ask(workflow, "complete", workflow, by=tenant, once=same))
 
-    async def cancel(self, workflow: str) -> dict[str, Any]:
+    async def cancel(self, workflow: str, *, tenant: str | None) -> dict[str, Any]:
         wire.name_of(workflow, "id")
-        return self._counted(await self._ask(workflow, "cancel", workflow))
+        return shown(await self._ask(workflow, "cancel", workflow, by=tenant))
 
     # The machinery.
 
@@ -194,7 +197,7 @@ class Workflows:
         if self.kept is None or not self.up:
             return False
         try:
-            self._counted(await self.kept.finish(workflow, call, ok=ok))
+            await self.kept.finish(workflow, call, ok=ok)
         except records.Unavailable:
             self.up = False
             return False
@@ -210,13 +213,6 @@ class Workflows:
             return
         self._outbox.append((workflow, call, ok))
 
-    def _counted(self, record: records.Record) -> dict[str, Any]:
-        if record.just_ended:
-            late = record.now_ms > record.deadline_ms
-            outcome = record.state if record.state != "done" else "late" if late else "met"
-            self._meters.on_workflow(record.template, outcome)
-        return shown(record)
-
     def _membership(self, now: float, record: records.Record, stage: str, call: str, model: str) -> Membership:
         models = self._costs()
         scope = record.template or record.tenant
@@ -225,9 +221,7 @@ class Workflows:
             return self._perception.stage_seconds((scope, name, model), models)
 
         states = tuple(
-            StageState(
-                name=item.name, after=item.after, mean_s=pass_s(item.name), passes=_passes(item), done=item.over
-            )
+            StageState(name=item.name, after=item.after, mean_s=pass_s(item.name), passes=_passes(item), done=item.over)
             for item in record.stages
         )
         deadline_s = now + (record.deadline_ms - record.now_ms) / 1000
@@ -245,14 +239,16 @@ class Workflows:
         )
 
 
-def once(key: str | None, scope: str, body: Mapping[str, Any] | None) -> records.Idempotency | None:
-    """What a client's Idempotency-Key stands for. Raises `BadRequest`."""
+def once(
+    key: str | None, tenant: str | None, operation: str, body: Mapping[str, Any] | None
+) -> records.Idempotency | None:
+    """What a tenant's Idempotency-Key stands for. Raises `BadRequest`."""
     if key is None or key == "":
         return None
     if len(key) > 256 or not key.isascii() or not key.isprintable():
         raise BadRequest("Idempotency-Key must be at most 256 printable ASCII characters", param="Idempotency-Key")
     printed = hashlib.sha256(orjson.dumps(dict(body or {}), option=orjson.OPT_SORT_KEYS)).hexdigest()
-    return records.Idempotency(key=key, scope=scope, print=printed)
+    return records.Idempotency(key=key, scope=f"{operation}\n{tenant or ''}", print=printed)
 
 
 def shown(record: records.Record) -> dict[str, Any]:

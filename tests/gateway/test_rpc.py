@@ -159,6 +159,61 @@ async def test_cancelling_the_stream_stops_the_engine(up: Any, until: Any) -> No
         await until(lambda: client.gateway.router.serving == 0)
 
 
+async def test_clients_that_do_not_read_give_their_places_back(up: Any, caplog: pytest.LogCaptureFixture) -> None:
+    event = b'data: {"choices":[{"delta":{"content":"' + b"x" * 4000 + b'"}}]}\n\n'
+    settings = {"dispatch": {"cap": 2}, "limits": {"write": 0.5}}
+    async with (
+        testing.engine(garbage=event * 8000 + b"data: [DONE]\n\n") as engine,
+        up(engine, listen=LISTEN, **settings) as client,
+        grpc.aio.insecure_channel(client.grpc) as channel,
+    ):
+        slow = [inference_pb2_grpc.InferenceStub(channel).Generate(chat()) for _ in range(2)]
+        for stream in slow:
+            assert (await stream.read()).accepted.engine
+        assert client.gateway.core.out == 2
+        engine.garbage = None
+        status, _, _ = await client.ask()
+        assert status == 200, "it waited for a place of the two"
+        slow[0].cancel()
+        with pytest.raises(grpc.aio.AioRpcError, match=r"was not read within 0\.5 s") as caught:
+            await to_its_end(slow[1])
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def to_its_end(stream: Any) -> None:
+    while await stream.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_the_tenant_of_the_metadata_is_not_overridden_by_the_message(up: Any) -> None:
+    async with (
+        testing.engine() as engine,
+        up(engine, listen=LISTEN) as client,
+        grpc.aio.insecure_channel(client.grpc) as channel,
+    ):
+        flows = inference_pb2_grpc.WorkflowsStub(channel)
+        one, two = ((("x-tidegate-tenant", name),) for name in ("one", "two"))
+        created = await flows.Create(inference_pb2.CreateWorkflowRequest(deadline_ms=60_000), metadata=one)
+        assert created.tenant == "one"
+        request = inference_pb2.GetWorkflowRequest(id=created.id)
+        assert (await flows.Get(request, metadata=one)).id == created.id
+        for call in (
+            flows.Get(request, metadata=two),
+            flows.Cancel(inference_pb2.CancelWorkflowRequest(id=created.id), metadata=two),
+            flows.Complete(inference_pb2.CompleteWorkflowRequest(id=created.id), metadata=two),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        found = [await flows.List(inference_pb2.ListWorkflowsRequest(), metadata=each) for each in (one, two)]
+        assert [len(each.workflows) for each in found] == [1, 0]
+        forged = inference_pb2_grpc.InferenceStub(channel).Generate(chat(tenant="two"), metadata=one)
+        with pytest.raises(grpc.aio.AioRpcError, match="tenant must be the one") as caught:
+            await forged.read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_a_workflow_lives_over_grpc_and_http_alike(up: Any) -> None:
     async with (
         testing.engine() as engine,

@@ -1,8 +1,10 @@
 """What every store must hold to; run over real servers. Sequences of operations are random, the rules are not."""
 
 import asyncio
+import contextlib
+import dataclasses
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -167,6 +169,87 @@ async def test_cancelled_workflows_are_announced_once_around(two: tuple[records.
     await one.create(flow())
     await one.cancel("w")
     assert "w" in (await other.exchange({})).cancelled
+
+
+async def test_more_cancelled_workflows_than_fit_are_announced_in_turn(
+    two: tuple[records.Store, records.Store],
+) -> None:
+    one, other = two
+    names = [f"w{i}" for i in range(store.MOST_CANCELLED + 100)]
+    await asyncio.gather(*(one.create(flow(id=name)) for name in names))
+    await asyncio.gather(*(one.cancel(name) for name in names))
+    told = [set((await other.exchange({})).cancelled) for _ in range(2)]
+    assert len(told[0]) == store.MOST_CANCELLED
+    assert told[0] | told[1] == set(names)
+
+
+async def test_every_end_is_told_once_whoever_finds_it(valkey_url: str) -> None:
+    shared = told(valkey_url)
+    one, late = store.Valkey(shared, gateway="g1"), store.Valkey(dataclasses.replace(shared, grace_s=0.0), gateway="g2")
+    found: list[Callable[[], Awaitable[object]]] = [
+        lambda: late.finish("w0", "c", ok=True),
+        lambda: late.forget("g1", 100),
+        lambda: late.join("w2", "b", "c", deadline_ms=None, tenant=""),
+        lambda: late.complete_stage("w3", "a"),
+        lambda: late.complete("w4"),
+        lambda: late.cancel("w5"),
+        lambda: late.get("w6"),
+        lambda: late.listed(None, 100),
+        lambda: late.expire(100),
+    ]
+    async with contextlib.AsyncExitStack() as stack:
+        for each in (one, late):
+            stack.push_async_callback(each.close)
+        for i, find in enumerate(found):
+            await late.create(flow(id=f"w{i}", deadline_ms=1))
+            if i < 2:
+                await one.join(f"w{i}", "a", "c", deadline_ms=None, tenant="")
+            await asyncio.sleep(0.01)
+            for _ in range(2):
+                with contextlib.suppress(records.Rejected):
+                    await find()
+            assert await one.ends(10) == [records.End(template="", outcome="expired")], i
+        once = records.Idempotency(key="k", scope="complete")
+        await one.create(flow(id="done"))
+        assert await one.complete("done", once=once) == await one.complete("done", once=once)
+        assert await late.ends(10) == [records.End(template="", outcome="met")]
+        assert await one.ends(10) == []
+
+
+@contextlib.asynccontextmanager
+async def lossy(url: str) -> AsyncIterator[tuple[str, list[bool]]]:
+    """A way to the server that loses the next answer, and its connection, for each True in the list."""
+    port, lose = int(url.rpartition(":")[2].partition("/")[0]), list[bool]()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.closing(writer), contextlib.closing(far_writer):
+            while asked := await reader.read(1 << 20):
+                far_writer.write(asked)
+                answer = await far_reader.read(1 << 20)
+                if lose and b"EVALSHA" in asked:
+                    lose.pop()
+                    return
+                writer.write(answer)
+
+    server = await asyncio.start_server(carry, "127.0.0.1", 0)
+    async with server:
+        yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0", lose
+
+
+async def test_a_command_whose_answer_is_lost_counts_once(valkey_url: str) -> None:
+    async with lossy(valkey_url) as (url, lose):
+        one = store.Valkey(told(url), gateway="g1")
+        await one.create(flow(id="first"))
+        await one.spend("t", 1, 60_000)
+        lose.append(True)
+        assert (await one.create(flow(id="second"))).id == "second"
+        lose.append(True)
+        assert await one.spend("u", 300, 600) == 0.0
+        assert await one.spend("u", 300, 600) == 0.0, "the first was booked once"
+        assert await one.spend("u", 300, 600) > 0
+        assert lose == []
+        await one.close()
 
 
 async def test_tokens_a_minute_leak_and_large_calls_get_in(two: tuple[records.Store, records.Store]) -> None:

@@ -189,6 +189,102 @@ async def test_an_idempotency_key_gets_the_same_answer(up: Any) -> None:
         assert once[0] == 200
 
 
+async def test_an_idempotency_key_is_its_tenants_own(up: Any) -> None:
+    async with up(seen=False) as client:
+        answers = {}
+        for tenant in ("one", "two", "one"):
+            headers = {"Idempotency-Key": "same", "x-tidegate-tenant": tenant}
+            body = {"deadline_ms": 60_000}
+            status, flow, _ = await client.send("POST", "/v1/workflows", json=body, headers=headers)
+            assert (status, flow["tenant"]) == (201, tenant)
+            assert answers.setdefault(tenant, flow["id"]) == flow["id"]
+        assert len(set(answers.values())) == 2
+
+
+async def test_a_tenants_workflows_are_unknown_to_others_and_open_to_those_who_name_none(up: Any) -> None:
+    async with testing.engine() as engine, up(engine) as client:
+        _, flow = await create(client, deadline_ms=60_000, stages=THREE, tenant="one")
+        path = f"/v1/workflows/{flow['id']}"
+        two = {"x-tidegate-tenant": "two"}
+        for method, where in (
+            ("GET", path),
+            ("DELETE", path),
+            ("POST", path + "/complete"),
+            ("POST", path + "/stages/a/complete"),
+        ):
+            status, answer, _ = await client.send(method, where, headers=two)
+            assert (status, answer["error"]["code"]) == (404, "workflow_not_found")
+        for more in ({}, {"x-tidegate-deadline-ms": "60000"}):
+            status, answer, _ = await client.ask(headers={**member(flow["id"], "a"), **two, **more})
+            assert (status, answer["error"]["code"]) == (404, "workflow_not_found")
+        assert engine.bodies == []
+        assert (await state_of(client, flow["id"]))["stages"][0]["state"] == "waiting", "nothing was changed"
+        one = {"x-tidegate-tenant": "one"}
+        assert (await client.ask(headers={**member(flow["id"], "a"), **one}))[0] == 200
+        assert (await client.send("POST", path + "/stages/b/complete", headers=one))[0] == 200
+        assert (await client.ask(headers=member(flow["id"], "c")))[0] == 200
+        status, shown, _ = await client.send("GET", path, headers=one)
+        assert (status, shown["state"]) == (200, "done")
+
+
+async def test_a_list_shows_a_tenant_its_own_workflows(up: Any) -> None:
+    async with up(seen=False) as client:
+        ids = {}
+        for name in ("mine", "other1", "other2", "other3"):
+            tenant = name.rstrip("123")
+            ids[name] = (await create(client, deadline_ms=60_000, tenant=tenant))[1]["id"]
+        await client.send("DELETE", f"/v1/workflows/{ids['other3']}")
+        for query, headers, found in (
+            ("", {"x-tidegate-tenant": "mine"}, {"mine"}),
+            ("?limit=1", {"x-tidegate-tenant": "mine"}, {"mine"}),
+            ("?state=running", {"x-tidegate-tenant": "other"}, {"other1", "other2"}),
+            ("?state=cancelled", {"x-tidegate-tenant": "other"}, {"other3"}),
+            ("?state=cancelled", {"x-tidegate-tenant": "mine"}, set()),
+            ("", {"x-tidegate-tenant": "nobody"}, set()),
+            ("", {}, set(ids)),
+        ):
+            _, answer, _ = await client.send("GET", "/v1/workflows" + query, headers=headers)
+            assert {row["id"] for row in answer["data"]} == {ids[name] for name in found}
+            assert not answer["has_more"]
+
+
+async def test_a_body_cannot_name_another_tenant_than_the_header(up: Any) -> None:
+    async with up(seen=False) as client:
+        options = {"json": {"deadline_ms": 60_000, "tenant": "two"}, "headers": {"x-tidegate-tenant": "one"}}
+        status, answer, _ = await client.send("POST", "/v1/workflows", **options)
+        assert (status, answer["error"]["param"]) == (400, "tenant")
+
+
+async def test_a_repeated_end_is_counted_once(up: Any, until: Any) -> None:
+    async with up(seen=False) as client:
+        _, flow = await create(client, deadline_ms=60_000)
+        for _ in range(3):
+            path, headers = f"/v1/workflows/{flow['id']}/complete", {"Idempotency-Key": "k"}
+            assert (await client.send("POST", path, headers=headers))[0] == 200
+        _, last = await create(client, deadline_ms=60_000)
+        await client.send("DELETE", f"/v1/workflows/{last['id']}")
+        counted = client.gateway.meters.registry.get_sample_value
+
+        def ended(outcome: str) -> float | None:
+            return counted("tidegate_workflow_deadline_total", {"template": "none", "outcome": outcome})
+
+        await until(lambda: ended("cancelled") == 1.0)
+        assert ended("met") == 1.0
+
+
+async def test_a_stage_without_parallel_is_undeclared_in_a_request_and_in_a_template(up: Any, until: Any) -> None:
+    template = {"name": "t", "deadline": "1m", "stages": [{"name": "many"}, {"name": "last", "after": ["many"]}]}
+    async with testing.engine(first_s=0.2) as engine, up(engine, workflows=[template]) as client:
+        for body in ({"template": "t"}, {"deadline_ms": 60_000, "stages": template["stages"]}):
+            _, flow = await create(client, **body)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(2):
+                    group.create_task(client.ask(headers=member(flow["id"], "many")))
+                await until(lambda: engine.running == 2)
+            stage = (await state_of(client, flow["id"]))["stages"][0]
+            assert (stage["parallel"], stage["calls_done"], stage["state"]) == (None, 2, "running")
+
+
 async def test_cancelling_ends_its_calls_in_the_engine(up: Any, until: Any) -> None:
     async with testing.engine(hang=True) as engine, up(engine) as client, asyncio.TaskGroup() as group:
         _, flow = await create(client, deadline_ms=60_000, stages=THREE)
@@ -333,6 +429,9 @@ async def test_a_clients_own_id_exists_once(up: Any) -> None:
         pytest.param({"deadline_ms": 1000, "stages": "abc"}, "stages", id="stages as text"),
         pytest.param(
             {"deadline_ms": 1000, "stages": [{"name": "a", "parallel": -1}]}, "stages[0].parallel", id="parallel"
+        ),
+        pytest.param(
+            {"deadline_ms": 1000, "stages": [{"name": "a", "parallel": 0}]}, "stages[0].parallel", id="no parallel"
         ),
         pytest.param({"deadline_ms": 1000, "stages": [{"name": "a\nb"}]}, "stages[0].name", id="control character"),
         pytest.param({"deadline_ms": 1000, "surprise": 1}, "surprise", id="unknown field"),

@@ -38,10 +38,13 @@ function operations.sync()
   for i = 1, #all, 2 do
     if all[i] ~= args.gateway then others[#others + 1] = cjson.decode(all[i + 1]) end
   end
-  return cjson.encode({
-    now_ms = now_ms, others = others, dead = dead, policy = policies(),
-    cancelled = redis.call('ZRANGEBYSCORE', cancelled, args.since_ms, '+inf', 'LIMIT', 0, 1000),
-  })
+  -- Cancelled since the last exchange: a little overlap costs nothing, a gap would lose one. When there are more than fit,
+  -- the next exchange goes on from the last that is told now.
+  local ids, since_ms = {}, now_ms - 2000
+  local found = redis.call('ZRANGEBYSCORE', cancelled, args.since_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, args.most)
+  for i = 1, #found, 2 do ids[#ids + 1] = found[i] end
+  if #ids == args.most then since_ms = tonumber(found[#found]) end
+  return cjson.encode({ others = others, dead = dead, policy = policies(), cancelled = ids, since_ms = since_ms })
 end
 
 function operations.leave()

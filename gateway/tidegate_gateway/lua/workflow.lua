@@ -3,15 +3,16 @@
 -- KEYS: 1 the record; 2-5 ids by state: running (scored by the end of their grace), done, cancelled, expired (by their end);
 --       6 the answer kept for an Idempotency-Key; 7 ids of workflows in which the calling gateway has calls;
 --       8 the calls that run: id -> stage, newline, gateway, and for one with an Idempotency-Key newline, key;
---       9 the calls that ended well and may be repeated: stage, newline, key.
--- ARGV: 1 the operation, 2 its arguments as JSON.
+--       9 the calls that ended well and may be repeated: stage, newline, key;
+--       10 the ends that no gateway has counted yet: [template, outcome].
+-- ARGV: 1 the operation, 2 its arguments as JSON; `by` is the tenant that the request names, if it names one.
 -- Answers JSON: the record with `now_ms`, or {"error": code, ...}.
 --
 -- The record is one JSON document; calls are beside it, so that its size does not depend on how many run.
 -- `after` is a string of names separated by newlines, because an empty Lua table would come back as an object. All
 -- instants are this server's milliseconds: clocks of gateways play no part.
 
-local record, idempotency, mine, calls, answered = KEYS[1], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local record, idempotency, mine, calls, answered, ends = KEYS[1], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local index = { running = KEYS[2], done = KEYS[3], cancelled = KEYS[4], expired = KEYS[5] }
 local args = cjson.decode(ARGV[2])
 local longest_ms = 8 * 24 * 3600 * 1000 -- the longest deadline, and a day
@@ -30,10 +31,7 @@ local function find(doc, name)
   end
 end
 
-local ended = false
-
 local function finish(doc, state)
-  ended = true
   doc.state, doc.ended_ms, doc.owners = state, now_ms, {}
   for _, stage in ipairs(doc.stages) do stage.running = 0 end
 end
@@ -88,27 +86,46 @@ local function close_before(doc, stage)
   end
 end
 
+-- The record, and whether its time was over just now; or nil, and whether it is another tenant's.
 local function load()
   local raw = redis.call('GET', record)
-  if not raw then return nil end
+  if not raw then return nil, false end
   local doc = cjson.decode(raw)
+  if args.by and args.by ~= doc.tenant then return nil, true end
   local late = doc.state == 'running' and now_ms > doc.deadline_ms + args.grace_ms
   if late then finish(doc, 'expired') end
   return doc, late
 end
 
+-- An index of all workflows of a state, and one of its tenant's.
+local function both(state, tenant)
+  if tenant == '' then return { index[state] } end
+  return { index[state], index[state] .. ':' .. tenant }
+end
+
+-- The only place that writes a state, and so the one that counts ends.
 local function save(doc, before)
   local ttl_ms = args.retention_ms
   if doc.state == 'running' then
     ttl_ms = ttl_ms + math.max(doc.deadline_ms - now_ms, 0) + args.grace_ms
-    redis.call('ZADD', index.running, doc.deadline_ms + args.grace_ms, doc.id)
+    for _, key in ipairs(both('running', doc.tenant)) do
+      redis.call('ZADD', key, doc.deadline_ms + args.grace_ms, doc.id)
+      redis.call('PEXPIRE', key, longest_ms)
+    end
     redis.call('PEXPIRE', calls, ttl_ms)
   elseif before ~= doc.state then
     redis.call('DEL', calls)
-    redis.call('ZREM', index.running, doc.id)
-    redis.call('ZADD', index[doc.state], doc.ended_ms, doc.id)
-    redis.call('ZREMRANGEBYSCORE', index[doc.state], '-inf', now_ms - args.retention_ms)
-    redis.call('PEXPIRE', index[doc.state], args.retention_ms)
+    for _, key in ipairs(both('running', doc.tenant)) do redis.call('ZREM', key, doc.id) end
+    for _, key in ipairs(both(doc.state, doc.tenant)) do
+      redis.call('ZADD', key, doc.ended_ms, doc.id)
+      redis.call('ZREMRANGEBYSCORE', key, '-inf', now_ms - args.retention_ms)
+      redis.call('PEXPIRE', key, args.retention_ms)
+    end
+    local outcome = doc.state
+    if outcome == 'done' then outcome = now_ms > doc.deadline_ms and 'late' or 'met' end
+    redis.call('RPUSH', ends, cjson.encode({ doc.template, outcome }))
+    redis.call('LTRIM', ends, -100000, -1)
+    redis.call('PEXPIRE', ends, args.retention_ms)
   end
   redis.call('PEXPIRE', answered, ttl_ms)
   redis.call('SET', record, cjson.encode(doc), 'PX', ttl_ms)
@@ -124,10 +141,10 @@ local function open()
 end
 
 local function answer(doc)
-  doc.now_ms, doc.just_ended = now_ms, ended
+  doc.now_ms = now_ms
   local text = cjson.encode(doc)
   if args.key then
-    redis.call('SET', idempotency, cjson.encode({ print = args.print, answer = text }), 'PX', args.retention_ms)
+    redis.call('SET', idempotency, cjson.encode({ print = args.print, answer = text }), 'PX', args.kept_ms)
   end
   return text
 end
@@ -162,9 +179,8 @@ end
 local operations = {}
 
 function operations.create()
-  local doc = load()
-  if doc then return fail('workflow_exists') end
-  doc = create(args.stages, #args.stages > 0)
+  if redis.call('EXISTS', record) == 1 then return fail('workflow_exists') end
+  local doc = create(args.stages, #args.stages > 0)
   for _, stage in ipairs(doc.stages) do stage.declared = true end
   save(doc)
   return answer(doc)
@@ -173,7 +189,8 @@ end
 function operations.join()
   local doc, late = load()
   if not doc then
-    if not args.deadline_ms then return fail('workflow_not_found') end
+    local foreign = late
+    if foreign or not args.deadline_ms then return fail('workflow_not_found') end
     doc = create({}, false)
   end
   if late then save(doc, 'running') end
@@ -270,7 +287,8 @@ end
 function operations.get()
   local doc, late = load()
   if not doc then
-    redis.call('ZREM', index.running, args.id)
+    local foreign = late
+    for _, key in ipairs(foreign and {} or both('running', args.by or '')) do redis.call('ZREM', key, args.id) end
     return fail('workflow_not_found')
   end
   if late then save(doc, 'running') end
