@@ -9,9 +9,6 @@ from tidegate_gateway.errors import BadRequest
 from tidegate_gateway.gateway import Gateway
 from tidegate_gateway.web import Web
 
-DEFAULT_OVERRIDE_S = 600.0
-"""For which an override holds that does not say."""
-
 
 class Admin:
     """The handlers of the admin port."""
@@ -55,8 +52,6 @@ class Admin:
         if source not in ("override", "steered"):
             raise BadRequest("source must be override or steered", param="source")
         kind = cast("Literal['override', 'steered']", source)
-        if kind == "override" and for_s is None:
-            for_s = DEFAULT_OVERRIDE_S
         await self._gateway.choose_policy(kind, name, reason=reason, for_s=for_s)
         return listener.reply(self._shown())
 

@@ -54,7 +54,7 @@ async def serving(told: settings.Settings, *, profiles: engines.Profiles | None 
             if kept is not None:
                 stack.push_async_callback(kept.close)
             session = await stack.enter_async_context(client.connected(told.timeouts))
-            traces = tracing.to_collector(told.tracing.endpoint, time.monotonic) if told.tracing.endpoint else None
+            traces = tracing.to_collector(told.tracing, time.monotonic)
             if traces is not None:
                 stack.callback(traces.close)
             gateway = Gateway(told, session, kept, profiles=profiles or shipped, traces=traces)

@@ -64,6 +64,7 @@ SENTENCES: dict[DropReason, str] = {
     DropReason.TENANT_LIMIT: "the tenant has used its tokens for this minute; retry after the time in Retry-After",
     DropReason.DRAINING: "this gateway is shutting down; retry, another one will answer",
     DropReason.NO_ENGINES: "no engine can take calls now; retry after the time in Retry-After",
+    # Reserved: nothing sheds a call that waits, yet.
     DropReason.EVICTED: "the call gave way to more urgent ones; retry after the time in Retry-After",
     DropReason.STORE_UNAVAILABLE: (
         "workflows need the store and it does not answer; retry after the time in Retry-After,"

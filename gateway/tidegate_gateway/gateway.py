@@ -38,10 +38,11 @@ from tidegate_policy.model import EngineId, WorkflowId
 
 logger = logging.getLogger("tidegate.gateway")
 
-FIRST_ALPHA = 0.2
-"""`alpha: auto` starts here; HexGen's best values lie between 0.1 and 0.4."""
+AUTO_ALPHA = 0.2
+"""What `alpha: auto` is; HexGen's best values lie between 0.1 and 0.4."""
 LONGEST_OVERRIDE_S = 7 * 24 * 3600.0
-DEFAULT_OVERRIDE_S = 3600.0
+DEFAULT_OVERRIDE_S = 600.0
+"""For which an override holds that does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ class Gateway:
         self.draining = False
         self.meters = telemetry.Telemetry()
         self.perception = perceive.Perception()
-        alpha = FIRST_ALPHA if isinstance(told.dispatch.alpha, str) else told.dispatch.alpha
+        alpha = AUTO_ALPHA if isinstance(told.dispatch.alpha, str) else told.dispatch.alpha
         self.core = dispatcher.Dispatcher(
             policy=told.policy.name,
             dispatch=choose.Dispatch(rule=told.dispatch.rule, alpha=alpha, beta=told.dispatch.beta),
@@ -98,8 +99,8 @@ class Gateway:
             self.flows,
             spend=self._spend,
             waiting=lambda: self.core.waiting,
-            models=lambda: self.fleet.models,
             costs=self.fleet.costs,
+            models=lambda: self.fleet.models,
         )
         self.policy = ActivePolicy(name=told.policy.name, source="settings", reason="the settings")
         self.meters.on_policy(told.policy.name, told.policy.name, "")

@@ -145,9 +145,9 @@ class Dispatch:
     rule: str = "least-delay"
     """Or score (HexGen eq 4), least-requests, power-of-two, round-robin."""
     alpha: float | Literal["auto"] = "auto"
-    """Of score: 0 = load alone, 1 = speed alone; auto starts at 0.2."""
-    beta: float = 1.0
-    """Of score, in seconds squared; see `choose.Dispatch`."""
+    """Of score: 0 = load alone, 1 = speed alone; auto = 0.2, a constant at present."""
+    beta: float = 300.0
+    """Of score, in seconds squared; see `choose.Dispatch`. The default is what the benchmark uses."""
     cap: int | Literal["auto"] | None = "auto"
     """Calls out at one engine, above which calls wait here; auto = enough to keep its batch full; null = early binding."""
 
@@ -227,6 +227,8 @@ class Timeouts:
 class Tracing:
     endpoint: str | None = None
     """OTLP collector over gRPC, such as http://127.0.0.1:4317; null = no spans."""
+    required: bool = True
+    """Refuse to start without the exporter; else warn and go on without spans, as for an endpoint from the environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,11 +280,12 @@ def from_environment(settings: Settings, environment: Mapping[str, str]) -> Sett
     if password := environment.get("TIDEGATE_STORE_PASSWORD"):
         store["password"] = password
     host = environment.get("TIDEGATE_HOST") or settings.listen.host
+    collector = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     placed = dataclasses.replace(
         settings,
         store=dataclasses.replace(settings.store, **store),
         listen=dataclasses.replace(settings.listen, host=host),
-        tracing=Tracing(endpoint=environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or settings.tracing.endpoint),
+        tracing=Tracing(endpoint=collector, required=False) if collector else settings.tracing,
     )
     return _checked(placed)
 

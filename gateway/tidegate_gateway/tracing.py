@@ -5,6 +5,7 @@ it; its children are written at the end, from the instants that the call has kep
 in between. Attributes follow the GenAI conventions (still in development); no prompt, no answer.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 
@@ -14,8 +15,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation import tracecontext
 
-from tidegate_gateway import decode, wire
+from tidegate_gateway import decode, settings, wire
 from tidegate_gateway.serving import Serving
+
+logger = logging.getLogger("tidegate.gateway")
 
 _CONTEXT = tracecontext.TraceContextTextMapPropagator()
 _OPERATIONS: dict[wire.Kind, str] = {"chat": "chat", "completion": "text_completion"}
@@ -111,12 +114,19 @@ class Tracing:
         return self._offset_ns + round(instant_s * 1e9)
 
 
-def to_collector(endpoint: str, clock: Callable[[], float]) -> Tracing:
-    """Tracing to an OTLP collector. Raises `BadSettings` where the exporter is not installed."""
+def to_collector(told: settings.Tracing, clock: Callable[[], float]) -> Tracing | None:
+    """Tracing to an OTLP collector, None where none is set. Raises `BadSettings` where the exporter is not installed but
+    required."""
+    if told.endpoint is None:
+        return None
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     except ImportError as error:
-        raise decode.BadSettings("tracing.endpoint needs the extra: pip install 'tidegate[tracing]'") from error
+        needs = f"spans for {told.endpoint} need the extra: pip install 'tidegate[tracing]'"
+        if told.required:
+            raise decode.BadSettings(f"tracing.endpoint: {needs}") from error
+        logger.warning("%s; going on without", needs)
+        return None
     provider = TracerProvider(resource=Resource.create({"service.name": "tidegate-gateway"}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=told.endpoint)))
     return Tracing(provider, clock)

@@ -45,6 +45,23 @@ async def test_without_a_store_the_override_lives_here_and_lapses(up: Any, until
         await until(lambda: client.gateway.core.policy == "urgency")
 
 
+async def test_an_override_that_does_not_say_holds_for_ten_minutes(up: Any) -> None:
+    async with up(store=False) as client:
+        await put(client, {"policy": "edf"})
+        chosen = await client.gateway.choose_policy("override", "edf", reason="", for_s=None)
+        assert 590 < chosen.left_s <= 600
+
+
+async def test_the_page_and_the_metrics_can_be_taken_off_the_client_port(up: Any) -> None:
+    for listen, status in (({}, 200), ({"statusPage": False, "clientMetrics": False}, 404)):
+        async with up(store=False, listen=listen) as client:
+            for path in ("/", "/metrics"):
+                async with client.http.get(client.url + path) as response:
+                    assert response.status == status
+            async with client.http.get(client.admin_url + "/metrics") as response:
+                assert response.status == 200
+
+
 @pytest.mark.parametrize(
     "body",
     [

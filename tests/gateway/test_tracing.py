@@ -1,12 +1,14 @@
 """Spans of a call, as a collector would get them."""
 
+import sys
 from typing import Any
 
+import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tidegate_gateway import testing, tracing
+from tidegate_gateway import app, decode, settings, testing, tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -43,3 +45,19 @@ async def test_a_refused_call_is_an_error_span(up: Any) -> None:
         (root,) = [span for span in spans.get_finished_spans() if span.name == "chat fake"]
     assert root.attributes["error.type"] == "no-engines"
     assert not root.status.is_ok
+
+
+async def test_an_endpoint_of_the_environment_without_the_exporter_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
+    listen = {"port": 0, "adminPort": None, "grpcPort": None}
+    bare = settings.from_mapping({"listen": listen, "timeouts": {"drain": 0}})
+    told = settings.from_environment(bare, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"})
+    async with app.serving(told) as bound:
+        assert bound.gateway.traces is None
+    assert "tidegate[tracing]" in caplog.text
+    asked = settings.from_mapping({"listen": listen, "tracing": {"endpoint": "http://127.0.0.1:4317"}})
+    with pytest.raises(decode.BadSettings, match=r"tracing\.endpoint"):
+        async with app.serving(asked):
+            pass
