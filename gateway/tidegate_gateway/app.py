@@ -13,14 +13,15 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import web
-
 import tidegate_profiles
 from tidegate_gateway import admin, client, engines, listener, records, rpc, settings, store, tracing
 from tidegate_gateway.gateway import Gateway
 from tidegate_gateway.web import Web
 
 logger = logging.getLogger("tidegate.gateway")
+
+CUT_S = 1.0
+"""For clients to read why their calls were cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,30 +84,27 @@ def shipped(name: str) -> Mapping[str, Any]:
 
 
 async def _listen(stack: contextlib.AsyncExitStack, gateway: Gateway) -> Bound:
-    where, limits = gateway.told.listen, gateway.told.limits
-    handlers = Web(gateway)
+    where, handlers = gateway.told.listen, Web(gateway)
     metrics = listener.Routes([listener.Route(method="GET", path="/metrics", handler=handlers.metrics)])
     return Bound(
-        http=await _site(stack, handlers.routes(), limits, where.host, where.port) or "",
+        http=await _site(stack, gateway, handlers.routes(), where.host, where.port) or "",
         grpc=await _grpc(stack, gateway, where),
-        admin=await _site(stack, admin.Admin(gateway).routes(), limits, where.admin_host, where.admin_port),
-        metrics=await _site(stack, metrics, limits, where.metrics_host, where.metrics_port),
+        admin=await _site(stack, gateway, admin.Admin(gateway).routes(), where.admin_host, where.admin_port),
+        metrics=await _site(stack, gateway, metrics, where.metrics_host, where.metrics_port),
         gateway=gateway,
     )
 
 
 async def _site(
-    stack: contextlib.AsyncExitStack, routes: listener.Routes, limits: settings.Limits, host: str, port: int | None
+    stack: contextlib.AsyncExitStack, gateway: Gateway, routes: listener.Routes, host: str, port: int | None
 ) -> str | None:
     """Opens one listener; its address as host:port, None if it is not wanted. Raises `OSError` for a port in use."""
     if port is None:
         return None
-    runner = web.ServerRunner(listener.Server(routes, limits), shutdown_timeout=1.0)
-    stack.push_async_callback(runner.cleanup)
-    await runner.setup()
-    site = web.TCPSite(runner, host, port, backlog=1024)
-    await site.start()
-    return f"{host}:{runner.addresses[0][1]}"
+    server = listener.Server(routes, gateway.told.limits, leaving=lambda: gateway.draining)
+    opened = await asyncio.get_running_loop().create_server(server, host, port, backlog=1024)
+    stack.push_async_callback(listener.close, opened, server)
+    return f"{host}:{opened.sockets[0].getsockname()[1]}"
 
 
 async def _grpc(stack: contextlib.AsyncExitStack, gateway: Gateway, where: settings.Listen) -> str | None:
@@ -126,6 +124,10 @@ async def _drain(gateway: Gateway) -> None:
             await gateway.router.drained()
     except TimeoutError:
         logger.warning("%d calls did not finish within %.3g s and are cut", gateway.router.serving, timeouts.drain_s)
+        gateway.router.cut()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CUT_S):
+                await gateway.router.drained()
     if gateway.kept is not None:
         with contextlib.suppress(records.StoreError):
             await gateway.flows.flush()

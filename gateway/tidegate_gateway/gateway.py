@@ -256,14 +256,12 @@ class Gateway:
         if served.outcome == "ok" and served.engine is not None:
             self._observe(served, served.engine)
         call = served.job.call
+        told = {"tenant": call.tenant, "class": call.slo_class, "workflow": call.workflow, "stage": call.stage}
+        told["engine"] = served.engine
         logger.info(
-            "call %s tenant=%s class=%s workflow=%s stage=%s engine=%s attempt=%d queue_ms=%d outcome=%s",
+            "call %s%s attempt=%d queue_ms=%d outcome=%s",
             call.id,
-            call.tenant,
-            call.slo_class,
-            call.workflow,
-            call.stage,
-            served.engine,
+            "".join(f" {name}={value}" for name, value in told.items() if value),
             served.attempt,
             round(served.queue_s * 1000),
             served.outcome,

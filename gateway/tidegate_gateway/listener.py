@@ -7,9 +7,12 @@ OpenAI error object, the parser's own included. Routing is an allow-list: a path
 """
 
 import asyncio
+import contextlib
 import logging
+import os
 import re
 import secrets
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +34,10 @@ PATH_BYTES, HEADER_BYTES, HEADERS = 8000, 8190, 128
 two differ."""
 TAKEN_BYTES = 64 * 1024
 """What a client must take of an answer within `limits.write_s`, or all that is left of it."""
+LAST_REQUEST_S = 1.0
+"""For connections that were made before the port closed to bring their request."""
+LAST_BYTES_S = 1.0
+"""For answers that are complete to reach their clients."""
 LINGER_S = 2.0
 """For which the rest of a refused body is still read, so that the client sees the refusal."""
 
@@ -132,7 +139,8 @@ class Connection(web_protocol.RequestHandler):
 class Server(web.Server):
     """Serves `routes`; every handler's `GatewayError` becomes its response."""
 
-    def __init__(self, routes: Routes, limits: settings.Limits) -> None:
+    def __init__(self, routes: Routes, limits: settings.Limits, *, leaving: Callable[[], bool]) -> None:
+        """While `leaving`, clients are asked not to use their connections again."""
         super().__init__(
             self._handle,
             request_factory=self._request,
@@ -145,8 +153,11 @@ class Server(web.Server):
             max_field_size=HEADER_BYTES,
             max_headers=HEADERS,
         )
+        self.silent: set[web_protocol.RequestHandler] = set()
+        """Connections that have not brought a request yet."""
         self._routes = routes
         self._limits = limits
+        self._leaving = leaving
 
     def __call__(self) -> web_protocol.RequestHandler:
         return Connection(self, write_s=self._limits.write_s, loop=self._loop, **self._kwargs)
@@ -155,6 +166,12 @@ class Server(web.Server):
         super().connection_made(handler, transport)
         if len(self.connections) > self._limits.connections:
             transport.abort()
+        else:
+            self.silent.add(handler)
+
+    def connection_lost(self, handler: web_protocol.RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        self.silent.discard(handler)
 
     def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         return web.BaseRequest(
@@ -162,11 +179,33 @@ class Server(web.Server):
         )
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.silent.discard(request.protocol)
         try:
             handler, arguments = self._routes.find(request.method, request.path)
-            return _named(request, await handler(request, **arguments))
+            response = await handler(request, **arguments)
         except errors.GatewayError as error:
-            return _named(request, refusal(error))
+            response = refusal(error)
+        if self._leaving() and not response.prepared:
+            response.force_close()
+        return _named(request, response)
+
+
+async def close(listening: asyncio.Server, server: Server) -> None:
+    """Stops listening without a reset: who has connected by now is accepted, and answered if his request comes soon."""
+    loop = asyncio.get_running_loop()
+    doors = [socket.socket(fileno=os.dup(door.fileno())) for door in listening.sockets]
+    listening.close()
+    for door in doors:
+        with door, contextlib.suppress(BlockingIOError):
+            door.setblocking(False)
+            while True:
+                await loop.connect_accepted_socket(server, door.accept()[0])
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_REQUEST_S):
+            while server.silent:
+                await asyncio.sleep(0.01)
+    server.pre_shutdown()
+    await server.shutdown(LAST_BYTES_S)
 
 
 def refusal(error: errors.GatewayError) -> web.Response:

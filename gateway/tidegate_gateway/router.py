@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tidegate_gateway import client, errors, serving, settings, telemetry
 from tidegate_gateway.serving import Clock, Job, Serving
 from tidegate_policy import dispatcher
-from tidegate_policy.model import CallId, Decision, EngineId, WorkflowId
+from tidegate_policy.model import CallId, Decision, DropReason, EngineId, WorkflowId
 
 RETRY_SHARE, FREE_RETRIES = 0.2, 3
 """Retries under way at once: this share of the calls that are out, and never fewer than so many. Calls whose engine is gone
@@ -107,6 +107,11 @@ class Router:
     def serving(self) -> int:
         """Calls that are here: waiting or out."""
         return len(self._servings)
+
+    def cut(self) -> None:
+        """Ends every call that is still here, with a refusal that says so."""
+        for waiting in list(self._servings.values()):
+            waiting.stop(errors.Refused(DropReason.DRAINING))
 
     async def drained(self) -> None:
         """Returns when no call is left."""

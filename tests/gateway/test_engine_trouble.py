@@ -211,7 +211,7 @@ async def test_calls_leave_an_engine_that_stops_answering(up: Any, until: Any) -
 
 
 async def test_an_engine_in_doubt_takes_calls_only_if_every_other_is_too(up: Any, until: Any) -> None:
-    health = {"unhealthyAfter": 1000}
+    health = {"unhealthyAfter": 1000, "timeout": 2.0}
     async with testing.engine() as bad, testing.engine() as good, up(*preferring(bad, good), health=health) as client:
         bad.deaf = True
         await until(lambda: sum(state.accepting for state in client.gateway.core.engines()) == 1)
