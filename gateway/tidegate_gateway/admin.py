@@ -17,13 +17,14 @@ class Admin:
         self._gateway = gateway
 
     def routes(self) -> listener.Routes:
-        route = listener.Route
+        route, public = listener.Route, Web(self._gateway)
         return listener.Routes(
             [
                 route(method="GET", path="/admin/state", handler=self._state),
                 route(method="GET", path="/admin/policy", handler=self._policy),
                 route(method="PUT", path="/admin/policy", handler=self._choose),
-                route(method="GET", path="/metrics", handler=Web(self._gateway).metrics),
+                route(method="GET", path="/metrics", handler=public.metrics),
+                route(method="GET", path="/", handler=public.page),
             ]
         )
 

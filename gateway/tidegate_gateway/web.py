@@ -27,7 +27,7 @@ class Web:
         told = self._gateway.told.listen
         views = [
             *([route(method="GET", path="/metrics", handler=self.metrics)] if told.client_metrics else []),
-            *([route(method="GET", path="/", handler=self._page)] if told.status_page else []),
+            *([route(method="GET", path="/", handler=self.page)] if told.status_page else []),
         ]
         return listener.Routes(
             [
@@ -131,7 +131,7 @@ class Web:
         text, content_type = self._gateway.meters.exposition(request.headers.get("Accept", ""))
         return web.Response(body=text, headers={"Content-Type": content_type})
 
-    async def _page(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def page(self, request: web.BaseRequest) -> web.StreamResponse:
         text = page.render(status.snapshot(self._gateway))
         return web.Response(text=text, content_type="text/html", headers=page.HEADERS)
 

@@ -58,8 +58,8 @@ async def test_the_page_and_the_metrics_can_be_taken_off_the_client_port(up: Any
             for path in ("/", "/metrics"):
                 async with client.http.get(client.url + path) as response:
                     assert response.status == status
-            async with client.http.get(client.admin_url + "/metrics") as response:
-                assert response.status == 200
+                async with client.http.get(client.admin_url + path) as response:
+                    assert response.status == 200
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
             "adminPort": labels.ADMIN_PORT,
             "metricsHost": "0.0.0.0",
             "metricsPort": labels.METRICS_PORT,
+            "statusPage": False,
+            "clientMetrics": False,
         },
         "services": [
             {
