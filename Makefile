@@ -45,7 +45,7 @@ proto: $(VENV)/.installed-all ## regenerate the gRPC stubs
 	$(BIN)/python proto/generate
 
 lock: $(UV) ## resolve dependencies again
-	$(UV) pip compile -q pyproject.toml --extra up --universal --python-version 3.11 --generate-hashes \
+	$(UV) pip compile -q pyproject.toml --extra up --extra tracing --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --custom-compile-command 'make lock' -o requirements/up.txt
 	$(UV) pip compile -q pyproject.toml --extra up --extra operator --extra tracing --extra bench --extra engine-cpu \
 	  --extra demo-model --group dev --universal --python-version 3.11 --generate-hashes --no-emit-index-url \

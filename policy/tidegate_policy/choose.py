@@ -35,7 +35,7 @@ class Dispatch:
     rule: str = "least-delay"
     alpha: float = 0.2
     """For `score`. 0: only the backlog counts, and among idle engines the speed; 1: only the call's own time counts."""
-    beta: float = 1.0
+    beta: float = 300.0
     """For `score`, in seconds squared: with a backlog of `beta` seconds, `beta / t_queue` weighs as much as one second."""
 
 
