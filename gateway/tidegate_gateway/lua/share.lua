@@ -72,8 +72,4 @@ function operations.set_policy()
   return cjson.encode(policies())
 end
 
-function operations.policies()
-  return cjson.encode(policies())
-end
-
 return operations[ARGV[1]]()
