@@ -122,6 +122,8 @@ def _vllm(pool: spec.Pool, node_pool: spec.NodePool) -> Iterator[str]:
     yield f"--control=0.0.0.0:{labels.CONTROL_PORT}"
     yield f"--tensor-parallel-size={node_pool.tensor_parallel}"
     yield f"--shutdown-timeout={pool.engine.drain_s}"
+    # The last line behind the gateways' caps and queues: beyond it the engine answers 503 and another one is asked.
+    yield f"--max-num-queued-reqs={pool.gateway.max_waiting}"
     if pool.model.max_model_len is not None:
         yield f"--max-model-len={pool.model.max_model_len}"
     if pool.engine.offload_gib:
