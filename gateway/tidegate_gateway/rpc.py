@@ -100,10 +100,11 @@ class Workflows(inference_pb2_grpc.WorkflowsServicer):
         self, request: inference_pb2.ListWorkflowsRequest, context: Context
     ) -> inference_pb2.ListWorkflowsResponse:
         try:
-            rows, _ = await self._flows.listed(request.state or None, tenant=wire.tenant(_metadata(context)))
+            tenant, limit = wire.tenant(_metadata(context)), request.limit or workflows.LISTED
+            rows, more = await self._flows.listed(request.state or None, limit, tenant=tenant)
         except errors.GatewayError as error:
             await abort(context, error)
-        return inference_pb2.ListWorkflowsResponse(workflows=map(_workflow, rows))
+        return inference_pb2.ListWorkflowsResponse(workflows=map(_workflow, rows), has_more=more)
 
     async def CompleteStage(
         self, request: inference_pb2.CompleteStageRequest, context: Context

@@ -237,7 +237,10 @@ async def test_a_workflow_lives_over_grpc_and_http_alike(up: Any) -> None:
         status, shown, _ = await client.send("GET", f"/v1/workflows/{flow.id}")
         assert (status, shown["state"], shown["stages"][0]["calls_done"]) == (200, "done", 1)
         listed = await flows.List(inference_pb2.ListWorkflowsRequest(state="done"))
-        assert [item.id for item in listed.workflows] == [flow.id]
+        assert ([item.id for item in listed.workflows], listed.has_more) == ([flow.id], False)
+        await flows.Create(inference_pb2.CreateWorkflowRequest(deadline_ms=60_000))
+        listed = await flows.List(inference_pb2.ListWorkflowsRequest(limit=1))
+        assert (len(listed.workflows), listed.has_more) == (1, True)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await inference_pb2_grpc.InferenceStub(channel).Generate(chat(workflow=flow.id, stage="a")).read()
         assert details(caught.value)["ErrorInfo"].reason == "workflow_ended"

@@ -125,16 +125,20 @@ class GetWorkflowRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
 class ListWorkflowsRequest(_message.Message):
-    __slots__ = ("state",)
+    __slots__ = ("state", "limit")
     STATE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     state: str
-    def __init__(self, state: _Optional[str] = ...) -> None: ...
+    limit: int
+    def __init__(self, state: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ListWorkflowsResponse(_message.Message):
-    __slots__ = ("workflows",)
+    __slots__ = ("workflows", "has_more")
     WORKFLOWS_FIELD_NUMBER: _ClassVar[int]
+    HAS_MORE_FIELD_NUMBER: _ClassVar[int]
     workflows: _containers.RepeatedCompositeFieldContainer[Workflow]
-    def __init__(self, workflows: _Optional[_Iterable[_Union[Workflow, _Mapping]]] = ...) -> None: ...
+    has_more: bool
+    def __init__(self, workflows: _Optional[_Iterable[_Union[Workflow, _Mapping]]] = ..., has_more: _Optional[bool] = ...) -> None: ...
 
 class CompleteStageRequest(_message.Message):
     __slots__ = ("id", "stage", "idempotency_key")
