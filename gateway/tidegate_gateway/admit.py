@@ -8,6 +8,8 @@ A claim may loosen what the class promises, never tighten it, and no call is due
 answered it: a claim that nobody can keep wins nothing over an honest one.
 """
 
+import asyncio
+import collections
 import dataclasses
 import functools
 import secrets
@@ -48,6 +50,9 @@ class Admission:
         self._waiting = waiting
         self._costs = costs
         self._models = models
+        self._owed: collections.Counter[str] = collections.Counter()
+        """Tokens of each tenant's minute to book yet; negative to give back."""
+        self._owing = asyncio.Event()
 
     async def admit(self, now: float, ask: wire.Ask) -> Job:
         """The job that the ask becomes at `now`, in its workflow if it names one. Raises `GatewayError`."""
@@ -64,15 +69,15 @@ class Admission:
             raise errors.Refused(DropReason.SATURATED)
         call_id = CallId(f"tg-{secrets.token_hex(12)}")
         prompt_tokens = self._perception.prompt_tokens(ask.model, ask.characters, ask.messages)
-        booked = await self._book(tenant, ask, prompt_tokens)
+        booked = await self._book(tenant, ask, name, prompt_tokens)
         try:
             member = None if ask.workflow is None else await self._flows.join(now, ask, call_id)
         except BaseException:
             if booked and tenant.tokens_per_minute is not None:
-                await self._spend(tenant.name, -booked, tenant.tokens_per_minute, True)
+                self._owe(tenant.name, -booked)
             raise
-        terms = _Terms(ask=ask, kind=_kind(ask, member, name), member=member, tenant=tenant, booked=booked)
-        predicted, upper = self._perception.output_tokens(terms.kind, ask.max_tokens, ask.choices)
+        kind = _kind(ask, member, name)
+        predicted, upper = self._perception.output_tokens(kind, ask.max_tokens)
         ttft_s, tpot_s = _latest(ask.ttft_s, slo_class.ttft_s), _latest(ask.tpot_s, slo_class.tpot_s)
         call = Call(
             id=call_id,
@@ -80,6 +85,7 @@ class Admission:
             prompt_tokens=prompt_tokens,
             output_predicted=predicted,
             output_upper=upper,
+            sequences=ask.choices,
             model=ask.model,
             tenant=ask.tenant,
             slo_class=slo_class.name,
@@ -97,6 +103,7 @@ class Admission:
         if due_s is not None:
             fastest_s = min((model.call_seconds(call) for model in self._costs()), default=0.0)
             call = dataclasses.replace(call, due_s=max(due_s, now + fastest_s))
+        terms = _Terms(call=call, ask=ask, kind=kind, member=member, tenant=tenant, booked=booked)
         return Job(
             call=call,
             ask=ask,
@@ -104,21 +111,32 @@ class Admission:
             on_cut=functools.partial(self._cut, terms),
         )
 
-    async def _book(self, tenant: settings.Tenant, ask: wire.Ask, prompt_tokens: int) -> int:
+    async def run(self) -> None:
+        """Settles what ended calls used beyond what was booked, or less, until cancelled."""
+        while True:
+            await self._owing.wait()
+            self._owing.clear()
+            while self._owed:
+                tenant, tokens = self._owed.popitem()
+                per_minute = self._tenants[tenant].tokens_per_minute
+                if tokens and per_minute is not None:
+                    await self._spend(tenant, tokens, per_minute, True)
+
+    async def _book(self, tenant: settings.Tenant, ask: wire.Ask, slo_class: str, prompt_tokens: int) -> int:
         """Books what the call will probably use with a limited tenant; how much. Raises `Refused`."""
         if tenant.tokens_per_minute is None:
             return 0
-        expected, _ = self._perception.output_tokens(_kind(ask, None, ask.slo_class or ""), ask.max_tokens, ask.choices)
-        wait_s = await self._spend(tenant.name, prompt_tokens + expected, tenant.tokens_per_minute, False)
+        each, _ = self._perception.output_tokens(_kind(ask, None, slo_class), ask.max_tokens)
+        tokens = prompt_tokens + each * ask.choices
+        wait_s = await self._spend(tenant.name, tokens, tenant.tokens_per_minute, False)
         if wait_s > 0:
             raise errors.Refused(DropReason.TENANT_LIMIT, retry_after_s=wait_s)
-        return prompt_tokens + expected
+        return tokens
 
-    async def _end(self, terms: "_Terms", meter: sse.Meter | None) -> None:
+    async def _end(self, terms: "_Terms", meter: sse.Meter | None, ok: bool) -> None:
         """The call ended, and used what `meter` says."""
-        ask, used = terms.ask, 0
-        if meter is not None and meter.prompt_tokens is not None and meter.output_tokens is not None:
-            used = meter.prompt_tokens + meter.output_tokens
+        ask = terms.ask
+        if ok and meter is not None and meter.prompt_tokens is not None and meter.output_tokens is not None:
             self._perception.on_usage(
                 terms.kind,
                 characters=ask.characters,
@@ -127,26 +145,42 @@ class Admission:
                 prompt_tokens=meter.prompt_tokens,
                 output_tokens=meter.output_tokens,
             )
-        if terms.tenant.tokens_per_minute is not None and (used or meter is None):
-            await self._spend(terms.tenant.name, used - terms.booked, terms.tenant.tokens_per_minute, True)
+        self._settle(terms, _used(terms.call, meter, otherwise=terms.booked if ok else 0))
         if terms.member is not None:
-            await self._flows.ended(terms.member, ok=meter is not None)
+            await self._flows.ended(terms.member, ok=ok)
 
-    def _cut(self, terms: "_Terms") -> None:
+    def _cut(self, terms: "_Terms", meter: sse.Meter | None) -> None:
+        self._settle(terms, _used(terms.call, meter, otherwise=terms.booked))
         if terms.member is not None:
             self._flows.cut(terms.member)
+
+    def _settle(self, terms: "_Terms", used: int) -> None:
+        if terms.tenant.tokens_per_minute is not None:
+            self._owe(terms.tenant.name, used - terms.booked)
+
+    def _owe(self, tenant: str, tokens: int) -> None:
+        self._owed[tenant] += tokens
+        self._owing.set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Terms:
     """What was agreed at admission and is settled at the end."""
 
+    call: Call
     ask: wire.Ask
     kind: perceive.Kind
     member: workflows.Membership | None
     tenant: settings.Tenant
     booked: int
     """Tokens of the tenant's minute."""
+
+
+def _used(call: Call, meter: sse.Meter | None, *, otherwise: int) -> int:
+    """Tokens that a call has used, as far as its answer tells."""
+    if meter is None or not meter.generated:
+        return otherwise
+    return (call.prompt_tokens if meter.prompt_tokens is None else meter.prompt_tokens) + meter.generated
 
 
 def _kind(ask: wire.Ask, member: workflows.Membership | None, slo_class: str) -> perceive.Kind:

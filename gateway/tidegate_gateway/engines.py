@@ -3,7 +3,8 @@
 Discovery (a fixed list, or the addresses behind a headless service's name), a look at each engine every second, and the
 record of the calls that it failed. What follows from all three is one `EngineState` for the dispatcher, sent whenever it
 changes. An engine is trusted once it has answered /health and listed the gateway's model; its metrics are shown to people
-and never decide. How calls are spread is the dispatcher's business.
+and count only in its favour: while it is seen to generate, calls wait longer for it. How calls are spread is the
+dispatcher's business.
 """
 
 import asyncio
@@ -77,6 +78,7 @@ class Listener(Protocol):
     def on_engine(self, state: dispatcher.EngineState) -> None: ...
     def on_engine_gone(self, engine: EngineId) -> None: ...
     def on_engine_lost(self, engine: EngineId) -> None: ...
+    def on_engine_works(self, engine: EngineId) -> None: ...
 
 
 class Fleet:
@@ -165,7 +167,7 @@ class Fleet:
                 for address in found.values():
                     if address.id not in self.known:
                         self._appeared(group, address)
-                for gone in mine - found.keys():
+                for gone in mine & self.known.keys() - found.keys():
                     self._disappeared(gone)
                 mine = set(found)
             await asyncio.sleep(self._told.health.resolve_s)
@@ -195,6 +197,11 @@ class Fleet:
                     problem, certain = "cannot be reached", True
                 except (aiohttp.ClientError, OSError) as error:
                     problem = f"does not answer ({type(error).__name__})"
+                except Exception:
+                    # Whatever an engine answers, the others are served.
+                    if not known.misses:
+                        logger.exception("engine %s: its answer cannot be read", known.address.id)
+                    problem = "answers what cannot be read"
                 self._looked(known, problem, certain=certain)
                 if control is not None and known.reason is None:
                     await self._ask_control(known, control)
@@ -224,7 +231,10 @@ class Fleet:
             if response.status != 200:
                 return f"says {response.status} on /health"
         async with self._session.get(url + "/metrics", allow_redirects=False) as response:
+            before = known.load.generated
             known.load = scrape.read(await _page(response)) if response.status == 200 else scrape.Load()
+        if None not in (before, known.load.generated) and before != known.load.generated and self.listener is not None:
+            self.listener.on_engine_works(known.address.id)
         if not known.models or known.looks % MODELS_EVERY == 0:
             async with self._session.get(url + "/v1/models", allow_redirects=False) as response:
                 known.models = _models(await _page(response))
@@ -239,6 +249,9 @@ class Fleet:
             state = await control.GetState(control_pb2.GetStateRequest(), timeout=self._told.health.timeout_s)
         except grpc.aio.AioRpcError as error:
             logger.debug("engine %s: control port: %s", known.address.id, error.code())
+            return
+        if state is None:  # what grpc.aio makes of an answer that cannot be parsed
+            logger.debug("engine %s: control port: not an EngineState", known.address.id)
         else:
             known.policy, known.fallback = state.policy or None, state.fallback_reason or None
             known.simulated = state.simulated_profile or None

@@ -207,6 +207,7 @@ class Gateway:
             group.create_task(self.fleet.run())
             group.create_task(self.router.run())
             group.create_task(self.flows.run())
+            group.create_task(self.admission.run())
             group.create_task(self._exchange())
 
     async def _exchange(self) -> None:
@@ -275,7 +276,7 @@ class Gateway:
             engine,
             calibrate.Observation(
                 prompt_tokens=meter.prompt_tokens or served.job.call.prompt_tokens,
-                tokens=meter.generated,
+                tokens=round(meter.generated / served.job.call.sequences),
                 ttft_s=served.first_s - served.sent_s if served.job.ask.stream else None,
                 whole_s=served.finished_s - served.sent_s,
                 beside=(served.beside + self.router.calls_at(engine)) / 2,

@@ -60,14 +60,14 @@ class Perception:
         per_token = self._characters.get(model, CHARACTERS_PER_TOKEN)
         return max(1, round(characters / per_token + MESSAGE_TOKENS * messages))
 
-    def output_tokens(self, kind: Kind, max_tokens: int | None, choices: int) -> tuple[int, int]:
-        """Predicted tokens of a call, and a bound that few calls of its kind exceed (0 = unknown)."""
+    def output_tokens(self, kind: Kind, max_tokens: int | None) -> tuple[int, int]:
+        """Predicted tokens of each choice, and a bound that few of its kind exceed (0 = unknown)."""
         lengths = self._of(kind)
         most = math.inf if max_tokens is None else max(max_tokens, 1)
         predicted = max(1, round(min(lengths.output, most)))
         upper = lengths.output + 2 * math.sqrt(lengths.spread) if lengths.seen >= 8 else most
         bound = min(upper, most)
-        return predicted * choices, 0 if math.isinf(bound) else max(predicted, math.ceil(bound)) * choices
+        return predicted, 0 if math.isinf(bound) else max(predicted, math.ceil(bound))
 
     def stage_seconds(self, kind: Kind, models: Sequence[CostModel]) -> float:
         """Seconds that one pass of a stage takes, averaged over the live engines (HexGen eq 5)."""

@@ -84,6 +84,12 @@ class Router:
             if waiting.engine == engine and not waiting.begun:
                 waiting.stop(client.Gone("the engine stopped answering"))
 
+    def on_engine_works(self, engine: EngineId) -> None:
+        """The engine was seen to generate."""
+        for waiting in self._servings.values():
+            if waiting.engine == engine and not waiting.begun:
+                waiting.hope()
+
     def cancel_workflows(self, workflows: Iterable[WorkflowId]) -> None:
         """Ends the calls of cancelled workflows that run here."""
         gone = set(workflows)

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 NAMES = {
     "running": ("vllm:num_requests_running",),
     "waiting": ("vllm:num_requests_waiting",),
+    "generated": ("vllm:generation_tokens_total", "vllm:generation_tokens"),
     "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
 }
+MOST = 1e15
+"""Of anything that is counted."""
 MOST_BYTES = 4 * 1024 * 1024
 _LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})?[ \t]+(\S+)", re.MULTILINE)
 
@@ -22,6 +25,8 @@ class Load:
 
     running: int | None = None
     waiting: int | None = None
+    generated: int | None = None
+    """Tokens since it started."""
     kv_usage: float | None = None
     """Share of the KV cache in use, 0 to 1."""
 
@@ -38,6 +43,7 @@ def read(page: bytes) -> Load:
     return Load(
         running=_total(_first(values, "running")),
         waiting=_total(_first(values, "waiting")),
+        generated=_total(_first(values, "generated")),
         kv_usage=max(kv_usage) if kv_usage and all(0 <= share <= 1 for share in kv_usage) else None,
     )
 
@@ -47,5 +53,5 @@ def _first(values: dict[str, list[float]], what: str) -> list[float]:
 
 
 def _total(counts: list[float]) -> int | None:
-    total = math.fsum(counts) if all(map(math.isfinite, counts)) else -1.0
-    return round(total) if counts and 0 <= total < 1e9 else None
+    credible = bool(counts) and all(0 <= count < MOST for count in counts)
+    return round(math.fsum(counts)) if credible else None

@@ -35,11 +35,15 @@ class Job:
 
     call: Call
     ask: wire.Ask
-    on_end: Callable[[sse.Meter | None], Awaitable[None]]
-    """Awaited when the call has ended, well (with what it used) or not (None), before the client can know: what a client
-    has seen is recorded."""
-    on_cut: Callable[[], None]
+    on_end: Callable[[sse.Meter | None, bool], Awaitable[None]]
+    """Awaited with what the answer has told (None: it did not begin) and whether it is whole, before the client can know:
+    what a client has seen is recorded."""
+    on_cut: Callable[[sse.Meter | None], None]
     """Called instead when the client went away."""
+
+
+class TooLong(errors.EngineTrouble):
+    """An answer that is not streamed is longer than we wait: the engine works, so it is not blamed, and none is tried."""
 
 
 class Desk(Protocol):
@@ -82,6 +86,8 @@ class Serving:
         self._reply: client.Reply | None = None
         self._placing: asyncio.Future[dispatcher.Send] | None = None
         self._timer: asyncio.Timeout | None = None
+        self._answer_by_s = 0.0
+        """On the event loop's clock: when an answer that is not streamed is given up at the latest."""
         self._stopped: errors.GatewayError | None = None
         self._reported = 0
         self._ended = False
@@ -118,7 +124,7 @@ class Serving:
             self.outcome = error.code
             if isinstance(error, errors.EngineTrouble):
                 self._tell(ok=False)
-            await self._end(None)
+            await self._end(ok=False)
             raise
         await self._account(reply)
         return block
@@ -140,6 +146,13 @@ class Serving:
         if self._timer is not None and not self._timer.expired():
             self._timer.reschedule(asyncio.get_running_loop().time())
 
+    def hope(self) -> None:
+        """The engine generates: an answer that is not streamed, and so shows no first token, may still be on its way."""
+        if self._timer is None or self._stopped is not None or self._timer.expired() or self.job.ask.stream:
+            return
+        due_s = asyncio.get_running_loop().time() + self._desk.timeouts.first_token_s
+        self._timer.reschedule(min(max(due_s, self._timer.when() or 0.0), self._answer_by_s))
+
     # Its life.
 
     async def __aenter__(self) -> Self:
@@ -152,7 +165,7 @@ class Serving:
         except errors.GatewayError as error:
             self.outcome = error.code
             try:
-                await self._end(None)
+                await self._end(ok=False)
             finally:
                 self._leave()
             raise
@@ -206,10 +219,21 @@ class Serving:
             wants_usage=ask.wants_usage if ask.stream else None,
         )
         patience_s = desk.timeouts.first_token_s + 3 * (decision.queue_s + decision.service_s)
-        return await self._within(patience_s, opening, "did not begin its answer")
+        most_s = max(patience_s, desk.timeouts.answer_s)
+        self._answer_by_s = asyncio.get_running_loop().time() + most_s
+        try:
+            return await self._within(patience_s, opening, "did not begin its answer")
+        except errors.EngineTrouble as error:
+            in_time = ask.stream or asyncio.get_running_loop().time() < self._answer_by_s
+            if in_time or error.code != "engine_timeout":
+                raise
+            sentence = f"the engine still worked on the answer after {most_s:.3g} s; stream it, or ask for fewer tokens"
+            raise TooLong(sentence, code=error.code) from error
 
     def _again(self, error: errors.EngineTrouble) -> None:
         """Gives the call back to the dispatcher, or raises when it has been tried enough."""
+        if isinstance(error, TooLong):
+            raise error
         if isinstance(error, client.Busy):
             if self.attempt >= MOST_BUSY_ATTEMPTS:
                 raise errors.Refused(DropReason.SATURATED) from error
@@ -245,15 +269,18 @@ class Serving:
             self.outcome = "engine_failed" if meter.failed else "rejected"
             if meter.failed:
                 self._tell(ok=False)
-            await self._end(None)
+            await self._end(ok=False)
             return
-        await self._end(meter)
+        await self._end(ok=True)
         self.outcome = "ok"
 
-    async def _end(self, meter: sse.Meter | None) -> None:
+    async def _end(self, *, ok: bool) -> None:
         if not self._ended:
-            await self.job.on_end(meter)
+            await self.job.on_end(self._told(), ok)
         self._ended = True
+
+    def _told(self) -> sse.Meter | None:
+        return None if self._reply is None else self._reply.meter
 
     def _tell(self, *, ok: bool) -> None:
         if self.engine is not None:
@@ -265,7 +292,7 @@ class Serving:
         if self._placing is not None and self._placing.done() and not self._placing.cancelled():
             self._placing.exception()  # seen: nobody else waits for it
         if not self._ended:
-            self.job.on_cut()
+            self.job.on_cut(self._told())
         self._desk.leave(self)
 
     async def _within(self, seconds: float, step: Coroutine[Any, Any, T], what: str) -> T:

@@ -215,6 +215,8 @@ class Timeouts:
     connect_s: float = 2.0
     first_token_s: float = 60.0
     """Beyond the wait and the work that were predicted for the call."""
+    answer_s: float = 600.0
+    """For an answer that is not streamed, while its engine is seen to generate."""
     next_token_s: float = 60.0
     """Between two tokens of a stream; a preempted call may have to compute its prompt again."""
     drain_s: float = 30.0

@@ -106,7 +106,7 @@ class Telemetry:
         late = call.due_s is not None and finished_s > call.due_s
         if served.job.ask.stream:
             ttft_s = first_s - call.arrival_s
-            tpot_s = (finished_s - first_s) / max(meter.generated - 1, 1)
+            tpot_s = (finished_s - first_s) / max(meter.generated / call.sequences - 1, 1)
             self.ttft.labels(slo_class).observe(ttft_s)
             self.tpot.labels(slo_class).observe(tpot_s)
             late |= call.ttft_s is not None and ttft_s > call.ttft_s
@@ -114,7 +114,7 @@ class Telemetry:
         if served.decision is not None and served.sent_s is not None:
             predicted_s = served.decision.queue_s + served.decision.service_s
             self.prediction.labels("time").observe((finished_s - served.sent_s) / max(predicted_s, 1e-6))
-            self.prediction.labels("output").observe(meter.generated / max(call.output_predicted, 1))
+            self.prediction.labels("output").observe(meter.generated / (call.output_predicted * call.sequences))
         return not late
 
     def on_workflow(self, template: str, outcome: str) -> None:

@@ -38,6 +38,7 @@ class FakeEngine:
     deaf: bool = False
     """/health is accepted and never answered."""
     running: int = 0
+    generated: int = 0
     served: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -82,7 +83,9 @@ class FakeEngine:
         chat = request.path.endswith("/chat/completions")
         if body.get("stream"):
             return await self._stream(request, body, chat, count, usage)
-        await asyncio.sleep(self.token_s * count)
+        for _ in range(count):
+            await asyncio.sleep(self.token_s)
+            self.generated += 1
         self.served += 1
         text = "".join(f"w{i} " for i in range(count))
         choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
@@ -134,6 +137,7 @@ class FakeEngine:
 
     async def show_metrics(self, request: web.Request) -> web.StreamResponse:
         page = f'vllm:num_requests_running{{engine="0"}} {self.running}\nvllm:num_requests_waiting{{engine="0"}} 0\n'
+        page += f'vllm:generation_tokens_total{{engine="0"}} {self.generated}\n'
         return web.Response(body=page.encode() if self.metrics is None else self.metrics)
 
 

@@ -74,22 +74,26 @@ class CostModel:
         return steps * each + self.context_s * own_context
 
     def call_seconds(self, call: Call, cached_tokens: int = 0) -> float:
-        """`t_comp`: seconds of the call alone on the engine (HexGen eq 2)."""
+        """`t_comp`: seconds of the call alone on the engine, its sequences side by side (HexGen eq 2)."""
+        twins = call.sequences - 1
         return self.prefill_seconds(call.prompt_tokens, cached_tokens) + self.decode_seconds(
-            call.prompt_tokens, call.output_predicted
+            call.prompt_tokens, call.output_predicted, beside=twins, beside_context=twins * call.prompt_tokens
         )
 
     def charge(self, call: Call, cached_tokens: int = 0) -> Backlog:
         """What a call adds to an engine's backlog: the work that batching cannot share, and its decode steps."""
         prefill_us = round(self.prefill_seconds(call.prompt_tokens, cached_tokens) * MICROSECONDS)
         decode = self.decode_charge(call, 0)
-        return Backlog(calls=1, work_us=prefill_us + decode.work_us, output_tokens=decode.output_tokens)
+        return Backlog(calls=decode.calls, work_us=prefill_us + decode.work_us, output_tokens=decode.output_tokens)
 
     def decode_charge(self, call: Call, tokens_done: int) -> Backlog:
-        """What is left of a call's charge once its prompt is done and `tokens_done` tokens have come out."""
-        left = max(call.output_predicted - tokens_done, 0)
-        alone_s = self.decode_seconds(call.prompt_tokens + tokens_done, left + 1)
-        return Backlog(calls=1, work_us=round((alone_s - self.step_s * left) * MICROSECONDS), output_tokens=left)
+        """What is left of a call's charge once its prompt is done and `tokens_done` tokens of all its sequences have come
+        out."""
+        left = max(call.output_predicted * call.sequences - tokens_done, 0)
+        each = math.ceil(left / call.sequences)
+        alone_s = self.decode_seconds(call.prompt_tokens + tokens_done // call.sequences, each + 1)
+        work_us = round((alone_s - self.step_s * each) * call.sequences * MICROSECONDS)
+        return Backlog(calls=call.sequences, work_us=work_us, output_tokens=left)
 
     def backlog_seconds(self, backlog: Backlog) -> float:
         """Seconds until the backlog is done when the engine batches as much as it may.

@@ -18,6 +18,9 @@ from tidegate_policy.cost import CostModel, mean_call_seconds
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, Decision, DropReason, EngineId
 from tidegate_policy.waiting import WaitingQueue
 
+SLACK_EXPIRIES = 64
+"""Entries of calls that no longer wait, tolerated beyond one for each that does."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -36,7 +39,7 @@ class EngineState:
     id: EngineId
     cost: CostModel
     cap: int | None = None
-    """Calls that may be out at the engine, everybody's counted; None = no cap."""
+    """Sequences that may be out at the engine, everybody's counted; None = no cap. The last call may exceed it."""
     accepting: bool = True
     """False while it drains or is believed ill: nothing new goes there."""
     others: Backlog = NO_BACKLOG
@@ -96,7 +99,7 @@ class Dispatcher:
         self._queue = WaitingQueue(orders.named(policy))
         self._held: dict[CallId, _Held] = {}
         self._expiries: list[tuple[float, CallId]] = []
-        """A heap of (expiry, call); entries of calls that no longer wait are skipped."""
+        """A heap of (expiry, call); entries of calls that no longer wait are skipped, and swept out when they are many."""
         self._out: dict[CallId, _Out] = {}
         self._engines: dict[EngineId, _Engine] = {}
         self._limits = limits
@@ -280,6 +283,9 @@ class Dispatcher:
     def _hold(self, call: Call, held: _Held) -> None:
         self._held[call.id] = held
         heapq.heappush(self._expiries, (held.expiry_s, call.id))
+        if len(self._expiries) > 2 * len(self._held) + SLACK_EXPIRIES:
+            self._expiries = [entry for entry in self._expiries if self._is_held(*entry)]
+            heapq.heapify(self._expiries)
 
     def _is_held(self, expiry_s: float, call_id: CallId) -> bool:
         held = self._held.get(call_id)

@@ -41,10 +41,13 @@ class Call:
     arrival_s: float
     """Instant at which the holder of this value received the call."""
     prompt_tokens: int
+    """Of all its prompts."""
     output_predicted: int
-    """Tokens expected; the point estimate that costs are computed with."""
+    """Tokens expected of each sequence; the point estimate that costs are computed with."""
     output_upper: int = 0
-    """Tokens not exceeded with calibrated probability; 0 = unknown. The memory fence charges this."""
+    """Tokens of a sequence that few of its kind exceed; 0 = unknown. Engines are told; no order reads it yet."""
+    sequences: int = 1
+    """That an engine runs for it side by side: `n` times its prompts."""
     model: str = ""
     tenant: str = ""
     slo_class: str = ""
@@ -59,7 +62,7 @@ class Call:
     deadline_s: float | None = None
     """Instant after which the answer is worthless to the client (its own or its workflow's deadline)."""
     left_s: float = 0.0
-    """Seconds of work expected in the workflow after this call."""
+    """Seconds of work expected in the workflow after this call. Engines are told; no order reads it yet."""
     workflow: WorkflowId | None = None
     stage: str | None = None
     session: str | None = None
@@ -75,6 +78,7 @@ class Backlog:
     """Work promised to an engine and not yet done, in integers so that it returns to exactly zero."""
 
     calls: int = 0
+    """A call counts once for each of its sequences: each takes a place in the batch."""
     work_us: int = 0
     """Microseconds of work that batching cannot share: prefill, per-request decode and KV reads."""
     output_tokens: int = 0

@@ -55,6 +55,21 @@ async def test_a_claim_may_loosen_what_its_class_promises_but_not_tighten_it(up:
         assert await budget_ms(client, engine, **batch, x_tidegate_deadline_ms="900000") > 800_000
 
 
+async def test_tokens_are_counted_of_calls_that_are_cut(up: Any, until: Any) -> None:
+    tenants = [{"name": "small", "tokensPerMinute": 2000}]
+    async with testing.engine(tokens=5000) as engine, up(engine, tenants=tenants) as client:
+        body = {"model": "fake", "prompt": "x", "stream": True}
+        small = {"x-tidegate-tenant": "small"}
+        async with client.http.post(client.url + "/v1/completions", json=body, headers=small) as response:
+            read = 0
+            while read < 3000:
+                read += (await response.content.readany()).count(b"data:")
+            response.close()
+        await until(lambda: client.gateway.router.serving == 0)
+        status, _, headers = await client.ask(headers=small)
+        assert (status, headers["x-tidegate-reason"]) == (429, "tenant-limit")
+
+
 async def test_a_refused_workflow_call_gives_its_tokens_back(up: Any) -> None:
     tenants = [{"name": "small", "tokensPerMinute": 600}]
     async with testing.engine(prompt_tokens=280) as engine, up(engine, tenants=tenants) as client:

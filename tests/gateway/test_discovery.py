@@ -89,6 +89,29 @@ async def test_what_the_control_port_says_is_shown(up: Any, until: Any) -> None:
     await server.stop(None)
 
 
+async def test_a_control_port_that_speaks_nonsense_does_no_harm(up: Any, until: Any) -> None:
+    asked = asyncio.Event()
+
+    async def nonsense(request: bytes, context: Any) -> bytes:
+        asked.set()
+        return b"\xff\xff\xff"
+
+    handler = grpc.unary_unary_rpc_method_handler(nonsense)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("tidegate.v1.EngineControl", {"GetState": handler})]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with testing.engine() as engine, up({"url": engine.url, "control": f"127.0.0.1:{port}"}) as client:
+        await asked.wait()
+        (known,) = client.gateway.fleet.known.values()
+        looks = known.looks
+        await until(lambda: known.looks > looks + 1)
+        assert (await client.ask())[0] == 200
+    await server.stop(None)
+
+
 async def test_an_unknown_profile_stops_the_start_and_is_named(up: Any) -> None:
     engine = {"url": "http://127.0.0.1:1", "profile": "no-such-card"}
     service = {"name": "chat-engines", "profile": "no-such-card"}

@@ -110,7 +110,14 @@ async def test_rubbish_answers_count_as_failures(up: Any, garbage: bytes) -> Non
 
 @pytest.mark.parametrize(
     "page",
-    [b"", b"\x00\xff" * 1000, b"vllm:num_requests_running NaN\n", b"vllm:num_requests_waiting -7\n", b"{}" * 9999],
+    [
+        b"",
+        b"\x00\xff" * 1000,
+        b"vllm:num_requests_running NaN\n",
+        b"vllm:num_requests_running 1e308\n" * 2,
+        b"vllm:num_requests_waiting -7\n",
+        b"{}" * 9999,
+    ],
 )
 async def test_rubbish_metrics_do_no_harm(up: Any, page: bytes) -> None:
     async with testing.engine(metrics=page) as engine, up(engine) as client:
@@ -152,6 +159,32 @@ async def test_an_engine_that_never_begins_is_given_up_and_another_answers(up: A
         assert (await client.ask())[0] == 200
         assert len(bad.bodies) == 1
         assert bad.running == 0, "the call that was given up is stopped in the engine"
+
+
+async def test_a_long_answer_that_is_not_streamed_is_waited_for_while_its_engine_generates(up: Any) -> None:
+    async with (
+        testing.engine(tokens=40, token_s=0.05) as slow,
+        testing.engine(tokens=40, token_s=0.05) as spare,
+        up(*preferring(slow, spare), timeouts={"firstToken": 0.5}) as client,
+    ):
+        assert (await client.ask(max_tokens=1))[0] == 200  # so that the prediction is far off
+        status, answer, headers = await client.ask()
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 40)
+        assert headers["x-tidegate-engine"] == slow.url.removeprefix("http://")
+        assert (len(slow.bodies), len(spare.bodies)) == (2, 0)
+
+
+async def test_an_answer_that_is_not_streamed_has_an_end_that_no_engine_is_blamed_for(up: Any) -> None:
+    async with (
+        testing.engine(tokens=1000, token_s=0.02) as slow,
+        testing.engine(tokens=1000, token_s=0.02) as spare,
+        up(*preferring(slow, spare), timeouts={"firstToken": 0.3, "answer": 1.0}) as client,
+    ):
+        status, answer, _ = await client.ask()
+        assert (status, answer["error"]["code"]) == (504, "engine_timeout")
+        assert "stream it" in answer["error"]["message"]
+        assert (len(slow.bodies), len(spare.bodies)) == (1, 0)
+        assert all(known.record.failures == 0 for known in client.gateway.fleet.known.values())
 
 
 async def test_a_lone_engine_that_hangs_is_a_504_or_503_not_a_hang(up: Any) -> None:

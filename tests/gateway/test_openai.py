@@ -1,5 +1,6 @@
 """A stock OpenAI SDK works unmodified, and what passes through is what the engine said."""
 
+import asyncio
 from typing import Any
 
 import openai
@@ -139,6 +140,17 @@ async def test_trace_context_reaches_the_engine(up: Any) -> None:
     async with testing.engine() as engine, up(engine) as client:
         await client.ask(headers={"traceparent": parent})
         assert engine.headers[0]["traceparent"].split("-")[1] == parent.split("-")[1]
+
+
+async def test_choices_are_charged_each_and_predicted_each(up: Any, until: Any) -> None:
+    async with testing.engine(first_s=30) as engine, up(engine) as client:
+        call = asyncio.create_task(client.ask(n=4, max_tokens=20))
+        await until(lambda: engine.running == 1)
+        assert engine.bodies[-1]["vllm_xargs"]["tg.out_pred"] == 20
+        backlog = client.gateway.core.own_backlog(client.gateway.core.engines()[0].id)
+        assert (backlog.calls, backlog.output_tokens) == (4, 80)
+        call.cancel()
+        await until(lambda: not client.gateway.core.own_backlog(client.gateway.core.engines()[0].id))
 
 
 async def test_output_length_is_learned_from_answers_not_from_max_tokens(up: Any) -> None:

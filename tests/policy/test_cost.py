@@ -14,8 +14,8 @@ MODEL = cost.CostModel(
 )
 
 
-def call(prompt: int = 1000, output: int = 100) -> Call:
-    return Call(id=CallId("c"), arrival_s=0.0, prompt_tokens=prompt, output_predicted=output)
+def call(prompt: int = 1000, output: int = 100, sequences: int = 1) -> Call:
+    return Call(id=CallId("c"), arrival_s=0.0, prompt_tokens=prompt, output_predicted=output, sequences=sequences)
 
 
 def test_a_call_alone_takes_as_long_as_its_steps_one_by_one() -> None:
@@ -30,6 +30,17 @@ def test_a_call_alone_takes_as_long_as_its_steps_one_by_one() -> None:
     for done in range(1, output):
         seconds += MODEL.step_seconds(uncached=0, decodes=1, context=prompt + done)
     assert MODEL.call_seconds(call(prompt, output)) == pytest.approx(seconds)
+
+
+def test_the_sequences_of_a_call_run_side_by_side() -> None:
+    one, four = call(), call(sequences=4)
+    assert MODEL.call_seconds(one) < MODEL.call_seconds(four) < 1.1 * MODEL.call_seconds(one)
+    charge = MODEL.charge(four)
+    assert (charge.calls, charge.output_tokens) == (4, 400)
+    decode = MODEL.decode_charge(one, 0)
+    assert charge.work_us - MODEL.charge(one).work_us == pytest.approx(3 * decode.work_us, abs=4)
+    assert MODEL.decode_charge(four, 200).output_tokens == 200
+    assert MODEL.decode_charge(four, 400) == dataclasses.replace(NO_BACKLOG, calls=4)
 
 
 def test_cached_tokens_cost_no_prefill() -> None:

@@ -1,6 +1,7 @@
 """Every call leaves exactly once, backlogs return to zero, and calls wait where they are told to."""
 
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import settings
@@ -131,6 +132,27 @@ def test_a_call_whose_deadline_passes_while_it_waits_is_not_sent() -> None:
     gate.on_arrival(0.0, call("out"))
     gate.on_arrival(0.0, call("waits", deadline_s=5.0))
     assert dropped(gate.on_finish(6.0, CallId("out"))) == [DropReason.DEADLINE_UNREACHABLE]
+
+
+@pytest.mark.parametrize("deadline_s", [None, 1e6])
+def test_calls_that_are_gone_take_no_memory(deadline_s: float | None) -> None:
+    gate = dispatcher()
+    gate.on_arrival(0.0, call("stays", deadline_s=2e6))
+
+    def serve(count: int) -> None:
+        for index in range(count):
+            gate.on_arrival(0.0, call(f"{index}", deadline_s=deadline_s))
+            gate.on_finish(0.0, CallId(f"{index}"))
+
+    serve(1000)
+    tracemalloc.start()
+    try:
+        serve(1000)
+        before, _ = tracemalloc.get_traced_memory()
+        serve(10_000)
+        assert tracemalloc.get_traced_memory()[0] - before < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_draining_refuses_new_calls_and_serves_those_who_wait() -> None:
