@@ -74,7 +74,7 @@ class Admission:
             member = None if ask.workflow is None else await self._flows.join(now, ask, call_id)
         except BaseException:
             if booked and tenant.tokens_per_minute is not None:
-                self._owe(tenant.name, -booked)
+                await self._spend(tenant.name, -booked, tenant.tokens_per_minute, True)
             raise
         kind = _kind(ask, member, name)
         predicted, upper = self._perception.output_tokens(kind, ask.max_tokens)

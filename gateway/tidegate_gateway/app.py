@@ -59,6 +59,7 @@ async def serving(told: settings.Settings, *, profiles: engines.Profiles | None 
             if traces is not None:
                 stack.callback(traces.close)
             gateway = Gateway(told, session, kept, profiles=profiles or shipped, traces=traces)
+            stack.push_async_callback(_leave, gateway)  # when nothing renews the lease any more
             loops = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(loops.create_task(gateway.run()).cancel)
             bound = await _listen(stack, gateway)
@@ -128,7 +129,13 @@ async def _drain(gateway: Gateway) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CUT_S):
                 await gateway.router.drained()
+
+
+async def _leave(gateway: Gateway) -> None:
+    """Tells the other gateways that this one is gone, once all that it owes the store is recorded."""
     if gateway.kept is not None:
+        await gateway.flows.flush()
+        if gateway.flows.unrecorded:
+            logger.error("the ends of %d calls cannot be recorded", gateway.flows.unrecorded)
         with contextlib.suppress(records.StoreError):
-            await gateway.flows.flush()
             await gateway.kept.leave()

@@ -138,14 +138,18 @@ class Store(Protocol):
         One whose Idempotency-Key is that of a call of the stage that ended well enters nothing: its answer was lost.
         """
 
-    async def finish(self, workflow: str, call: str, *, ok: bool) -> Record: ...
+    async def finish(self, workflow: str, call: str, *, ok: bool) -> Record:
+        """A call ends; a good end counts once, also when the call was forgotten meanwhile or has the key of another."""
+
     async def complete_stage(
         self, workflow: str, stage: str, *, by: str | None = None, once: Idempotency | None = None
     ) -> Record: ...
     async def complete(self, workflow: str, *, by: str | None = None, once: Idempotency | None = None) -> Record: ...
     async def cancel(self, workflow: str, *, by: str | None = None) -> Record: ...
     async def get(self, workflow: str, *, by: str | None = None) -> Record: ...
-    async def listed(self, state: State | None, limit: int, *, by: str | None = None) -> list[Record]: ...
+    async def listed(self, state: State | None, limit: int, *, by: str | None = None) -> list[Record]:
+        """The newest by creation, newest first; fewer than `limit` only if there are no more."""
+
     async def expire(self, limit: int) -> None:
         """Ends workflows whose grace is over."""
 
@@ -155,9 +159,11 @@ class Store(Protocol):
     async def forget(self, gateway: str, limit: int) -> bool:
         """Takes a dead gateway's calls out of their workflows; False while some are left."""
 
-    async def exchange(self, backlogs: Mapping[EngineId, Backlog]) -> Exchange: ...
+    async def exchange(self, backlogs: Mapping[EngineId, Backlog]) -> Exchange:
+        """Renews the lease. Who has let it run out is dead, but nobody until gateways have exchanged for a whole lease."""
+
     async def leave(self) -> None:
-        """This gateway ends: its backlogs are gone at once."""
+        """This gateway ends, after its last exchange: its backlogs and its lease are gone at once."""
 
     async def choose_policy(
         self, kind: Literal["override", "steered"], policy: str | None, reason: str, for_s: float | None

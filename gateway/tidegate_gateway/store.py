@@ -29,6 +29,9 @@ logger = logging.getLogger("tidegate.gateway")
 SCHEMA = "v1"
 OWN_MS = 60_000
 """For which the answer to a key of our own is kept; a command is sent again at once or never."""
+SCRIPTS = ("workflow", "list", "share", "spend")
+LAPSED = 100
+"""Overdue workflows that are ended before a list is read."""
 MOST_CANCELLED = 1000
 """Cancelled workflows that one exchange tells of."""
 
@@ -55,7 +58,7 @@ class Valkey:
         )
         self._client = valkey.Redis(connection_pool=self._pool)
         self._prefix = f"tidegate:{SCHEMA}:{{{told.pool}}}:"
-        self._scripts = {name: self._client.register_script(_script(name)) for name in ("workflow", "share", "spend")}
+        self._scripts = {name: self._client.register_script(_script(name)) for name in SCRIPTS}
         self._since_ms = 0
 
     async def close(self) -> None:
@@ -119,18 +122,12 @@ class Valkey:
         return await self._workflow("get", workflow, None, by=by)
 
     async def listed(self, state: records.State | None, limit: int, *, by: str | None = None) -> list[records.Record]:
-        found: list[records.Record] = []
-        for wanted in records.STATES if state is None else (state,):
-            index = self._key(f"{wanted}:{by}" if by else wanted)
-            ids = await self._guard(self._client.zrange(index, 0, limit - 1, desc=True))
-            for workflow in map(_text, ids):
-                try:
-                    record = await self.get(workflow, by=by)
-                except records.Rejected:
-                    continue
-                if state is None or record.state == state:
-                    found.append(record)
-        return sorted(found, key=lambda record: -record.created_ms)[:limit]
+        await self.expire(LAPSED)
+        wanted = records.STATES if state is None else (state,)
+        keys = [self._key(f"created:{each}:{by}" if by else f"created:{each}") for each in wanted]
+        answer = await self._run("list", keys, [limit, self._key("workflow:")])
+        now_ms, *found = cast("list[Any]", answer)
+        return [_record(orjson.loads(raw) | {"now_ms": now_ms}) for raw in found]
 
     async def expire(self, limit: int) -> None:
         seconds, microseconds = await self._guard(self._client.time())
@@ -228,6 +225,8 @@ class Valkey:
             self._key(f"members:{workflow}"),
             self._key(f"answered:{workflow}"),
             self._key("ends"),
+            self._key(f"forgotten:{workflow}"),
+            self._key("created"),
         ]
         answer = orjson.loads(cast("bytes", await self._run("workflow", keys, [operation, _encoded(arguments)])))
         if "error" in answer:
@@ -235,7 +234,8 @@ class Valkey:
         return _record(answer)
 
     async def _share(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        keys = [self._key(name) for name in ("leases", "backlogs", "policy", "cancelled")]
+        names = ("leases", "backlogs", "policy", "cancelled", "steady", f"calls:{self.gateway}")
+        keys = [self._key(name) for name in names]
         body = _encoded({"gateway": self.gateway, **arguments})
         return cast("dict[str, Any]", orjson.loads(cast("bytes", await self._run("share", keys, [operation, body]))))
 

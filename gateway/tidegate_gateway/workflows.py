@@ -74,7 +74,13 @@ class Workflows:
         self._perception = perception
         self._meters = meters
         self._costs = costs
-        self._outbox: collections.deque[tuple[str, str, bool]] = collections.deque()
+        self._outbox: dict[bool, collections.deque[tuple[str, str]]] = {ok: collections.deque() for ok in (True, False)}
+        """Ends that wait for the store, good ones first: a client was told of those."""
+
+    @property
+    def unrecorded(self) -> int:
+        """Ends of calls that the store does not know yet."""
+        return sum(map(len, self._outbox.values()))
 
     # Calls.
 
@@ -83,6 +89,7 @@ class Workflows:
         if ask.workflow is None or ask.stage is None:
             raise AssertionError("the ask names no workflow")
         deadline_ms = None if ask.deadline_s is None else round(ask.deadline_s * 1000)
+        asked = self.kept is not None and self.up
         try:
             record = await self._ask(
                 ask.workflow,
@@ -96,7 +103,8 @@ class Workflows:
                 stage=ask.stage,
             )
         except (asyncio.CancelledError, errors.Refused):
-            self._later(ask.workflow, call, ok=False)  # the store may have taken it all the same
+            if asked:
+                self._later(ask.workflow, call, ok=False)  # the store may have taken it all the same
             raise
         return self._membership(now, record, ask.stage, call, ask.model)
 
@@ -112,7 +120,7 @@ class Workflows:
     async def run(self) -> None:
         """Empties the outbox, ends what is overdue and counts what has ended, until cancelled."""
         while True:
-            await asyncio.sleep(0.05 if self._outbox and self.up else HOUSEKEEPING_S)
+            await asyncio.sleep(0.05 if self.unrecorded and self.up else HOUSEKEEPING_S)
             if self.kept is None or not self.up:
                 continue
             await self.flush()
@@ -125,12 +133,10 @@ class Workflows:
 
     async def flush(self) -> None:
         """Records what waits in the outbox, as far as the store takes it."""
-        while self._outbox:
-            workflow, call, ok = self._outbox.popleft()
-            if not await self._record(workflow, call, ok=ok):
-                self._outbox.appendleft((workflow, call, ok))
-                break
-        self._meters.unrecorded.set(len(self._outbox))
+        for ok, waiting in self._outbox.items():
+            while waiting and await self._record(*waiting[0], ok=ok):
+                waiting.popleft()
+        self._meters.unrecorded.set(self.unrecorded)
 
     # The API; every answer is a JSON object of `shown`. To a request that names a tenant, others' workflows are unknown.
 
@@ -208,10 +214,11 @@ class Workflows:
     def _later(self, workflow: str, call: str, *, ok: bool) -> None:
         if self.kept is None:
             return
-        if len(self._outbox) >= MOST_UNRECORDED:
-            logger.error("call %s of workflow %s cannot be recorded", call, workflow)
-            return
-        self._outbox.append((workflow, call, ok))
+        self._outbox[ok].append((workflow, call))
+        if self.unrecorded > MOST_UNRECORDED:
+            workflow, call = (self._outbox[False] or self._outbox[True]).pop()
+            logger.error("the end of call %s of workflow %s cannot be recorded", call, workflow)
+        self._meters.unrecorded.set(self.unrecorded)
 
     def _membership(self, now: float, record: records.Record, stage: str, call: str, model: str) -> Membership:
         models = self._costs()

@@ -46,6 +46,7 @@ async def test_sigterm_finishes_the_streams_under_way(rig: Any, until: Any, free
     store = valkey.Redis.from_url(kept.url)
     owed = await store.hgetall("tidegate:v1:{default}:backlogs")
     assert not any(json.loads(item) for item in owed.values())
+    assert not await store.exists("tidegate:v1:{default}:leases")
     await store.aclose()
 
 

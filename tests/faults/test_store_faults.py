@@ -10,6 +10,7 @@ from redis import asyncio as valkey
 
 CALL = {"model": "sim", "prompt": "hello", "max_tokens": 4}
 TWO = [{"name": "a"}, {"name": "b", "after": ["a"]}]
+LEASE_S = 1
 
 
 async def post(http: aiohttp.ClientSession, url: str, body: Any, **headers: str) -> tuple[int, Any, dict[str, str]]:
@@ -92,6 +93,67 @@ async def test_killed_in_mid_run_breaks_no_stream_and_loses_nothing(rig: Any, un
     await until(recorded)
     await post(rig.http, gateway.url + "/v1/completions", CALL, **{**member, "x-tidegate-stage": "b"})
     assert await state_of(rig.http, gateway, flow) == "done"
+
+
+async def outlived(rig: Any, until: Any, free_port: Any, *, asleep: bool) -> tuple[Any, Any, Any, str]:
+    """Two gateways after an outage longer than their leases, in which a client of the first had its answer: the store,
+    both gateways (the first stopped before the outage was over, if `asleep`), and the workflow."""
+    port, folder = free_port(), rig.folder / "data"
+    kept, engine = await rig.valkey(port=port, folder=folder), await rig.engine(speed=2)
+    shared = {"url": kept.url, "sync": "100ms", "lease": f"{LEASE_S}s"}
+    one, two = [await rig.gateway([engine], kept.url, store=shared) for _ in range(2)]
+    declared = {"deadline_ms": 300_000, "stages": [{"name": "a"}]}
+    _, flow, _ = await post(rig.http, one.url + "/v1/workflows", declared)
+    member = {"x-tidegate-workflow": flow["id"], "x-tidegate-stage": "a"}
+    async with asyncio.TaskGroup() as group:
+        body = {**CALL, "max_tokens": 60}
+        call = group.create_task(post(rig.http, one.url + "/v1/completions", body, **member))
+
+        async def under_way() -> bool:
+            return await rig.running(engine) == 1
+
+        await until(under_way)
+        kept.kill()
+        over_s = time.monotonic() + 1.5 * LEASE_S
+    assert call.result()[0] == 200
+    if asleep:
+        one.pause()
+    await until(lambda: time.monotonic() > over_s)
+    return await rig.valkey(port=port, folder=folder), one, two, flow["id"]
+
+
+async def test_an_outage_longer_than_the_leases_kills_no_gateway_and_loses_no_end(
+    rig: Any, until: Any, free_port: Any
+) -> None:
+    _, one, two, flow = await outlived(rig, until, free_port, asleep=False)
+
+    async def done() -> bool:
+        return await state_of(rig.http, two, flow) == "done"
+
+    await until(done)
+    for gateway in (one, two):
+        assert await status_of(rig.http, gateway) == "ready"
+        assert "is gone" not in gateway.log.read_text()
+
+
+async def test_a_gateway_that_slept_longer_than_its_lease_still_reports_its_ends(
+    rig: Any, until: Any, free_port: Any
+) -> None:
+    kept, one, two, flow = await outlived(rig, until, free_port, asleep=True)
+    server = valkey.Redis.from_url(kept.url)
+
+    async def forgotten() -> bool:
+        return bool(await server.zcard("tidegate:v1:{default}:leases") == 1)
+
+    await until(forgotten)
+    assert await state_of(rig.http, two, flow) == "running"
+    one.resume()
+
+    async def done() -> bool:
+        return await state_of(rig.http, two, flow) == "done"
+
+    await until(done)
+    await server.aclose()
 
 
 async def test_a_hanging_store_does_not_hang_the_gateway(rig: Any, until: Any, free_port: Any) -> None:

@@ -55,14 +55,15 @@ def test_an_event_without_end_is_given_up() -> None:
 
 def test_output_length_follows_the_kind_then_the_model_then_the_default() -> None:
     perception = perceive.Perception()
-    assert perception.output_tokens(KIND, None, 1) == (128, 0)
+    assert perception.output_tokens(KIND, None) == (128, 0)
     for _ in range(20):
         perception.on_usage(KIND, characters=400, messages=1, choices=1, prompt_tokens=105, output_tokens=40)
-    assert perception.output_tokens(KIND, None, 1)[0] == 40
-    assert perception.output_tokens(KIND, 10, 1) == (10, 10), "the client's bound binds"
-    assert perception.output_tokens(("new", "chat", "m"), None, 1)[0] == 40
-    assert perception.output_tokens(("new", "chat", "other"), 5000, 1)[0] == 128
-    assert perception.output_tokens(KIND, None, 3)[0] == 120
+    assert perception.output_tokens(KIND, None)[0] == 40
+    assert perception.output_tokens(KIND, 10) == (10, 10), "the client's bound binds"
+    assert perception.output_tokens(("new", "chat", "m"), None)[0] == 40
+    assert perception.output_tokens(("new", "chat", "other"), 5000)[0] == 128
+    perception.on_usage(KIND, characters=400, messages=1, choices=3, prompt_tokens=105, output_tokens=120)
+    assert perception.output_tokens(KIND, None)[0] == 40, "of each choice"
 
 
 def test_characters_per_token_are_learned() -> None:
@@ -78,7 +79,7 @@ def test_kinds_are_bounded() -> None:
     for i in range(perceive.KINDS + 50):
         perception.on_usage((str(i), "", "m"), characters=40, messages=0, choices=1, prompt_tokens=10, output_tokens=7)
     assert len(perception._kinds) <= perceive.KINDS
-    assert perception.output_tokens(("0", "", "m"), None, 1)[0] == 7
+    assert perception.output_tokens(("0", "", "m"), None)[0] == 7
 
 
 def test_calibration_finds_the_engines_own_speed() -> None:

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from redis import asyncio as valkey
 
 from tidegate_gateway import records, store
 from tidegate_gateway import settings as gateway_settings
@@ -81,9 +83,10 @@ async def test_backlogs_are_shared_and_lapse_with_the_lease(two: tuple[records.S
     assert (await other.exchange({})).others == {ENGINE: owed}
     assert (await one.exchange({ENGINE: owed})).others == {}
     async with asyncio.timeout(10):
-        while (found := await other.exchange({})).others:
-            await asyncio.sleep(0.05)
-    assert "g1" in found.dead or "g1" in (await other.exchange({})).dead
+        while (await other.exchange({})).others:
+            await asyncio.sleep(0.02)
+        while (await other.exchange({})).dead != ("g1",):
+            await asyncio.sleep(0.02)
 
 
 async def test_leaving_takes_backlogs_away_at_once(two: tuple[records.Store, records.Store]) -> None:
@@ -103,6 +106,94 @@ async def test_a_dead_gateways_calls_are_forgotten_and_its_stage_can_end(
     assert (await other.finish("w", "retry", ok=True)).state == "running", "the lost call may still come"
     assert await other.forget("g1", 100)
     assert (await other.get("w")).state == "done"
+
+
+async def test_a_good_end_of_a_forgotten_call_still_counts_once(two: tuple[records.Store, records.Store]) -> None:
+    one, other = two
+    await one.create(flow(stages=(records.Stage(name="wide", parallel=3),)))
+    for call in ("well", "badly"):
+        await one.join("w", "wide", call, deadline_ms=None, tenant="")
+    await other.forget("g1", 100)
+    assert (await other.get("w")).stages[0].running == 0
+    for gateway in (one, other):
+        await gateway.finish("w", "badly", ok=False)
+        ended = await gateway.finish("w", "well", ok=True)
+        assert (ended.state, ended.stages[0].running, ended.stages[0].done) == ("running", 0, 1)
+
+
+async def test_the_last_stage_of_a_workflow_ends_by_a_forgotten_call(two: tuple[records.Store, records.Store]) -> None:
+    one, other = two
+    await one.create(flow(stages=(records.Stage(name="only"),)))
+    await one.join("w", "only", "c", deadline_ms=None, tenant="")
+    await other.forget("g1", 100)
+    assert (await one.finish("w", "c", ok=True)).state == "done"
+
+
+async def test_a_join_that_is_sent_again_after_its_call_was_forgotten_counts_once(
+    two: tuple[records.Store, records.Store],
+) -> None:
+    one, other = two
+    await one.create(flow(stages=(records.Stage(name="wide", parallel=3),)))
+    await one.join("w", "wide", "c", deadline_ms=None, tenant="")
+    await other.forget("g1", 100)
+    await one.join("w", "wide", "c", deadline_ms=None, tenant="")
+    for _ in range(2):
+        stage = (await one.finish("w", "c", ok=True)).stages[0]
+        assert (stage.running, stage.done) == (0, 1)
+
+
+@pytest.mark.parametrize("forgotten", [True, False])
+@pytest.mark.parametrize("order", [("first", "again"), ("again", "first")])
+async def test_a_call_and_its_retry_through_another_gateway_count_once(
+    two: tuple[records.Store, records.Store], order: tuple[str, str], forgotten: bool
+) -> None:
+    one, other = two
+    await one.create(flow(stages=(records.Stage(name="wide", parallel=2),)))
+    await one.join("w", "wide", "first", deadline_ms=None, tenant="", key="k")
+    if forgotten:
+        await other.forget("g1", 100)
+    await other.join("w", "wide", "again", deadline_ms=None, tenant="", key="k")
+    for call in (*order, *order):
+        ended = await one.finish("w", call, ok=True)
+    assert (ended.state, ended.stages[0].running, ended.stages[0].done) == ("running", 0, 1)
+
+
+async def test_after_a_silence_nobody_is_dead_for_another_lease(valkey_url: str) -> None:
+    shared = told(valkey_url, lease_s=0.5)
+    one, other = store.Valkey(shared, gateway="g1"), store.Valkey(shared, gateway="g2")
+    server, leases = valkey.Redis.from_url(valkey_url), f"tidegate:v1:{{{shared.pool}}}:leases"
+    for gateway in (one, other):
+        await gateway.exchange({})
+    async with asyncio.timeout(10):
+        ends_ms = max(instant_ms for _, instant_ms in await server.zrange(leases, 0, -1, withscores=True))
+        while (await server.time())[0] * 1000 <= ends_ms:
+            await asyncio.sleep(0.02)
+        began_s = time.monotonic()
+        while not (found := await other.exchange({})).dead:
+            await asyncio.sleep(0.02)
+    assert found.dead == ("g1",)
+    assert time.monotonic() - began_s >= shared.lease_s
+    for each in (one, other):
+        await each.close()
+    await server.aclose()
+
+
+async def test_a_gateway_that_leaves_is_gone_unless_it_leaves_calls_behind(valkey_url: str) -> None:
+    shared = told(valkey_url, lease_s=0.5)
+    one, other = store.Valkey(shared, gateway="g1"), store.Valkey(shared, gateway="g2")
+    server, leases = valkey.Redis.from_url(valkey_url), f"tidegate:v1:{{{shared.pool}}}:leases"
+    await one.exchange({})
+    await one.leave()
+    assert await server.zscore(leases, "g1") is None
+    await one.exchange({})
+    await one.join("w", "a", "c", deadline_ms=60_000, tenant="")
+    await one.leave()
+    async with asyncio.timeout(10):
+        while (await other.exchange({})).dead != ("g1",):
+            await asyncio.sleep(0.02)
+    for each in (one, other):
+        await each.close()
+    await server.aclose()
 
 
 async def test_forgetting_goes_in_batches(two: tuple[records.Store, records.Store]) -> None:
@@ -270,19 +361,22 @@ async def test_a_server_that_is_not_there_is_unavailable_quickly() -> None:
 
 
 async def test_everything_has_a_time_to_live(valkey_url: str) -> None:
-    from redis import asyncio as valkey
-
     shared = told(valkey_url)
     one, server = store.Valkey(shared, gateway="g1"), valkey.Redis.from_url(valkey_url)
-    await one.create(flow(), once=records.Idempotency(key="k", scope="s"))
-    await one.join("w", "a", "c", deadline_ms=None, tenant="")
+    await one.create(flow(tenant="t"), once=records.Idempotency(key="k", scope="s"))
+    await one.create(flow(id="w2"))
+    for workflow in ("w", "w2"):
+        await one.join(workflow, "a", f"c-{workflow}", deadline_ms=None, tenant="", key="k")
+    await one.forget("g1", 100)
+    await one.join("w2", "a", "another", deadline_ms=None, tenant="")
+    await one.choose_policy("steered", "edf", "misses", None)
     await one.exchange({ENGINE: Backlog(calls=1, work_us=1, output_tokens=1)})
     await one.complete("w")
     await one.spend("t", 1, 10)
-    permanent = {
-        key.decode().rpartition(":")[2] for key in await server.keys(f"*{shared.pool}*") if await server.ttl(key) < 0
-    }
-    assert permanent <= {"leases", "policy"}, "those are bounded by the number of gateways"
+    names = [key.decode() for key in await server.keys(f"*{shared.pool}*")]
+    permanent = [name for name in names if await server.ttl(name) < 0]
+    assert len(names) > 15
+    assert permanent == []
     await one.close()
     await server.aclose()
 

@@ -2,11 +2,13 @@
 -- everything that it must know of the others.
 --
 -- KEYS: 1 leases (gateway -> instant at which it counts as dead), 2 backlogs (gateway -> JSON), 3 policy
---       (override, steered -> JSON), 4 ids of cancelled workflows by instant.
+--       (override, steered -> JSON), 4 ids of cancelled workflows by instant, 5 the instant since which gateways have
+--       exchanged without a gap, 6 ids of workflows in which the caller has calls.
 -- ARGV: 1 the operation, 2 its arguments as JSON.
 
-local leases, backlogs, policy, cancelled = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local leases, backlogs, policy, cancelled, steady, mine = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local args = cjson.decode(ARGV[2])
+local longest_ms = 8 * 24 * 3600 * 1000 -- the longest deadline or override, and a day
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -25,14 +27,25 @@ local function policies()
   return found
 end
 
+-- Gateways whose leases have run out. After a time in which nobody exchanged (the store was away, so all leases ran out)
+-- none counts as dead for another lease: the living need time to renew theirs.
+local function lapsed()
+  local since_ms = tonumber(redis.call('GET', steady) or now_ms)
+  redis.call('SET', steady, since_ms, 'PX', math.ceil(args.lease_ms / 2))
+  local silent = redis.call('ZRANGEBYSCORE', leases, '-inf', now_ms, 'LIMIT', 0, 100)
+  for _, gateway in ipairs(silent) do redis.call('HDEL', backlogs, gateway) end
+  return now_ms - since_ms >= args.lease_ms and silent or {}
+end
+
 local operations = {}
 
 function operations.sync()
   redis.call('ZADD', leases, now_ms + args.lease_ms, args.gateway)
+  redis.call('PEXPIRE', leases, longest_ms)
   redis.call('HSET', backlogs, args.gateway, cjson.encode(args.backlogs))
-  local dead = redis.call('ZRANGEBYSCORE', leases, '-inf', now_ms, 'LIMIT', 0, 100)
-  for _, gateway in ipairs(dead) do redis.call('HDEL', backlogs, gateway) end
+  local dead = lapsed()
   redis.call('PEXPIRE', backlogs, args.lease_ms)
+  redis.call('PEXPIRE', policy, longest_ms)
   local others = {}
   local all = redis.call('HGETALL', backlogs)
   for i = 1, #all, 2 do
@@ -47,9 +60,14 @@ function operations.sync()
   return cjson.encode({ others = others, dead = dead, policy = policies(), cancelled = ids, since_ms = since_ms })
 end
 
+-- A gateway that owes nothing is gone; one that leaves calls behind is dead at once, so that they are forgotten.
 function operations.leave()
   redis.call('HDEL', backlogs, args.gateway)
-  redis.call('ZADD', leases, now_ms, args.gateway)
+  if redis.call('EXISTS', mine) == 1 then
+    redis.call('ZADD', leases, now_ms, args.gateway)
+  else
+    redis.call('ZREM', leases, args.gateway)
+  end
   return '{}'
 end
 
@@ -66,6 +84,7 @@ function operations.set_policy()
       policy = args.policy, reason = args.reason, since_ms = now_ms,
       until_ms = args.for_ms and now_ms + args.for_ms or nil,
     }))
+    redis.call('PEXPIRE', policy, longest_ms)
   else
     redis.call('HDEL', policy, args.kind)
   end

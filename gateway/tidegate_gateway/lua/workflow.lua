@@ -4,7 +4,9 @@
 --       6 the answer kept for an Idempotency-Key; 7 ids of workflows in which the calling gateway has calls;
 --       8 the calls that run: id -> stage, newline, gateway, and for one with an Idempotency-Key newline, key;
 --       9 the calls that ended well and may be repeated: stage, newline, key;
---       10 the ends that no gateway has counted yet: [template, outcome].
+--       10 the ends that no gateway has counted yet: [template, outcome];
+--       11 the calls of gateways that seemed dead, as in 8: they run no more, but a good end still counts;
+--       12 what the indexes for lists begin with: ids by state, as in 2-5, scored by their creation.
 -- ARGV: 1 the operation, 2 its arguments as JSON; `by` is the tenant that the request names, if it names one.
 -- Answers JSON: the record with `now_ms`, or {"error": code, ...}.
 --
@@ -13,6 +15,7 @@
 -- instants are this server's milliseconds: clocks of gateways play no part.
 
 local record, idempotency, mine, calls, answered, ends = KEYS[1], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local forgotten, created = KEYS[11], KEYS[12]
 local index = { running = KEYS[2], done = KEYS[3], cancelled = KEYS[4], expired = KEYS[5] }
 local args = cjson.decode(ARGV[2])
 local longest_ms = 8 * 24 * 3600 * 1000 -- the longest deadline, and a day
@@ -59,21 +62,23 @@ local function over_for_good(doc, stage)
   return stage.over and (doc.declared or stage.completed)
 end
 
--- Takes a call out of its stage; false if it is not there (any more).
+-- Takes a call out of its stage, or out of the forgotten ones; nil if it is in neither (any more), else what was kept of it.
+-- However many calls with one Idempotency-Key end well, they count once.
 local function release(doc, id, ok)
-  local call = redis.call('HGET', calls, id)
-  if not call or doc.state ~= 'running' then return false end
+  if doc.state ~= 'running' then return nil end
+  local runs = redis.call('HGET', calls, id)
+  local call = runs or redis.call('HGET', forgotten, id)
+  if not call then return nil end
   local name, gateway, key = string.match(call, '^([^\n]*)\n([^\n]*)\n?(.*)$')
-  redis.call('HDEL', calls, id)
-  doc.owners[gateway] = doc.owners[gateway] > 1 and doc.owners[gateway] - 1 or nil
   local stage = find(doc, name)
-  stage.running = stage.running - 1
-  if ok then
-    stage.done = stage.done + 1
-    if key ~= '' then redis.call('SADD', answered, name .. '\n' .. key) end
+  redis.call('HDEL', runs and calls or forgotten, id)
+  if runs then
+    doc.owners[gateway] = doc.owners[gateway] > 1 and doc.owners[gateway] - 1 or nil
+    stage.running = stage.running - 1
   end
+  if ok and (key == '' or redis.call('SADD', answered, name .. '\n' .. key) == 1) then stage.done = stage.done + 1 end
   settle_stage(doc, stage)
-  return true
+  return call
 end
 
 local function close_before(doc, stage)
@@ -97,10 +102,30 @@ local function load()
   return doc, late
 end
 
--- An index of all workflows of a state, and one of its tenant's.
+-- The indexes of a state, all workflows' and its tenant's: each by its instant, and by creation.
 local function both(state, tenant)
-  if tenant == '' then return { index[state] } end
-  return { index[state], index[state] .. ':' .. tenant }
+  local everyones = { index[state], created .. ':' .. state }
+  if tenant == '' then return { everyones } end
+  return { everyones, { everyones[1] .. ':' .. tenant, everyones[2] .. ':' .. tenant } }
+end
+
+-- Puts a workflow into the indexes of its state; those whose records have lapsed leave them, a thousand at a time.
+local function list(doc, instant_ms, kept_ms)
+  for _, keys in ipairs(both(doc.state, doc.tenant)) do
+    redis.call('ZADD', keys[1], instant_ms, doc.id)
+    redis.call('ZADD', keys[2], doc.created_ms, doc.id)
+    local lapsed = redis.call('ZRANGEBYSCORE', keys[1], '-inf', now_ms - args.retention_ms, 'LIMIT', 0, 1000)
+    for _, key in ipairs(keys) do
+      if #lapsed > 0 then redis.call('ZREM', key, unpack(lapsed)) end
+      redis.call('PEXPIRE', key, kept_ms)
+    end
+  end
+end
+
+local function unlist(state, tenant, id)
+  for _, keys in ipairs(both(state, tenant)) do
+    for _, key in ipairs(keys) do redis.call('ZREM', key, id) end
+  end
 end
 
 -- The only place that writes a state, and so the one that counts ends.
@@ -108,19 +133,13 @@ local function save(doc, before)
   local ttl_ms = args.retention_ms
   if doc.state == 'running' then
     ttl_ms = ttl_ms + math.max(doc.deadline_ms - now_ms, 0) + args.grace_ms
-    for _, key in ipairs(both('running', doc.tenant)) do
-      redis.call('ZADD', key, doc.deadline_ms + args.grace_ms, doc.id)
-      redis.call('PEXPIRE', key, longest_ms)
-    end
+    list(doc, doc.deadline_ms + args.grace_ms, longest_ms)
     redis.call('PEXPIRE', calls, ttl_ms)
+    redis.call('PEXPIRE', forgotten, ttl_ms)
   elseif before ~= doc.state then
-    redis.call('DEL', calls)
-    for _, key in ipairs(both('running', doc.tenant)) do redis.call('ZREM', key, doc.id) end
-    for _, key in ipairs(both(doc.state, doc.tenant)) do
-      redis.call('ZADD', key, doc.ended_ms, doc.id)
-      redis.call('ZREMRANGEBYSCORE', key, '-inf', now_ms - args.retention_ms)
-      redis.call('PEXPIRE', key, args.retention_ms)
-    end
+    redis.call('DEL', calls, forgotten)
+    unlist('running', doc.tenant, doc.id)
+    list(doc, doc.ended_ms, args.retention_ms)
     local outcome = doc.state
     if outcome == 'done' then outcome = now_ms > doc.deadline_ms and 'late' or 'met' end
     redis.call('RPUSH', ends, cjson.encode({ doc.template, outcome }))
@@ -212,6 +231,7 @@ function operations.join()
     stage.running = stage.running + 1
     doc.owners[args.gateway] = (doc.owners[args.gateway] or 0) + 1
   end
+  redis.call('HDEL', forgotten, args.call)
   save(doc)
   redis.call('SADD', mine, doc.id)
   redis.call('PEXPIRE', mine, longest_ms)
@@ -232,7 +252,7 @@ function operations.finish()
   return answer(doc)
 end
 
--- All calls of a gateway that died.
+-- All calls of a gateway that seems dead. If it lives after all (it slept, or was cut off), their ends will still come.
 function operations.forget()
   local doc, late = load()
   redis.call('SREM', mine, args.id)
@@ -242,7 +262,9 @@ function operations.forget()
     local all = redis.call('HGETALL', calls)
     for i = 1, #all, 2 do
       if string.match(all[i + 1], '\n([^\n]*)') == args.gateway then
-        touched = release(doc, all[i], false) or touched
+        local call = release(doc, all[i], false)
+        touched = touched or call
+        if call and redis.call('HLEN', forgotten) < args.most_calls then redis.call('HSET', forgotten, all[i], call) end
       end
     end
     settle(doc)
@@ -288,7 +310,7 @@ function operations.get()
   local doc, late = load()
   if not doc then
     local foreign = late
-    for _, key in ipairs(foreign and {} or both('running', args.by or '')) do redis.call('ZREM', key, args.id) end
+    if not foreign then unlist('running', args.by or '', args.id) end
     return fail('workflow_not_found')
   end
   if late then save(doc, 'running') end

@@ -1,0 +1,62 @@
+"""What the other gateways know of one that leaves: its calls until they have ended, then nothing."""
+
+import asyncio
+import logging
+import secrets
+from typing import Any
+
+import aiohttp
+import pytest
+from redis import asyncio as valkey
+
+from tidegate_gateway import testing
+
+LEASE_S = 0.5
+
+
+async def test_a_gateway_that_drains_is_counted_until_its_calls_have_ended_and_gone_right_after(
+    up: Any, until: Any, valkey_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, kept = secrets.token_hex(4), {"lease": LEASE_S}
+    server = valkey.Redis.from_url(valkey_url)
+    leases = f"tidegate:v1:{{{pool}}}:leases"
+    with caplog.at_level(logging.WARNING, logger="tidegate.gateway"):
+        async with (
+            aiohttp.ClientSession() as http,
+            testing.engine(hang_after=1) as engine,
+            up(engine, pool=pool, store_options=kept) as peer,
+        ):
+
+            async def ask(url: str) -> None:
+                body = {"model": "fake", "prompt": "x", "stream": True}
+                async with http.post(url + "/v1/completions", json=body) as response:
+                    await response.read()
+
+            def seen() -> Any:
+                (state,) = peer.gateway.core.engines()
+                return state.others.calls
+
+            loop = asyncio.get_running_loop()
+            async with asyncio.TaskGroup() as group:
+                async with up(engine, pool=pool, store_options=kept, timeouts={"drain": 3 * LEASE_S}) as leaving:
+                    group.create_task(ask(leaving.url))
+                    await until(seen)
+                    (left,) = {name.decode() for name in await server.zrange(leases, 0, -1)} - {
+                        peer.gateway.kept.gateway
+                    }
+
+                    async def watch() -> None:
+                        await until(lambda: leaving.gateway.draining)
+                        over_s = loop.time() + 2 * LEASE_S
+                        while loop.time() < over_s:
+                            assert seen() == 1
+                            await asyncio.sleep(0.02)
+
+                    group.create_task(watch())
+                    # Its listener waits for this connection's request, while nothing else is left to do.
+                    _, silent = await asyncio.open_connection(*leaving.url.removeprefix("http://").split(":"))
+                assert await server.zscore(leases, left) is None
+                silent.close()
+            await until(lambda: seen() == 0)
+    assert "is gone" not in caplog.text
+    await server.aclose()

@@ -1,0 +1,80 @@
+"""Ends of calls that the store could not take: they wait, the ones that clients were told of longest."""
+
+import asyncio
+import contextlib
+import secrets
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from tidegate_gateway import errors, perceive, records, settings, store, telemetry, wire, workflows
+from tidegate_policy.model import WorkflowId
+
+
+@dataclass(slots=True)
+class Notebook:
+    """As much of a store as the outbox needs."""
+
+    ends: list[tuple[str, bool]] = field(default_factory=list)
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def finish(self, workflow: str, call: str, *, ok: bool) -> None:
+        await self.answers.wait()
+        self.ends.append((call, ok))
+
+
+def over(kept: Any) -> workflows.Workflows:
+    told = settings.from_mapping({"listen": {"port": 0}})
+    return workflows.Workflows(
+        told, cast("records.Store", kept), perceive.Perception(), telemetry.Telemetry(), costs=list
+    )
+
+
+def member(call: str) -> workflows.Membership:
+    return workflows.Membership(
+        workflow=WorkflowId("w"), stage="a", call=call, template="", tenant="", due_s=1.0, deadline_s=1.0, left_s=0.0
+    )
+
+
+async def test_a_call_of_which_the_store_was_never_told_needs_no_end() -> None:
+    nobody = store.Valkey(settings.Store(url="redis://127.0.0.1:1/0", pool=secrets.token_hex(4)), gateway="g1")
+    flows = over(nobody)
+    headers = {"x-tidegate-workflow": "w", "x-tidegate-stage": "a", "x-tidegate-deadline-ms": "60000"}
+    ask = wire.read_body("completion", headers, {"model": "fake", "prompt": "x"})
+    for number in range(20):
+        with pytest.raises(errors.Refused):
+            await flows.join(0.0, ask, f"c{number}")
+    assert flows.unrecorded == 1, "only the first was asked for"
+    await nobody.close()
+
+
+async def test_when_too_many_wait_the_ends_that_no_client_was_told_of_go_first() -> None:
+    kept = Notebook()
+    flows = over(kept)
+    flows.up = False
+    for number in range(workflows.MOST_UNRECORDED):
+        flows.cut(member(f"cut{number}"))
+    for number in range(5):
+        await flows.ended(member(f"told{number}"), ok=True)
+    assert flows.unrecorded == workflows.MOST_UNRECORDED
+    flows.up = True
+    kept.answers.set()
+    await flows.flush()
+    assert [call for call, ok in kept.ends if ok] == [f"told{number}" for number in range(5)]
+    assert len(kept.ends) == workflows.MOST_UNRECORDED
+    assert flows.unrecorded == 0
+
+
+async def test_an_end_is_kept_until_the_store_has_said_that_it_has_it() -> None:
+    kept = Notebook()
+    flows = over(kept)
+    flows.cut(member("c"))
+    flushing = asyncio.create_task(flows.flush())
+    await asyncio.sleep(0)
+    flushing.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await flushing
+    kept.answers.set()
+    await flows.flush()
+    assert kept.ends == [("c", False)]
