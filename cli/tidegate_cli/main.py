@@ -5,6 +5,7 @@ that runs in a container brings its own parser and is handed the rest of the lin
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0, 1 for a failure, 2 for a usage error."""
     words = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a peer that goes away is no news
+    logging.getLogger("grpc._common").setLevel(logging.CRITICAL)  # who asked tells of an answer that cannot be read
     try:
         return _run(words)
     except ModuleNotFoundError as error:

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 WRITER = "tidegate-operator"
 """Field manager of the part of the status that is written here."""
+COUNTED = ("desired", "ready")
+"""Fields of a node pool in the status that are stated while the spec has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +116,7 @@ async def _report(
             log.info("%s/%s: %s: %s", metadata["namespace"], metadata["name"], event.reason, event.message)
             await api.record(event)
     ours = status.of_reconcile(parts, stated, pool=metadata["name"], generation=metadata["generation"])
-    if status.changed(before, ours):
+    if status.changed(before, ours, owns=COUNTED):
         await api.apply_status(metadata["namespace"], metadata["name"], ours, writer=WRITER)
 
 

@@ -178,17 +178,16 @@ def of_reconcile(
     }
 
 
-def changed(previous: Json, stated: Json) -> bool:
-    """Whether writing `stated` over `previous` would change anything; list entries are matched by type or name."""
-    return any(_differs(previous.get(key), value) for key, value in stated.items())
+def changed(previous: Json, stated: Json, *, owns: Collection[str]) -> bool:
+    """Whether writing `stated` over `previous` would change anything. Entries of lists, which both writers have, are
+    matched by type or name. `owns` names the fields that this writer alone states, there or at the top, and at times
+    not: such a field goes when it is stated no more."""
+    return any(key in previous and key not in stated for key in owns) or any(
+        _entries_differ(previous.get(key, ()), value, owns) if isinstance(value, list) else previous.get(key) != value
+        for key, value in stated.items()
+    )
 
 
-def _differs(old: Any, new: Any) -> bool:
-    if isinstance(new, list) and new and isinstance(new[0], Mapping) and isinstance(old, list):
-        key = "type" if "type" in new[0] else "name"
-        by_key = {item[key]: item for item in old}
-        # An entry that is no longer stated must go; entries that other writers add have other keys in them.
-        return any(_differs(by_key.get(item[key], {}), item) for item in new) or (len(old) > len(new) and key == "name")
-    if isinstance(new, Mapping) and isinstance(old, Mapping):
-        return any(_differs(old.get(key), value) for key, value in new.items())
-    return bool(old != new)
+def _entries_differ(old: Iterable[Json], new: Iterable[Json], owns: Collection[str]) -> bool:
+    before, after = ({item.get("type") or item["name"]: item for item in items} for items in (old, new))
+    return any(changed(before.get(key, {}), after.get(key, {}), owns=owns) for key in before | after)

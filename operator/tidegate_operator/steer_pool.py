@@ -6,7 +6,7 @@ back. A gateway is told after the engines, and asked before each decision whethe
 
 import datetime
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 WRITER = "tidegate-steering"
 """Field manager of the part of the status that is written here."""
+MEASURED = ("sloAttainment", "alpha")
+"""Fields of the status, and of its node pools, that are stated when there is something to state."""
 WAIT_S = 3.0
 """Until a pool that cannot be steered is looked at again."""
 
@@ -99,13 +101,13 @@ class Steering:
         if body is None or "deletionTimestamp" in body["metadata"]:
             await self._forget(key)
             return None
+        node_pool_of = self._engines(await self._api.engine_pods(*key))
         try:
             pool = spec.parse(body, self._rules.known)
         except spec.InvalidSpecError:
-            return WAIT_S  # `reconcile` has said so; the engines keep the policy that they have
-        node_pool_of = self._engines(await self._api.engine_pods(*key))
+            return await self._wait(key, node_pool_of)  # `reconcile` has said so; they keep the policy that they have
         if not node_pool_of:
-            return WAIT_S
+            return await self._wait(key, ())
         now = self._clock()
         steered = await self._known(key, body, pool, now.timestamp())
         loop, admin = steered.loop, steered.admin
@@ -134,6 +136,12 @@ class Steering:
         self._steered[key].loop.settings = settings
         return self._steered[key]
 
+    async def _wait(self, key: Key, addresses: Collection[str]) -> float:
+        """Decides nothing and stays with these engines only: an address that a pod has left may be another pool's."""
+        if key in self._steered:
+            await self._steered[key].loop.engines.retarget(addresses)
+        return WAIT_S
+
     async def _forget(self, key: Key) -> None:
         if steered := self._steered.pop(key, None):
             await steered.loop.engines.close()
@@ -147,7 +155,7 @@ class Steering:
         if event := _event(pool, outcome):
             log.info("%s/%s: %s: %s", pool.namespace, pool.name, event.reason, event.message)
             await self._api.record(event)
-        if status.changed(body.get("status", {}), ours):
+        if status.changed(body.get("status", {}), ours, owns=MEASURED):
             await self._api.apply_status(pool.namespace, pool.name, ours, writer=WRITER)
 
 
@@ -191,7 +199,7 @@ def of_steering(
         },
         "steering": _memory(state),
         "conditions": status.timed(
-            [_stability(state, pool.steering, now.timestamp())],
+            [_stability(state, settings_of(pool.steering).guards, now.timestamp())],
             before.get("conditions", ()),
             generation=pool.generation,
             now=reconcile.timestamp(now),
@@ -223,11 +231,11 @@ def _attainment(reports: Any) -> float | None:
     return round(1 - together.miss_ratio, 4) if together.with_target else None
 
 
-def _stability(state: guards.SteerState, settings: spec.Steering, now: float) -> status.Condition:
+def _stability(state: guards.SteerState, settings: guards.GuardSettings, now: float) -> status.Condition:
     age_s, shown = now - state.since_s, f"{state.active}: {state.reason}"
     if state.kind is guards.Kind.BYPASS:
         return status.Condition(type="PolicyStable", status=False, reason="Bypass", message=shown)
-    if age_s < settings.dwell_s and state.kind is not guards.Kind.OVERRIDE:
+    if age_s < guards.minimum_dwell_s(state, settings) and state.kind is not guards.Kind.OVERRIDE:
         return status.Condition(type="PolicyStable", status=False, reason="Switched", message=shown)
     return status.Condition(type="PolicyStable", status=True, reason="Settled", message=shown)
 

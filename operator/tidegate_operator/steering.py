@@ -11,6 +11,7 @@ Instants are seconds of the wall clock, because what the loop remembers outlives
 import asyncio
 import collections
 import logging
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -33,6 +34,8 @@ SILENT_PERIODS = 3
 """An engine is silent after so many periods, and the time to open its stream again, without a report."""
 MAX_REPORTS = 1000
 """Kept of one engine when nobody takes them, as while a pool's spec is invalid."""
+UNREADABLE = "its answer cannot be read"
+"""Said of bytes that are no message, for which grpc.aio gives None, and of numbers that nobody can have measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +157,8 @@ class _Watch:
             answer = await self._stub.SetPolicy(request, timeout=CALL_S)
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
+        if answer is None:
+            return UNREADABLE
         self.policy = answer.policy
         return None
 
@@ -172,21 +177,33 @@ class _Watch:
     async def _follow(self) -> None:
         while True:
             try:
-                async for report in self._stub.WatchQos(control_pb2.WatchQosRequest(period_s=self.period_s)):
-                    self._heard_s = asyncio.get_running_loop().time()
-                    self._warned = False
-                    self.policy = report.policy
-                    self.reports.append(read(report))
+                await self._hear()
             except grpc.aio.AioRpcError as error:
-                self._tell(error)
+                away = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+                self._tell(logging.DEBUG if away else logging.WARNING, f"{error.code().name}: {error.details()}")
+            except Exception as error:  # noqa: BLE001  # told with where it comes from
+                self._tell(logging.ERROR, "a defect", error)
             self.policy = None  # it may be another process when it answers again
             await asyncio.sleep(RECONNECT_S)
 
-    def _tell(self, error: grpc.aio.AioRpcError) -> None:
-        refused = error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-        level = logging.WARNING if refused and not self._warned else logging.DEBUG
-        log.log(level, "engine %s does not report: %s: %s", self.address, error.code().name, error.details())
-        self._warned |= refused
+    async def _hear(self) -> None:
+        """Takes in one stream, until it ends or says what cannot be read."""
+        stream = self._stub.WatchQos(control_pb2.WatchQosRequest(period_s=self.period_s))
+        async for report in stream:
+            if report is None or not _credible(report):
+                stream.cancel()
+                self._tell(logging.WARNING, UNREADABLE)
+                return
+            self.reports.append(read(report))
+            self.policy = report.policy
+            self._heard_s = asyncio.get_running_loop().time()
+            self._warned = False
+
+    def _tell(self, level: int, why: str, defect: Exception | None = None) -> None:
+        """Once at `level`, then, until the engine reports again, to those who look for it."""
+        shown = logging.DEBUG if self._warned else level
+        log.log(shown, "engine %s does not report: %s", self.address, why, exc_info=defect)
+        self._warned |= level > logging.DEBUG
 
 
 def read(report: control_pb2.QosReport) -> qos.Qos:
@@ -210,6 +227,13 @@ def read(report: control_pb2.QosReport) -> qos.Qos:
             for item in report.tenants
         },
     )
+
+
+def _credible(report: control_pb2.QosReport) -> bool:
+    histograms = (report.ttft, report.tpot, report.service)
+    numbers = (report.window_s, report.kv_usage, *(each.sum_s for each in histograms))
+    most = len(qos.BOUNDS_S) + 1
+    return all(map(math.isfinite, numbers)) and all(len(each.counts) <= most for each in histograms)
 
 
 def _histogram(message: control_pb2.Histogram) -> qos.Histogram:

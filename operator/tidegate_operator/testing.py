@@ -101,6 +101,8 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
         self.set_to: list[str] = []
         """Every policy that was set, in order."""
         self.refuses = False
+        self.babbles = False
+        """New calls are answered with bytes that are no message."""
         self.periods: list[float] = []
         """Of the streams of reports that are open, in seconds."""
         self.mute = False
@@ -109,7 +111,7 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        self._server = grpc.aio.server()
+        self._server = grpc.aio.server(interceptors=[_Babble(self)])
         control_pb2_grpc.add_EngineControlServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         port = self._server.add_insecure_port(self.address or "127.0.0.1:0")
         self.address = f"127.0.0.1:{port}"
@@ -142,6 +144,18 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
                 await asyncio.sleep(request.period_s)
         finally:
             self.periods.remove(request.period_s)
+
+
+class _Babble(grpc.aio.ServerInterceptor):
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+
+    async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        return grpc.unary_stream_rpc_method_handler(_babble) if self._engine.babbles else await continuation(details)
+
+
+async def _babble(request: bytes, context: Any) -> AsyncIterator[bytes]:
+    yield b"\xff"
 
 
 def calm() -> control_pb2.QosReport:

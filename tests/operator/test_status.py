@@ -1,3 +1,5 @@
+import pytest
+
 from tidegate_operator import status
 
 
@@ -86,9 +88,28 @@ def test_stating_the_same_again_is_no_change_whatever_the_other_writer_adds():
     theirs = {"activePolicy": {"name": "edf"}, "conditions": [{"type": "PolicyStable", "status": "True"}]}
     both = {**ours, **theirs, "conditions": ours["conditions"] + theirs["conditions"]}
     both["nodePools"] = [{"name": "a", "ready": 1, "sloAttainment": 0.5}]
-    assert not status.changed(both, ours)
-    assert status.changed(both, {**ours, "engines": "0/1"})
-    assert status.changed(both, {**ours, "nodePools": []})
+    assert not status.changed(both, ours, owns=["ready"])
+    assert status.changed(both, {**ours, "engines": "0/1"}, owns=["ready"])
+    assert status.changed(both, {**ours, "nodePools": []}, owns=["ready"])
+
+
+@pytest.mark.parametrize("measured", [[], [{"name": "a", "sloAttainment": 0.5}]])
+def test_entries_that_only_the_other_writer_states_are_no_change(measured):
+    counted = [{"name": "a", "ready": 1}, {"name": "b", "ready": 1}]
+    both = [{**counted[0], **(measured[0] if measured else {})}, counted[1]]
+    assert not status.changed({"nodePools": both}, {"nodePools": measured}, owns=["sloAttainment"])
+    assert not status.changed({"nodePools": both}, {"nodePools": counted}, owns=["ready"])
+    assert not status.changed({"nodePools": measured}, {"nodePools": []}, owns=["ready"])
+
+
+@pytest.mark.parametrize(
+    "fewer", [{"alpha": None}, {"steering": {"active": "edf"}}, {"nodePools": []}, {"nodePools": [{"name": "a"}]}]
+)
+def test_what_a_writer_states_no_more_is_a_change(fewer):
+    before = {"alpha": 0.2, "steering": {"active": "edf", "until_s": 9.0}, "nodePools": [{"name": "a", "alpha": 0.5}]}
+    stated = {key: value for key, value in {**before, **fewer}.items() if value is not None}
+    assert not status.changed(before, before, owns=["alpha"])
+    assert status.changed(before, stated, owns=["alpha"])
 
 
 def test_the_same_event_at_the_same_instant_is_the_same_object():

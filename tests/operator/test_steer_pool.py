@@ -7,7 +7,9 @@ import json
 
 import pytest
 
-from tidegate_operator import reconcile, steer_pool, steering, testing
+from tidegate_operator import reconcile, spec, steer_pool, steering, testing
+from tidegate_policy.steer import guards
+from tidegate_proto.v1 import control_pb2
 
 START = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 QUICK = {"interval": "1s", "dwell": "60s", "rollback": {"window": "20s"}}
@@ -64,6 +66,28 @@ async def look(steering, namespace, clock, engines, seconds, report=None):
         engine.mute = True
     clock.advance(seconds)
     return await steering.steer((namespace, "chat"))
+
+
+def watched(engines):
+    """Names of the engines whose reports somebody takes."""
+    return [name for name, engine in engines.items() if engine.periods]
+
+
+async def until(holds):
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
+def scale_to_nothing(kubectl, *names):
+    for name in names:
+        kubectl("scale", f"deployment/chat-engine-{name}", "--replicas=0")
+        kubectl("wait", "pod", "-l", f"tidegate.dev/node-pool={name}", "--for=delete", "--timeout=60s")
+
+
+def respecify(kubectl, **policy):
+    body = testing.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy={**QUICK, **policy})
+    kubectl("replace", "-f", "-", body=body)
 
 
 def status(kubectl):
@@ -233,6 +257,92 @@ async def test_a_pool_without_ready_engines_waits(cluster, kubectl, namespace, r
     assert await steering.steer((namespace, "chat")) == steer_pool.WAIT_S
     kubectl("delete", "spool/chat")
     assert await steering.steer((namespace, "chat")) is None
+
+
+async def test_addresses_that_no_engine_has_any_more_are_left(cluster, kubectl, namespace, rules):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        clock = Clock()
+        steering = make(clock)
+        await look(steering, namespace, clock, engines, 0)
+        assert watched(engines) == ["fast", "slow"]
+        scale_to_nothing(kubectl, "fast", "slow")
+        assert await look(steering, namespace, clock, engines, 1) == steer_pool.WAIT_S
+        await until(lambda: watched(engines) == [])
+
+
+async def test_while_the_spec_is_invalid_the_engines_that_still_run_are_watched_and_keep_their_policy(
+    cluster, kubectl, namespace, rules
+):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        clock = Clock()
+        steering = make(clock)
+        await look(steering, namespace, clock, engines, 0)
+        respecify(kubectl, mode="fixed", name="unheard-of")
+        scale_to_nothing(kubectl, "fast")
+        for _ in range(2):
+            assert await look(steering, namespace, clock, engines, 100, testing.blocked()) == steer_pool.WAIT_S
+        assert watched(engines) == ["slow"]
+        assert [engine.set_to for engine in engines.values()] == [["sjf"], ["sjf"]]
+        respecify(kubectl, mode="fixed", name="edf")
+        assert await look(steering, namespace, clock, engines, 1) == 1.0
+        assert [engine.set_to for engine in engines.values()] == [["sjf"], ["sjf", "edf"]]
+
+
+@pytest.mark.parametrize("measured", [[], ["fast"], ["fast", "slow"]])
+async def test_a_status_that_says_so_already_is_not_written_again(cluster, kubectl, namespace, rules, measured):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        clock, api = Clock(), testing.MortalCluster(cluster, after=100)
+        for name, engine in engines.items():
+            engine.report = testing.calm() if name in measured else control_pb2.QosReport()
+        steering = make(clock, api=api)
+        await look(steering, namespace, clock, engines, 0)
+        await look(steering, namespace, clock, engines, 100)
+        await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
+        assert [item["name"] for item in status(kubectl)["nodePools"] if "sloAttainment" in item] == measured
+        written = api.writes
+        await look(steering, namespace, clock, engines, 1)
+        await reconcile.reconcile(api, namespace, "chat", rules=rules, now=START)
+        assert api.writes == written
+
+
+async def test_a_share_that_nobody_measures_any_more_goes(cluster, kubectl, namespace, rules):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        clock = Clock()
+        steering = make(clock)
+        await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
+        await look(steering, namespace, clock, engines, 0)
+        await look(steering, namespace, clock, engines, 100)
+        assert status(kubectl)["sloAttainment"] == 1
+        await look(steering, namespace, clock, engines, 1, control_pb2.QosReport())
+        await look(steering, namespace, clock, engines, 1)
+        found = status(kubectl)
+        assert "sloAttainment" not in found
+        assert found["nodePools"] == [{"name": name, "desired": 1, "ready": 1} for name in ("fast", "slow")]
+
+
+async def test_an_override_that_is_to_have_no_end_is_remembered_without_one(cluster, kubectl, namespace, rules):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        clock, admin = Clock(), testing.FakeAdmin()
+        admin.by_hand = steering.Override(policy="priority", reason="by me", until_s=START.timestamp() + 600)
+        steered = make(clock, admin)
+        await look(steered, namespace, clock, engines, 0)
+        await look(steered, namespace, clock, engines, 100)
+        assert status(kubectl)["steering"]["until_s"] == START.timestamp() + 600
+        admin.by_hand = steering.Override(policy="priority", reason="by me")
+        await look(steered, namespace, clock, engines, 1)
+        assert "until_s" not in status(kubectl)["steering"]
+
+
+@pytest.mark.parametrize(("age_s", "stable"), [(60, "False"), (119, "False"), (120, "True")])
+async def test_a_policy_whose_dwell_was_doubled_is_stable_after_that(cluster, kubectl, namespace, rules, age_s, stable):
+    kubectl("create", "-f", "-", body=testing.pool(policy=QUICK))
+    pool = spec.parse(await cluster.pool(namespace, "chat"), rules.known)
+    state = guards.SteerState(active="edf", since_s=START.timestamp(), kind=guards.Kind.SWITCH, returns=1)
+    kept = guards.Verdict(kind=guards.Kind.KEEP, policy="edf", reason="start")
+    outcome = steering.Outcome(state=state, verdict=kept, window=None)
+    now = START + datetime.timedelta(seconds=age_s)
+    stated = steer_pool.of_steering({}, pool, outcome, None, {}, now)
+    assert [(item["type"], item["status"]) for item in stated["conditions"]] == [("PolicyStable", stable)]
 
 
 async def test_a_pool_that_is_made_again_under_its_name_starts_afresh(cluster, kubectl, namespace, rules):

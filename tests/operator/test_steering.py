@@ -5,11 +5,13 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 
 import pytest
 
 from tidegate_operator import steering, testing
 from tidegate_policy.steer import guards
+from tidegate_proto.v1 import control_pb2
 
 SETTINGS = steering.Settings(
     allow=("two-lane", "edf", "sjf", "fcfs"),
@@ -180,6 +182,56 @@ async def test_an_engine_that_refuses_is_named_and_tried_again():
         _, failed = await decide(loop, engines, START_S + 2)
         assert failed == {}
         assert engines[0].set_to == ["sjf"]
+
+
+async def test_an_engine_that_answers_rubbish_is_named_and_leaves_the_others_alone(caplog):
+    caplog.set_level(logging.DEBUG, logger="tidegate_operator.steering")
+    async with steered() as (loop, engines):
+        rubbish, healthy = engines
+        await loop.engines.retarget([healthy.address])
+        rubbish.babbles = True
+        await loop.engines.retarget([engine.address for engine in engines])
+        _, failed = await decide(loop, [healthy], START_S + 1)
+        assert failed == {rubbish.address: "its answer cannot be read"}
+        assert [engine.set_to for engine in engines] == [[], ["sjf"]]
+        await until(lambda: loop.engines.silent() == {rubbish.address})
+        said = [record for record in caplog.records if record.name == "tidegate_operator.steering"]
+        assert [record.levelname for record in said[:2]] == ["WARNING", "DEBUG"]
+        assert said[0].message == f"engine {rubbish.address} does not report: its answer cannot be read"
+        rubbish.babbles = False
+        _, failed = await decide(loop, engines, START_S + 2)
+        assert failed == {}
+        assert [engine.set_to for engine in engines] == [["sjf"], ["sjf"]]
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        pytest.param(control_pb2.QosReport(kv_usage=math.nan), id="nan"),
+        pytest.param(control_pb2.QosReport(ttft=control_pb2.Histogram(sum_s=math.inf)), id="endless"),
+        pytest.param(control_pb2.QosReport(service=control_pb2.Histogram(counts=[0] * 60 + [1])), id="buckets"),
+    ],
+)
+async def test_numbers_that_nobody_can_have_measured_are_no_report(absurd):
+    async with steered() as (loop, engines):
+        engines[0].report = absurd
+        await loop.engines.retarget([engines[1].address])
+        await loop.engines.retarget([engine.address for engine in engines])
+        await until(lambda: loop.engines.silent() == {engines[0].address})
+        outcome, failed = await decide(loop, engines[1:], START_S + 1)
+        assert (outcome.verdict.policy, failed) == ("sjf", {})
+
+
+async def test_a_defect_in_a_watch_is_told_once_with_where_it_comes_from_and_does_not_end_it(caplog):
+    caplog.set_level(logging.DEBUG, logger="tidegate_operator.steering")
+    engines = steering.Engines(period_s="soon")
+    try:
+        await engines.retarget(["127.0.0.1:1"])
+        await until(lambda: len(caplog.records) >= 2)
+    finally:
+        await engines.close()
+    assert [record.levelname for record in caplog.records[:2]] == ["ERROR", "DEBUG"]
+    assert caplog.records[0].exc_info[0] is TypeError
 
 
 async def test_a_person_overrides_and_hands_back():

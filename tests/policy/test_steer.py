@@ -95,6 +95,18 @@ def test_a_proposal_waits_for_the_dwell() -> None:
     assert (verdict.kind, verdict.policy, verdict.reason) == (guards.Kind.SWITCH, "edf", "misses")
 
 
+@pytest.mark.parametrize(
+    ("kind", "returns", "dwell_s"),
+    [(guards.Kind.KEEP, 0, 10), (guards.Kind.SWITCH, 2, 40), (guards.Kind.BYPASS, 0, 30)],
+)
+def test_a_proposal_takes_effect_once_the_minimum_dwell_is_over(kind: guards.Kind, returns: int, dwell_s: int) -> None:
+    quick = guards.GuardSettings(dwell_s=10.0, bypass_s=30.0)
+    active = guards.SteerState(active="fcfs", since_s=0.0, kind=kind, returns=returns)
+    assert guards.minimum_dwell_s(active, quick) == dwell_s
+    assert guards.step(dwell_s - 0.1, active, window(), EDF, quick)[1].kind is guards.Kind.KEEP
+    assert guards.step(dwell_s, active, window(), EDF, quick)[1].kind is guards.Kind.SWITCH
+
+
 def test_a_bypass_does_not_wait() -> None:
     _, verdict = guards.step(0.1, state("edf"), window(), PANIC, CAREFUL)
     assert (verdict.kind, verdict.policy) == (guards.Kind.BYPASS, "fcfs")

@@ -112,6 +112,12 @@ def step(
     return _switch(now, after, Kind.SWITCH, start(allow), f"{after.active} is not allowed", None)
 
 
+def minimum_dwell_s(state: SteerState, settings: GuardSettings) -> float:
+    """Seconds from `state.since_s` until a proposal may replace the active order."""
+    dwell_s = settings.dwell_s * (1 << state.returns)
+    return max(dwell_s, settings.bypass_s) if state.kind is Kind.BYPASS else dwell_s
+
+
 def _decide(
     now: float, state: SteerState, qos: Qos, proposal: Proposal | None, settings: GuardSettings, override: str | None
 ) -> tuple[SteerState, Verdict]:
@@ -137,7 +143,7 @@ def _decide(
         return _switch(now, punished, Kind.ROLLBACK, state.before, regret, None)
     if proposal is None or proposal.emergency or proposal.policy == state.active:
         return state, _keep(state)
-    dwell_s = _dwell_s(state, settings)
+    dwell_s = minimum_dwell_s(state, settings)
     if now - state.since_s < dwell_s or now < state.banned_until_s.get(proposal.policy, now):
         return state, _keep(state)
     again = now - state.left_s.get(proposal.policy, -math.inf) <= SOON_DWELLS * dwell_s
@@ -162,11 +168,6 @@ def _regret(now: float, state: SteerState, qos: Qos, settings: GuardSettings) ->
     if qos.with_target >= settings.enough and qos.miss_ratio > miss_limit:
         return f"after {state.active} {qos.miss_ratio:.0%} of targets are missed, limit {miss_limit:.0%}"
     return None
-
-
-def _dwell_s(state: SteerState, settings: GuardSettings) -> float:
-    dwell_s = settings.dwell_s * (1 << state.returns)
-    return max(dwell_s, settings.bypass_s) if state.kind is Kind.BYPASS else dwell_s
 
 
 def _switch(
