@@ -6,7 +6,6 @@ its own. A child is told by the kernel to end when its parent dies, so not even 
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import pathlib
 import signal
@@ -17,9 +16,15 @@ from dataclasses import dataclass
 
 from tidegate_cli.errors import Failed, Usage
 
-_PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 2000
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_UNTIL_PARENT_DIES = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Run by each child before it becomes its command; not between fork and exec, which gRPC's threads here do not survive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,12 +156,12 @@ async def _started(
         output = log.open("ab")
     with output:
         process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", "-c", _UNTIL_PARENT_DIES, str(os.getpid())),
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=asyncio.subprocess.STDOUT,
             env={**os.environ, **environment},
-            preexec_fn=_die_with_parent,
             start_new_session=True,
         )
     return Child(name=name, command=command, process=process, log=log, stop_s=stop_s, environment=environment)
@@ -180,7 +185,3 @@ async def _end(child: Child) -> None:
         with contextlib.suppress(ProcessLookupError):
             child.process.kill()
         await child.process.wait()
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -5,6 +5,7 @@ import asyncio
 import json
 import math
 import pathlib
+import secrets
 import statistics
 import sys
 import zlib
@@ -41,7 +42,8 @@ def run(options: argparse.Namespace) -> int:
     calls = _load(options)
     if options.out is not None:
         _check_writable(options.out)
-    planned = [_planned(call, options) for call in calls]
+    named = secrets.token_hex(4)
+    planned = [_planned(call, options, named) for call in calls]
     outcomes = asyncio.run(_replay(planned, options))
     report = summary(calls, outcomes, settings=_settings(options))
     if options.out is not None:
@@ -131,7 +133,8 @@ def _check_writable(path: pathlib.Path) -> None:
         raise Usage(f"cannot write {path}: {error.strerror}") from None
 
 
-def _planned(call: traces.TraceCall, options: argparse.Namespace) -> openloop.Planned:
+def _planned(call: traces.TraceCall, options: argparse.Namespace, run: str) -> openloop.Planned:
+    """`run` keeps the workflows of this run apart from those of others."""
     names = {
         "x-tidegate-tenant": call.tenant,
         "x-tidegate-class": call.slo_class,
@@ -139,7 +142,7 @@ def _planned(call: traces.TraceCall, options: argparse.Namespace) -> openloop.Pl
         "x-tidegate-slo-ttft-ms": call.ttft_slo_ms,
         "x-tidegate-slo-tpot-ms": call.tpot_slo_ms,
         "x-tidegate-deadline-ms": None if call.deadline_s is None else call.deadline_s * 1000,
-        "x-tidegate-workflow": call.workflow,
+        "x-tidegate-workflow": f"{call.workflow}~{run}" if call.workflow else None,
         "x-tidegate-stage": call.stage,
         "x-session-id": call.session,
     }

@@ -33,7 +33,7 @@ ENGINE_START_S = {engines.Simulated: 30.0, engines.Vllm: 600.0, engines.Running:
 INTERVAL_S = 10.0
 """Between two steering decisions; shorter than a cluster's, for one machine is watched by one person."""
 RESTARTS = 3
-"""How often one engine is started again."""
+"""How often one of them is started again."""
 LOOK_S = 2.0
 """Between two looks at emergencies and at what a person has set."""
 INTERRUPTED = 130
@@ -77,6 +77,8 @@ def run(options: argparse.Namespace) -> int:
     if not 0.01 <= options.sim_speed <= 1000:
         raise Usage("--sim-speed must be between 0.01 and 1000")
     wanted = engines.parse(options.engines, speed=options.sim_speed)
+    if options.model is not None:
+        _check_model(options.model, wanted)
     if len({options.port, options.grpc_port, options.admin_port}) < 3:
         raise Usage("--port, --grpc-port and --admin-port must differ")
     for port, option in (
@@ -87,6 +89,13 @@ def run(options: argparse.Namespace) -> int:
         processes.check_free(options.host, port, option)
     with _locked(options.state):
         return asyncio.run(_run(options, wanted))
+
+
+def _check_model(model: str, wanted: list[engines.Engine]) -> None:
+    if not any(isinstance(engine, engines.Vllm) for engine in wanted):
+        raise Usage("--model goes with --engines vllm")
+    if not (pathlib.Path(model) / "config.json").is_file():
+        raise Usage(f"--model: {model} is not a folder with a model (config.json, weights, tokenizer)")
 
 
 async def _run(options: argparse.Namespace, wanted: list[engines.Engine]) -> int:
@@ -201,9 +210,9 @@ def _gateway_settings(options: argparse.Namespace, started: list[Started]) -> di
 async def _watch(
     options: argparse.Namespace, started: list[Started], family: processes.Family, interrupted: asyncio.Task[bool]
 ) -> int:
-    """Serves until told to stop or a child dies; returns the exit code."""
+    """Serves until told to stop or a child dies too often; returns the exit code."""
     steered = asyncio.create_task(_steer(options, [engine.control for engine in started if engine.control]))
-    kept = asyncio.create_task(_keep({engine.name for engine in started}, family))
+    kept = asyncio.create_task(_keep(family))
     try:
         await asyncio.wait({steered, kept, interrupted}, return_when=asyncio.FIRST_COMPLETED)
         if interrupted.done():
@@ -218,14 +227,13 @@ async def _watch(
         await asyncio.gather(steered, kept, return_exceptions=True)
 
 
-async def _keep(engine_names: set[str], family: processes.Family) -> None:
-    """Starts engines that die again, the others serve on meanwhile; raises `Failed` for the gateway, the store, and an
-    engine that dies too often."""
+async def _keep(family: processes.Family) -> None:
+    """Starts again what dies, the others serve on meanwhile; raises `Failed` for what dies too often."""
     restarts: Counter[str] = Counter()
     while True:
         child = await family.first_death()
         restarts[child.name] += 1
-        if child.name not in engine_names or restarts[child.name] > RESTARTS:
+        if restarts[child.name] > RESTARTS:
             raise Failed(f"{child.name} {child.end()}")
         sys.stderr.write(f"{child.name} {child.end()}; it is started again\n")
         await family.restart(child)

@@ -67,8 +67,8 @@ SENTENCES: dict[DropReason, str] = {
     # Reserved: nothing sheds a call that waits, yet.
     DropReason.EVICTED: "the call gave way to more urgent ones; retry after the time in Retry-After",
     DropReason.STORE_UNAVAILABLE: (
-        "workflows need the store and it does not answer; retry after the time in Retry-After,"
-        " or send the call without a workflow"
+        "the store does not answer, which workflows and shared policies need; retry after the time in Retry-After, with an"
+        " Idempotency-Key so that it counts once, or send the call without a workflow"
     ),
 }
 
@@ -116,11 +116,28 @@ class BadRequest(GatewayError):
         super().__init__(code, message, param=param)
 
 
+def rejected(answer: bytes) -> BadRequest:
+    """An engine's own refusal, in its words and in our shape."""
+    message, param = engines_words(answer)
+    return BadRequest(f"the engine refuses: {message}", param=param)
+
+
+def engines_words(answer: bytes) -> tuple[str, str | None]:
+    """Message and parameter of an engine's error object, whatever it may be."""
+    try:
+        told = orjson.loads(answer)
+        told = told.get("error", told)
+        message, param = told.get("message", told), told.get("param")
+    except (orjson.JSONDecodeError, AttributeError):
+        message, param = answer[:500].decode(errors="replace"), None
+    return str(message)[:500], param if isinstance(param, str) else None
+
+
 class EngineTrouble(GatewayError):
     """The engine failed the call in a way that another attempt might not."""
 
-    def __init__(self, message: str, *, code: str = "engine_failed") -> None:
-        super().__init__(code, message, retry_after_s=1.0)
+    def __init__(self, message: str, *, code: str = "engine_failed", advice: str = "send the call again") -> None:
+        super().__init__(code, f"{message}; {advice}", retry_after_s=1.0)
 
 
 def store_unavailable() -> Refused:

@@ -235,7 +235,7 @@ async def body(request: web.BaseRequest, limits: settings.Limits) -> bytes:
         async with asyncio.timeout(limits.body_s):
             return await request.read()
     except TimeoutError as error:
-        late = f"the body did not arrive within {limits.body_s:.3g} s"
+        late = f"the body did not arrive within {limits.body_s:.3g} s; send it faster, or in smaller parts"
         raise BadRequest(late, code="request_timeout") from error
     except web.HTTPRequestEntityTooLarge as error:
         raise too_large from error

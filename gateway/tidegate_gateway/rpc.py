@@ -52,7 +52,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
             ask = wire.read_body(kind, _headers(request, context), body, most_choices=1)
             async with gateway.answer(now, ask) as serving:
                 if not serving.reply.streamed:
-                    raise _engines_refusal(serving)
+                    raise errors.rejected(serving.reply.first)
                 await _write(context, write_s, inference_pb2.GenerateResponse(accepted=_accepted(ask, serving)))
                 finish = ""
                 block = serving.reply.first
@@ -269,7 +269,7 @@ def _body(request: inference_pb2.GenerateRequest) -> tuple[wire.Kind, dict[str, 
 
 def _headers(request: inference_pb2.GenerateRequest, context: Context) -> dict[str, str]:
     """The message's scheduling fields as headers; metadata of the same names counts where a field is not set."""
-    headers = _metadata(context)
+    headers = dict(_metadata(context))
     if request.tenant and wire.tenant(headers) not in (None, request.tenant):
         raise BadRequest("tenant must be the one that the metadata names", param="tenant")
     for name, field in _FIELDS.items():
@@ -278,8 +278,9 @@ def _headers(request: inference_pb2.GenerateRequest, context: Context) -> dict[s
     return headers
 
 
-def _metadata(context: Context) -> dict[str, str]:
-    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+def _metadata(context: Context) -> wire.Headers:
+    given = context.invocation_metadata() or ()
+    return wire.headers_of((key, value) for key, value in given if isinstance(value, str))
 
 
 _OPTIONAL = ("urgency", "deadline_ms", "slo_ttft_ms", "slo_tpot_ms")
@@ -321,25 +322,11 @@ def _pieces(block: bytes) -> list[tuple[str, str]]:
         except orjson.JSONDecodeError as error:
             raise errors.EngineTrouble("the engine's stream is garbled") from error
         if "error" in event:
-            raise errors.EngineTrouble(f"the engine failed in mid-answer: {_message(event)}")
+            raise errors.EngineTrouble(f"the engine failed in mid-answer: {errors.engines_words(payload)[0]}")
         for choice in event.get("choices") or ():
             text = (choice.get("delta") or {}).get("content") if "delta" in choice else choice.get("text")
             pieces.append((text or "", choice.get("finish_reason") or ""))
     return pieces
-
-
-def _engines_refusal(serving: Serving) -> errors.GatewayError:
-    """The engine's own 4xx, in its words."""
-    try:
-        message = _message(orjson.loads(serving.reply.first))
-    except orjson.JSONDecodeError:
-        message = f"the engine answered {serving.reply.status}"
-    return BadRequest(message)
-
-
-def _message(answer: Mapping[str, Any]) -> str:
-    error = answer.get("error", answer)
-    return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
 
 
 def _workflow(flow: Mapping[str, Any]) -> inference_pb2.Workflow:

@@ -227,8 +227,8 @@ class Serving:
             in_time = ask.stream or asyncio.get_running_loop().time() < self._answer_by_s
             if in_time or error.code != "engine_timeout":
                 raise
-            sentence = f"the engine still worked on the answer after {most_s:.3g} s; stream it, or ask for fewer tokens"
-            raise TooLong(sentence, code=error.code) from error
+            late = f"the engine still worked on the answer after {most_s:.3g} s"
+            raise TooLong(late, code=error.code, advice="stream it, or ask for fewer tokens") from error
 
     def _again(self, error: errors.EngineTrouble) -> None:
         """Gives the call back to the dispatcher, or raises when it has been tried enough."""

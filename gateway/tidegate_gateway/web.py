@@ -59,12 +59,15 @@ class Web:
         gateway = self._gateway
         raw = await listener.body(request, self._limits)
         now = gateway.clock()
-        ask = wire.read(kind, request.headers, raw, most_choices=self._limits.choices)
+        ask = wire.read(kind, wire.headers_of(request.headers.items()), raw, most_choices=self._limits.choices)
         async with gateway.answer(now, ask) as serving:
             headers = _headers(ask, serving)
             if serving.reply.streamed:
                 return await self._stream(request, serving, headers)
-            return web.Response(status=serving.reply.status, body=serving.reply.first, headers=headers)
+            if serving.reply.status != 200:
+                refusal = errors.rejected(serving.reply.first)
+                return web.Response(status=refusal.row.status, body=refusal.body(), headers=headers)
+            return web.Response(body=serving.reply.first, headers=headers)
 
     async def _stream(self, request: web.BaseRequest, serving: Serving, headers: dict[str, str]) -> web.StreamResponse:
         response = web.StreamResponse(status=200, headers={**headers, "Cache-Control": "no-cache"})
@@ -93,30 +96,30 @@ class Web:
 
     async def _create(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await listener.json_object(request, self._limits)
-        tenant = wire.tenant(request.headers)
-        flow = await self._gateway.flows.create(body, tenant=tenant, key=request.headers.get("Idempotency-Key"))
+        tenant, key = _who(request)
+        flow = await self._gateway.flows.create(body, tenant=tenant, key=key)
         return listener.reply(flow, 201)
 
     async def _get(self, request: web.BaseRequest, workflow: str) -> web.StreamResponse:
-        return listener.reply(await self._gateway.flows.get(workflow, tenant=wire.tenant(request.headers)))
+        return listener.reply(await self._gateway.flows.get(workflow, tenant=_who(request)[0]))
 
     async def _list(self, request: web.BaseRequest) -> web.StreamResponse:
         limit = wire.digits(request.query.get("limit", str(workflows.LISTED)))
-        tenant = wire.tenant(request.headers)
+        tenant, _ = _who(request)
         rows, more = await self._gateway.flows.listed(request.query.get("state"), limit or 0, tenant=tenant)
         return listener.reply({"object": "list", "data": rows, "has_more": more})
 
     async def _cancel(self, request: web.BaseRequest, workflow: str) -> web.StreamResponse:
-        return listener.reply(await self._gateway.flows.cancel(workflow, tenant=wire.tenant(request.headers)))
+        return listener.reply(await self._gateway.flows.cancel(workflow, tenant=_who(request)[0]))
 
     async def _complete(self, request: web.BaseRequest, workflow: str) -> web.StreamResponse:
         await listener.json_object(request, self._limits)
-        tenant, key = wire.tenant(request.headers), request.headers.get("Idempotency-Key")
+        tenant, key = _who(request)
         return listener.reply(await self._gateway.flows.complete(workflow, tenant=tenant, key=key))
 
     async def _stage(self, request: web.BaseRequest, workflow: str, stage: str) -> web.StreamResponse:
         await listener.json_object(request, self._limits)
-        tenant, key = wire.tenant(request.headers), request.headers.get("Idempotency-Key")
+        tenant, key = _who(request)
         return listener.reply(await self._gateway.flows.complete_stage(workflow, stage, tenant=tenant, key=key))
 
     # Health.
@@ -154,3 +157,9 @@ def _headers(ask: wire.Ask, serving: Serving) -> dict[str, str]:
     if serving.slack_s is not None:
         headers["x-tidegate-slack-ms"] = str(round(serving.slack_s * 1000))
     return headers
+
+
+def _who(request: web.BaseRequest) -> tuple[str | None, str | None]:
+    """The tenant and the Idempotency-Key that a request for workflows names."""
+    headers = wire.headers_of(request.headers.items())
+    return wire.tenant(headers), headers.get("idempotency-key")

@@ -2,13 +2,13 @@
 
 One validation for HTTP and gRPC: `rpc` brings its fields in the same shape. Bodies pass through unchanged but for the
 knobs that are ours to turn (`priority`, `tg.*` labels, usage in streams). Only what the gateway itself reads is checked
-here; the engine checks the rest, and its 400 reaches the client as it is. `admit` turns an Ask into a `Call`.
+here; the engine checks the rest, and what it refuses reaches the client in its words. `admit` turns an Ask into a `Call`.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import orjson
 
@@ -53,10 +53,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
 """Ours first; the first that is present counts."""
 
 
-class Headers(Protocol):
-    """What is read of a request's headers; names are lower case, look-ups ignore case."""
-
-    def get(self, key: str, /) -> str | None: ...
+Headers = Mapping[str, str]
+"""Of a request; names in lower case."""
+_OURS = frozenset(name for names in ALIASES.values() for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +90,17 @@ class Ask:
     traceparent: str | None = None
 
 
+def headers_of(pairs: Iterable[tuple[str, str]]) -> Headers:
+    """A request's headers, or a call's metadata. Raises `BadRequest` for one that we read and that says two things: a proxy
+    may have added it to the client's own."""
+    found: dict[str, str] = {}
+    for given, value in pairs:
+        name = given.lower()
+        if found.setdefault(name, value) != value and name in _OURS:
+            raise BadRequest(f"{name} comes twice with different values; send one", param=name)
+    return found
+
+
 def read(kind: Kind, headers: Headers, raw: bytes, *, most_choices: int = 16) -> Ask:
     """The request in `raw`. Raises `BadRequest` with the field that is wrong and what would be right."""
     try:
@@ -117,9 +127,9 @@ def read_body(kind: Kind, headers: Headers, body: object, *, most_choices: int =
             f"n times the number of prompts must be at most {most_choices}, not {choices}; send several calls",
             param="prompt",
         )
-    most = _count(body, "max_completion_tokens", 0, 10_000_000) if kind == "chat" else None
+    most = _count(body, "max_completion_tokens", 1, 10_000_000) if kind == "chat" else None
     if most is None:
-        most = _count(body, "max_tokens", 0, 10_000_000)
+        most = _count(body, "max_tokens", 1, 10_000_000)
     traceparent = headers.get("traceparent")
     stage, workflow = _name(headers, "stage"), _name(headers, "workflow")
     if stage is not None and workflow is None:

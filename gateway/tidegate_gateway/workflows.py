@@ -273,7 +273,7 @@ def shown(record: records.Record) -> dict[str, Any]:
         "stages": [
             {
                 "name": stage.name,
-                "state": "done" if stage.over else "running" if stage.started else "waiting",
+                "state": "done" if stage.over else _open(record) if stage.started else "waiting",
                 "after": list(stage.after),
                 "parallel": stage.parallel or None,
                 "calls_running": stage.running,
@@ -282,6 +282,11 @@ def shown(record: records.Record) -> dict[str, Any]:
             for stage in record.stages
         ],
     }
+
+
+def _open(record: records.Record) -> str:
+    """The state of a stage that began and is not done: its workflow's, if that ended before it."""
+    return record.state if record.state in ("cancelled", "expired") else "running"
 
 
 def _passes(stage: records.Stage) -> int:

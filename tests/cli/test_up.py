@@ -223,11 +223,50 @@ def test_an_engine_that_dies_is_started_again_while_the_others_serve(up: Up) -> 
     assert "started again" in errors
 
 
-def test_a_gateway_that_dies_ends_the_run_and_says_how(up: Up) -> None:
-    gateway = next(
-        pid for pid in family_of(up.state) if b"gateway.yaml" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
-    os.kill(gateway, signal.SIGKILL)
+def answer(url: str, body: dict[str, object] | None = None) -> dict[str, object]:
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(url, data=None if body is None else orjson.dumps(body), headers=headers)
+    with urllib.request.urlopen(request, timeout=10) as response:
+        found: dict[str, object] = orjson.loads(response.read())
+        return found
+
+
+def member(state: pathlib.Path, mark: bytes) -> int | None:
+    """The process of the family whose command line has this mark."""
+    for pid in family_of(state):
+        with contextlib.suppress(OSError):
+            if mark in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+    return None
+
+
+@pytest.mark.parametrize(("name", "mark"), [("valkey", b"valkey.sock"), ("gateway", b"gateway.yaml")])
+def test_a_store_or_gateway_that_dies_is_started_again_and_workflows_live_on(up: Up, name: str, mark: bytes) -> None:
+    body = {"id": "kept", "deadline_ms": 60_000, "stages": [{"name": "a"}]}
+    assert answer(f"{up.url}/v1/workflows", body)["state"] == "running"
+    before = member(up.state, mark)
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    until(lambda: member(up.state, mark) not in (None, before))
+
+    def lives() -> bool:
+        with contextlib.suppress(OSError):
+            return bool(answer(f"{up.url}/v1/workflows/kept")["state"] == "running")
+        return False
+
+    until(lives)
+    _, errors = up.end(signal.SIGINT)
+    assert f"{name} was killed by SIGKILL" in errors
+    assert "started again" in errors
+
+
+def test_what_dies_again_and_again_ends_the_run_and_says_how(up: Up) -> None:
+    killed: list[int | None] = [None]
+    while len(killed) <= 4:
+        until(lambda: member(up.state, b"gateway.yaml") not in killed)
+        if gateway := member(up.state, b"gateway.yaml"):
+            os.kill(gateway, signal.SIGKILL)
+            killed.append(gateway)
     _, errors = up.process.communicate(timeout=60)
     assert up.process.returncode == 1
     assert "gateway was killed by SIGKILL" in errors
@@ -239,6 +278,8 @@ def test_a_gateway_that_dies_ends_the_run_and_says_how(up: Up) -> None:
         pytest.param(["--engines=gpu"], "is none of sim:PROFILE", id="engines"),
         pytest.param(["--policy=lifo"], "unknown policy 'lifo'", id="policy"),
         pytest.param(["--sim-speed=0"], "--sim-speed must be between", id="speed"),
+        pytest.param(["--model=/tmp"], "--model goes with --engines vllm", id="model"),
+        pytest.param(["--engines=vllm", "--model=/nowhere"], "/nowhere is not a folder with a model", id="no model"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(marked: pathlib.Path, words: list[str], sentence: str) -> None:

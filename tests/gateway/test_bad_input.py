@@ -142,6 +142,18 @@ async def test_control_characters_in_headers_are_400(up: Any, character: bytes) 
         assert engine.bodies == []
 
 
+@pytest.mark.parametrize("name", ["x-tidegate-tenant", "X-Tidegate-Urgency", "idempotency-key"])
+async def test_a_header_of_ours_that_says_two_things_is_400(up: Any, name: str) -> None:
+    async with testing.engine() as engine, up(engine, store=False) as client:
+        for second, expected in (("3", 400), ("4", 200)):
+            body, headers = {"model": "fake", "messages": HELLO}, [(name, "4"), (name, second)]
+            status, answer, _ = await client.send("POST", CHAT, json=body, headers=headers)
+            assert status == expected
+            if expected == 400:
+                assert answer["error"]["param"] == name.lower()
+        assert len(engine.bodies) == 1
+
+
 @pytest.mark.parametrize(
     "head",
     [

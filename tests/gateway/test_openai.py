@@ -1,13 +1,14 @@
 """A stock OpenAI SDK works unmodified, and what passes through is what the engine said."""
 
 import asyncio
+import pathlib
 from typing import Any
 
 import openai
 import orjson
 import pytest
 
-from tidegate_gateway import testing
+from tidegate_gateway import telemetry, testing
 
 
 async def test_sdk_gets_an_answer(up: Any) -> None:
@@ -129,8 +130,9 @@ async def test_a_class_fills_in_targets_and_headers_may_loosen_them(up: Any) -> 
 
 async def test_an_engines_own_refusal_passes_through(up: Any) -> None:
     async with testing.engine(status=400) as engine, up(engine) as client, client.openai() as sdk:
-        with pytest.raises(openai.BadRequestError, match="as told"):
+        with pytest.raises(openai.BadRequestError, match="the engine refuses: as told") as caught:
             await sdk.chat.completions.create(model="fake", messages=[{"role": "user", "content": "hi"}])
+        assert (caught.value.code, caught.value.type) == ("invalid_request", "invalid_request_error")
         with pytest.raises(openai.BadRequestError, match="as told"):
             await sdk.chat.completions.create(model="fake", messages=[{"role": "user", "content": "hi"}], stream=True)
 
@@ -175,6 +177,13 @@ async def test_metrics_are_served_in_prometheus_format(up: Any) -> None:
             "tidegate_dispatch_seconds_count 1.0",
         ):
             assert name in page, name
+
+
+def test_every_metric_is_documented() -> None:
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    for family in telemetry.Telemetry().registry.collect():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        assert f"`{name}" in page, name
 
 
 async def test_status_page_shows_engines(up: Any) -> None:

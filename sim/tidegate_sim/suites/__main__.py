@@ -15,13 +15,22 @@ from tidegate_sim import pools, traces
 
 SUITES = ("text2sql",)
 """Known without importing them: that takes vLLM, and seconds."""
+DEFAULTS = {"pool": "hetero-1", "policy": ("fcfs", "urgency"), "dispatch": "score", "learn": None}
+"""Of the options that only a trace takes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if vLLM is missing or the trace cannot be read; exits with 2 on a usage error."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    for name, default in DEFAULTS.items():
+        if options.trace is None and getattr(options, name) is not None:
+            parser.error(f"--{name} goes with --trace")
+        setattr(options, name, getattr(options, name) or default)
     if importlib.util.find_spec("vllm") is None:
-        sys.stderr.write("tidegate bench: it runs vLLM's scheduler, and vLLM is not installed (`make install`)\n")
+        sys.stderr.write(
+            "tidegate bench: it runs vLLM's scheduler, and vLLM is not installed (`make bench` installs it)\n"
+        )
         return 1
     from tidegate_sim import report
     from tidegate_sim.suites import any_trace, text2sql
@@ -55,11 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print the report instead of the table")
     parser.add_argument("--jobs", type=_positive, metavar="N", help="processes; default: one for each core")
     parser.add_argument("--workflows", type=_positive, metavar="N", help="workflows in each of a suite's traces")
-    parser.add_argument("--pool", default="hetero-1", metavar="NAME", help="with --trace: a pool, or profiles a,b,...")
-    parser.add_argument(
-        "--policy", default="fcfs,urgency", metavar="NAMES", type=_policies, help="with --trace: orders"
-    )
-    parser.add_argument("--dispatch", default="score", choices=sorted(choose.RULES), help="with --trace: a rule")
+    parser.add_argument("--pool", metavar="NAME", help="with --trace: a pool, or profiles a,b,... (hetero-1)")
+    parser.add_argument("--policy", metavar="NAMES", type=_policies, help="with --trace: orders (fcfs,urgency)")
+    parser.add_argument("--dispatch", choices=sorted(choose.RULES), help="with --trace: a rule (score)")
     parser.add_argument(
         "--learn", type=Path, metavar="FILE", help="with --trace: another trace, to predict lengths from"
     )
