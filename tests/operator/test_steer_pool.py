@@ -356,7 +356,8 @@ async def test_a_pool_that_is_made_again_under_its_name_starts_afresh(cluster, k
         kubectl("delete", "spool/chat")
         body = testing.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy=QUICK)
         kubectl("create", "-f", "-", body=body)
-        kubectl("wait", "--for=delete", "deployment/chat-engine-fast", "--timeout=60s")
+        gone = [f"deployment/chat-{name}" for name in ("engine-fast", "engine-slow", "gateway")]
+        kubectl("wait", "--for=delete", *gone, "--timeout=60s")
         await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
         kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=60s")
         await look(steered, namespace, clock, engines, 1, testing.calm())
