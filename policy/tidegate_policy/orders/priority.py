@@ -1,7 +1,7 @@
 """Strict levels: urgency 0 before 1 before 2, first come first served within one level.
 
-Entitlement has bounded the level before it gets here (`scheduling.md` 9). A flood at a high level starves the rest; that
-is what strict means, and why this is not a default.
+The tenant's entitlement has bounded the level before it gets here (the gateway's `admit`). A flood at a high level starves
+the rest; that is what strict means, and why this is not a default.
 """
 
 from tidegate_policy.orders.contract import Key, OneLane, Ticket
