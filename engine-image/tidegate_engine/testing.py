@@ -1,6 +1,6 @@
 """A real engine for tests: `tidegate engine` as a process, with a small model on the CPU.
 
-One at a time, please: on two cores a second one only slows the first down.
+No two at work at a time, please: on two cores a second one only slows the first down.
 """
 
 import contextlib

@@ -1,8 +1,9 @@
-"""Two real vLLM processes for the whole session, one after the other."""
+"""Two real vLLM engines for the whole session; the one with vLLM's own scheduler has stopped when tests ask about it."""
 
 import contextlib
 import json
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,19 +62,24 @@ def greedy():
 
 
 @pytest.fixture(scope="session")
-def stock(logs, greedy):
-    """An engine whose vLLM has lost something that our scheduler needs."""
-    amputated = ("--scheduler-cls", "without_remove_request.scheduler", "--max-num-seqs", SEQUENCES)
-    here = {"PYTHONPATH": str(Path(__file__).parent)}
-    with testing.served(logs / "stock.log", *amputated, environment=here) as engine, control_of(engine) as control:
-        with pytest.raises(grpc.RpcError) as refusal:
-            control.SetPolicy(control_pb2.SetPolicyRequest(policy="sjf"))
-        state = control.GetState(control_pb2.GetStateRequest())
-        return Stock(state=state, refusal=refusal.value, answers=greedy(engine))
+def stock_soon(logs, greedy):
+    """The `Stock` to come: its engine starts beside the other one, since a start keeps one core busy for a minute."""
+
+    def run():
+        amputated = ("--scheduler-cls", "without_remove_request.scheduler", "--max-num-seqs", SEQUENCES)
+        here = {"PYTHONPATH": str(Path(__file__).parent)}
+        with testing.served(logs / "stock.log", *amputated, environment=here) as engine, control_of(engine) as control:
+            with pytest.raises(grpc.RpcError) as refusal:
+                control.SetPolicy(control_pb2.SetPolicyRequest(policy="sjf"))
+            state = control.GetState(control_pb2.GetStateRequest())
+            return Stock(state=state, refusal=refusal.value, answers=greedy(engine))
+
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(run)
 
 
 @pytest.fixture(scope="session")
-def engine(logs, stock):
+def engine(logs, stock_soon):
     """The engine that most tests use. It must run our scheduler: a run that fell back is no test of it."""
     with testing.served(logs / "engine.log", "--max-num-seqs", SEQUENCES) as started:
         with control_of(started) as control:
@@ -81,6 +87,12 @@ def engine(logs, stock):
         if reason:
             pytest.fail(f"vLLM fell back to its own scheduler: {reason}")
         yield started
+
+
+@pytest.fixture(scope="session")
+def stock(engine, stock_soon):
+    """An engine whose vLLM had lost something that our scheduler needs."""
+    return stock_soon.result()
 
 
 @pytest.fixture

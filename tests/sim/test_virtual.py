@@ -174,15 +174,16 @@ if __name__ == "__main__":
 
 def test_two_processes_with_different_hash_seeds_write_the_same_bytes(tmp_path):
     (tmp_path / "bench.py").write_text(SMALL_BENCH)
-    first, second = (
-        subprocess.run(
+    runs = [
+        subprocess.Popen(
             [sys.executable, str(tmp_path / "bench.py")],
             env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
-            timeout=200,
-        ).stdout
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         for seed in ("1", "2")
-    )
+    ]
+    (first, complaint), (second, _) = [run.communicate(timeout=200) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], complaint
     assert first == second
     assert json.loads(first)["cells"]
