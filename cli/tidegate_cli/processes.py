@@ -82,6 +82,7 @@ class Family:
 
     async def restart(self, dead: Child) -> Child:
         """Starts a child that has ended once more, as it was and in its place."""
+        _kill_group(dead)
         child = await _started(dead.name, dead.command, dead.log, dead.stop_s, dead.environment)
         self._children[self._children.index(dead)] = child
         return child
@@ -105,8 +106,7 @@ class Family:
     def kill(self) -> None:
         """Ends all of them, and what they have started, at once; `stop` then has nothing left to wait for."""
         for child in self._children:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.process.pid, signal.SIGKILL)
+            _kill_group(child)
 
 
 async def wait_until(child: Child, ready: Callable[[], Awaitable[bool]], *, patience_s: float) -> None:
@@ -182,6 +182,12 @@ async def _end(child: Child) -> None:
         async with asyncio.timeout(child.stop_s):
             await child.process.wait()
     except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            child.process.kill()
-        await child.process.wait()
+        pass
+    _kill_group(child)
+    await child.process.wait()
+
+
+def _kill_group(child: Child) -> None:
+    """Ends what is left of a child and of all that it has started: vLLM's processes outlive the one that started them."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.process.pid, signal.SIGKILL)

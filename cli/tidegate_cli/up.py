@@ -15,7 +15,7 @@ import pathlib
 import signal
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +32,8 @@ from tidegate_policy.steer import guards
 ENGINE_START_S = {engines.Simulated: 30.0, engines.Vllm: 600.0, engines.Running: 10.0}
 INTERVAL_S = 10.0
 """Between two steering decisions; shorter than a cluster's, for one machine is watched by one person."""
-RESTARTS = 3
-"""How often one of them is started again."""
+RESTARTS, RESTARTS_S = 3, 600.0
+"""How often one of them is started again, within how many seconds."""
 LOOK_S = 2.0
 """Between two looks at emergencies and at what a person has set."""
 INTERRUPTED = 130
@@ -229,12 +229,15 @@ async def _watch(
 
 async def _keep(family: processes.Family) -> None:
     """Starts again what dies, the others serve on meanwhile; raises `Failed` for what dies too often."""
-    restarts: Counter[str] = Counter()
+    deaths: defaultdict[str, list[float]] = defaultdict(list)
     while True:
         child = await family.first_death()
-        restarts[child.name] += 1
-        if restarts[child.name] > RESTARTS:
-            raise Failed(f"{child.name} {child.end()}")
+        now = time.monotonic()
+        deaths[child.name] = [*(at for at in deaths[child.name] if now - at < RESTARTS_S), now]
+        if len(deaths[child.name]) > RESTARTS:
+            raise Failed(
+                f"everything stops, since {child.name} died {RESTARTS + 1} times in a short time; it {child.end()}"
+            )
         sys.stderr.write(f"{child.name} {child.end()}; it is started again\n")
         await family.restart(child)
 

