@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--image", default="tidegate:latest", help="image of gateways, simulated engines and embedded stores")
     add("--engine-image", default="tidegate-engine:latest", help="image of vLLM engines")
     add("--image-pull-policy", default="IfNotPresent", choices=["Always", "IfNotPresent", "Never"])
+    add("--image-pull-secret", action="append", default=[], help="Secret of each pool's namespace (repeatable)")
     add("--health-port", type=int, default=8080, help="port of /healthz (default: %(default)s)")
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     return parser
@@ -87,7 +88,10 @@ async def run(options: argparse.Namespace) -> None:
 async def _act(options: argparse.Namespace, server: api_server.ApiServer, session: aiohttp.ClientSession) -> None:
     rules = reconcile.Rules(
         images=render.Images(
-            tidegate=options.image, engine=options.engine_image, pull_policy=options.image_pull_policy
+            tidegate=options.image,
+            engine=options.engine_image,
+            pull_policy=options.image_pull_policy,
+            pull_secrets=tuple(options.image_pull_secret),
         ),
         known=spec.Known(policies=frozenset(orders.ORDERS), profiles=frozenset(tidegate_profiles.names())),
         operator_namespace=options.operator_namespace,

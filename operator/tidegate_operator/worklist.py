@@ -79,18 +79,18 @@ class Worklist(Generic[K]):
                     blocked.append((at, number, key))
                 else:
                     taken = key
+            until = self._heap[0][0] if self._heap else None
             for entry in blocked:
                 heapq.heappush(self._heap, entry)
             if taken is not None:
                 del self._due[taken]
                 self._active.add(taken)
                 return taken
-            await self._wait(loop, only_change=bool(blocked))
+            await self._wait(until)
 
-    async def _wait(self, loop: asyncio.AbstractEventLoop, *, only_change: bool) -> None:
-        """Until a key is added, a worker is done, or the first key falls due."""
+    async def _wait(self, until: float | None) -> None:
+        """Until a key is added, a worker is done, or that instant, at which the first key falls due that is not due yet."""
         self._changed.clear()
-        until = None if only_change or not self._heap else self._heap[0][0]
         try:
             async with asyncio.timeout_at(until):
                 await self._changed.wait()

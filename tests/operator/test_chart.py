@@ -58,3 +58,10 @@ def test_values_that_make_no_sense_are_refused(helm, value):
     with pytest.raises(subprocess.CalledProcessError) as caught:
         template(helm, value)
     assert "values don't meet the specifications of the schema" in caught.value.stderr
+
+
+def test_pull_secrets_are_for_the_operator_and_for_what_it_starts(helm):
+    (deployment,) = of_kind(template(helm, "imagePullSecrets[0].name=registry"), "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert "--image-pull-secret=registry" in pod["containers"][0]["args"]

@@ -244,3 +244,40 @@ async def names_after(cluster, namespace, name):
     uid = (await cluster.pool(namespace, name))["metadata"]["uid"]
     found = identities(await cluster.children(namespace, name), owned_by=uid)
     return [(kind, child.replace(name, "NAME")) for kind, child in found]
+
+
+MISTAKES = {
+    "an unknown field": {"tolerations": [{"operater": "Exists"}]},
+    "a word for a number": {"tolerations": [{"operator": "Exists", "tolerationSeconds": "soon"}]},
+    "a quantity that is none": {"resources": {"requests": {"cpu": "four"}}},
+    "an unknown source": {"env": [{"name": "A", "valueFrom": {"secretRef": {"name": "x"}}}]},
+    "a mount of no volume": {"volumeMounts": [{"name": "nothing", "mountPath": "/x"}]},
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+async def test_what_the_api_server_does_not_understand_is_said_and_stops_nothing_else(
+    cluster, kubectl, namespace, rules, mistake
+):
+    kubectl("create", "-f", "-", body=testing.pool(engine={"kind": "sim", **MISTAKES[mistake]}))
+    assert await run(cluster, namespace, rules) is reconcile.Result.REFUSED
+    degraded = conditions(await cluster.pool(namespace, "chat"))["Degraded"]
+    assert (degraded["status"], degraded["reason"]) == ("True", "Refused")
+    assert "Deployment chat-engine-fast: " in degraded["message"]
+    kubectl("get", "deployment/chat-gateway")
+
+
+async def test_a_spec_may_replace_what_every_pod_is_given(cluster, kubectl, namespace, rules):
+    engine = {
+        "kind": "sim",
+        "env": [{"name": "HOME", "value": "/cache"}],
+        "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "9Gi"}}, {"name": "cache", "emptyDir": {}}],
+        "volumeMounts": [{"name": "cache", "mountPath": "/tmp"}],
+    }
+    kubectl("create", "-f", "-", body=testing.pool(engine=engine))
+    assert await run(cluster, namespace, rules) is reconcile.Result.SETTLED
+    pod = json.loads(kubectl("get", "deployment/chat-engine-fast", "-o", "jsonpath={.spec.template.spec}"))
+    (container,) = pod["containers"]
+    assert {item["name"]: item["value"] for item in container["env"]}["HOME"] == "/cache"
+    assert [(mount["name"], mount["mountPath"]) for mount in container["volumeMounts"]] == [("cache", "/tmp")]
+    assert pod["volumes"][0]["emptyDir"] == {"sizeLimit": "9Gi"}

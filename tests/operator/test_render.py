@@ -1,3 +1,4 @@
+import dataclasses
 import pathlib
 
 import pytest
@@ -143,3 +144,21 @@ def test_the_settings_are_what_the_gateway_reads():
     assert read.classes[0] == settings.SloClass(name="interactive", ttft_s=1.0, tpot_s=0.06, weight=4.0)
     assert read.workflows[0].stages[1].after == ("link",)
     assert read.store.pool == "prod.chat"
+
+
+def test_pull_secrets_reach_every_pod_and_a_pools_own_replace_them_for_its_engines():
+    images = dataclasses.replace(IMAGES, pull_secrets=("registry",))
+
+    def secrets(**changes):
+        pool = spec.parse(body(**changes), KNOWN)
+        found = render.manifests(pool, spread.desired(pool), images=images, operator_namespace="tidegate-system")
+        pods = {
+            item["metadata"]["name"]: item["spec"]["template"]["spec"]
+            for item in found
+            if item["kind"] in ("Deployment", "StatefulSet")
+        }
+        return {name: [secret["name"] for secret in pod.get("imagePullSecrets", [])] for name, pod in pods.items()}
+
+    assert set(map(tuple, secrets().values())) == {("registry",)}
+    own = secrets(engine={**body()["spec"]["engine"], "imagePullSecrets": [{"name": "own"}]})
+    assert (own["chat-engine-a100"], own["chat-gateway"]) == (["own"], ["registry"])

@@ -152,3 +152,25 @@ def test_success_resets_the_delay(in_virtual_time):
 
     in_virtual_time(served(work, until_s=150, add=lambda listed: listed.add("a")))
     assert calls[:5] == [0, 0.5, 1.5, 101.5, 102]
+
+
+def test_a_key_that_is_asked_for_while_it_is_worked_on_does_not_hold_up_the_others(in_virtual_time):
+    calls = []
+
+    async def run():
+        listed = worklist.Worklist(expected=Expected)
+
+        async def work(key):
+            calls.append((asyncio.get_running_loop().time(), key))
+            if key == "slow" and len(calls) == 1:
+                listed.add("slow")
+                await asyncio.sleep(5)
+
+        listed.add("slow")
+        listed.add("other", delay_s=1)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                await listed.run(work)
+
+    in_virtual_time(run())
+    assert calls == [(0, "slow"), (1, "other"), (5, "slow")]

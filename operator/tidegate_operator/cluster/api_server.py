@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 FIELD_MANAGER = "tidegate-operator"
 TIMEOUT_S = 20.0
+UNTYPED = ("failed to create typed patch object", "failed to convert new object")
+"""How it begins, with status 500, when the fault is in what was applied: a field unknown, doubled or of a wrong type."""
 POOLS = Kind(api_version=f"{labels.GROUP}/{labels.VERSION}", kind=labels.KIND, plural=labels.PLURAL)
 PODS = Kind(api_version="v1", kind="Pod", plural="pods")
 LEASES = Kind(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
@@ -158,8 +160,9 @@ class Lease:
 
 
 def _translate(error: exceptions.ApiException) -> ClusterError:
-    refused = error.status in (400, 403, 405, 409, 413, 415, 422)
-    return (RefusedError if refused else ClusterError)(_said(error))
+    said = _said(error)
+    refused = error.status in (400, 403, 405, 409, 413, 415, 422) or said.startswith(UNTYPED)
+    return (RefusedError if refused else ClusterError)(said)
 
 
 def _said(error: exceptions.ApiException) -> str:

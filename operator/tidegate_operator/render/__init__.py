@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate_operator import spec
-from tidegate_operator.render import engines, gateway, store
+from tidegate_operator.render import engines, gateway, pods, store
 from tidegate_operator.render.labels import Manifest
 
 
@@ -22,6 +22,12 @@ class Images:
     engine: str
     """vLLM with Tidegate's scheduler."""
     pull_policy: str = "IfNotPresent"
+    pull_secrets: tuple[str, ...] = ()
+    """Names of Secrets that each pool's namespace has."""
+
+    def image(self, name: str, pull_policy: str | None = None) -> pods.Image:
+        """The image `name`, pulled as all of them are unless `pull_policy` says otherwise."""
+        return pods.Image(name=name, pull_policy=pull_policy or self.pull_policy, pull_secrets=self.pull_secrets)
 
 
 def manifests(
@@ -30,18 +36,16 @@ def manifests(
     """Everything that `pool` owns. `counts` is the engines of each node pool (`spread.desired`)."""
     engine_image = pool.engine.image or (images.tidegate if pool.engine.simulated else images.engine)
     return (
-        *store.manifests(pool, image=images.tidegate, pull_policy=images.pull_policy),
+        *store.manifests(pool, image=images.image(images.tidegate)),
         *engines.manifests(
             pool,
             counts,
-            image=engine_image,
-            pull_policy=pool.engine.pull_policy or images.pull_policy,
+            image=images.image(engine_image, pool.engine.pull_policy),
             operator_namespace=operator_namespace,
         ),
         *gateway.manifests(
             pool,
-            image=pool.gateway.image or images.tidegate,
-            pull_policy=images.pull_policy,
+            image=images.image(pool.gateway.image or images.tidegate),
             operator_namespace=operator_namespace,
         ),
     )

@@ -17,7 +17,7 @@ PROBE_S = 5
 
 
 def manifests(
-    pool: spec.Pool, counts: Mapping[str, int], *, image: str, pull_policy: str, operator_namespace: str
+    pool: spec.Pool, counts: Mapping[str, int], *, image: pods.Image, operator_namespace: str
 ) -> Iterator[labels.Manifest]:
     yield labels.service_account(pool, COMPONENT)
     yield _network_policy(pool, operator_namespace)
@@ -25,7 +25,7 @@ def manifests(
         name = labels.engine_name(pool, node_pool.name)
         yield _service(pool, node_pool, name)
         yield labels.disruption_budget(pool, name, COMPONENT, node_pool.name)
-        yield _deployment(pool, node_pool, name, counts[node_pool.name], image, pull_policy)
+        yield _deployment(pool, node_pool, name, counts[node_pool.name], image)
 
 
 def _service(pool: spec.Pool, node_pool: spec.NodePool, name: str) -> labels.Manifest:
@@ -40,7 +40,7 @@ def _service(pool: spec.Pool, node_pool: spec.NodePool, name: str) -> labels.Man
 
 
 def _deployment(
-    pool: spec.Pool, node_pool: spec.NodePool, name: str, replicas: int, image: str, pull_policy: str
+    pool: spec.Pool, node_pool: spec.NodePool, name: str, replicas: int, image: pods.Image
 ) -> labels.Manifest:
     selector = labels.selector(pool.name, COMPONENT, node_pool.name)
     return labels.manifest(
@@ -56,18 +56,17 @@ def _deployment(
                     "labels": {"app.kubernetes.io/name": "tidegate-engine", **selector},
                     "annotations": dict(pool.engine.pod_annotations),
                 },
-                "spec": _pod(pool, node_pool, image, pull_policy),
+                "spec": _pod(pool, node_pool, image),
             },
         },
     )  # fmt: skip
 
 
-def _pod(pool: spec.Pool, node_pool: spec.NodePool, image: str, pull_policy: str) -> dict[str, Any]:
+def _pod(pool: spec.Pool, node_pool: spec.NodePool, image: pods.Image) -> dict[str, Any]:
     engine = pool.engine
     container = pods.container(
         "engine",
         image=image,
-        pull_policy=pull_policy,
         ports=PORTS,
         command=list(engine.command) or ["tidegate", "sim-engine" if engine.simulated else "engine"],
         args=[
@@ -96,6 +95,7 @@ def _pod(pool: spec.Pool, node_pool: spec.NodePool, image: str, pull_policy: str
     return pods.pod(
         [container],
         account=labels.component_name(pool, COMPONENT),
+        image=image,
         volumes=[*([] if engine.simulated else [shm]), *engine.volumes],
         nodeSelector=node_selector,
         tolerations=[*engine.tolerations, *node_pool.tolerations],
@@ -123,7 +123,8 @@ def _vllm(pool: spec.Pool, node_pool: spec.NodePool) -> Iterator[str]:
     yield f"--tensor-parallel-size={node_pool.tensor_parallel}"
     yield f"--shutdown-timeout={pool.engine.drain_s}"
     # The last line behind the gateways' caps and queues: beyond it the engine answers 503 and another one is asked.
-    yield f"--max-num-queued-reqs={pool.gateway.max_waiting}"
+    if pool.gateway.max_waiting:
+        yield f"--max-num-queued-reqs={pool.gateway.max_waiting}"
     if pool.model.max_model_len is not None:
         yield f"--max-model-len={pool.model.max_model_len}"
     if pool.engine.offload_gib:

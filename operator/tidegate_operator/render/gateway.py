@@ -76,7 +76,7 @@ def _cost(engine: spec.Engine, node_pool: spec.NodePool) -> dict[str, Any]:
     return {"cost": dataclasses.asdict(cost.scaled(model, 1 / engine.sim_speed))}
 
 
-def manifests(pool: spec.Pool, *, image: str, pull_policy: str, operator_namespace: str) -> Iterator[labels.Manifest]:
+def manifests(pool: spec.Pool, *, image: pods.Image, operator_namespace: str) -> Iterator[labels.Manifest]:
     name, selector = labels.component_name(pool, COMPONENT), labels.selector(pool.name, COMPONENT)
     config = settings(pool)
     yield labels.service_account(pool, COMPONENT)
@@ -106,32 +106,33 @@ def manifests(pool: spec.Pool, *, image: str, pull_policy: str, operator_namespa
                     "labels": {"app.kubernetes.io/name": "tidegate-gateway", **selector},
                     "annotations": {labels.CONFIG_DIGEST: labels.digest(config)},
                 },
-                "spec": _pod(pool, image, pull_policy),
+                "spec": _pod(pool, image),
             },
         },
     )  # fmt: skip
 
 
-def _pod(pool: spec.Pool, image: str, pull_policy: str) -> dict[str, Any]:
+def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
     name = labels.component_name(pool, COMPONENT)
     container = pods.container(
         "gateway",
         image=image,
-        pull_policy=pull_policy,
         ports=PUBLIC_PORTS | INTERNAL_PORTS,
         command=["tidegate", "gateway"],
         args=[f"--config={SETTINGS}/gateway.yaml"],
         env=_password(pool.store),
         mounts=[{"name": "settings", "mountPath": SETTINGS, "readOnly": True}],
         resources=dict(pool.gateway.resources),
-        startupProbe=pods.http_probe("/health", period_s=1, failures=60),
-        readinessProbe=pods.http_probe("/ready"),
-        livenessProbe=pods.http_probe("/health", period_s=10, failures=6),
+        # Not on the clients' port: as many of them as may connect must not look like a dead gateway.
+        startupProbe=pods.http_probe("/health", port="metrics", period_s=1, failures=60),
+        readinessProbe=pods.http_probe("/ready", port="metrics"),
+        livenessProbe=pods.http_probe("/health", port="metrics", period_s=10, failures=6),
         lifecycle={"preStop": {"sleep": {"seconds": LEAVE_S}}},
     )
     return pods.pod(
         [container],
         account=name,
+        image=image,
         volumes=[{"name": "settings", "configMap": {"name": name}}],
         terminationGracePeriodSeconds=LEAVE_S + DRAIN_S + 10,
         topologySpreadConstraints=[

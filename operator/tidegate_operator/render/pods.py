@@ -2,19 +2,37 @@
 
 No root, no capabilities, the default seccomp profile, a read-only root file system with /tmp beside it, and no token
 of the API server. The user has no entry in the image's passwd file, so HOME and USER are set for libraries that ask.
+Where a spec says something else for one of these names or paths, the spec's word is the one that counts.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 USER = 65532
 ENVIRONMENT = ({"name": "HOME", "value": "/tmp"}, {"name": "USER", "value": "tidegate"})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """What a container runs, and how the node gets it."""
+
+    name: str
+    pull_policy: str = "IfNotPresent"
+    pull_secrets: tuple[str, ...] = ()
+    """Names of Secrets in the pool's namespace."""
+
+
 def pod(
-    containers: Sequence[Mapping[str, Any]], *, account: str, volumes: Sequence[Mapping[str, Any]] = (), **more: Any
+    containers: Sequence[Mapping[str, Any]],
+    *,
+    account: str,
+    image: Image,
+    volumes: Sequence[Mapping[str, Any]] = (),
+    **more: Any,
 ) -> dict[str, Any]:
-    """A pod's spec around `containers`, with a writable /tmp."""
+    """A pod's spec around `containers` of `image`, with a writable /tmp."""
+    secrets = [{"name": name} for name in image.pull_secrets]
     return {
         "serviceAccountName": account,
         "automountServiceAccountToken": False,
@@ -26,23 +44,24 @@ def pod(
             "fsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
+        **({"imagePullSecrets": secrets} if secrets else {}),
         "containers": list(containers),
-        "volumes": [{"name": "tmp", "emptyDir": {}}, *volumes],
+        "volumes": _last_by("name", {"name": "tmp", "emptyDir": {}}, *volumes),
         **more,
     }
 
 
 def container(
-    name: str, *, image: str, pull_policy: str, ports: Mapping[str, int], env: Sequence[Mapping[str, Any]] = (),
+    name: str, *, image: Image, ports: Mapping[str, int], env: Sequence[Mapping[str, Any]] = (),
     mounts: Sequence[Mapping[str, Any]] = (), **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
     return {
         "name": name,
-        "image": image,
-        "imagePullPolicy": pull_policy,
+        "image": image.name,
+        "imagePullPolicy": image.pull_policy,
         "ports": [{"name": port, "containerPort": number} for port, number in ports.items()],
-        "env": [*ENVIRONMENT, *env],
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *mounts],
+        "env": _last_by("name", *ENVIRONMENT, *env),
+        "volumeMounts": _last_by("mountPath", {"name": "tmp", "mountPath": "/tmp"}, *mounts),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -50,6 +69,11 @@ def container(
         },
         **more,
     }
+
+
+def _last_by(key: str, *items: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The items in their order; of those with the same `key` only the last, since the API server takes no two."""
+    return list({item[key]: item for item in items}.values())
 
 
 def http_probe(path: str, *, port: str = "http", period_s: int = 5, failures: int = 3) -> dict[str, Any]:

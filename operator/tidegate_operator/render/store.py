@@ -25,7 +25,7 @@ def url(pool: spec.Pool) -> str:
     return pool.store.url or f"redis://{labels.component_name(pool, COMPONENT)}.{pool.namespace}.svc:{PORT}/0"
 
 
-def manifests(pool: spec.Pool, *, image: str, pull_policy: str) -> Iterator[labels.Manifest]:
+def manifests(pool: spec.Pool, *, image: pods.Image) -> Iterator[labels.Manifest]:
     if pool.store.url is not None:
         return
     name, selector = labels.component_name(pool, COMPONENT), labels.selector(pool.name, COMPONENT)
@@ -55,19 +55,18 @@ def manifests(pool: spec.Pool, *, image: str, pull_policy: str) -> Iterator[labe
             "selector": {"matchLabels": selector},
             "template": {
                 "metadata": {"labels": {"app.kubernetes.io/name": "tidegate-valkey", **selector}},
-                "spec": _pod(pool, image, pull_policy),
+                "spec": _pod(pool, image),
             },
             **({"volumeClaimTemplates": [_claim(*pool.store.storage)]} if pool.store.storage else {}),
         },
     )  # fmt: skip
 
 
-def _pod(pool: spec.Pool, image: str, pull_policy: str) -> dict[str, Any]:
+def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
     probe = {"tcpSocket": {"port": "valkey"}, "periodSeconds": 5, "timeoutSeconds": 3}
     container = pods.container(
         "valkey",
         image=image,
-        pull_policy=pull_policy,
         ports={"valkey": PORT},
         command=["valkey-server"],
         args=[*_ARGUMENTS.split(), "--save", ""],
@@ -79,6 +78,7 @@ def _pod(pool: spec.Pool, image: str, pull_policy: str) -> dict[str, Any]:
     return pods.pod(
         [container],
         account=labels.component_name(pool, COMPONENT),
+        image=image,
         volumes=[] if pool.store.storage else [{"name": "data", "emptyDir": {}}],
         terminationGracePeriodSeconds=30,
     )
