@@ -86,12 +86,11 @@ def shipped(name: str) -> Mapping[str, Any]:
 
 async def _listen(stack: contextlib.AsyncExitStack, gateway: Gateway) -> Bound:
     where, handlers = gateway.told.listen, Web(gateway)
-    metrics = listener.Routes([listener.Route(method="GET", path="/metrics", handler=handlers.metrics)])
     return Bound(
         http=await _site(stack, gateway, handlers.routes(), where.host, where.port) or "",
         grpc=await _grpc(stack, gateway, where),
         admin=await _site(stack, gateway, admin.Admin(gateway).routes(), where.admin_host, where.admin_port),
-        metrics=await _site(stack, gateway, metrics, where.metrics_host, where.metrics_port),
+        metrics=await _site(stack, gateway, handlers.probes(), where.metrics_host, where.metrics_port),
         gateway=gateway,
     )
 

@@ -33,10 +33,10 @@ def declared(
     named = body.get("tenant")
     if named is None:
         named = tenant or ""
-    elif tenant is not None and named != tenant:
-        raise BadRequest("tenant must be the one that the headers name", param="tenant")
-    if not isinstance(named, str) or len(named) > 256 or not named.isprintable():
-        raise BadRequest("tenant must be at most 256 printable characters", param="tenant")
+    elif named != "":
+        named = wire.text_of(named, "tenant")
+    if tenant is not None and named != tenant:
+        raise BadRequest("tenant must be the one that the request's headers or metadata name", param="tenant")
     return records.NewWorkflow(
         id=f"wf-{secrets.token_hex(10)}" if body.get("id") is None else wire.name_of(body["id"], "id"),
         deadline_ms=max(1, round(deadline_s * 1000)),

@@ -214,9 +214,7 @@ class Gateway:
         """Tells the other gateways of this one and learns of them; while the store is down, what was known stands."""
         while True:
             if self.kept is None:
-                if self._override_until_s is not None and self.clock() >= self._override_until_s:
-                    self._override_until_s = None
-                    self._apply(records.Exchange(steered=self._chosen.steered))
+                self._count_down()
                 await asyncio.sleep(self.told.store.sync_s)
                 continue
             try:
@@ -230,6 +228,15 @@ class Gateway:
                     logger.warning("the store answers")
                 self.flows.up = True
             await asyncio.sleep(self.told.store.sync_s * random.uniform(0.8, 1.2))
+
+    def _count_down(self) -> None:
+        """What the store does where there is one: an override has less time left, and ends."""
+        override = self._chosen.override
+        if override is None or self._override_until_s is None:
+            return
+        left_s = self._override_until_s - self.clock()
+        now = dataclasses.replace(override, left_s=left_s) if left_s > 0 else None
+        self._apply(dataclasses.replace(self._chosen, override=now))
 
     async def _exchange_once(self, kept: records.Store) -> None:
         own = {state.id: self.core.own_backlog(state.id) for state in self.core.engines()}

@@ -276,8 +276,8 @@ class Serving:
 
     async def _end(self, *, ok: bool) -> None:
         if not self._ended:
+            self._ended = True  # from here on: who hangs up while the end is recorded has been served
             await self.job.on_end(self._told(), ok)
-        self._ended = True
 
     def _told(self) -> sse.Meter | None:
         return None if self._reply is None else self._reply.meter

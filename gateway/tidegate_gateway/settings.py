@@ -41,7 +41,7 @@ class Listen:
     """/admin/state, /admin/policy; null = none, 0 picks a free one."""
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
-    """/metrics alone, for Prometheus; null = only at the admin port, and at the HTTP port with client_metrics."""
+    """/metrics, /health and /ready where no client comes; null = at the admin port (metrics) and the HTTP port (all)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ class Dispatch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
     max_requests: int = 5000
-    """Calls that may wait here; the next is refused as saturated."""
+    """Calls that may wait here; the next that would have to is refused as saturated."""
     ttl_s: float = 60.0
     """Longest wait here of a call without a deadline; one with a deadline waits until that."""
 
@@ -310,6 +310,8 @@ def _problems(settings: Settings) -> list[str]:
         problems.append("dispatch.alpha must be from 0 to 1, or auto")
     if isinstance(settings.dispatch.cap, int) and settings.dispatch.cap < 1:
         problems.append("dispatch.cap must be at least 1, auto, or null for none")
+    if settings.queue.max_requests < 0:
+        problems.append("queue.maxRequests must be 0 (nothing waits) or more")
     if settings.dispatch.beta <= 0:
         problems.append("dispatch.beta must be greater than 0")
     if settings.store.url is not None and not settings.store.url.startswith(STORE_URLS):

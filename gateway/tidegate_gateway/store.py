@@ -1,9 +1,10 @@
 """What outlives a gateway, or is shared by several: workflows, backlogs, the active policy, tenants' counters.
 
 The only module that speaks to Valkey (or Redis). Each change is one atomic script from `lua/`; keys carry a schema version
-and one hash tag for each pool, so that they share a cluster slot, and everything has a time to live. Instants are the
-server's; gateways' clocks play no part. What is acknowledged is stored, but Valkey may lose acknowledged writes in a
-failover: clients are promised at-least-once with idempotency keys, not exactly-once. `records` is the contract.
+and one hash tag for each pool, so that they share a slot behind a proxy that shards (cluster mode itself is not spoken),
+and everything has a time to live. Instants are the server's; gateways' clocks play no part. What is acknowledged is stored,
+but Valkey may lose acknowledged writes in a failover: clients are promised at-least-once with idempotency keys, not
+exactly-once. `records` is the contract.
 """
 
 import asyncio
@@ -250,6 +251,10 @@ class Valkey:
             # A demoted primary: pooled connections would keep talking to it.
             await self._pool.disconnect(inuse_connections=False)
             raise records.Unavailable("the store is read-only here") from error
+        except exceptions.AskError as error:
+            raise records.Unavailable(
+                "the store answers in cluster mode, which is not spoken; name one without it"
+            ) from error
         except (exceptions.RedisError, OSError) as error:
             raise records.Unavailable(f"the store does not answer ({type(error).__name__})") from error
 

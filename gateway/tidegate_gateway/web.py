@@ -47,6 +47,16 @@ class Web:
             ]
         )
 
+    def probes(self) -> listener.Routes:
+        """What Kubernetes and Prometheus ask, for a port of their own that clients cannot fill."""
+        return listener.Routes(
+            [
+                listener.Route(method="GET", path="/metrics", handler=self.metrics),
+                listener.Route(method="GET", path="/health", handler=_health),
+                listener.Route(method="GET", path="/ready", handler=self._ready),
+            ]
+        )
+
     # Calls.
 
     async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -104,6 +114,9 @@ class Web:
         return listener.reply(await self._gateway.flows.get(workflow, tenant=_who(request)[0]))
 
     async def _list(self, request: web.BaseRequest) -> web.StreamResponse:
+        for name in request.query:
+            if name not in ("state", "limit") or len(request.query.getall(name)) > 1:
+                raise errors.BadRequest("a list takes state and limit, each once", param=name[:64])
         limit = wire.digits(request.query.get("limit", str(workflows.LISTED)))
         tenant, _ = _who(request)
         rows, more = await self._gateway.flows.listed(request.query.get("state"), limit or 0, tenant=tenant)
@@ -162,4 +175,5 @@ def _headers(ask: wire.Ask, serving: Serving) -> dict[str, str]:
 def _who(request: web.BaseRequest) -> tuple[str | None, str | None]:
     """The tenant and the Idempotency-Key that a request for workflows names."""
     headers = wire.headers_of(request.headers.items())
-    return wire.tenant(headers), headers.get("idempotency-key")
+    key = headers.get("idempotency-key")
+    return wire.tenant(headers), None if key is None else wire.text_of(key, "Idempotency-Key")

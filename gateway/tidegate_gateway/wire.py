@@ -270,11 +270,13 @@ def _header(headers: Headers, what: str) -> tuple[str, str] | None:
 
 def _text(headers: Headers, what: str) -> str | None:
     found = _header(headers, what)
-    if found is None:
-        return None
-    name, value = found
-    if not _TEXT.fullmatch(value):
-        raise BadRequest(f"{name} must be 1 to 256 printable ASCII characters", param=name)
+    return None if found is None else text_of(found[1], found[0])
+
+
+def text_of(value: object, param: str) -> str:
+    """A tenant's name or the like. Raises `BadRequest`."""
+    if not isinstance(value, str) or not _TEXT.fullmatch(value):
+        raise BadRequest(f"{param} must be 1 to 256 printable ASCII characters", param=param)
     return value
 
 

@@ -109,9 +109,13 @@ class Workflows:
         return self._membership(now, record, ask.stage, call, ask.model)
 
     async def ended(self, membership: Membership, *, ok: bool) -> None:
-        """Records the end of a call, well or not; if the store cannot now, it is recorded later."""
-        if not await self._record(membership.workflow, membership.call, ok=ok):
-            self._later(membership.workflow, membership.call, ok=ok)
+        """Records the end of a call, well or not; if the store cannot now, or nobody waits for it, it is recorded later."""
+        recorded = False
+        try:
+            recorded = await self._record(membership.workflow, membership.call, ok=ok)
+        finally:
+            if not recorded:
+                self._later(membership.workflow, membership.call, ok=ok)
 
     def cut(self, membership: Membership) -> None:
         """The client of a call went away; recorded soon."""

@@ -27,7 +27,7 @@ class Limits:
     """What the gateway may hold."""
 
     max_waiting: int = 5000
-    """Calls that may wait in the gateway; the next one is dropped as saturated."""
+    """Calls that may wait in the gateway; the next one that would have to is dropped as saturated."""
     ttl_s: float = 60.0
     """Seconds that a call without a deadline may wait in the gateway."""
 
@@ -148,11 +148,13 @@ class Dispatcher:
             return [self._drop(call, DropReason.DRAINING)]
         if not any(engine.state.accepting for engine in self._engines.values()):
             return [self._drop(call, DropReason.NO_ENGINES)]
-        if len(self._queue) >= self._limits.max_waiting:
-            return [self._drop(call, DropReason.SATURATED)]
         self._queue.push(self._ticket(call))
         self._hold(call, _Held(expiry_s=self._expiry_s(now, call)))
-        return self._pump(now)
+        actions = self._pump(now)
+        if len(self._queue) > self._limits.max_waiting and self._queue.remove(call.id) is not None:
+            del self._held[call.id]
+            actions.append(self._drop(call, DropReason.SATURATED))
+        return actions
 
     def on_progress(self, now: float, call_id: CallId, tokens: int) -> None:
         """The call's prompt is done and `tokens` tokens have come out: its charge shrinks to what is left."""

@@ -58,8 +58,10 @@ class TraceCall:
 
 _KEYS = {("class" if item.name == "slo_class" else item.name): item.name for item in fields(TraceCall)}
 _REQUIRED = ("id", "arrival_s", "prompt_tokens", "output_tokens")
+_TEXTS = ("id", "tenant", "slo_class", "workflow", "stage", "relquery", "session", "task_type", "text")
 _WHOLE = ("prompt_tokens", "output_tokens", "urgency")
 _NUMBERS = ("arrival_s", "ttft_slo_ms", "tpot_slo_ms", "deadline_s")
+_MOST = 1e9
 
 
 def read(path: Path) -> list[TraceCall]:
@@ -125,7 +127,7 @@ def _parsed(line: str, where: str) -> TraceCall:
     values = {_KEYS[key]: value for key, value in raw.items() if value is not None}
     _check(values, where)
     values["after"] = tuple(values.get("after", ()))
-    values["prefix"] = tuple((int(hash_id), int(tokens)) for hash_id, tokens in values.get("prefix", ()))
+    values["prefix"] = tuple((hash_id, tokens) for hash_id, tokens in values.get("prefix", ()))
     try:
         if "tool" in values:
             values["tool"] = Tool(**values["tool"])
@@ -135,14 +137,30 @@ def _parsed(line: str, where: str) -> TraceCall:
 
 
 def _check(values: Mapping[str, Any], where: str) -> None:
+    for name in _TEXTS:
+        if not isinstance(values.get(name, ""), str):
+            raise BadTrace(f"{where}: {name} must be a text, not {values[name]!r}")
     for name in _WHOLE:
         if name in values and (isinstance(values[name], bool) or not isinstance(values[name], int) or values[name] < 0):
             raise BadTrace(f"{where}: {name} must be a whole number, not {values[name]!r}")
     for name in _NUMBERS:
-        if name in values and (isinstance(values[name], bool) or not isinstance(values[name], int | float)):
-            raise BadTrace(f"{where}: {name} must be a number, not {values[name]!r}")
-    if values["prompt_tokens"] < 1 or values["output_tokens"] < 1 or values["arrival_s"] < 0:
-        raise BadTrace(f"{where}: token counts must be positive, arrival_s not negative")
+        if name in values and not _is_number(values[name]):
+            raise BadTrace(f"{where}: {name} must be a number from 0 to {_MOST:.0e}, not {values[name]!r}")
+    if not _is_list(values.get("after", []), str):
+        raise BadTrace(f"{where}: after must be a list of ids, not {values['after']!r}")
+    prefix = values.get("prefix", [])
+    if not _is_list(prefix, list) or not all(len(part) == 2 and _is_list(part, int) for part in prefix):
+        raise BadTrace(f"{where}: prefix must be a list of [hash id, tokens], whole numbers, not {prefix!r}")
+    if values["prompt_tokens"] < 1 or values["output_tokens"] < 1:
+        raise BadTrace(f"{where}: token counts must be positive")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST
+
+
+def _is_list(value: object, item: type) -> bool:
+    return isinstance(value, list) and all(isinstance(each, item) for each in value)
 
 
 def _written(call: TraceCall) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class Client:
     http: aiohttp.ClientSession
     url: str
     admin_url: str
+    probe_url: str
     grpc: str | None
     gateway: Gateway
 
@@ -104,6 +105,7 @@ def up(valkey_url: str) -> Up:
                 http=http,
                 url=f"http://{bound.http}",
                 admin_url=f"http://{bound.admin}",
+                probe_url=f"http://{bound.metrics}",
                 grpc=bound.grpc,
                 gateway=gateway,
             )

@@ -42,6 +42,7 @@ async def test_without_a_store_the_override_lives_here_and_lapses(up: Any, until
     async with up(store=False) as client:
         await put(client, {"policy": "edf", "for_s": 0.3})
         assert client.gateway.core.policy == "edf"
+        await until(lambda: (client.gateway.policy.left_s or 0) < 0.25)
         await until(lambda: client.gateway.core.policy == "urgency")
 
 

@@ -1,5 +1,6 @@
 """What a call may claim, and what a refused one gives back."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -82,3 +83,38 @@ async def test_a_refused_workflow_call_gives_its_tokens_back(up: Any) -> None:
             assert status == 404
         for expected in (200, 200, 429):
             assert (await client.ask("/v1/completions", **call, headers=small))[0] == expected
+
+
+async def test_who_hangs_up_while_the_end_is_recorded_has_been_served_and_pays_once(
+    up: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenants = [{"name": "small", "tokensPerMinute": 100_000}]
+    async with testing.engine(prompt_tokens=10, tokens=5) as engine, up(engine, tenants=tenants) as client:
+        kept, recording, settled = client.gateway.kept, asyncio.Event(), []
+        finish, spend = kept.finish, kept.spend
+
+        async def slow(*words: Any, **more: Any) -> None:
+            if not recording.is_set():
+                recording.set()
+                await asyncio.sleep(60)
+            await finish(*words, **more)
+
+        async def counted(tenant: str, tokens: int, per_minute: int, **more: Any) -> float:
+            settled.append(tokens)
+            return float(await spend(tenant, tokens, per_minute, **more))
+
+        monkeypatch.setattr(kept, "finish", slow)
+        monkeypatch.setattr(kept, "spend", counted)
+        body = {"id": "w", "deadline_ms": 60_000, "stages": [{"name": "a"}], "tenant": "small"}
+        await client.send("POST", "/v1/workflows", json=body)
+        headers = {"x-tidegate-tenant": "small", "x-tidegate-workflow": "w", "x-tidegate-stage": "a"}
+        asking = asyncio.create_task(client.ask(headers=headers))
+        await until(recording.is_set)
+        asking.cancel()
+
+        async def done() -> bool:
+            (stage,) = (await client.send("GET", "/v1/workflows/w", headers=headers))[1]["stages"]
+            return (stage["calls_running"], stage["calls_done"]) == (0, 1)
+
+        await until(done)
+        await until(lambda: sum(settled) == 15)

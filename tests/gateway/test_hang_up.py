@@ -85,8 +85,8 @@ async def test_a_client_that_does_not_read_any_kind_of_answer_is_cut(up: Any, un
     text = b"x" * 30_000_000
     event = b'data: {"choices":[{"text":"' + text[:1_000_000] + b'"}]}\n\n'
     garbage = event * 30 + b"data: [DONE]\n\n" if stream else b'{"choices":[{"text":"' + text + b'"}]}'
-    limits = {"write": 0.3, "connections": 1}
-    async with testing.engine(garbage=garbage) as engine, up(engine, limits=limits) as client:
+    limits, listen = {"write": 0.3, "connections": 1}, {"metricsPort": 0}
+    async with testing.engine(garbage=garbage) as engine, up(engine, limits=limits, listen=listen) as client:
         host, port = client.url.removeprefix("http://").split(":")
         with socket.socket() as slow:
             slow.setblocking(False)
@@ -103,6 +103,9 @@ async def test_a_client_that_does_not_read_any_kind_of_answer_is_cut(up: Any, un
                     return False
 
             assert not await room(), "the slow one has the only connection"
+            for path in ("/health", "/ready", "/metrics"):
+                async with client.http.get(client.probe_url + path) as probe:
+                    assert probe.status == 200, "probes have a port of their own"
             await until(room, within_s=20)
             await until(lambda: client.gateway.router.serving == 0)
 

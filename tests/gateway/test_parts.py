@@ -166,6 +166,7 @@ def test_every_drop_reason_has_its_row_and_its_sentence() -> None:
         ({"engines": [{}]}, "engines[0].url is required"),
         ({"engines": [{"url": "host:80"}]}, "must start with http"),
         ({"dispatch": {"cap": 0}}, "dispatch.cap must be at least 1"),
+        ({"queue": {"maxRequests": -1}}, "queue.maxRequests must be 0"),
         ({"dispatch": {"alpha": 2.0}}, "dispatch.alpha must be from 0 to 1"),
         ({"dispatch": {"rule": "magic"}}, "dispatch.rule must be one of"),
         ({"policy": {"name": "magic"}}, "policy.name must be one of"),

@@ -78,3 +78,30 @@ async def test_an_end_is_kept_until_the_store_has_said_that_it_has_it() -> None:
     kept.answers.set()
     await flows.flush()
     assert kept.ends == [("c", False)]
+
+
+async def test_an_end_that_nobody_waits_for_any_more_is_still_recorded_as_it_was() -> None:
+    kept = Notebook()
+    flows = over(kept)
+    ending = asyncio.create_task(flows.ended(member("served"), ok=True))
+    await asyncio.sleep(0)
+    ending.cancel()
+    await asyncio.wait([ending])
+    assert (flows.unrecorded, kept.ends) == (1, [])
+    kept.answers.set()
+    await flows.flush()
+    assert kept.ends == [("served", True)]
+
+
+async def test_a_store_in_cluster_mode_is_named_as_what_it_is() -> None:
+    async def moved(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            while await reader.read(65536):
+                writer.write(b"-MOVED 1 127.0.0.1:1\r\n")
+
+    async with await asyncio.start_server(moved, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        kept = store.Valkey(settings.Store(url=f"redis://127.0.0.1:{port}/0", pool="p"), gateway="g1")
+        with pytest.raises(records.Unavailable, match="cluster mode, which is not spoken"):
+            await kept.get("w")
+        await kept.close()

@@ -349,6 +349,17 @@ async def test_a_list_has_at_most_as_many_rows_as_it_may_and_says_whether_there_
         for limit in ("0", "1001", "-1", "two", ""):
             status, answer, _ = await client.send("GET", f"/v1/workflows?limit={limit}")
             assert (status, answer["error"]["param"]) == (400, "limit")
+        for query, param in (("status=running", "status"), ("limit=1&limit=2", "limit")):
+            status, answer, _ = await client.send("GET", f"/v1/workflows?{query}")
+            assert (status, answer["error"]["param"]) == (400, param)
+
+
+async def test_an_empty_idempotency_key_is_none_to_rely_on(up: Any) -> None:
+    async with up(seen=False) as client:
+        status, answer, _ = await client.send(
+            "POST", "/v1/workflows", json={"deadline_ms": 60_000}, headers={"idempotency-key": ""}
+        )
+        assert (status, answer["error"]["param"]) == (400, "Idempotency-Key")
 
 
 @pytest.mark.parametrize(
@@ -437,6 +448,7 @@ async def test_a_clients_own_id_exists_once(up: Any) -> None:
         pytest.param({"deadline_ms": 1000, "surprise": 1}, "surprise", id="unknown field"),
         pytest.param({"deadline_ms": 1000, "tenant": 7}, "tenant", id="tenant as number"),
         pytest.param({"deadline_ms": 1000, "tenant": []}, "tenant", id="tenant as list"),
+        pytest.param({"deadline_ms": 1000, "tenant": "ü"}, "tenant", id="tenant that no header can name"),
         pytest.param({"deadline_ms": 1000, "id": 0}, "id", id="id as number"),
         pytest.param({"deadline_ms": 1000, "id": []}, "id", id="id as list"),
         pytest.param({"deadline_ms": 1000, "id": {}}, "id", id="id as object"),

@@ -106,6 +106,15 @@ def test_a_full_queue_is_saturated_and_says_when_to_come_back() -> None:
     assert drop.retry_after_s == pytest.approx(FAST.backlog_seconds(FAST.charge(call("a", output=500))))
 
 
+def test_where_nothing_may_wait_an_engine_with_room_still_gets_calls() -> None:
+    gate = dispatcher(cap=1, engines=1, max_waiting=0)
+    assert sent(gate.on_arrival(0.0, call("a"))) == ["a"]
+    assert dropped(gate.on_arrival(0.0, call("b"))) == [DropReason.SATURATED]
+    assert (gate.waiting, gate.next_expiry_s()) == (0, None)
+    assert sent(gate.on_finish(1.0, CallId("a"))) == []
+    assert sent(gate.on_arrival(1.0, call("c"))) == ["c"]
+
+
 def test_a_call_that_waited_too_long_expires() -> None:
     gate = dispatcher(cap=1, engines=1, ttl_s=10.0)
     gate.on_arrival(0.0, call("out"))

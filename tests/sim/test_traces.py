@@ -45,7 +45,17 @@ def test_what_is_written_is_read_back(tmp_path):
         pytest.param(
             '{"id": "a", "arrival_s": 0, "prompt_tokens": "9", "output_tokens": 1}', "whole number", id="type"
         ),
-        pytest.param('{"id": "a", "arrival_s": -1, "prompt_tokens": 9, "output_tokens": 1}', "not negative", id="past"),
+        pytest.param('{"id": "a", "arrival_s": -1, "prompt_tokens": 9, "output_tokens": 1}', "from 0", id="past"),
+        pytest.param('{"id": "a", "arrival_s": NaN, "prompt_tokens": 9, "output_tokens": 1}', "number", id="no number"),
+        pytest.param('{"id": 5, "arrival_s": 0, "prompt_tokens": 9, "output_tokens": 1}', "id must be a text", id="id"),
+        pytest.param(
+            '{"id": "a", "arrival_s": 0, "prompt_tokens": 9, "output_tokens": 1, "prefix": [["h", 1]]}',
+            "prefix must be a list",
+            id="prefix",
+        ),
+        pytest.param(
+            '{"id": "a", "arrival_s": 0, "prompt_tokens": 9, "output_tokens": 1, "after": 7}', "list of ids", id="ids"
+        ),
         pytest.param('{"id": "a", "arrival_s": 0, "prompt_tokens": 0, "output_tokens": 1}', "positive", id="empty"),
         pytest.param(
             '{"id": "a", "arrival_s": 0, "prompt_tokens": 9, "output_tokens": 1, "x": 1}', "'x'", id="unknown"
