@@ -178,11 +178,9 @@ def _failing(log: pathlib.Path) -> Iterator[None]:
 async def _end(child: Child) -> None:
     with contextlib.suppress(ProcessLookupError):
         child.process.terminate()
-    try:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(child.stop_s):
             await child.process.wait()
-    except TimeoutError:
-        pass
     _kill_group(child)
     await child.process.wait()
 

@@ -41,8 +41,7 @@ class Web:
                 route(method="DELETE", path="/v1/workflows/{workflow}", handler=self._cancel),
                 route(method="POST", path="/v1/workflows/{workflow}/complete", handler=self._complete),
                 route(method="POST", path="/v1/workflows/{workflow}/stages/{stage}/complete", handler=self._stage),
-                route(method="GET", path="/health", handler=_health),
-                route(method="GET", path="/ready", handler=self._ready),
+                *self._health_routes(),
                 *views,
             ]
         )
@@ -52,10 +51,15 @@ class Web:
         return listener.Routes(
             [
                 listener.Route(method="GET", path="/metrics", handler=self.metrics),
-                listener.Route(method="GET", path="/health", handler=_health),
-                listener.Route(method="GET", path="/ready", handler=self._ready),
+                *self._health_routes(),
             ]
         )
+
+    def _health_routes(self) -> list[listener.Route]:
+        return [
+            listener.Route(method="GET", path="/health", handler=_health),
+            listener.Route(method="GET", path="/ready", handler=self._ready),
+        ]
 
     # Calls.
 

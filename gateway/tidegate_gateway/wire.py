@@ -274,7 +274,7 @@ def _text(headers: Headers, what: str) -> str | None:
 
 
 def text_of(value: object, param: str) -> str:
-    """A tenant's name or the like. Raises `BadRequest`."""
+    """A tenant's name, an Idempotency-Key or the like. Raises `BadRequest`."""
     if not isinstance(value, str) or not _TEXT.fullmatch(value):
         raise BadRequest(f"{param} must be 1 to 256 printable ASCII characters", param=param)
     return value

@@ -256,8 +256,7 @@ def once(
     """What a tenant's Idempotency-Key stands for. Raises `BadRequest`."""
     if key is None or key == "":
         return None
-    if len(key) > 256 or not key.isascii() or not key.isprintable():
-        raise BadRequest("Idempotency-Key must be at most 256 printable ASCII characters", param="Idempotency-Key")
+    wire.text_of(key, "Idempotency-Key")
     printed = hashlib.sha256(orjson.dumps(dict(body or {}), option=orjson.OPT_SORT_KEYS)).hexdigest()
     return records.Idempotency(key=key, scope=f"{operation}\n{tenant or ''}", print=printed)
 

@@ -148,13 +148,11 @@ class Dispatcher:
             return [self._drop(call, DropReason.DRAINING)]
         if not any(engine.state.accepting for engine in self._engines.values()):
             return [self._drop(call, DropReason.NO_ENGINES)]
+        if len(self._queue) >= self._limits.max_waiting and not any(map(_has_room, self._engines.values())):
+            return [self._drop(call, DropReason.SATURATED)]
         self._queue.push(self._ticket(call))
         self._hold(call, _Held(expiry_s=self._expiry_s(now, call)))
-        actions = self._pump(now)
-        if len(self._queue) > self._limits.max_waiting and self._queue.remove(call.id) is not None:
-            del self._held[call.id]
-            actions.append(self._drop(call, DropReason.SATURATED))
-        return actions
+        return self._pump(now)
 
     def on_progress(self, now: float, call_id: CallId, tokens: int) -> None:
         """The call's prompt is done and `tokens` tokens have come out: its charge shrinks to what is left."""

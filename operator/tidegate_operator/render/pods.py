@@ -18,8 +18,8 @@ class Image:
     """What a container runs, and how the node gets it."""
 
     name: str
-    pull_policy: str = "IfNotPresent"
-    pull_secrets: tuple[str, ...] = ()
+    pull_policy: str
+    pull_secrets: tuple[str, ...]
     """Names of Secrets in the pool's namespace."""
 
 
