@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from tidegate_cli.errors import Failed, Usage
-from tidegate_policy import duration, orders
+from tidegate_policy import duration, policies
 
 ADMIN = "http://127.0.0.1:8001"
 CARRIED_S = 15.0
@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="get|set")
     getting = verbs.add_parser("get", help="the active policy and why")
     setting = verbs.add_parser("set", help="hold a policy until the override expires")
-    setting.add_argument("name", help=f"one of {', '.join(sorted(orders.ORDERS))}, or auto to hand back to the rules")
+    setting.add_argument(
+        "name", help=f"one of {', '.join(sorted(policies.POLICIES))}, or auto to hand back to the rules"
+    )
     setting.add_argument("--for", dest="duration", metavar="TIME", help="how long: 90s, 10m (the default), 2h")
     for verb in (getting, setting):
         _add_common(verb, admin=argparse.SUPPRESS, as_json=argparse.SUPPRESS)
@@ -43,8 +45,8 @@ def _add_common(parser: argparse.ArgumentParser, *, admin: str, as_json: str | b
 def run(options: argparse.Namespace) -> int:
     body: dict[str, Any] | None = None
     if options.verb == "set":
-        if options.name not in {*orders.ORDERS, "auto"}:
-            raise Usage(f"unknown policy {options.name!r}; known are auto, {', '.join(sorted(orders.ORDERS))}")
+        if options.name not in {*policies.POLICIES, "auto"}:
+            raise Usage(f"unknown policy {options.name!r}; known are auto, {', '.join(sorted(policies.POLICIES))}")
         body = {"policy": None if options.name == "auto" else options.name}
         if options.duration is not None:
             body["for_s"] = _held_s(options.duration)

@@ -26,7 +26,7 @@ import yaml
 from tidegate_cli import engines, processes, valkey, welcome
 from tidegate_cli.errors import Failed, Usage
 from tidegate_operator import gateway_admin, steering
-from tidegate_policy import orders
+from tidegate_policy import policies
 from tidegate_policy.steer import guards
 
 ENGINE_START_S = {engines.Simulated: 30.0, engines.Vllm: 600.0, engines.Running: 10.0}
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sim:PROFILE,... (simulated), vllm[:N] (real vLLM), or http://HOST:PORT,... (default: %(default)s)",
     )
     parser.add_argument(
-        "--policy", default="auto", help="auto, or an order to hold: " + ", ".join(sorted(orders.ORDERS))
+        "--policy", default="auto", help="auto, or an order to hold: " + ", ".join(sorted(policies.POLICIES))
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="HTTP (default: %(default)s)")
@@ -72,8 +72,8 @@ class Started:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.policy not in {"auto", *orders.ORDERS}:
-        raise Usage(f"unknown policy {options.policy!r}; known are auto, {', '.join(sorted(orders.ORDERS))}")
+    if options.policy not in {"auto", *policies.POLICIES}:
+        raise Usage(f"unknown policy {options.policy!r}; known are auto, {', '.join(sorted(policies.POLICIES))}")
     if not 0.01 <= options.sim_speed <= 1000:
         raise Usage("--sim-speed must be between 0.01 and 1000")
     wanted = engines.parse(options.engines, speed=options.sim_speed)
@@ -244,7 +244,7 @@ async def _keep(family: processes.Family) -> None:
 
 async def _steer(options: argparse.Namespace, controls: list[str]) -> None:
     settings = steering.Settings(
-        allow=tuple(sorted(orders.ORDERS)),
+        allow=tuple(sorted(policies.POLICIES)),
         interval_s=INTERVAL_S,
         guards=guards.GuardSettings(dwell_s=3 * INTERVAL_S),
     )

@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tidegate_engine import governor
-from tidegate_policy import orders, qos
+from tidegate_policy import policies, qos
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 MAX_WATCHES = 16
@@ -43,7 +43,7 @@ class Control(control_pb2_grpc.EngineControlServicer):
     ) -> control_pb2.SetPolicyResponse:
         try:
             switched = self._governed.set_policy(request.policy, request.reason)
-        except orders.UnknownOrder as error:
+        except policies.UnknownPolicy as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except governor.NotGoverned as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))

@@ -71,7 +71,7 @@ class Governor(Protocol):
     """Every method may be called from any thread, also while the engine is idle, and has effect when it returns."""
 
     def set_policy(self, name: str, reason: str) -> Switched:
-        """Raises `orders.UnknownOrder`, or `NotGoverned`."""
+        """Raises `policies.UnknownPolicy`, or `NotGoverned`."""
 
     def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> Controls:
         """Sets those that are not None and returns all, as they are in force. Raises `NotGoverned`."""

@@ -11,8 +11,8 @@ from vllm.v1.request import Request
 
 from tidegate_engine import labels
 from tidegate_policy.cost import CostModel
-from tidegate_policy.orders import Order, Ticket
-from tidegate_policy.waiting import WaitingQueue
+from tidegate_policy.policies import Policy, QueuedRequest
+from tidegate_policy.waiting_queue import WaitingQueue
 
 
 class Desk:
@@ -20,9 +20,9 @@ class Desk:
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
-        self._tickets: dict[str, Ticket] = {}
+        self._tickets: dict[str, QueuedRequest] = {}
 
-    def admit(self, now: float, request: Request) -> Ticket:
+    def admit(self, now: float, request: Request) -> QueuedRequest:
         ticket = labels.ticket(now, request, self._cost)
         self._tickets[ticket.call.id] = ticket
         return ticket
@@ -34,19 +34,19 @@ class Desk:
     def dismiss(self, request: Request) -> None:
         self._tickets.pop(request.request_id, None)
 
-    def of(self, request: Request) -> Ticket:
+    def of(self, request: Request) -> QueuedRequest:
         return self._tickets[request.request_id]
 
 
 class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM ships no types that mypy can follow
     """Requests in the order of a policy that can be switched while they wait."""
 
-    def __init__(self, order: Order, desk: Desk) -> None:
+    def __init__(self, order: Policy, desk: Desk) -> None:
         self._queue = WaitingQueue(order)
         self._desk = desk
         self._requests: dict[str, Request] = {}
 
-    def switch(self, order: Order) -> int:
+    def switch(self, order: Policy) -> int:
         """Re-orders everybody in place; returns how many wait."""
         self._queue.switch(order)
         return len(self._queue)

@@ -23,7 +23,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from tidegate_engine import governor, meters, request_queue
-from tidegate_policy import orders
+from tidegate_policy import policies
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import CallId
 from tidegate_policy.qos import Qos
@@ -53,7 +53,7 @@ class Governed(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types
         self._clock = clock
         self._meter = meter
         self._desk = request_queue.Desk(cost)
-        order = orders.named(policy)
+        order = policies.named(policy)
         self._queues = tuple(request_queue.OrderedQueue(order, self._desk) for _ in range(2))
         self.waiting, self.kv_holding_waiting = self._queues
         self._own_limits: tuple[int, int] = (self.max_num_active_reqs, self.max_num_scheduled_tokens)
@@ -116,7 +116,7 @@ class Governed(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types
     # What `control` calls (`governor.Governor`).
 
     def set_policy(self, name: str, reason: str) -> governor.Switched:
-        order = orders.named(name)
+        order = policies.named(name)
         with self._lock:
             previous = self._order.name
             reordered = sum(queue.switch(order) for queue in self._queues)
@@ -178,7 +178,7 @@ class Governed(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types
 
     # The machinery.
 
-    def _apply(self, order: orders.Order, reason: str) -> None:
+    def _apply(self, order: policies.Policy, reason: str) -> None:
         self._order = order
         self._reason = reason[: governor.KEPT_REASON]
         self._since_s = self._clock()

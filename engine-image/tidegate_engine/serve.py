@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 
 from tidegate_engine import plugin, settings
-from tidegate_policy import orders
+from tidegate_policy import policies
 
 DRAIN_S = 30
 """Seconds that running requests get at SIGTERM; vLLM's own default, 0, aborts them."""
@@ -54,7 +54,9 @@ def parse(argv: Sequence[str]) -> tuple[settings.Settings, list[str]]:
     parser.add_argument(
         "--control", default=defaults.control_address, metavar="HOST:PORT", help="EngineControl's address"
     )
-    parser.add_argument("--policy", default=defaults.policy, choices=sorted(orders.ORDERS), help="the order at start")
+    parser.add_argument(
+        "--policy", default=defaults.policy, choices=sorted(policies.POLICIES), help="the order at start"
+    )
     parser.add_argument("--profile", default=defaults.profile, metavar="NAME|FILE", help="cost profile of this engine")
     ours, rest = parser.parse_known_args(argv)
     try:

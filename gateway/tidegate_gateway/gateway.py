@@ -33,7 +33,7 @@ from tidegate_gateway import (
 from tidegate_gateway.errors import BadRequest
 from tidegate_gateway.router import Router
 from tidegate_gateway.serving import Serving
-from tidegate_policy import choose, dispatcher, orders
+from tidegate_policy import choose, dispatcher, policies
 from tidegate_policy.model import EngineId, WorkflowId
 
 logger = logging.getLogger("tidegate.gateway")
@@ -130,8 +130,8 @@ class Gateway:
 
         Raises `GatewayError`.
         """
-        if name is not None and name not in orders.ORDERS:
-            known = ", ".join(sorted(orders.ORDERS))
+        if name is not None and name not in policies.POLICIES:
+            known = ", ".join(sorted(policies.POLICIES))
             raise BadRequest(f"policy {name[:64]!r} is unknown; known are {known}", param="policy")
         if kind == "override":
             for_s = DEFAULT_OVERRIDE_S if for_s is None else for_s
@@ -161,7 +161,7 @@ class Gateway:
             active = _active("steered", learned.steered)
         else:
             active = ActivePolicy(name=self.told.policy.name, source="settings", reason="the settings")
-        if active.name not in orders.ORDERS:
+        if active.name not in policies.POLICIES:
             logger.error("policy %r is unknown here (a newer version set it?); %s stays", active.name, self.core.policy)
             return
         before, self.policy = self.core.policy, active

@@ -15,7 +15,7 @@ import yaml
 
 from tidegate_gateway import decode
 from tidegate_gateway.decode import BadSettings
-from tidegate_policy import budget, choose, orders
+from tidegate_policy import budget, choose, policies
 from tidegate_policy.model import DEFAULT_URGENCY, StageState
 
 STORE_URLS = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://")
@@ -300,8 +300,10 @@ def _checked(settings: Settings) -> Settings:
 
 def _problems(settings: Settings) -> list[str]:
     problems = []
-    if settings.policy.name not in orders.ORDERS:
-        problems.append(f"policy.name must be one of {', '.join(sorted(orders.ORDERS))}, not {settings.policy.name!r}")
+    if settings.policy.name not in policies.POLICIES:
+        problems.append(
+            f"policy.name must be one of {', '.join(sorted(policies.POLICIES))}, not {settings.policy.name!r}"
+        )
     if settings.dispatch.rule not in choose.RULES:
         problems.append(
             f"dispatch.rule must be one of {', '.join(sorted(choose.RULES))}, not {settings.dispatch.rule!r}"

@@ -20,7 +20,7 @@ from kubernetes.aio import client, config
 import tidegate_profiles
 from tidegate_operator import control, gateway_admin, handlers, health, reconcile, render, spec, steer_pool
 from tidegate_operator.cluster import api_server, lease
-from tidegate_policy import orders
+from tidegate_policy import policies
 
 log = logging.getLogger("tidegate_operator")
 
@@ -93,7 +93,7 @@ async def _act(options: argparse.Namespace, server: api_server.ApiServer, sessio
             pull_policy=options.image_pull_policy,
             pull_secrets=tuple(options.image_pull_secret),
         ),
-        known=spec.Known(policies=frozenset(orders.ORDERS), profiles=frozenset(tidegate_profiles.names())),
+        known=spec.Known(policies=frozenset(policies.POLICIES), profiles=frozenset(tidegate_profiles.names())),
         operator_namespace=options.operator_namespace,
     )
     steering = steer_pool.Steering(

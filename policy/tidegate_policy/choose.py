@@ -44,7 +44,7 @@ class UnknownRule(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class RoutingContext:
     """Everything that a rule may look at."""
 
     now: float
@@ -67,7 +67,7 @@ class Question:
         return None if self.call.due_s is None else self.call.due_s - self.now - self.finish_s(engine)
 
 
-def choose(question: Question) -> Decision:
+def choose(question: RoutingContext) -> Decision:
     """Names the engine for the call. Raises `UnknownRule`."""
     try:
         rule = RULES[question.dispatch.rule]
@@ -88,7 +88,7 @@ def choose(question: Question) -> Decision:
 Scores = dict[EngineId, float]
 
 
-def _score(question: Question) -> tuple[EngineView, Scores]:
+def _score(question: RoutingContext) -> tuple[EngineView, Scores]:
     """HexGen eq 4, `(1 - alpha) * beta / t_queue - alpha * t_comp`, highest wins.
 
     Idle engines come before busy ones while alpha < 1 and are ranked by `t_comp`; at alpha = 1 the queue term is gone.
@@ -107,12 +107,12 @@ def _score(question: Question) -> tuple[EngineView, Scores]:
     return max(ranked, key=lambda row: row[:3])[3], scores
 
 
-def _in_time(question: Question) -> Sequence[EngineView]:
+def _in_time(question: RoutingContext) -> Sequence[EngineView]:
     slacks = [(engine, question.slack_s(engine)) for engine in question.engines]
     return [engine for engine, slack_s in slacks if slack_s is not None and slack_s >= 0] or question.engines
 
 
-def _least_delay(question: Question) -> tuple[EngineView, Scores]:
+def _least_delay(question: RoutingContext) -> tuple[EngineView, Scores]:
     """The engine on which the call adds the least latency in all: its own time there, plus the delay that its prefill and
     its share of each decode step do to every call already on the engine.
 
@@ -128,25 +128,25 @@ def _least_delay(question: Question) -> tuple[EngineView, Scores]:
     return engines[max(scores, key=lambda name: scores[name])], scores
 
 
-def _round_robin(question: Question) -> tuple[EngineView, Scores]:
+def _round_robin(question: RoutingContext) -> tuple[EngineView, Scores]:
     """Each engine in turn, whatever it is."""
     return question.engines[question.turn % len(question.engines)], {}
 
 
-def _least_requests(question: Question) -> tuple[EngineView, Scores]:
+def _least_requests(question: RoutingContext) -> tuple[EngineView, Scores]:
     """The engine with the fewest calls; ties rotate. What gateways do today."""
     start = question.turn % len(question.engines)
     rotated = [*question.engines[start:], *question.engines[:start]]
     return min(rotated, key=lambda engine: engine.backlog.calls), {}
 
 
-def _power_of_two(question: Question) -> tuple[EngineView, Scores]:
+def _power_of_two(question: RoutingContext) -> tuple[EngineView, Scores]:
     """Two at random, the one with fewer calls (Mitzenmacher)."""
     pair = question.rng.sample(question.engines, min(2, len(question.engines)))
     return min(pair, key=lambda engine: engine.backlog.calls), {}
 
 
-RULES: dict[str, Callable[[Question], tuple[EngineView, Scores]]] = {
+RULES: dict[str, Callable[[RoutingContext], tuple[EngineView, Scores]]] = {
     "score": _score,
     "least-delay": _least_delay,
     "round-robin": _round_robin,

@@ -13,10 +13,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tidegate_policy import choose, orders
+from tidegate_policy import choose, policies
 from tidegate_policy.cost import CostModel, mean_call_seconds
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, Decision, DropReason, EngineId
-from tidegate_policy.waiting import WaitingQueue
+from tidegate_policy.waiting_queue import WaitingQueue
 
 SLACK_EXPIRIES = 64
 """Entries of calls that no longer wait, tolerated beyond one for each that does."""
@@ -96,7 +96,7 @@ class Dispatcher:
     """Calls in, `Send` and `Drop` out. Not thread-safe; every method is O(engines + log waiting) for each call moved."""
 
     def __init__(self, *, policy: str, dispatch: choose.Dispatch, limits: Limits, rng: random.Random) -> None:
-        self._queue = WaitingQueue(orders.named(policy))
+        self._queue = WaitingQueue(policies.named(policy))
         self._held: dict[CallId, _Held] = {}
         self._expiries: list[tuple[float, CallId]] = []
         """A heap of (expiry, call); entries of calls that no longer wait are skipped, and swept out when they are many."""
@@ -112,7 +112,7 @@ class Dispatcher:
 
     @property
     def policy(self) -> str:
-        return self._queue.order.name
+        return self._queue.policy.name
 
     @property
     def waiting(self) -> int:
@@ -202,8 +202,8 @@ class Dispatcher:
         return self._pump(now)
 
     def on_policy(self, policy: str) -> int:
-        """Switches the order of those who wait here; returns how many there are. Raises `orders.UnknownOrder`."""
-        self._queue.switch(orders.named(policy))
+        """Switches the order of those who wait here; returns how many there are. Raises `policies.UnknownPolicy`."""
+        self._queue.switch(policies.named(policy))
         return len(self._queue)
 
     def on_tick(self, now: float) -> list[Action]:
@@ -222,7 +222,7 @@ class Dispatcher:
     def _pump(self, now: float) -> list[Action]:
         """Sends from the head of the queue for as long as some engine has room for it."""
         actions: list[Action] = []
-        aside: list[orders.Ticket] = []
+        aside: list[policies.QueuedRequest] = []
         while self._queue:
             rooms = [engine for engine in self._engines.values() if _has_room(engine)]
             if not rooms:
@@ -246,7 +246,7 @@ class Dispatcher:
             choose.EngineView(id=engine.state.id, cost=engine.state.cost, backlog=engine.own + engine.state.others)
             for engine in engines
         ]
-        question = choose.Question(
+        question = choose.RoutingContext(
             now=now, call=call, engines=views, dispatch=self.dispatch, turn=self._turn, rng=self._rng
         )
         decision = choose.choose(question)
@@ -270,9 +270,9 @@ class Dispatcher:
             engine.own += left - out.charge
         out.charge = left
 
-    def _ticket(self, call: Call) -> orders.Ticket:
+    def _ticket(self, call: Call) -> policies.QueuedRequest:
         models = [engine.state.cost for engine in self._engines.values()]
-        return orders.Ticket(call=call, service_s=mean_call_seconds(models, call) if models else 0.0)
+        return policies.QueuedRequest(call=call, service_s=mean_call_seconds(models, call) if models else 0.0)
 
     def _willing(self, held: _Held) -> bool:
         return any(engine.state.accepting and engine.state.id not in held.avoid for engine in self._engines.values())

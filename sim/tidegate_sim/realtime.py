@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from tidegate_policy import orders, qos, window
+from tidegate_policy import policies, qos, window
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import Call, CallId
-from tidegate_policy.waiting import WaitingQueue
+from tidegate_policy.waiting_queue import WaitingQueue
 
 BEHIND_S = 0.5
 """A loop that is later than this (a stopped process) does not try to catch up."""
@@ -41,7 +41,7 @@ class RealtimeEngine:
         self.max_running = cost.max_batch
         self.max_step_tokens = cost.max_step_tokens
         self.busy_s = 0.0
-        self._queue = WaitingQueue(orders.named(policy))
+        self._queue = WaitingQueue(policies.named(policy))
         self._sequences: dict[CallId, _Sequence] = {}
         self._running: list[_Sequence] = []
         self._work = asyncio.Event()
@@ -49,7 +49,7 @@ class RealtimeEngine:
 
     @property
     def policy(self) -> str:
-        return self._queue.order.name
+        return self._queue.policy.name
 
     @property
     def running(self) -> int:
@@ -68,8 +68,8 @@ class RealtimeEngine:
         return [ticket.call.id for ticket, _ in zip(self._queue, range(limit), strict=False)]
 
     def set_policy(self, policy: str) -> int:
-        """Re-orders those who wait; returns how many. Raises `orders.UnknownOrder`."""
-        self._queue.switch(orders.named(policy))
+        """Re-orders those who wait; returns how many. Raises `policies.UnknownPolicy`."""
+        self._queue.switch(policies.named(policy))
         return len(self._queue)
 
     def record(self) -> window.Recorder:
@@ -119,7 +119,7 @@ class RealtimeEngine:
 
     def _enter(self, sequence: _Sequence) -> None:
         service_s = self.cost.call_seconds(sequence.call)
-        self._queue.push(orders.Ticket(call=sequence.call, service_s=service_s))
+        self._queue.push(policies.QueuedRequest(call=sequence.call, service_s=service_s))
         self._sequences[sequence.call.id] = sequence
         for recorder in self._recorders:
             recorder.on_arrival(sequence.call, service_s)

@@ -13,7 +13,7 @@ from aiohttp import web
 
 import tidegate_profiles
 from tidegate_engine import control
-from tidegate_policy import cost, orders
+from tidegate_policy import cost, policies
 from tidegate_sim import govern, realtime, wire
 
 SLOWEST, FASTEST = 0.01, 1000.0
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="HTTP port")
     parser.add_argument("--control", default="127.0.0.1:9010", metavar="HOST:PORT", help="EngineControl's address")
-    parser.add_argument("--policy", default="fcfs", choices=sorted(orders.ORDERS), help="the order at start")
+    parser.add_argument("--policy", default="fcfs", choices=sorted(policies.POLICIES), help="the order at start")
     parser.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="run X times as fast as the profile")
     parser.add_argument(
         "--shutdown-timeout",

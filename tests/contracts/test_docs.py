@@ -4,7 +4,7 @@ import pathlib
 import re
 
 from tidegate_gateway import errors
-from tidegate_policy import orders
+from tidegate_policy import policies
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
@@ -16,7 +16,7 @@ def test_every_refusal_is_documented_with_its_status() -> None:
 
 def test_every_policy_has_its_page() -> None:
     pages = {page.stem for page in (DOCS / "policies").glob("*.md")} - {"README"}
-    assert pages == set(orders.ORDERS)
+    assert pages == set(policies.POLICIES)
 
 
 def test_every_file_that_the_architecture_names_exists() -> None:

@@ -11,7 +11,7 @@ from vllm.v1.request import RequestStatus
 
 from tidegate_engine import meters
 from tidegate_engine.scheduler import TidegateAsyncScheduler, TidegateScheduler
-from tidegate_policy import orders
+from tidegate_policy import policies
 from tidegate_policy.cost import CostModel
 from tidegate_sim import engine
 
@@ -85,7 +85,7 @@ def test_calls_start_in_the_order_of_the_policy(policy, order):
     assert driven.starts() == order
 
 
-@pytest.mark.parametrize("policy", sorted(orders.ORDERS))
+@pytest.mark.parametrize("policy", sorted(policies.POLICIES))
 def test_a_switch_re_orders_those_who_wait_and_loses_none(policy):
     driven = Driven()
     waiting_calls(driven)
@@ -101,7 +101,7 @@ def test_a_switch_re_orders_those_who_wait_and_loses_none(policy):
 
 def test_an_unknown_policy_changes_nothing():
     driven = Driven(policy="sjf")
-    with pytest.raises(orders.UnknownOrder):
+    with pytest.raises(policies.UnknownPolicy):
         driven.scheduler.set_policy("fastest", "")
     assert driven.scheduler.state().policy == "sjf"
 

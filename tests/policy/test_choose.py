@@ -18,7 +18,7 @@ def view(name: str, model: cost.CostModel, calls: int = 0, cached: int = 0) -> c
 
 
 def pick(*engines: choose.EngineView, call: Call = CALL, turn: int = 0, seed: int = 0, **dispatch: object) -> str:
-    question = choose.Question(
+    question = choose.RoutingContext(
         now=0.0,
         call=call,
         engines=engines,
@@ -57,7 +57,7 @@ def test_an_engine_that_can_meet_the_deadline_is_never_passed_over_for_one_that_
 
 def test_the_decision_says_what_was_known() -> None:
     call = Call(id=CallId("c"), arrival_s=0.0, prompt_tokens=1000, output_predicted=100, due_s=10.0)
-    question = choose.Question(
+    question = choose.RoutingContext(
         now=1.0, call=call, engines=[view("e", FAST)], dispatch=choose.Dispatch(), turn=0, rng=random.Random(0)
     )
     decision = choose.choose(question)

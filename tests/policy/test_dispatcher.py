@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tidegate_policy import choose, cost, orders
+from tidegate_policy import choose, cost, policies
 from tidegate_policy.dispatcher import Action, Dispatcher, Drop, EngineState, Limits, Send
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, DropReason, EngineId
 
@@ -277,7 +277,7 @@ class Life(RuleBasedStateMachine):
     def lose_engine(self, index: int) -> None:
         self.carry_out(self.gate.on_engine_gone(self.now, EngineId(f"e{index}")))
 
-    @rule(policy=st.sampled_from(sorted(orders.ORDERS)))
+    @rule(policy=st.sampled_from(sorted(policies.POLICIES)))
     def switch(self, policy: str) -> None:
         self.gate.on_policy(policy)
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate_policy import orders
+from tidegate_policy import policies
 from tidegate_policy.qos import Histogram, Qos, Tally
 from tidegate_policy.steer import guards, rules
 
-ALLOW = frozenset(orders.ORDERS)
+ALLOW = frozenset(policies.POLICIES)
 THRESHOLDS = rules.Thresholds()
 CAREFUL = guards.GuardSettings()
 

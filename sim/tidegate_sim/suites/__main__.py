@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tidegate_policy import choose, orders
+from tidegate_policy import choose, policies
 from tidegate_sim import pools, traces
 
 SUITES = ("text2sql",)
@@ -83,8 +83,10 @@ def _positive(text: str) -> int:
 def _policies(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     for name in names:
-        if name not in orders.ORDERS:
-            raise argparse.ArgumentTypeError(f"unknown policy {name!r}; known are {', '.join(sorted(orders.ORDERS))}")
+        if name not in policies.POLICIES:
+            raise argparse.ArgumentTypeError(
+                f"unknown policy {name!r}; known are {', '.join(sorted(policies.POLICIES))}"
+            )
     return names
 
 

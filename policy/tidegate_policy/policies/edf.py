@@ -1,6 +1,6 @@
 """Earliest deadline first: right while the load is feasible, prone to cascades of misses when it is not."""
 
-from tidegate_policy.orders.contract import Key, OneLane, Ticket
+from tidegate_policy.policies.contract import Key, OneLane, QueuedRequest
 
 
 class Edf(OneLane):
@@ -8,5 +8,5 @@ class Edf(OneLane):
 
     name = "edf"
 
-    def key(self, ticket: Ticket) -> Key:
+    def key(self, ticket: QueuedRequest) -> Key:
         return (ticket.call.due_or_patience_s,)

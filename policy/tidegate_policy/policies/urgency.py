@@ -4,7 +4,7 @@ The paper's urgency `U = t_comp - (t_slo - waited)` (eq 6) grows at the same rat
 with the highest U (eq 7) is at every instant the one with the smallest latest start, `due - t_comp`, which is constant.
 """
 
-from tidegate_policy.orders.contract import Key, OneLane, Ticket
+from tidegate_policy.policies.contract import Key, OneLane, QueuedRequest
 
 
 class Urgency(OneLane):
@@ -12,5 +12,5 @@ class Urgency(OneLane):
 
     name = "urgency"
 
-    def key(self, ticket: Ticket) -> Key:
+    def key(self, ticket: QueuedRequest) -> Key:
         return (ticket.call.due_or_patience_s - ticket.service_s,)

@@ -9,7 +9,7 @@ slow lane is never starved and no randomness is needed.
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from tidegate_policy.orders.contract import Gate, Key, Ticket
+from tidegate_policy.policies.contract import Gate, Key, QueuedRequest
 
 FAST, SLOW = 0, 1
 
@@ -45,10 +45,10 @@ class TwoLane:
     fast_share: float = 0.75
     """Share of the turns that the fast lane gets while both lanes wait; in (0, 1)."""
 
-    def lane(self, ticket: Ticket) -> int:
+    def lane(self, ticket: QueuedRequest) -> int:
         return FAST if ticket.service_s <= self.threshold_s else SLOW
 
-    def key(self, ticket: Ticket) -> Key:
+    def key(self, ticket: QueuedRequest) -> Key:
         return (ticket.call.due_or_patience_s - ticket.service_s,)
 
     def gate(self) -> Gate:

@@ -4,7 +4,7 @@ The tenant's entitlement has bounded the level before it gets here (the gateway'
 the rest; that is what strict means, and why this is not a default.
 """
 
-from tidegate_policy.orders.contract import Key, OneLane, Ticket
+from tidegate_policy.policies.contract import Key, OneLane, QueuedRequest
 
 
 class Priority(OneLane):
@@ -12,5 +12,5 @@ class Priority(OneLane):
 
     name = "priority"
 
-    def key(self, ticket: Ticket) -> Key:
+    def key(self, ticket: QueuedRequest) -> Key:
         return (float(ticket.call.urgency),)

@@ -5,16 +5,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from tidegate_policy import orders
+from tidegate_policy import policies
 from tidegate_policy.model import Call, CallId
-from tidegate_policy.waiting import DuplicateCall, NobodyWaits, WaitingQueue
+from tidegate_policy.waiting_queue import DuplicateCall, NobodyWaits, WaitingQueue
 
-POLICIES = st.sampled_from(sorted(orders.ORDERS))
+POLICIES = st.sampled_from(sorted(policies.POLICIES))
 
 
-def ticket(name: str, *, due_s: float | None = None, service_s: float = 1.0, urgency: int = 2) -> orders.Ticket:
+def ticket(
+    name: str, *, due_s: float | None = None, service_s: float = 1.0, urgency: int = 2
+) -> policies.QueuedRequest:
     call = Call(id=CallId(name), arrival_s=0.0, prompt_tokens=10, output_predicted=10, due_s=due_s, urgency=urgency)
-    return orders.Ticket(call=call, service_s=service_s)
+    return policies.QueuedRequest(call=call, service_s=service_s)
 
 
 TICKETS = st.builds(
@@ -33,13 +35,13 @@ class QueueAgainstList(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = WaitingQueue(orders.named("fcfs"))
-        self.gate = self.queue.order.gate()
-        self.model: dict[str, tuple[int, orders.Ticket]] = {}
+        self.queue = WaitingQueue(policies.named("fcfs"))
+        self.gate = self.queue.policy.gate()
+        self.model: dict[str, tuple[int, policies.QueuedRequest]] = {}
         self.back = self.front = 0
 
-    def expected(self) -> orders.Ticket:
-        order = self.queue.order
+    def expected(self) -> policies.QueuedRequest:
+        order = self.queue.policy
         lanes = {order.lane(t) for _, t in self.model.values()}
         lane = self.gate.next_lane(lanes)
         return min(
@@ -48,14 +50,14 @@ class QueueAgainstList(RuleBasedStateMachine):
         )[2]
 
     @rule(target=waiting, new=TICKETS)
-    def push(self, new: orders.Ticket) -> str:
+    def push(self, new: policies.QueuedRequest) -> str:
         self.queue.push(new)
         self.back += 1
         self.model[new.call.id] = (self.back, new)
         return new.call.id
 
     @rule(target=waiting, new=TICKETS)
-    def push_front(self, new: orders.Ticket) -> str:
+    def push_front(self, new: policies.QueuedRequest) -> str:
         self.queue.push_front(new)
         self.front -= 1
         self.model[new.call.id] = (self.front, new)
@@ -69,9 +71,9 @@ class QueueAgainstList(RuleBasedStateMachine):
             return
         expected = self.expected()
         assert self.queue.peek() == expected
-        lanes = {self.queue.order.lane(t) for _, t in self.model.values()}
+        lanes = {self.queue.policy.lane(t) for _, t in self.model.values()}
         assert self.queue.pop() == expected
-        self.gate.on_pop(self.queue.order.lane(expected), lanes)
+        self.gate.on_pop(self.queue.policy.lane(expected), lanes)
         del self.model[expected.call.id]
 
     @rule(name=consumes(waiting))
@@ -87,14 +89,14 @@ class QueueAgainstList(RuleBasedStateMachine):
                 self.queue.rekey(ticket(name))
             return multiple()
         rank, old = self.model[name]
-        new = orders.Ticket(call=old.call, service_s=service_s)
+        new = policies.QueuedRequest(call=old.call, service_s=service_s)
         self.queue.rekey(new)
         self.model[name] = (rank, new)
         return multiple()
 
     @rule(policy=POLICIES)
     def switch(self, policy: str) -> None:
-        order = orders.named(policy)
+        order = policies.named(policy)
         self.queue.switch(order)
         self.gate = order.gate()
 
@@ -114,9 +116,9 @@ QueueAgainstList.TestCase.settings = settings(max_examples=60, stateful_step_cou
 TestQueueAgainstList = QueueAgainstList.TestCase
 
 
-@pytest.mark.parametrize("policy", sorted(orders.ORDERS))
+@pytest.mark.parametrize("policy", sorted(policies.POLICIES))
 def test_iteration_gives_exactly_what_pops_give(policy: str) -> None:
-    queue = WaitingQueue(orders.named(policy))
+    queue = WaitingQueue(policies.named(policy))
     for index in range(50):
         queue.push(ticket(str(index), due_s=(index * 37) % 50, service_s=(index * 13) % 11, urgency=index % 5))
     listed = list(queue)
@@ -124,7 +126,7 @@ def test_iteration_gives_exactly_what_pops_give(policy: str) -> None:
 
 
 def test_a_call_that_came_back_goes_before_its_equals() -> None:
-    queue = WaitingQueue(orders.named("fcfs"))
+    queue = WaitingQueue(policies.named("fcfs"))
     queue.push(ticket("a"))
     queue.push(ticket("b"))
     first = queue.pop()
@@ -133,14 +135,14 @@ def test_a_call_that_came_back_goes_before_its_equals() -> None:
 
 
 def test_the_same_call_cannot_wait_twice() -> None:
-    queue = WaitingQueue(orders.named("edf"))
+    queue = WaitingQueue(policies.named("edf"))
     queue.push(ticket("a"))
     with pytest.raises(DuplicateCall, match="'a' already waits"):
         queue.push(ticket("a"))
 
 
 def test_cancelled_calls_leave_no_garbage_behind() -> None:
-    queue = WaitingQueue(orders.named("edf"))
+    queue = WaitingQueue(policies.named("edf"))
     queue.push(ticket("last", due_s=1.0))
     for index in range(10_000):
         queue.push(ticket(str(index), due_s=5.0))

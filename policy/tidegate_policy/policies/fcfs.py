@@ -1,6 +1,6 @@
 """First come, first served: vLLM's own order, and the place to flee to when nothing else can be trusted."""
 
-from tidegate_policy.orders.contract import Key, OneLane, Ticket
+from tidegate_policy.policies.contract import Key, OneLane, QueuedRequest
 
 
 class Fcfs(OneLane):
@@ -8,5 +8,5 @@ class Fcfs(OneLane):
 
     name = "fcfs"
 
-    def key(self, ticket: Ticket) -> Key:
+    def key(self, ticket: QueuedRequest) -> Key:
         return ()

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate_policy import orders
+from tidegate_policy import policies
 from tidegate_policy.model import PATIENCE_S, Call, CallId
-from tidegate_policy.orders import two_lane
-from tidegate_policy.waiting import WaitingQueue
+from tidegate_policy.policies import two_lane
+from tidegate_policy.waiting_queue import WaitingQueue
 
 
 def ticket(name: str, *, arrival_s: float = 0.0, due_s: float | None = None, service_s: float = 1.0, urgency: int = 2):
     call = Call(id=CallId(name), arrival_s=arrival_s, prompt_tokens=1, output_predicted=1, due_s=due_s, urgency=urgency)
-    return orders.Ticket(call=call, service_s=service_s)
+    return policies.QueuedRequest(call=call, service_s=service_s)
 
 
-def served(policy: str, *tickets: orders.Ticket) -> list[str]:
-    queue = WaitingQueue(orders.named(policy))
+def served(policy: str, *tickets: policies.QueuedRequest) -> list[str]:
+    queue = WaitingQueue(policies.named(policy))
     for each in tickets:
         queue.push(each)
     return [queue.pop().call.id for _ in tickets]
@@ -76,7 +76,7 @@ def test_calls_without_a_deadline_go_last_but_age() -> None:
 
 
 def test_the_fast_lane_gets_its_share_and_the_slow_lane_the_rest() -> None:
-    queue = WaitingQueue(orders.named("two-lane"))
+    queue = WaitingQueue(policies.named("two-lane"))
     for index in range(400):
         queue.push(ticket(f"fast{index}", service_s=0.5))
         queue.push(ticket(f"slow{index}", service_s=60.0))
@@ -96,14 +96,14 @@ def test_a_lane_that_is_alone_is_served_without_building_up_credit() -> None:
 
 
 def test_an_unknown_policy_is_refused_with_the_list_of_known_ones() -> None:
-    with pytest.raises(orders.UnknownOrder, match=r"unknown policy 'lifo'; known are edf, fcfs"):
-        orders.named("lifo")
+    with pytest.raises(policies.UnknownPolicy, match=r"unknown policy 'lifo'; known are edf, fcfs"):
+        policies.named("lifo")
 
 
-@pytest.mark.parametrize("policy", sorted(orders.ORDERS))
+@pytest.mark.parametrize("policy", sorted(policies.POLICIES))
 def test_every_order_is_total_and_free_of_time(policy: str) -> None:
     rng = random.Random(7)
-    order = orders.named(policy)
+    order = policies.named(policy)
     assert order.name == policy
     tickets = [
         ticket(str(i), due_s=rng.choice([None, rng.random() * 9]), service_s=rng.random(), urgency=rng.randrange(5))

@@ -1,6 +1,6 @@
 """The queue that every waiting call stands in, in the gateway and in the engine.
 
-Ordered by an `orders.Order`; a heap per lane with lazy removal, so every operation is O(log n) except a policy switch and
+A `policies.Policy` orders it; a heap per lane with lazy removal, so every operation is O(log n) except a policy switch and
 a full iteration (O(n log n)). It neither loses nor duplicates a call under any sequence of operations: each call has one
 live entry, and heap slots that point to a dead entry are skipped. It does not know time, engines or why a call leaves.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tidegate_policy.model import CallId
-from tidegate_policy.orders import Gate, Key, Order, Ticket
+from tidegate_policy.policies import Gate, Key, Policy, QueuedRequest
 
 
 class DuplicateCall(ValueError):
@@ -24,7 +24,7 @@ class NobodyWaits(LookupError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
-    ticket: Ticket
+    ticket: QueuedRequest
     lane: int
     key: Key
     rank: int
@@ -41,9 +41,9 @@ _SLACK_SLOTS = 64
 class WaitingQueue:
     """Tickets in the order of a policy that can be switched while they wait."""
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        self._gate: Gate = order.gate()
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._gate: Gate = policy.gate()
         self._live: dict[CallId, _Entry] = {}
         self._lanes: dict[int, list[_Slot]] = {}
         self._waiting_in: Counter[int] = Counter()
@@ -52,24 +52,24 @@ class WaitingQueue:
         self._pushes = 0
 
     @property
-    def order(self) -> Order:
-        return self._order
+    def policy(self) -> Policy:
+        return self._policy
 
-    def push(self, ticket: Ticket) -> None:
+    def push(self, ticket: QueuedRequest) -> None:
         """Adds a call behind its equals. Raises `DuplicateCall`."""
         self._back += 1
         self._insert(ticket, self._back)
 
-    def push_front(self, ticket: Ticket) -> None:
+    def push_front(self, ticket: QueuedRequest) -> None:
         """Adds a call before its equals: for one that was served and had to come back. Raises `DuplicateCall`."""
         self._front -= 1
         self._insert(ticket, self._front)
 
-    def peek(self) -> Ticket:
+    def peek(self) -> QueuedRequest:
         """The call that `pop` would take. Raises `NobodyWaits`."""
         return self._head().ticket
 
-    def pop(self) -> Ticket:
+    def pop(self) -> QueuedRequest:
         """Takes the next call and moves the gate. Raises `NobodyWaits`."""
         entry = self._head()
         waiting = frozenset(self._waiting_in)
@@ -78,7 +78,7 @@ class WaitingQueue:
         self._gate.on_pop(entry.lane, waiting)
         return entry.ticket
 
-    def remove(self, call_id: CallId) -> Ticket | None:
+    def remove(self, call_id: CallId) -> QueuedRequest | None:
         """Takes a call out of turn (cancelled, expired); None if it does not wait here. The gate does not move."""
         entry = self._live.get(call_id)
         if entry is None:
@@ -87,22 +87,22 @@ class WaitingQueue:
         self._compact(entry.lane)
         return entry.ticket
 
-    def rekey(self, ticket: Ticket) -> None:
+    def rekey(self, ticket: QueuedRequest) -> None:
         """Replaces a waiting call's ticket, keeping its arrival rank. Raises `KeyError` if it does not wait here."""
         entry = self._live[ticket.call.id]
         self._forget(entry)
         self._insert(ticket, entry.rank)
         self._compact(entry.lane)
 
-    def switch(self, order: Order) -> None:
+    def switch(self, policy: Policy) -> None:
         """Re-orders everybody in place under another policy (H-MAS C.1: no request lost, no engine stopped)."""
         entries = sorted(self._live.values(), key=lambda entry: entry.rank)
-        self._order, self._gate = order, order.gate()
+        self._policy, self._gate = policy, policy.gate()
         self._live, self._lanes, self._waiting_in = {}, {}, Counter()
         for entry in entries:
             self._insert(entry.ticket, entry.rank)
 
-    def get(self, call_id: CallId) -> Ticket | None:
+    def get(self, call_id: CallId) -> QueuedRequest | None:
         entry = self._live.get(call_id)
         return None if entry is None else entry.ticket
 
@@ -112,7 +112,7 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._live)
 
-    def __iter__(self) -> Iterator[Ticket]:
+    def __iter__(self) -> Iterator[QueuedRequest]:
         """All waiting calls in the order in which `pop` would give them if nothing else happened."""
         lanes = {
             lane: sorted((slot for slot in slots if self._is_live(slot[3])), reverse=True)
@@ -135,10 +135,10 @@ class WaitingQueue:
             heapq.heappop(slots)
         return slots[0][3]
 
-    def _insert(self, ticket: Ticket, rank: int) -> None:
+    def _insert(self, ticket: QueuedRequest, rank: int) -> None:
         if ticket.call.id in self._live:
             raise DuplicateCall(f"call {ticket.call.id!r} already waits")
-        entry = _Entry(ticket, self._order.lane(ticket), self._order.key(ticket), rank)
+        entry = _Entry(ticket, self._policy.lane(ticket), self._policy.key(ticket), rank)
         self._live[ticket.call.id] = entry
         self._waiting_in[entry.lane] += 1
         self._pushes += 1

@@ -1,6 +1,6 @@
 """Shortest job first: the lowest mean latency, at the price of long calls under sustained overload."""
 
-from tidegate_policy.orders.contract import Key, OneLane, Ticket
+from tidegate_policy.policies.contract import Key, OneLane, QueuedRequest
 
 
 class Sjf(OneLane):
@@ -8,5 +8,5 @@ class Sjf(OneLane):
 
     name = "sjf"
 
-    def key(self, ticket: Ticket) -> Key:
+    def key(self, ticket: QueuedRequest) -> Key:
         return (ticket.service_s,)

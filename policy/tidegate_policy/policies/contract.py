@@ -10,7 +10,7 @@ Key = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
+class QueuedRequest:
     """A call in one particular queue: the call, and what its holder predicts of it."""
 
     call: Call
@@ -31,17 +31,17 @@ class Gate(Protocol):
         """An independent gate in the same state: iteration walks on a copy."""
 
 
-class Order(Protocol):
+class Policy(Protocol):
     """Which waiting call goes next?"""
 
     @property
     def name(self) -> str:
         """The public name, as in `SetPolicy` and the `ServingPool`."""
 
-    def lane(self, ticket: Ticket) -> int:
+    def lane(self, ticket: QueuedRequest) -> int:
         """The lane of a call; orders without lanes say 0."""
 
-    def key(self, ticket: Ticket) -> Key:
+    def key(self, ticket: QueuedRequest) -> Key:
         """Position within the lane, smaller first. Pure, and constant while the call waits."""
 
     def gate(self) -> Gate:
@@ -64,7 +64,7 @@ class FreeGate:
 class OneLane:
     """The part that orders without lanes share."""
 
-    def lane(self, ticket: Ticket) -> int:
+    def lane(self, ticket: QueuedRequest) -> int:
         return 0
 
     def gate(self) -> Gate:
