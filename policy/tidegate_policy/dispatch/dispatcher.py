@@ -17,10 +17,9 @@ from dataclasses import dataclass, field, replace
 
 from tidegate_policy import policies
 from tidegate_policy.admit import retries
-from tidegate_policy.cost import mean_call_seconds
 from tidegate_policy.dispatch import rules
 from tidegate_policy.dispatch.engine_table import Engine, EngineTable
-from tidegate_policy.dispatch.routing import DispatchSettings, RoutingContext
+from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutingContext
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, Decision, DropReason, EngineId
 from tidegate_policy.waiting_queue import WaitingQueue
 
@@ -85,6 +84,7 @@ class _Out:
 class _Waiting:
     """What is remembered of a waiting call beside its place in the queue."""
 
+    prices: Prices
     expires_at_s: float
     """Instant at which its wait here ends: its deadline, or the end of its time to live if it has none."""
     attempt: int = 1
@@ -163,8 +163,9 @@ class Dispatcher:
             return [self._shed(call, DropReason.NO_ENGINES)]
         if len(self._queue) >= self._limits.max_waiting and not any(engine.has_room for engine in accepting):
             return [self._shed(call, DropReason.SATURATED)]
-        self._queue.push(self._queued(call))
-        self._wait(call, _Waiting(expires_at_s=self._expires_at_s(now, call)))
+        prices = Prices(call)
+        self._queue.push(self._queued(call, prices))
+        self._wait(call, _Waiting(prices=prices, expires_at_s=self._expires_at_s(now, call)))
         return self.pump(now)
 
     def on_first_token(self, now: float, call_id: CallId) -> None:
@@ -184,8 +185,10 @@ class Dispatcher:
     def on_prediction(self, now: float, call: Call) -> None:
         """A late prediction changed what is known of a call: a waiting call is ordered anew, a call at an engine keeps its
         engine and is charged anew at its next progress."""
-        if call.id in self._waiting:
-            self._queue.rekey(self._queued(call))
+        waiting = self._waiting.get(call.id)
+        if waiting is not None:
+            waiting.prices = Prices(call)
+            self._queue.rekey(self._queued(call, waiting.prices))
         elif call.id in self._out:
             self._out[call.id].call = call
 
@@ -202,10 +205,15 @@ class Dispatcher:
         self._settle(now, call_id)
         if not again:
             return [GiveUp(call=out.call), *self.pump(now)]
-        waiting = _Waiting(expires_at_s=self._expires_at_s(now, out.call), attempt=out.attempt + 1, avoid={out.engine})
+        waiting = _Waiting(
+            prices=Prices(out.call),
+            expires_at_s=self._expires_at_s(now, out.call),
+            attempt=out.attempt + 1,
+            avoid={out.engine},
+        )
         if not self._may_serve(now, waiting):
             return [self._shed(out.call, DropReason.NO_ENGINES), *self.pump(now)]
-        self._queue.push_front(self._queued(out.call))
+        self._queue.push_front(self._queued(out.call, waiting.prices))
         self._wait(out.call, waiting)
         return self.pump(now)
 
@@ -269,11 +277,19 @@ class Dispatcher:
 
     def _send(self, now: float, call: Call, engines: Sequence[Engine]) -> Send:
         routable = [engine.routable for engine in engines]
-        cached = self._rule.cached_tokens(now, call)
-        for item in routable:
-            item.cached_tokens = cached.get(item.id, 0)
+        waited = self._waiting.pop(call.id)
+        if self._rule.knows_caches:
+            cached = self._rule.cached_tokens(now, call)
+            for item in routable:
+                item.cached_tokens = cached.get(item.id, 0)
         context = RoutingContext(
-            now=now, call=call, engines=routable, settings=self.settings, turn=self._turn, rng=self._rng
+            now=now,
+            call=call,
+            engines=routable,
+            settings=self.settings,
+            turn=self._turn,
+            rng=self._rng,
+            prices=waited.prices,
         )
         choice = self._rule.choose(context)
         chosen, price = choice.engine, context.price(choice.engine)
@@ -286,7 +302,6 @@ class Dispatcher:
             scores=choice.scores,
         )
         self._turn += 1
-        waited = self._waiting.pop(call.id)
         target = self._engines.get(chosen.id)
         if target is None:
             raise AssertionError(f"rule {self.settings.rule!r} named engine {chosen.id!r}, which is not in the pool")
@@ -318,9 +333,8 @@ class Dispatcher:
             engine.set_own(engine.own + (left - out.charge))
         out.charge = left
 
-    def _queued(self, call: Call) -> policies.QueuedRequest:
-        models = [engine.cost for engine in self._engines]
-        return policies.QueuedRequest(call=call, service_s=mean_call_seconds(models, call) if models else 0.0)
+    def _queued(self, call: Call, prices: Prices) -> policies.QueuedRequest:
+        return policies.QueuedRequest(call=call, service_s=prices.mean_service_s([item.cost for item in self._engines]))
 
     def _may_serve(self, now: float, waiting: _Waiting) -> bool:
         return any(engine.facts.id not in waiting.avoid for engine in self._engines.accepting(now))
