@@ -1,7 +1,7 @@
-"""EngineControl over gRPC: a thread beside the engine core that lets the operator switch, bound and watch the scheduler.
+"""EngineControl's server: a gRPC thread beside the engine core that switches, bounds and watches the scheduler.
 
-It translates messages and asks the `governor`; it decides nothing. Health and reflection are served with it. It runs in
-the engine-core process, because that is where the queue is.
+The server translates messages and asks a `control_contract.ControlledEngine`; it decides nothing. It serves health and
+reflection too. It runs in the engine-core process, because the queue is in that process.
 """
 
 import threading
@@ -12,7 +12,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from tidegate_engine import governor
+from tidegate_control import control_contract
 from tidegate_policy import policies, qos
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
@@ -28,7 +28,7 @@ class CannotListen(RuntimeError):
 class Control(control_pb2_grpc.EngineControlServicer):
     """The service."""
 
-    def __init__(self, governed: governor.Governor, engine_version: str) -> None:
+    def __init__(self, governed: control_contract.ControlledEngine, engine_version: str) -> None:
         self._governed = governed
         self._version = engine_version
         self._stopping = threading.Event()
@@ -45,7 +45,7 @@ class Control(control_pb2_grpc.EngineControlServicer):
             switched = self._governed.set_policy(request.policy, request.reason)
         except policies.UnknownPolicy as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except governor.NotGoverned as error:
+        except control_contract.NotControllable as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return control_pb2.SetPolicyResponse(
             policy=switched.policy, previous=switched.previous, reordered=switched.reordered
@@ -60,7 +60,7 @@ class Control(control_pb2_grpc.EngineControlServicer):
                 max_running=asked.max_running if asked.HasField("max_running") else None,
                 max_step_tokens=asked.max_step_tokens if asked.HasField("max_step_tokens") else None,
             )
-        except governor.NotGoverned as error:
+        except control_contract.NotControllable as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return control_pb2.SetControlsResponse(controls=_controls(controls))
 
@@ -93,7 +93,7 @@ class Control(control_pb2_grpc.EngineControlServicer):
         context.add_callback(gone.set)
         try:
             watch = self._governed.watch()
-        except governor.NotGoverned as error:
+        except control_contract.NotControllable as error:
             self._watches.release()
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         try:
@@ -104,7 +104,7 @@ class Control(control_pb2_grpc.EngineControlServicer):
             self._watches.release()
 
 
-def serve(governed: governor.Governor, *, address: str, engine_version: str) -> Callable[[], None]:
+def serve(governed: control_contract.ControlledEngine, *, address: str, engine_version: str) -> Callable[[], None]:
     """Starts to serve on `address` and returns what stops it. Raises `CannotListen`."""
     service = Control(governed, engine_version)
     server = grpc.server(
@@ -142,7 +142,7 @@ def _wait(seconds: float, gone: threading.Event, stopping: threading.Event) -> b
     return gone.is_set() or stopping.is_set()
 
 
-def _controls(controls: governor.Controls) -> control_pb2.Controls:
+def _controls(controls: control_contract.Controls) -> control_pb2.Controls:
     return control_pb2.Controls(max_running=controls.max_running, max_step_tokens=controls.max_step_tokens)
 
 

@@ -15,7 +15,7 @@ KEPT_REASON = 256
 """Characters kept of the reason for a policy."""
 
 
-class NotGoverned(RuntimeError):
+class NotControllable(RuntimeError):
     """vLLM's own scheduler runs; the message says why."""
 
 
@@ -67,23 +67,23 @@ class Watch(Protocol):
         """Stops counting for this watcher."""
 
 
-class Governor(Protocol):
+class ControlledEngine(Protocol):
     """Every method may be called from any thread, also while the engine is idle, and has effect when it returns."""
 
     def set_policy(self, name: str, reason: str) -> Switched:
-        """Raises `policies.UnknownPolicy`, or `NotGoverned`."""
+        """Raises `policies.UnknownPolicy`, or `NotControllable`."""
 
     def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> Controls:
-        """Sets those that are not None and returns all, as they are in force. Raises `NotGoverned`."""
+        """Sets those that are not None and returns all, as they are in force. Raises `NotControllable`."""
 
     def state(self) -> State: ...
 
     def watch(self) -> Watch:
-        """Raises `NotGoverned`."""
+        """Raises `NotControllable`."""
 
 
 class Fallback:
-    """The governor of an engine in which vLLM's own priority scheduler runs."""
+    """The controlled engine's part where vLLM's own priority scheduler runs."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -100,5 +100,5 @@ class Fallback:
     def watch(self) -> Watch:
         raise self._refusal()
 
-    def _refusal(self) -> NotGoverned:
-        return NotGoverned(f"vLLM's own priority scheduler runs here: {self._reason}")
+    def _refusal(self) -> NotControllable:
+        return NotControllable(f"vLLM's own priority scheduler runs here: {self._reason}")
