@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tidegate_cli.errors import CommandError
+from tidegate_cli.command_errors import CommandError
 
 COMPONENTS = {
     "operator": ("tidegate_operator.__main__", "the Kubernetes operator, as its container runs it"),
@@ -19,11 +19,11 @@ COMPONENTS = {
     "bench": ("tidegate_sim.suites.__main__", "evaluate policies in virtual time with vLLM's real scheduler"),
 }
 COMMANDS = {
-    "gateway": ("tidegate_cli.gateway", "the gateway, as its container runs it"),
-    "up": ("tidegate_cli.up", "the whole system on this machine"),
-    "replay": ("tidegate_cli.replay", "replay a trace against a running gateway, open loop"),
-    "policy": ("tidegate_cli.policy", "read or override the active policy"),
-    "version": ("tidegate_cli.version", "versions of Tidegate and what it stands on"),
+    "gateway": ("tidegate_cli.gateway_command", "the gateway, as its container runs it"),
+    "up": ("tidegate_cli.up_command", "the whole system on this machine"),
+    "replay": ("tidegate_cli.replay_command", "replay a trace against a running gateway, open loop"),
+    "policy": ("tidegate_cli.policy_command", "read or override the active policy"),
+    "version": ("tidegate_cli.version_command", "versions of Tidegate and what it stands on"),
 }
 
 

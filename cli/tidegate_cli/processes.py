@@ -14,7 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidegate_cli.errors import Failed, Usage
+from tidegate_cli.command_errors import Failed, Usage
 
 _TAIL_BYTES = 2000
 _UNTIL_PARENT_DIES = """

@@ -4,10 +4,10 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 
-from tidegate_cli import engines
+from tidegate_cli import engine_spec
 
 
-def text(options: argparse.Namespace, wanted: Sequence[engines.Engine], *, url: str, model: str) -> str:
+def text(options: argparse.Namespace, wanted: Sequence[engine_spec.Engine], *, url: str, model: str) -> str:
     """For a gateway that answers at `url` for `model`; `options` are those of `tidegate up`."""
     question = {"role": "user", "content": "What is the capital of France?"}
     body = json.dumps({"model": model, "messages": [question], "max_tokens": 24})
@@ -26,8 +26,8 @@ def text(options: argparse.Namespace, wanted: Sequence[engines.Engine], *, url: 
     return "\n".join(lines) + "\n"
 
 
-def _notes(wanted: Sequence[engines.Engine]) -> Iterator[str]:
-    if any(isinstance(engine, engines.Simulated) for engine in wanted):
+def _notes(wanted: Sequence[engine_spec.Engine]) -> Iterator[str]:
+    if any(isinstance(engine, engine_spec.Simulated) for engine in wanted):
         yield "The engines are simulated: times and queues are real, the words are filler; --engines vllm runs a model."
-    if any(isinstance(engine, engines.Running) for engine in wanted):
+    if any(isinstance(engine, engine_spec.Running) for engine in wanted):
         yield "Engines given by URL keep their own order: a policy changes only the gateway's queue."

@@ -1,7 +1,7 @@
-"""What may be asked of a running scheduler from outside its loop, and what it tells.
+"""The values of EngineControl, and the protocol that an engine implements so that `control_server` can serve it.
 
-`scheduler` answers when ours runs; `Fallback` answers in its place when vLLM's own runs, so that whoever asks learns why
-nothing can be switched. `control` puts either on the network.
+`ControlledEngine` is implemented by Tidegate's vLLM scheduler and by the simulated engine. `Fallback` implements it for
+an engine in which vLLM's own scheduler runs, so that every caller learns why the policy cannot be switched.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from typing import Protocol
 from tidegate_policy.qos import Qos
 
 SHOWN_WAITING = 1000
-"""Waiting calls listed in a state at most."""
+"""A state lists at most this many waiting calls."""
 KEPT_REASON = 256
 """Characters kept of the reason for a policy."""
 
@@ -31,7 +31,7 @@ class Controls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A scheduler at one instant."""
+    """The state of a scheduler at one instant."""
 
     policy: str
     policy_reason: str = ""
@@ -41,7 +41,7 @@ class State:
     waiting: int = 0
     kv_usage: float = 0.0
     waiting_ids: tuple[str, ...] = ()
-    """The first of those who wait, in the order in which they will start."""
+    """Ids of the first waiting calls, in the order in which they will start."""
     preemptions: int = 0
     fallback_reason: str = ""
     simulated_profile: str = ""
@@ -50,7 +50,7 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switched:
-    """A policy that has come into force."""
+    """A policy that has come into force. `reordered` counts the waiting calls that it sorted."""
 
     policy: str
     previous: str
@@ -58,23 +58,24 @@ class Switched:
 
 
 class Watch(Protocol):
-    """One watcher's windows."""
+    """The windows that one watcher receives."""
 
     def cut(self) -> tuple[str, Qos, float]:
-        """The policy, the window since the last cut, and the seconds of it that the engine was busy."""
+        """Ends the current window: the policy, the window since the last cut, and the busy seconds of the engine in it."""
 
     def close(self) -> None:
         """Stops counting for this watcher."""
 
 
 class ControlledEngine(Protocol):
-    """Every method may be called from any thread, also while the engine is idle, and has effect when it returns."""
+    """An engine as its controller sees it. Any thread may call every method, also while the engine is idle; a change is in
+    force when the method returns."""
 
     def set_policy(self, name: str, reason: str) -> Switched:
         """Raises `policies.UnknownPolicy`, or `NotControllable`."""
 
     def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> Controls:
-        """Sets those that are not None and returns all, as they are in force. Raises `NotControllable`."""
+        """Sets the bounds that are not None; returns all bounds in force. Raises `NotControllable`."""
 
     def state(self) -> State: ...
 
@@ -83,22 +84,22 @@ class ControlledEngine(Protocol):
 
 
 class Fallback:
-    """The controlled engine's part where vLLM's own priority scheduler runs."""
+    """The `ControlledEngine` of an engine in which vLLM's own priority scheduler runs: it rejects every change."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
 
     def set_policy(self, name: str, reason: str) -> Switched:
-        raise self._refusal()
+        raise self._rejection()
 
     def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> Controls:
-        raise self._refusal()
+        raise self._rejection()
 
     def state(self) -> State:
         return State(policy="priority", fallback_reason=self._reason)
 
     def watch(self) -> Watch:
-        raise self._refusal()
+        raise self._rejection()
 
-    def _refusal(self) -> NotControllable:
+    def _rejection(self) -> NotControllable:
         return NotControllable(f"vLLM's own priority scheduler runs here: {self._reason}")

@@ -12,37 +12,37 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from tidegate_control import control_contract
-from tidegate_policy import policies, qos
+from tidegate_control import control_contract, translation
+from tidegate_policy import policies
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 MAX_WATCHES = 16
-"""Streams that may be open together; each holds a thread."""
+"""Streams that may be open at the same time; each stream occupies a thread."""
 _SPARE_THREADS = 8
 
 
 class CannotListen(RuntimeError):
-    """The control address is taken or cannot be bound; the message names it."""
+    """The control address is in use or cannot be bound; the message names the address."""
 
 
 class Control(control_pb2_grpc.EngineControlServicer):
-    """The service."""
+    """The servicer of one engine."""
 
-    def __init__(self, governed: control_contract.ControlledEngine, engine_version: str) -> None:
-        self._governed = governed
+    def __init__(self, engine: control_contract.ControlledEngine, engine_version: str) -> None:
+        self._engine = engine
         self._version = engine_version
         self._stopping = threading.Event()
         self._watches = threading.BoundedSemaphore(MAX_WATCHES)
 
     def stop(self) -> None:
-        """Ends the open streams, each within half a second."""
+        """Ends every open stream within half a second."""
         self._stopping.set()
 
     def SetPolicy(
         self, request: control_pb2.SetPolicyRequest, context: grpc.ServicerContext
     ) -> control_pb2.SetPolicyResponse:
         try:
-            switched = self._governed.set_policy(request.policy, request.reason)
+            switched = self._engine.set_policy(request.policy, request.reason)
         except policies.UnknownPolicy as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except control_contract.NotControllable as error:
@@ -56,30 +56,16 @@ class Control(control_pb2_grpc.EngineControlServicer):
     ) -> control_pb2.SetControlsResponse:
         asked = request.controls
         try:
-            controls = self._governed.set_controls(
+            controls = self._engine.set_controls(
                 max_running=asked.max_running if asked.HasField("max_running") else None,
                 max_step_tokens=asked.max_step_tokens if asked.HasField("max_step_tokens") else None,
             )
         except control_contract.NotControllable as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        return control_pb2.SetControlsResponse(controls=_controls(controls))
+        return control_pb2.SetControlsResponse(controls=translation.to_controls(controls))
 
     def GetState(self, request: control_pb2.GetStateRequest, context: grpc.ServicerContext) -> control_pb2.EngineState:
-        state = self._governed.state()
-        return control_pb2.EngineState(
-            policy=state.policy,
-            policy_reason=state.policy_reason,
-            policy_age_s=state.policy_age_s,
-            controls=_controls(state.controls),
-            running=state.running,
-            waiting=state.waiting,
-            kv_usage=state.kv_usage,
-            waiting_ids=state.waiting_ids,
-            engine_version=self._version,
-            fallback_reason=state.fallback_reason,
-            preemptions=state.preemptions,
-            simulated_profile=state.simulated_profile,
-        )
+        return translation.to_state(self._engine.state(), engine_version=self._version)
 
     def WatchQos(
         self, request: control_pb2.WatchQosRequest, context: grpc.ServicerContext
@@ -88,25 +74,25 @@ class Control(control_pb2_grpc.EngineControlServicer):
         if not 0.1 <= period_s <= 60:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "period_s must be between 0.1 and 60")
         if not self._watches.acquire(blocking=False):
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHES} callers watch already")
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHES} callers already watch this engine")
         gone = threading.Event()
         context.add_callback(gone.set)
         try:
-            watch = self._governed.watch()
+            watch = self._engine.watch()
         except control_contract.NotControllable as error:
             self._watches.release()
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         try:
             while not _wait(period_s, gone, self._stopping):
-                yield _report(*watch.cut())
+                yield translation.to_report(*watch.cut())
         finally:
             watch.close()
             self._watches.release()
 
 
-def serve(governed: control_contract.ControlledEngine, *, address: str, engine_version: str) -> Callable[[], None]:
-    """Starts to serve on `address` and returns what stops it. Raises `CannotListen`."""
-    service = Control(governed, engine_version)
+def serve(engine: control_contract.ControlledEngine, *, address: str, engine_version: str) -> Callable[[], None]:
+    """Starts to serve on `address` and returns a function that stops the server. Raises `CannotListen`."""
+    service = Control(engine, engine_version)
     server = grpc.server(
         futures.ThreadPoolExecutor(MAX_WATCHES + _SPARE_THREADS, thread_name_prefix="tidegate-control"),
         options=(("grpc.so_reuseport", 0),),  # a second engine on this address must fail, not share it
@@ -122,7 +108,7 @@ def serve(governed: control_contract.ControlledEngine, *, address: str, engine_v
         server.add_insecure_port(address)
     except RuntimeError as error:
         raise CannotListen(
-            f"EngineControl cannot listen on {address}: the address is in use or not this host's"
+            f"EngineControl cannot listen on {address}: the address is in use or does not belong to this host"
         ) from error
     server.start()
 
@@ -134,43 +120,9 @@ def serve(governed: control_contract.ControlledEngine, *, address: str, engine_v
 
 
 def _wait(seconds: float, gone: threading.Event, stopping: threading.Event) -> bool:
-    """Waits for the next report; True when there is nobody to send it to."""
+    """Waits until the next report is due; True when the stream has ended or the server stops."""
     left_s = seconds
     while left_s > 0 and not gone.is_set() and not stopping.is_set():
         gone.wait(min(left_s, 0.5))
         left_s -= 0.5
     return gone.is_set() or stopping.is_set()
-
-
-def _controls(controls: control_contract.Controls) -> control_pb2.Controls:
-    return control_pb2.Controls(max_running=controls.max_running, max_step_tokens=controls.max_step_tokens)
-
-
-def _report(policy: str, window: qos.Qos, busy_s: float) -> control_pb2.QosReport:
-    return control_pb2.QosReport(
-        policy=policy,
-        window_s=window.window_s,
-        arrived=window.arrived,
-        finished=window.finished,
-        running=window.running,
-        waiting=window.waiting,
-        kv_usage=window.kv_usage,
-        preemptions=window.preemptions,
-        ttft=_histogram(window.ttft),
-        tpot=_histogram(window.tpot),
-        service=_histogram(window.service),
-        with_target=window.with_target,
-        missed=window.missed,
-        blocked=window.blocked,
-        busy_s=busy_s,
-        tenants=[
-            control_pb2.TenantQos(
-                tenant=name, weight=tenant.weight, served_tokens=tenant.served_tokens, waiting=tenant.waiting
-            )
-            for name, tenant in window.tenants.items()
-        ],
-    )
-
-
-def _histogram(histogram: qos.Histogram) -> control_pb2.Histogram:
-    return control_pb2.Histogram(counts=histogram.counts, sum_s=histogram.sum_s)

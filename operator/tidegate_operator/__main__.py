@@ -18,7 +18,7 @@ import kopf
 from kubernetes.aio import client, config
 
 import tidegate_profiles
-from tidegate_operator import control, gateway_admin, handlers, health, reconcile, render, spec, steer_pool
+from tidegate_operator import controller, gateway_admin, handlers, liveness, pool_steering, reconcile, render, spec
 from tidegate_operator.cluster import api_server, lease
 from tidegate_policy import policies
 
@@ -76,7 +76,7 @@ def _own_namespace() -> str:
 async def run(options: argparse.Namespace) -> None:
     """Runs until told to stop. Raises LostError when the Lease is lost."""
     await config.load_config()
-    async with client.ApiClient() as api, aiohttp.ClientSession() as session, health.served(options.health_port):
+    async with client.ApiClient() as api, aiohttp.ClientSession() as session, liveness.served(options.health_port):
         server = api_server.ApiServer(api, instance=options.identity)
         await lease.hold(
             server.lease(options.operator_namespace, options.lease),
@@ -96,13 +96,13 @@ async def _act(options: argparse.Namespace, server: api_server.ApiServer, sessio
         known=spec.Known(policies=frozenset(policies.POLICIES), profiles=frozenset(tidegate_profiles.names())),
         operator_namespace=options.operator_namespace,
     )
-    steering = steer_pool.Steering(
+    steering = pool_steering.Steering(
         server,
         rules,
-        admin_of=lambda pool: gateway_admin.GatewayAdmin(session, steer_pool.admin_url(pool)),
-        clock=control.now,
+        admin_of=lambda pool: gateway_admin.GatewayAdmin(session, pool_steering.admin_url(pool)),
+        clock=controller.now,
     )
-    controlling = control.Control(server, rules, steering)
+    controlling = controller.Controller(server, rules, steering)
     ready, stop = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         working = group.create_task(controlling.run())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from tidegate_operator import steering
+from tidegate_policy.steer import steering_loop
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class _Seen:
     source: str
     reason: str
     alpha: float
-    until_s: float | None
+    ends_at_s: float | None
     """When the policy's time is over, by the clock given; None = it has no end."""
 
 
@@ -50,7 +50,7 @@ class GatewayAdmin:
         """The weight of speed against load that the gateways use, as last seen."""
         return None if self._seen is None else self._seen.alpha
 
-    async def override(self) -> steering.Override | None:
+    async def override(self) -> steering_loop.Override | None:
         """What a person has set; None when nobody has, its time is over, or no gateway was `heard`."""
         try:
             async with self._session.get(f"{self._url}/admin/state", timeout=TIMEOUT) as answer:
@@ -63,14 +63,18 @@ class GatewayAdmin:
                 source=policy["source"],
                 reason=policy["reason"],
                 alpha=float(state["dispatch"]["alpha"]),
-                until_s=None if left_s is None else self._clock() + float(left_s),
+                ends_at_s=None if left_s is None else self._clock() + float(left_s),
             )
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
             log.debug("%s does not tell its state: %r", self._url, error)
         seen = self._seen
-        if seen is None or seen.source != "override" or (seen.until_s is not None and self._clock() >= seen.until_s):
+        if (
+            seen is None
+            or seen.source != "override"
+            or (seen.ends_at_s is not None and self._clock() >= seen.ends_at_s)
+        ):
             return None
-        return steering.Override(policy=seen.policy, reason=seen.reason, until_s=seen.until_s)
+        return steering_loop.Override(policy=seen.policy, reason=seen.reason, ends_at_s=seen.ends_at_s)
 
     async def follow(self, policy: str, reason: str) -> None:
         """Makes `policy` the order of the gateways' own waiting queues, unless it is or a person has set another.

@@ -9,8 +9,8 @@ from typing import Any
 
 import kopf
 
-from tidegate_operator import control
-from tidegate_operator.render import labels
+from tidegate_operator import controller
+from tidegate_operator.render import child_metadata
 
 registry = kopf.OperatorRegistry()
 
@@ -22,7 +22,7 @@ def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.scanning.disabled = True  # the chart's role does not include listing namespaces and CRDs
     settings.networking.request_timeout = 30.0
     for kind in ("deployments", "statefulsets"):
-        settings.watching.label_selectors["apps", kind] = labels.POOL
+        settings.watching.label_selectors["apps", kind] = child_metadata.POOL
 
 
 @kopf.on.login(registry=registry, retries=10)
@@ -30,12 +30,12 @@ def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
     return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
 
-@kopf.on.event(labels.GROUP, labels.VERSION, labels.PLURAL, registry=registry)
-async def pool_changed(memo: control.Control, namespace: str | None, name: str, **_: Any) -> None:
+@kopf.on.event(child_metadata.GROUP, child_metadata.VERSION, child_metadata.PLURAL, registry=registry)
+async def pool_changed(memo: controller.Controller, namespace: str | None, name: str, **_: Any) -> None:
     memo.wake(str(namespace), name)
 
 
 @kopf.on.event("apps", "v1", "deployments", registry=registry)
 @kopf.on.event("apps", "v1", "statefulsets", registry=registry)
-async def child_changed(memo: control.Control, namespace: str | None, meta: kopf.Meta, **_: Any) -> None:
-    memo.wake(str(namespace), meta.labels[labels.POOL])
+async def child_changed(memo: controller.Controller, namespace: str | None, meta: kopf.Meta, **_: Any) -> None:
+    memo.wake(str(namespace), meta.labels[child_metadata.POOL])

@@ -7,11 +7,11 @@ them out, `status` says how the pool fares meanwhile.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidegate_operator import objects, status
-from tidegate_operator.render import labels
+from tidegate_operator import objects, pool_status
+from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 
-APPLIED = f"{labels.GROUP}/applied"
+APPLIED = f"{child_metadata.GROUP}/applied"
 """Annotation with the digest of the manifest last applied: a field that we no longer state must be withdrawn too."""
 
 
@@ -55,16 +55,16 @@ def can_spare(desired: Iterable[Json], current: Iterable[Json]) -> bool:
     A renamed node pool's engines so serve until their successors do, and until every gateway knows these.
     """
     wanted = [manifest for manifest in desired if manifest["kind"] == "Deployment"]
-    if not any(item["spec"]["replicas"] for item in wanted if labels.NODE_POOL in item["metadata"]["labels"]):
+    if not any(item["spec"]["replicas"] for item in wanted if child_metadata.NODE_POOL in item["metadata"]["labels"]):
         return True
     seen = {objects.Reference.of(body): body for body in current}
     found = [seen.get(objects.Reference.of(manifest)) for manifest in wanted]
-    return all(body is not None and not _is_leaving(body) and status.Workload.of(body).settled for body in found)
+    return all(body is not None and not _is_leaving(body) and pool_status.Workload.of(body).settled for body in found)
 
 
 def _stamped(manifest: Json) -> Json:
     metadata = manifest["metadata"]
-    annotations = {**metadata.get("annotations", {}), APPLIED: labels.digest(manifest)}
+    annotations = {**metadata.get("annotations", {}), APPLIED: child_metadata.digest(manifest)}
     return {**manifest, "metadata": {**metadata, "annotations": annotations}}
 
 

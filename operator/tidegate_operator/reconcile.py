@@ -1,6 +1,7 @@
 """One pool, from what its spec says to what exists: the only way in which this operator changes anything.
 
-Level-based: it reads everything, decides by the pure modules (`spec`, `spread`, `render`, `plan`, `status`), writes
+Level-based: it reads everything, decides by the pure modules (`spec`, `replica_allocation`,
+`render`, `plan`, `pool_status`), writes
 the difference, and can be stopped between any two writes, because running it again starts from what is there. It does
 not care what woke it. A spec that cannot be built changes the status alone: what runs keeps running.
 """
@@ -11,7 +12,7 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from tidegate_operator import cluster, objects, plan, render, spec, spread, status
+from tidegate_operator import cluster, objects, plan, pool_status, render, replica_allocation, spec
 from tidegate_operator.spec import Json
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Result(enum.Enum):
     GONE = "gone"
     SETTLED = "settled"
     """Nothing more is to be done until something changes."""
-    REFUSED = "refused"
+    REJECTED = "rejected"
     """The API server has refused something; later it may not."""
 
 
@@ -59,7 +60,7 @@ async def reconcile(api: cluster.Cluster, namespace: str, name: str, *, rules: R
         await _report(api, body, children, [("InvalidSpec", str(problem)) for problem in error.problems], now)
         return Result.SETTLED
     desired = render.manifests(
-        pool, spread.desired(pool), images=rules.images, operator_namespace=rules.operator_namespace
+        pool, replica_allocation.desired(pool), images=rules.images, operator_namespace=rules.operator_namespace
     )
     observed = [*children, *await _same_names(api, desired, children)]
     todo = plan.steps(pool.uid, desired, observed)
@@ -68,7 +69,7 @@ async def reconcile(api: cluster.Cluster, namespace: str, name: str, *, rules: R
     for manifest in todo.apply:
         try:
             written.append(await api.apply(manifest))
-        except cluster.RefusedError as error:
+        except cluster.RejectedError as error:
             problems.append(("Refused", f"{objects.Reference.of(manifest)}: {error}"))
     current = _newest(children, written)
     leaving = dict(todo.delete)
@@ -78,7 +79,7 @@ async def reconcile(api: cluster.Cluster, namespace: str, name: str, *, rules: R
             del current[reference]
         leaving = {}
     await _report(api, body, [*current.values()], problems, now, leaving={item.name for item in leaving})
-    return Result.REFUSED if problems else Result.SETTLED
+    return Result.REJECTED if problems else Result.SETTLED
 
 
 async def _same_names(api: cluster.Cluster, desired: Sequence[Json], children: Sequence[Json]) -> list[Json]:
@@ -103,9 +104,9 @@ async def _report(
     leaving: Collection[str] = (),
 ) -> None:
     metadata, before = body["metadata"], body.get("status", {})
-    parts = status.workloads(child for child in children if objects.controller_uid(child) == metadata["uid"])
-    stated = status.timed(
-        status.conditions(parts, problems, leaving=leaving),
+    parts = pool_status.workloads(child for child in children if objects.controller_uid(child) == metadata["uid"])
+    stated = pool_status.timed(
+        pool_status.conditions(parts, problems, leaving=leaving),
         before.get("conditions", ()),
         generation=metadata["generation"],
         now=timestamp(now),
@@ -115,17 +116,17 @@ async def _report(
         if event := _event(metadata, told.get(condition["type"], {}), condition):
             log.info("%s/%s: %s: %s", metadata["namespace"], metadata["name"], event.reason, event.message)
             await api.record(event)
-    ours = status.of_reconcile(parts, stated, pool=metadata["name"], generation=metadata["generation"])
-    if status.changed(before, ours, owns=COUNTED):
+    ours = pool_status.of_reconcile(parts, stated, pool=metadata["name"], generation=metadata["generation"])
+    if pool_status.changed(before, ours, owns=COUNTED):
         await api.apply_status(metadata["namespace"], metadata["name"], ours, writer=WRITER)
 
 
-def _event(metadata: Json, before: Json, condition: Json) -> status.Event | None:
+def _event(metadata: Json, before: Json, condition: Json) -> pool_status.Event | None:
     """The event that goes with a condition's change: one when the pool turns ready, one for each new trouble."""
     turned = before.get("status") != condition["status"] or before.get("message") != condition["message"]
     if condition["status"] != "True" or not turned or condition["type"] not in ("Ready", "Degraded"):
         return None
-    return status.Event(
+    return pool_status.Event(
         namespace=metadata["namespace"],
         pool=metadata["name"],
         uid=metadata["uid"],

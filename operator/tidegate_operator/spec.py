@@ -2,7 +2,7 @@
 
 The schema and CEL rules of `crds/` have filled the defaults and refused what they can see; what they cannot (a cycle
 of stages, an unknown policy) is refused here, each problem with its field and its reason. This module knows neither
-the API server nor how a pool is built: `spread` divides the engines, `render` turns the value into manifests.
+the API server nor how a pool is built: `replica_allocation` divides the engines, `render` turns the value into manifests.
 """
 
 import graphlib
@@ -86,7 +86,7 @@ class NodePool:
 
     @property
     def engine_cost(self) -> float:
-        """Relative cost of one engine; what `spread` compares."""
+        """Relative cost of one engine; what `replica_allocation` compares."""
         return max(self.gpus, 1) * self.cost_weight
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tidegate_cli import processes
-from tidegate_cli.errors import Failed
+from tidegate_cli.command_errors import Failed
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 STUBBORN = [

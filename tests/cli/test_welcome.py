@@ -7,14 +7,14 @@ import shlex
 
 import pytest
 
-from tidegate_cli import engines, welcome
+from tidegate_cli import engine_spec, welcome
 
 OPTIONS = argparse.Namespace(grpc_port=9000, admin_port=8001, state=pathlib.Path("/state"))
 URL = "http://127.0.0.1:8000"
 
 
 def said(spec: str) -> str:
-    return welcome.text(OPTIONS, engines.parse(spec, speed=1.0), url=URL, model="a model")
+    return welcome.text(OPTIONS, engine_spec.parse(spec, speed=1.0), url=URL, model="a model")
 
 
 def test_it_names_the_page_the_admin_address_and_the_logs() -> None:

@@ -20,7 +20,7 @@ from kubernetes.aio import client, config
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "kubernetes"))
 
-from localkube import control_plane, processes, programs  # noqa: E402
+from localkube import background_processes, control_plane, programs  # noqa: E402
 
 from tidegate_operator import reconcile, render, spec  # noqa: E402
 from tidegate_operator.cluster import api_server  # noqa: E402
@@ -188,7 +188,7 @@ class Operator:
     def __init__(self, plane: control_plane.ControlPlane, system: str, folder: pathlib.Path) -> None:
         self.system = system
         self._plane = plane
-        self._processes = processes.Processes(folder)
+        self._processes = background_processes.Processes(folder)
         self.token = plane.kubectl("create", "token", "tidegate", "-n", system).strip()
 
     @property
@@ -196,7 +196,7 @@ class Operator:
         return f"system:serviceaccount:{self.system}:tidegate"
 
     def start(self, identity: str, *namespaces: str) -> None:
-        (port,) = processes.free_ports(1)
+        (port,) = background_processes.free_ports(1)
         kubeconfig = self._plane.kubeconfig_for(self.token, f"{self.system}-{identity}")
         command = [
             sys.executable, "-m", "tidegate_operator", "--operator-namespace", self.system, "--lease", "tidegate",

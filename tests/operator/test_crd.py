@@ -6,7 +6,7 @@ import pathlib
 import pytest
 import yaml
 
-from tidegate_operator import testing
+from tidegate_operator import operator_doubles
 from tidegate_sim import serve
 
 EXAMPLE = pathlib.Path(__file__).parent / "golden" / "chat.yaml"
@@ -53,12 +53,12 @@ def test_the_documented_example_is_accepted_with_these_defaults(kubectl, golden)
 
 
 def test_a_pool_that_says_nothing_gets_the_measured_beta(kubectl):
-    kubectl("create", "-f", "-", body=testing.pool())
+    kubectl("create", "-f", "-", body=operator_doubles.pool())
     assert kubectl("get", "spool", "chat", "-o", "jsonpath={.spec.gateway.dispatch.beta}") == "300"
 
 
 def test_it_is_in_the_category_and_has_its_columns(kubectl):
-    kubectl("create", "-f", "-", body=testing.pool("listed"))
+    kubectl("create", "-f", "-", body=operator_doubles.pool("listed"))
     head, row = kubectl("get", "tidegate").splitlines()
     assert head.split() == ["NAME", "READY", "POLICY", "ENGINES", "SLO", "ALPHA", "AGE"]
     assert row.startswith("listed")
@@ -114,12 +114,12 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_the_api_server_refuses(plane, what):
     fields, message = REFUSED[what]
-    body = json.dumps(testing.pool(**fields))
+    body = json.dumps(operator_doubles.pool(**fields))
     assert message in plane.kubectl("create", "--dry-run=server", "-f", "-", stdin=body, check=False)
 
 
 def test_the_api_server_refuses_a_name_that_is_too_long_for_services(kubectl):
-    said = kubectl("create", "--dry-run=server", "-f", "-", body=testing.pool("a" * 31), check=False)
+    said = kubectl("create", "--dry-run=server", "-f", "-", body=operator_doubles.pool("a" * 31), check=False)
     assert "at most 30 characters" in said
 
 
@@ -134,5 +134,5 @@ def test_the_api_server_refuses_a_name_that_is_too_long_for_services(kubectl):
     ],
 )
 def test_these_never_change(kubectl, change, message):
-    kubectl("create", "-f", "-", body=testing.pool())
-    assert message in kubectl("replace", "-f", "-", body=testing.pool(**change), check=False)
+    kubectl("create", "-f", "-", body=operator_doubles.pool())
+    assert message in kubectl("replace", "-f", "-", body=operator_doubles.pool(**change), check=False)

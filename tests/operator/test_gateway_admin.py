@@ -3,7 +3,8 @@
 import pytest
 from aiohttp import ClientSession, web
 
-from tidegate_operator import gateway_admin, steering
+from tidegate_operator import gateway_admin
+from tidegate_policy.steer import steering_loop
 
 
 def state(policy="edf", source="settings", left_s=None):
@@ -56,7 +57,7 @@ async def admin(gateway, clock):
 
 async def test_a_persons_choice_is_an_override(gateway, admin):
     gateway.answer = state("priority", "override")
-    assert await admin.override() == steering.Override(policy="priority", reason="busy")
+    assert await admin.override() == steering_loop.Override(policy="priority", reason="busy")
     assert admin.alpha == 0.3
 
 
@@ -95,7 +96,7 @@ async def test_nobody_is_told_while_a_person_has_chosen(gateway, admin):
 async def test_an_override_lasts_until_its_end_while_no_gateway_makes_sense(gateway, admin, clock, answer):
     gateway.answer = state("priority", "override", left_s=60)
     chosen = await admin.override()
-    assert chosen == steering.Override(policy="priority", reason="busy", until_s=clock.now + 60)
+    assert chosen == steering_loop.Override(policy="priority", reason="busy", ends_at_s=clock.now + 60)
     gateway.answer = answer
     clock.now += 59
     assert await admin.override() == chosen
@@ -109,7 +110,7 @@ async def test_an_override_that_is_prolonged_lasts_longer(gateway, admin, clock)
     await admin.override()
     clock.now += 59
     gateway.answer = state("priority", "override", left_s=600)
-    assert await admin.override() == steering.Override(policy="priority", reason="busy", until_s=clock.now + 600)
+    assert await admin.override() == steering_loop.Override(policy="priority", reason="busy", ends_at_s=clock.now + 600)
 
 
 async def test_nobody_knows_of_an_override_before_a_gateway_has_answered(gateway, admin):

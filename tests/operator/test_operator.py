@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 
-from tidegate_operator import testing
+from tidegate_operator import operator_doubles
 
 
 def columns(kubectl, name="chat"):
@@ -14,7 +14,7 @@ def columns(kubectl, name="chat"):
 
 
 def test_a_pool_becomes_ready_scales_changes_and_goes(kubectl, operator, eventually):
-    kubectl("apply", "-f", "-", body=testing.pool())
+    kubectl("apply", "-f", "-", body=operator_doubles.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     assert columns(kubectl)["READY"] == "True"
     assert columns(kubectl)["ENGINES"] == "3/3"
@@ -50,41 +50,43 @@ def namespace_of(kubectl):
 def test_a_real_pool_waits_for_gpus_of_its_kind(kubectl, operator, eventually):
     """Two engines of eight GPUs fit the two pretended A100 nodes; the third has nowhere to go."""
     node_pools = [{"name": "a100", "accelerator": "NVIDIA-A100-SXM4-80GB", "tensorParallel": 8, "replicas": 2}]
-    kubectl("apply", "-f", "-", body=testing.pool(engine={"kind": "vllm"}, nodePools=node_pools))
+    kubectl("apply", "-f", "-", body=operator_doubles.pool(engine={"kind": "vllm"}, nodePools=node_pools))
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     nodes = kubectl("get", "pods", "-l", "tidegate.dev/node-pool=a100", "-o", "jsonpath={.items[*].spec.nodeName}")
     assert sorted(nodes.split()) == ["a100-0", "a100-1"]
     kubectl("scale", "spool/chat", "--replicas=3")
     eventually(lambda: columns(kubectl)["ENGINES"] == "2/3")
     kubectl("wait", "spool/chat", "--for=condition=Ready=False", "--timeout=30s")
-    assert "chat-engine-a100 has 2 of 3 ready" in kubectl("get", "spool/chat", "-o", "jsonpath={.status.conditions}")
+    assert "chat-engine-a100 has 2 of 3 ready" in kubectl(
+        "get", "spool/chat", "-o", "jsonpath={.pool_status.conditions}"
+    )
 
 
 def test_a_scale_beyond_the_node_pools_is_refused(kubectl, operator):
-    kubectl("apply", "-f", "-", body=testing.pool(nodePools=[{"name": "a", "maxReplicas": 2}]))
+    kubectl("apply", "-f", "-", body=operator_doubles.pool(nodePools=[{"name": "a", "maxReplicas": 2}]))
     assert "more than all spec.nodePools[].maxReplicas" in kubectl("scale", "spool/chat", "--replicas=3", check=False)
 
 
 def test_a_deleted_child_comes_back(kubectl, operator, eventually):
-    kubectl("apply", "-f", "-", body=testing.pool())
+    kubectl("apply", "-f", "-", body=operator_doubles.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     kubectl("delete", "deployment/chat-gateway")
     eventually(lambda: "chat-gateway" in kubectl("get", "deployments"))
 
 
 def test_pools_that_changed_while_no_operator_ran_are_caught_up_with(kubectl, operator, namespace, eventually):
-    kubectl("apply", "-f", "-", body=testing.pool())
+    kubectl("apply", "-f", "-", body=operator_doubles.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     operator.stop()
     kubectl("scale", "spool/chat", "--replicas=1")
-    kubectl("apply", "-f", "-", body=testing.pool("second"))
+    kubectl("apply", "-f", "-", body=operator_doubles.pool("second"))
     operator.start("again", namespace)
     eventually(lambda: columns(kubectl)["ENGINES"] == "1/1")
     kubectl("wait", "spool/second", "--for=condition=Ready", "--timeout=60s")
 
 
 def test_a_pool_can_be_deleted_while_no_operator_runs(kubectl, operator, eventually):
-    kubectl("apply", "-f", "-", body=testing.pool())
+    kubectl("apply", "-f", "-", body=operator_doubles.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     operator.stop()
     kubectl("delete", "spool/chat", "--timeout=20s")
@@ -100,7 +102,7 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(kubectl, installed, 
     installed.start("one", namespace)
     eventually(lambda: holder() == "one")
     installed.start("two", namespace)
-    kubectl("apply", "-f", "-", body=testing.pool())
+    kubectl("apply", "-f", "-", body=operator_doubles.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     assert holder() == "one"
     assert "holds the Lease" not in installed.said("two")
@@ -120,7 +122,7 @@ def test_an_operator_that_dies_is_replaced_when_its_lease_has_run_out(kubectl, i
     installed.start("one", namespace)
     eventually(lambda: "holds the Lease" in installed.said("one"))
     installed.start("two", namespace)
-    kubectl("apply", "-f", "-", body=testing.pool())
+    kubectl("apply", "-f", "-", body=operator_doubles.pool())
     installed.kill("one")
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     assert "holds the Lease" in installed.said("two")

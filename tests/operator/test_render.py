@@ -6,7 +6,7 @@ import yaml
 
 import tidegate_profiles
 from tidegate_gateway import settings
-from tidegate_operator import render, spec, spread
+from tidegate_operator import render, replica_allocation, spec
 from tidegate_policy import cost
 
 KNOWN = spec.Known(
@@ -23,7 +23,9 @@ def body(**changes):
 
 def manifests(**changes):
     pool = spec.parse(body(**changes), KNOWN)
-    return list(render.manifests(pool, spread.desired(pool), images=IMAGES, operator_namespace="tidegate-system"))
+    return list(
+        render.manifests(pool, replica_allocation.desired(pool), images=IMAGES, operator_namespace="tidegate-system")
+    )
 
 
 def pick(found, kind, name):
@@ -61,7 +63,7 @@ def test_the_longest_names_still_fit():
     longest = body(nodePools=[node_pool])
     longest["metadata"]["name"] = "p" * 30
     pool = spec.parse(longest, KNOWN)
-    for item in render.manifests(pool, spread.desired(pool), images=IMAGES, operator_namespace="x"):
+    for item in render.manifests(pool, replica_allocation.desired(pool), images=IMAGES, operator_namespace="x"):
         assert len(item["metadata"]["name"]) <= 63
 
 
@@ -151,7 +153,9 @@ def test_pull_secrets_reach_every_pod_and_a_pools_own_replace_them_for_its_engin
 
     def secrets(**changes):
         pool = spec.parse(body(**changes), KNOWN)
-        found = render.manifests(pool, spread.desired(pool), images=images, operator_namespace="tidegate-system")
+        found = render.manifests(
+            pool, replica_allocation.desired(pool), images=images, operator_namespace="tidegate-system"
+        )
         pods = {
             item["metadata"]["name"]: item["spec"]["template"]["spec"]
             for item in found

@@ -4,13 +4,13 @@
 may act at all. Nothing outside this package talks to the API server, kopf's watches aside.
 
     ClusterError            the API server said no, or could not be asked: trying again may help
-        RefusedError        it will say no again until something else changes: a quota, an admission rule, a missing right
+        RejectedError        it will say no again until something else changes: a quota, an admission rule, a missing right
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from tidegate_operator import objects, status
+from tidegate_operator import objects, pool_status
 from tidegate_operator.spec import Json
 
 
@@ -18,7 +18,7 @@ class ClusterError(Exception):
     """The API server said no, or could not be asked. Trying again may help."""
 
 
-class RefusedError(ClusterError):
+class RejectedError(ClusterError):
     """The API server understood and refused; the message is its own."""
 
 
@@ -43,5 +43,5 @@ class Cluster(Protocol):
     async def apply_status(self, namespace: str, name: str, body: Json, *, writer: str) -> None:
         """States everything that `writer` has to say in the pool's status; what other writers say stays."""
 
-    async def record(self, event: status.Event) -> None:
+    async def record(self, event: pool_status.Event) -> None:
         """Posts an event; the same event twice is posted once."""

@@ -15,10 +15,10 @@ import aiohttp
 from kubernetes.aio import client
 from kubernetes.aio.client import exceptions
 
-from tidegate_operator import status
-from tidegate_operator.cluster import ClusterError, RefusedError
+from tidegate_operator import pool_status
+from tidegate_operator.cluster import ClusterError, RejectedError
 from tidegate_operator.objects import CHILD_KINDS, Kind, Reference
-from tidegate_operator.render import labels
+from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,11 @@ FIELD_MANAGER = "tidegate-operator"
 TIMEOUT_S = 20.0
 UNTYPED = ("failed to create typed patch object", "failed to convert new object")
 """How it begins, with status 500, when the fault is in what was applied: a field unknown, doubled or of a wrong type."""
-POOLS = Kind(api_version=f"{labels.GROUP}/{labels.VERSION}", kind=labels.KIND, plural=labels.PLURAL)
+POOLS = Kind(
+    api_version=f"{child_metadata.GROUP}/{child_metadata.VERSION}",
+    kind=child_metadata.KIND,
+    plural=child_metadata.PLURAL,
+)
 PODS = Kind(api_version="v1", kind="Pod", plural="pods")
 LEASES = Kind(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
 EVENTS = Kind(api_version="events.k8s.io/v1", kind="Event", plural="events")
@@ -45,14 +49,14 @@ class ApiServer:
         return await self.read(POOLS.path(namespace, name))
 
     async def children(self, namespace: str, pool: str) -> Sequence[Json]:
-        selector = f"{labels.POOL}={pool}"
+        selector = f"{child_metadata.POOL}={pool}"
         return [item for kind in CHILD_KINDS for item in await self._list(kind, namespace, selector)]
 
     async def get(self, reference: Reference) -> Json | None:
         return await self.read(reference.path)
 
     async def engine_pods(self, namespace: str, pool: str) -> Sequence[Json]:
-        wanted = labels.selector(pool, "engine").items()
+        wanted = child_metadata.selector(pool, "engine").items()
         return await self._list(PODS, namespace, ",".join(f"{k}={v}" for k, v in wanted))
 
     async def apply(self, manifest: Json) -> Json:
@@ -71,8 +75,8 @@ class ApiServer:
         manifest = {"apiVersion": POOLS.api_version, "kind": POOLS.kind, "metadata": {"name": name}, "status": body}
         await self._apply(f"{POOLS.path(namespace, name)}/status", manifest, writer)
 
-    async def record(self, event: status.Event) -> None:
-        body = event.manifest(controller=labels.MANAGED_BY, instance=self._instance)
+    async def record(self, event: pool_status.Event) -> None:
+        body = event.manifest(controller=child_metadata.MANAGED_BY, instance=self._instance)
         try:
             await self.ask("POST", EVENTS.path(event.namespace), body)
         except exceptions.ApiException as error:
@@ -162,7 +166,7 @@ class Lease:
 def _translate(error: exceptions.ApiException) -> ClusterError:
     said = _said(error)
     refused = error.status in (400, 403, 405, 409, 413, 415, 422) or said.startswith(UNTYPED)
-    return (RefusedError if refused else ClusterError)(said)
+    return (RejectedError if refused else ClusterError)(said)
 
 
 def _said(error: exceptions.ApiException) -> str:

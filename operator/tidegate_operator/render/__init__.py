@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate_operator import spec
-from tidegate_operator.render import engines, gateway, pods, store
-from tidegate_operator.render.labels import Manifest
+from tidegate_operator.render import engine_deployments, gateway_deployment, pods, store_statefulset
+from tidegate_operator.render.child_metadata import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,17 +33,17 @@ class Images:
 def manifests(
     pool: spec.Pool, counts: Mapping[str, int], *, images: Images, operator_namespace: str
 ) -> tuple[Manifest, ...]:
-    """Everything that `pool` owns. `counts` is the engines of each node pool (`spread.desired`)."""
+    """Everything that `pool` owns. `counts` is the engines of each node pool (`replica_allocation.desired`)."""
     engine_image = pool.engine.image or (images.tidegate if pool.engine.simulated else images.engine)
     return (
-        *store.manifests(pool, image=images.image(images.tidegate)),
-        *engines.manifests(
+        *store_statefulset.manifests(pool, image=images.image(images.tidegate)),
+        *engine_deployments.manifests(
             pool,
             counts,
             image=images.image(engine_image, pool.engine.pull_policy),
             operator_namespace=operator_namespace,
         ),
-        *gateway.manifests(
+        *gateway_deployment.manifests(
             pool,
             image=images.image(pool.gateway.image or images.tidegate),
             operator_namespace=operator_namespace,

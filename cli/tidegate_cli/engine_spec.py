@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import tidegate_profiles
-from tidegate_cli.errors import Usage
+from tidegate_cli.command_errors import Usage
 from tidegate_policy import cost
 
 DEFAULT = "sim:a100,a6000"

@@ -14,12 +14,12 @@ import yaml
 
 import tidegate_profiles
 from tidegate_operator import spec
-from tidegate_operator.render import labels, pods, store
+from tidegate_operator.render import child_metadata, pods, store_statefulset
 from tidegate_policy import cost
 
 COMPONENT = "gateway"
-PUBLIC_PORTS = {"http": labels.HTTP_PORT, "grpc": labels.GRPC_PORT}
-INTERNAL_PORTS = {"admin": labels.ADMIN_PORT, "metrics": labels.METRICS_PORT}
+PUBLIC_PORTS = {"http": child_metadata.HTTP_PORT, "grpc": child_metadata.GRPC_PORT}
+INTERNAL_PORTS = {"admin": child_metadata.ADMIN_PORT, "metrics": child_metadata.METRICS_PORT}
 SETTINGS = "/etc/tidegate"
 DRAIN_S = 60
 LEAVE_S = 5
@@ -32,20 +32,20 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
         "model": pool.model.name,
         "listen": {
             "host": "0.0.0.0",
-            "port": labels.HTTP_PORT,
-            "grpcPort": labels.GRPC_PORT,
+            "port": child_metadata.HTTP_PORT,
+            "grpcPort": child_metadata.GRPC_PORT,
             "adminHost": "0.0.0.0",
-            "adminPort": labels.ADMIN_PORT,
+            "adminPort": child_metadata.ADMIN_PORT,
             "metricsHost": "0.0.0.0",
-            "metricsPort": labels.METRICS_PORT,
+            "metricsPort": child_metadata.METRICS_PORT,
             "statusPage": False,
             "clientMetrics": False,
         },
         "services": [
             {
-                "name": f"{labels.engine_name(pool, node_pool.name)}.{pool.namespace}.svc",
-                "port": labels.HTTP_PORT,
-                "controlPort": labels.CONTROL_PORT,
+                "name": f"{child_metadata.engine_name(pool, node_pool.name)}.{pool.namespace}.svc",
+                "port": child_metadata.HTTP_PORT,
+                "controlPort": child_metadata.CONTROL_PORT,
                 "nodePool": node_pool.name,
                 "profile": node_pool.profile,
                 **_cost(pool.engine, node_pool),
@@ -62,7 +62,7 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
             "beta": pool.gateway.beta,
         },
         "queue": {"maxRequests": pool.gateway.max_waiting, "ttl": pool.gateway.ttl_s},
-        "store": {"url": store.url(pool), "pool": f"{pool.namespace}.{pool.name}"},
+        "store": {"url": store_statefulset.url(pool), "pool": f"{pool.namespace}.{pool.name}"},
         "timeouts": {"drain": DRAIN_S},
         **({"tracing": {"endpoint": pool.gateway.traces_to}} if pool.gateway.traces_to else {}),
     }
@@ -76,24 +76,24 @@ def _cost(engine: spec.Engine, node_pool: spec.NodePool) -> dict[str, Any]:
     return {"cost": dataclasses.asdict(cost.scaled(model, 1 / engine.sim_speed))}
 
 
-def manifests(pool: spec.Pool, *, image: pods.Image, operator_namespace: str) -> Iterator[labels.Manifest]:
-    name, selector = labels.component_name(pool, COMPONENT), labels.selector(pool.name, COMPONENT)
+def manifests(pool: spec.Pool, *, image: pods.Image, operator_namespace: str) -> Iterator[child_metadata.Manifest]:
+    name, selector = child_metadata.component_name(pool, COMPONENT), child_metadata.selector(pool.name, COMPONENT)
     config = settings(pool)
-    yield labels.service_account(pool, COMPONENT)
-    yield labels.manifest(
+    yield child_metadata.service_account(pool, COMPONENT)
+    yield child_metadata.manifest(
         pool, "v1", "ConfigMap", name, COMPONENT, data={"gateway.yaml": yaml.safe_dump(config, sort_keys=False)}
     )
-    yield labels.manifest(
+    yield child_metadata.manifest(
         pool, "v1", "Service", name, COMPONENT,
         spec={"type": pool.gateway.service_type, "selector": selector, "ports": pods.service_ports(PUBLIC_PORTS)},
     )  # fmt: skip
-    yield labels.manifest(
+    yield child_metadata.manifest(
         pool, "v1", "Service", f"{name}-internal", COMPONENT,
         spec={"clusterIP": "None", "selector": selector, "ports": pods.service_ports(INTERNAL_PORTS)},
     )  # fmt: skip
-    yield labels.disruption_budget(pool, name, COMPONENT)
+    yield child_metadata.disruption_budget(pool, name, COMPONENT)
     yield _network_policy(pool, operator_namespace)
-    yield labels.manifest(
+    yield child_metadata.manifest(
         pool, "apps/v1", "Deployment", name, COMPONENT,
         spec={
             "replicas": pool.gateway.replicas,
@@ -104,7 +104,7 @@ def manifests(pool: spec.Pool, *, image: pods.Image, operator_namespace: str) ->
             "template": {
                 "metadata": {
                     "labels": {"app.kubernetes.io/name": "tidegate-gateway", **selector},
-                    "annotations": {labels.CONFIG_DIGEST: labels.digest(config)},
+                    "annotations": {child_metadata.CONFIG_DIGEST: child_metadata.digest(config)},
                 },
                 "spec": _pod(pool, image),
             },
@@ -113,7 +113,7 @@ def manifests(pool: spec.Pool, *, image: pods.Image, operator_namespace: str) ->
 
 
 def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
-    name = labels.component_name(pool, COMPONENT)
+    name = child_metadata.component_name(pool, COMPONENT)
     container = pods.container(
         "gateway",
         image=image,
@@ -140,7 +140,7 @@ def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
                 "maxSkew": 1,
                 "topologyKey": key,
                 "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": labels.selector(pool.name, COMPONENT)},
+                "labelSelector": {"matchLabels": child_metadata.selector(pool.name, COMPONENT)},
             }
             for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
         ],
@@ -154,15 +154,15 @@ def _password(where: spec.Store) -> list[dict[str, Any]]:
     return [{"name": "TIDEGATE_STORE_PASSWORD", "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}]
 
 
-def _network_policy(pool: spec.Pool, operator_namespace: str) -> labels.Manifest:
+def _network_policy(pool: spec.Pool, operator_namespace: str) -> child_metadata.Manifest:
     operator = {
-        "podSelector": {"matchLabels": labels.OPERATOR_SELECTOR},
+        "podSelector": {"matchLabels": child_metadata.OPERATOR_SELECTOR},
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
     }
-    return labels.manifest(
-        pool, "networking.k8s.io/v1", "NetworkPolicy", labels.component_name(pool, COMPONENT), COMPONENT,
+    return child_metadata.manifest(
+        pool, "networking.k8s.io/v1", "NetworkPolicy", child_metadata.component_name(pool, COMPONENT), COMPONENT,
         spec={
-            "podSelector": {"matchLabels": labels.selector(pool.name, COMPONENT)},
+            "podSelector": {"matchLabels": child_metadata.selector(pool.name, COMPONENT)},
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"ports": [{"port": "http"}, {"port": "grpc"}, {"port": "metrics"}]},

@@ -2,19 +2,19 @@ import asyncio
 import contextlib
 import itertools
 
-from tidegate_operator import worklist
+from tidegate_operator import workqueue
 
 
 class Expected(Exception):
     pass
 
 
-async def served(work, *, until_s, add, workers=4):
-    """Runs `work(key)` on a worklist that `add` fills, until that instant of the loop's clock."""
-    listed = worklist.Worklist(expected=Expected)
+async def served(work, *, ends_at_s, add, workers=4):
+    """Runs `work(key)` on a workqueue that `add` fills, until that instant of the loop's clock."""
+    listed = workqueue.Workqueue(expected=Expected)
     add(listed)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout_at(until_s):
+        async with asyncio.timeout_at(ends_at_s):
             await listed.run(work, workers=workers)
 
 
@@ -36,7 +36,7 @@ def test_a_key_added_twice_is_worked_on_once(in_virtual_time):
         listed.add("a")
         listed.add("a", delay_s=5)
 
-    in_virtual_time(served(work, until_s=100, add=add))
+    in_virtual_time(served(work, ends_at_s=100, add=add))
     assert calls == [(0, "a")]
 
 
@@ -47,13 +47,13 @@ def test_the_earlier_of_two_delays_counts(in_virtual_time):
         listed.add("a", delay_s=9)
         listed.add("a", delay_s=3)
 
-    in_virtual_time(served(work, until_s=100, add=add))
+    in_virtual_time(served(work, ends_at_s=100, add=add))
     assert calls == [(3, "a")]
 
 
 def test_work_that_names_a_delay_comes_back_after_it(in_virtual_time):
     work, calls = recorder(result=10)
-    in_virtual_time(served(work, until_s=35, add=lambda listed: listed.add("a")))
+    in_virtual_time(served(work, ends_at_s=35, add=lambda listed: listed.add("a")))
     assert [at for at, _ in calls] == [0, 10, 20, 30]
 
 
@@ -61,7 +61,7 @@ def test_a_key_is_never_worked_on_twice_at_the_same_time(in_virtual_time):
     active, most, count = set(), [], [0]
 
     async def run():
-        listed = worklist.Worklist(expected=Expected)
+        listed = workqueue.Workqueue(expected=Expected)
 
         async def work(key):
             assert key not in active
@@ -87,7 +87,7 @@ def test_what_happens_during_the_work_is_not_forgotten(in_virtual_time):
     calls = []
 
     async def run():
-        listed = worklist.Worklist(expected=Expected)
+        listed = workqueue.Workqueue(expected=Expected)
 
         async def work(key):
             calls.append(asyncio.get_running_loop().time())
@@ -116,11 +116,11 @@ def test_failing_work_is_tried_again_ever_more_slowly_and_others_go_on(in_virtua
         listed.add("bad")
         listed.add("good", delay_s=2)
 
-    in_virtual_time(served(work, until_s=400, add=add))
+    in_virtual_time(served(work, ends_at_s=400, add=add))
     bad = [at for at, key in calls if key == "bad"]
     gaps = [b - a for a, b in itertools.pairwise(bad)]
     assert gaps[:4] == [0.5, 1, 2, 4]
-    assert max(gaps) == worklist.LAST_RETRY_S
+    assert max(gaps) == workqueue.LAST_RETRY_S
     assert (2, "good") in calls
 
 
@@ -136,7 +136,7 @@ def test_a_defect_in_the_work_on_one_key_does_not_end_the_others(in_virtual_time
         listed.add("bad")
         listed.add("good", delay_s=1)
 
-    in_virtual_time(served(work, until_s=1.5, add=add, workers=1))
+    in_virtual_time(served(work, ends_at_s=1.5, add=add, workers=1))
     assert calls == ["good"]
     assert "ZeroDivisionError" in caplog.text
 
@@ -150,7 +150,7 @@ def test_success_resets_the_delay(in_virtual_time):
             raise Expected("no")
         return 100
 
-    in_virtual_time(served(work, until_s=150, add=lambda listed: listed.add("a")))
+    in_virtual_time(served(work, ends_at_s=150, add=lambda listed: listed.add("a")))
     assert calls[:5] == [0, 0.5, 1.5, 101.5, 102]
 
 
@@ -158,7 +158,7 @@ def test_a_key_that_is_asked_for_while_it_is_worked_on_does_not_hold_up_the_othe
     calls = []
 
     async def run():
-        listed = worklist.Worklist(expected=Expected)
+        listed = workqueue.Workqueue(expected=Expected)
 
         async def work(key):
             calls.append((asyncio.get_running_loop().time(), key))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidegate_cli import openloop, processes, replay
+from tidegate_cli import openloop, processes, replay_command
 from tidegate_sim import traces
 
 SECONDS = 60
@@ -99,8 +99,8 @@ def test_no_gateway_is_one_sentence(tmp_path: pathlib.Path) -> None:
 
 
 def test_percentiles_are_values_that_were_seen() -> None:
-    assert replay.spread([None, 3.0, 1.0, 2.0]) == {"mean": 2.0, "p50": 2.0, "p90": 3.0, "p95": 3.0, "p99": 3.0}
-    assert replay.spread([None]) is None
+    assert replay_command.spread([None, 3.0, 1.0, 2.0]) == {"mean": 2.0, "p50": 2.0, "p90": 3.0, "p95": 3.0, "p99": 3.0}
+    assert replay_command.spread([None]) is None
 
 
 def test_a_target_that_was_missed_is_missed_and_calls_without_targets_do_not_count() -> None:
@@ -111,7 +111,7 @@ def test_a_target_that_was_missed_is_missed_and_calls_without_targets_do_not_cou
         return openloop.Outcome(id=name, sent_s=0.0, first_s=0.5, last_s=0.6, tokens=2)
 
     calls = [call("met", 600), call("missed", 400), call("free", None)]
-    report = replay.summary(calls, [seen(each.id) for each in calls], settings={})
+    report = replay_command.summary(calls, [seen(each.id) for each in calls], settings={})
     assert (report["with_slo"], report["slo_attainment"]) == (2, 0.5)
 
 

@@ -19,7 +19,7 @@ FIRST_RETRY_S = 0.5
 LAST_RETRY_S = 60.0
 
 
-class Worklist(Generic[K]):
+class Workqueue(Generic[K]):
     """Keys to work on. `run` serves them until it is cancelled."""
 
     def __init__(self, *, expected: type[Exception]) -> None:

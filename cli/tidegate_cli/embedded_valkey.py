@@ -5,7 +5,7 @@ import contextlib
 import importlib.util
 import pathlib
 
-from tidegate_cli.errors import Failed
+from tidegate_cli.command_errors import Failed
 
 SOCKET_PATH_BYTES = 100
 """Linux allows 107 for the path of a Unix socket."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate_operator import spec, spread
+from tidegate_operator import replica_allocation, spec
 
 
 def node_pool(name, *, replicas=1, least=0, most=None, gpus=1, cost=1.0):
@@ -23,7 +23,10 @@ class Pool:
 
 
 def test_without_a_total_each_node_pool_has_its_own_number():
-    assert spread.desired(Pool((node_pool("a", replicas=2), node_pool("b", replicas=3)))) == {"a": 2, "b": 3}
+    assert replica_allocation.desired(Pool((node_pool("a", replicas=2), node_pool("b", replicas=3)))) == {
+        "a": 2,
+        "b": 3,
+    }
 
 
 @pytest.mark.parametrize(
@@ -38,7 +41,7 @@ def test_without_a_total_each_node_pool_has_its_own_number():
 )
 def test_a_total_is_divided(total, expected):
     pools = (node_pool("dear", replicas=2, least=1, gpus=8, cost=2.0), node_pool("cheap", replicas=3, most=5, gpus=8))
-    assert spread.desired(Pool(pools, total)) == expected
+    assert replica_allocation.desired(Pool(pools, total)) == expected
 
 
 @st.composite
@@ -60,7 +63,7 @@ def pools(draw):
 
 @given(pools())
 def test_every_total_is_met_within_all_bounds(pool):
-    counts = spread.desired(pool)
+    counts = replica_allocation.desired(pool)
     assert sum(counts.values()) == pool.replicas
     for item in pool.node_pools:
         assert (
@@ -74,4 +77,4 @@ def test_every_total_is_met_within_all_bounds(pool):
 def test_the_order_in_which_node_pools_are_written_does_not_matter(pool, random):
     shuffled = list(pool.node_pools)
     random.shuffle(shuffled)
-    assert spread.desired(Pool(tuple(shuffled), pool.replicas)) == spread.desired(pool)
+    assert replica_allocation.desired(Pool(tuple(shuffled), pool.replicas)) == replica_allocation.desired(pool)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate_operator.render import labels
+from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 
 
@@ -41,21 +41,21 @@ class Event:
     warning: bool = False
 
     def manifest(self, *, controller: str, instance: str) -> Json:
-        key = labels.digest([self.uid, self.reason, self.message, self.at])
+        key = child_metadata.digest([self.uid, self.reason, self.message, self.at])
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {"name": f"{self.pool}.{key}", "namespace": self.namespace},
             "eventTime": self.at,
-            "reportingController": f"{labels.GROUP}/{controller}",
+            "reportingController": f"{child_metadata.GROUP}/{controller}",
             "reportingInstance": instance[:128],
             "action": self.reason,
             "reason": self.reason,
             "note": self.message[:1024],
             "type": "Warning" if self.warning else "Normal",
             "regarding": {
-                "apiVersion": f"{labels.GROUP}/{labels.VERSION}",
-                "kind": labels.KIND,
+                "apiVersion": f"{child_metadata.GROUP}/{child_metadata.VERSION}",
+                "kind": child_metadata.KIND,
                 "namespace": self.namespace,
                 "name": self.pool,
                 "uid": self.uid,
@@ -86,8 +86,8 @@ class Workload:
         current = seen.get("observedGeneration", 0) >= body["metadata"]["generation"]
         return Workload(
             name=body["metadata"]["name"],
-            component=tags[labels.COMPONENT],
-            node_pool=tags.get(labels.NODE_POOL),
+            component=tags[child_metadata.COMPONENT],
+            node_pool=tags.get(child_metadata.NODE_POOL),
             desired=desired,
             ready=seen.get("readyReplicas", 0),
             existing=seen.get("replicas", 0),
@@ -167,7 +167,7 @@ def of_reconcile(
 ) -> dict[str, Any]:
     """The part of the status that `reconcile` writes."""
     engines = sorted((part for part in parts if part.node_pool), key=lambda part: str(part.node_pool))
-    selector = labels.selector(pool, "engine")
+    selector = child_metadata.selector(pool, "engine")
     return {
         "observedGeneration": generation,
         "conditions": list(stated),

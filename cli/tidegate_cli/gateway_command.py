@@ -8,7 +8,7 @@ import pathlib
 
 import uvloop
 
-from tidegate_cli.errors import Failed, Usage
+from tidegate_cli.command_errors import Failed, Usage
 from tidegate_gateway import app, decode, settings
 
 

@@ -7,8 +7,9 @@ import json
 
 import pytest
 
-from tidegate_operator import reconcile, spec, steer_pool, steering, testing
-from tidegate_policy.steer import guards
+from tidegate_control import engine_double
+from tidegate_operator import operator_doubles, pool_steering, reconcile, spec
+from tidegate_policy.steer import guards, steering_loop
 from tidegate_proto.v1 import control_pb2
 
 START = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
@@ -29,23 +30,23 @@ class Clock:
 @contextlib.asynccontextmanager
 async def a_pool_with_engines(cluster, kubectl, namespace, rules, **policy):
     """A pool whose two pods are ready; yields its two engines and a way to make a steering of it."""
-    body = testing.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy={**QUICK, **policy})
+    body = operator_doubles.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy={**QUICK, **policy})
     kubectl("create", "-f", "-", body=body)
     await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
     kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=60s")
-    engines = {"fast": testing.FakeEngine(), "slow": testing.FakeEngine()}
+    engines = {"fast": engine_double.FakeEngine(), "slow": engine_double.FakeEngine()}
     for engine in engines.values():
-        engine.report = testing.calm()
+        engine.report = engine_double.calm()
         await engine.start()
     made = []
 
     def steering(clock, admin=None, api=cluster):
         def locate(pod):
-            ready = steer_pool.ready_address(pod)
+            ready = pool_steering.ready_address(pod)
             return ready and engines[pod["metadata"]["labels"]["tidegate.dev/node-pool"]].address
 
-        told = admin or testing.FakeAdmin()
-        made.append(steer_pool.Steering(api, rules, admin_of=lambda _pool: told, clock=clock, locate=locate))
+        told = admin or operator_doubles.FakeAdmin()
+        made.append(pool_steering.Steering(api, rules, admin_of=lambda _pool: told, clock=clock, locate=locate))
         return made[-1]
 
     try:
@@ -86,7 +87,7 @@ def scale_to_nothing(kubectl, *names):
 
 
 def respecify(kubectl, **policy):
-    body = testing.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy={**QUICK, **policy})
+    body = operator_doubles.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy={**QUICK, **policy})
     kubectl("replace", "-f", "-", body=body)
 
 
@@ -104,11 +105,11 @@ async def test_a_switch_is_seen_on_the_engines_in_the_status_and_as_an_event(clu
         clock = Clock()
         steering = make(clock)
         assert await look(steering, namespace, clock, engines, 0) == 1.0
-        assert status(kubectl)["activePolicy"]["name"] == "sjf"
+        assert status(kubectl)["activePolicy"]["name"] == "urgency"
         await look(steering, namespace, clock, engines, 100)
         assert condition(kubectl, "PolicyStable")["status"] == "True"
-        await look(steering, namespace, clock, engines, 1, testing.blocked())
-        assert [engine.set_to for engine in engines.values()] == [["sjf", "two-lane"]] * 2
+        await look(steering, namespace, clock, engines, 1, engine_double.blocked())
+        assert [engine.set_to for engine in engines.values()] == [["urgency", "two-lane"]] * 2
         found = status(kubectl)
         assert found["activePolicy"]["name"] == "two-lane"
         assert found["activePolicy"]["since"] == "2026-01-02T03:05:46.000000Z"
@@ -126,9 +127,9 @@ async def test_a_rollback_is_a_warning(cluster, kubectl, namespace, rules):
         steering = make(clock)
         await look(steering, namespace, clock, engines, 0)
         await look(steering, namespace, clock, engines, 100)
-        await look(steering, namespace, clock, engines, 1, testing.blocked())
-        await look(steering, namespace, clock, engines, 5, testing.worse())
-        assert [engine.policy for engine in engines.values()] == ["sjf", "sjf"]
+        await look(steering, namespace, clock, engines, 1, engine_double.blocked())
+        await look(steering, namespace, clock, engines, 5, engine_double.worse())
+        assert [engine.policy for engine in engines.values()] == ["urgency", "urgency"]
         assert "Warning" in kubectl("events", "--for", "servingpool/chat")
         assert "PolicyRolledBack" in kubectl("events", "--for", "servingpool/chat")
 
@@ -139,12 +140,12 @@ async def test_an_operator_that_takes_over_carries_on(cluster, kubectl, namespac
         first = make(clock)
         await look(first, namespace, clock, engines, 0)
         await look(first, namespace, clock, engines, 100)
-        await look(first, namespace, clock, engines, 1, testing.blocked())
+        await look(first, namespace, clock, engines, 1, engine_double.blocked())
         await first.close()
         second = make(clock)
         await look(second, namespace, clock, engines, 1)
-        await look(second, namespace, clock, engines, 5, testing.worse())
-        assert status(kubectl)["activePolicy"]["name"] == "sjf"  # it knew what the switch had to be compared with
+        await look(second, namespace, clock, engines, 5, engine_double.worse())
+        assert status(kubectl)["activePolicy"]["name"] == "urgency"  # it knew what the switch had to be compared with
 
 
 async def test_a_decision_that_was_written_down_is_put_in_force_by_the_next_operator(
@@ -155,14 +156,14 @@ async def test_a_decision_that_was_written_down_is_put_in_force_by_the_next_oper
         first = make(clock)
         await look(first, namespace, clock, engines, 0)
         for engine in engines.values():
-            engine.refuses = True  # as if the operator had died just before it told them
+            engine.rejects = True  # as if the operator had died just before it told them
         await look(first, namespace, clock, engines, 100)
-        await look(first, namespace, clock, engines, 1, testing.blocked())
+        await look(first, namespace, clock, engines, 1, engine_double.blocked())
         assert status(kubectl)["activePolicy"]["name"] == "two-lane"
-        assert [engine.policy for engine in engines.values()] == ["sjf", "sjf"]
+        assert [engine.policy for engine in engines.values()] == ["urgency", "urgency"]
         await first.close()
         for engine in engines.values():
-            engine.refuses = False
+            engine.rejects = False
         await look(make(clock), namespace, clock, engines, 1)
         assert [engine.policy for engine in engines.values()] == ["two-lane", "two-lane"]
 
@@ -173,15 +174,15 @@ async def test_dying_while_it_is_written_down_tells_no_engine_what_the_status_do
     async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
         clock = Clock()
         for after in range(2):
-            mortal = make(clock, api=testing.MortalCluster(cluster, after=after))
-            with pytest.raises(testing.Died):  # noqa: PT012  # which look writes what is not the point
+            mortal = make(clock, api=operator_doubles.MortalCluster(cluster, after=after))
+            with pytest.raises(operator_doubles.Died):  # noqa: PT012  # which look writes what is not the point
                 await look(mortal, namespace, clock, engines, 0)
                 await look(mortal, namespace, clock, engines, 100)
-                await look(mortal, namespace, clock, engines, 1, testing.blocked())
+                await look(mortal, namespace, clock, engines, 1, engine_double.blocked())
             await mortal.close()
-            assert {engine.policy for engine in engines.values()} <= {"fcfs", "sjf"}
+            assert {engine.policy for engine in engines.values()} <= {"fcfs", "urgency"}
             for engine in engines.values():
-                engine.report = testing.calm()
+                engine.report = engine_double.calm()
 
 
 async def test_a_fixed_policy_is_kept_whatever_happens(cluster, kubectl, namespace, rules):
@@ -189,15 +190,15 @@ async def test_a_fixed_policy_is_kept_whatever_happens(cluster, kubectl, namespa
         clock = Clock()
         steering = make(clock)
         await look(steering, namespace, clock, engines, 0)
-        await look(steering, namespace, clock, engines, 100, testing.blocked())
+        await look(steering, namespace, clock, engines, 100, engine_double.blocked())
         assert [engine.set_to for engine in engines.values()] == [["edf"], ["edf"]]
         assert status(kubectl)["activePolicy"]["reason"] == "spec.policy.name"
 
 
 async def test_a_manual_override_is_shown(cluster, kubectl, namespace, rules):
     async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
-        clock, admin = Clock(), testing.FakeAdmin()
-        admin.by_hand = steering.Override(policy="priority", reason="set by hand")
+        clock, admin = Clock(), operator_doubles.FakeAdmin()
+        admin.by_hand = steering_loop.Override(policy="priority", reason="set by hand")
         await look(make(clock, admin), namespace, clock, engines, 0)
         active = status(kubectl)["activePolicy"]
         assert (active["name"], active["override"], active["reason"]) == ("priority", True, "set by hand")
@@ -208,21 +209,21 @@ async def test_an_override_outlives_the_operator_while_no_gateway_answers_and_en
     cluster, kubectl, namespace, rules
 ):
     async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
-        clock, admin = Clock(), testing.FakeAdmin()
+        clock, admin = Clock(), operator_doubles.FakeAdmin()
         first = make(clock, admin)
         await look(first, namespace, clock, engines, 0)
-        admin.by_hand = steering.Override(policy="priority", reason="by me", until_s=START.timestamp() + 600)
+        admin.by_hand = steering_loop.Override(policy="priority", reason="by me", ends_at_s=START.timestamp() + 600)
         await look(first, namespace, clock, engines, 1)
         await first.close()
-        second = make(clock, testing.FakeAdmin(heard=False))
+        second = make(clock, operator_doubles.FakeAdmin(heard=False))
         await look(second, namespace, clock, engines, 1)
         await look(second, namespace, clock, engines, 500)
         active = status(kubectl)["activePolicy"]
         assert (active["name"], active["override"], active["reason"]) == ("priority", True, "by me")
         await look(second, namespace, clock, engines, 100)
         active = status(kubectl)["activePolicy"]
-        assert (active["name"], active["override"], active["reason"]) == ("sjf", False, "the override has ended")
-        assert [engine.policy for engine in engines.values()] == ["sjf", "sjf"]
+        assert (active["name"], active["override"], active["reason"]) == ("urgency", False, "the override has ended")
+        assert [engine.policy for engine in engines.values()] == ["urgency", "urgency"]
 
 
 @pytest.mark.parametrize("heard", [True, False])
@@ -232,29 +233,31 @@ async def test_a_policy_that_the_spec_fixes_no_more_ends_whether_or_not_a_gatewa
     async with a_pool_with_engines(cluster, kubectl, namespace, rules, mode="fixed", name="edf") as (engines, make):
         clock = Clock()
         await look(make(clock), namespace, clock, engines, 0)
-        body = testing.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy=QUICK)
+        body = operator_doubles.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy=QUICK)
         kubectl("replace", "-f", "-", body=body)
-        await look(make(clock, testing.FakeAdmin(heard=heard)), namespace, clock, engines, 1)
-        assert status(kubectl)["activePolicy"]["name"] == "sjf"
+        await look(make(clock, operator_doubles.FakeAdmin(heard=heard)), namespace, clock, engines, 1)
+        assert status(kubectl)["activePolicy"]["name"] == "urgency"
 
 
 async def test_the_gateways_are_told_what_the_engines_were_told(cluster, kubectl, namespace, rules):
     async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
-        clock, admin = Clock(), testing.FakeAdmin()
+        clock, admin = Clock(), operator_doubles.FakeAdmin()
         steered = make(clock, admin)
         await look(steered, namespace, clock, engines, 0)
         await look(steered, namespace, clock, engines, 100)
-        assert admin.told == ["sjf"]
-        await look(steered, namespace, clock, engines, 1, testing.blocked())
-        assert admin.told == ["sjf", "two-lane"]
+        assert admin.told == ["urgency"]
+        await look(steered, namespace, clock, engines, 1, engine_double.blocked())
+        assert admin.told == ["urgency", "two-lane"]
         assert status(kubectl)["alpha"] == 0.2
 
 
 async def test_a_pool_without_ready_engines_waits(cluster, kubectl, namespace, rules):
-    kubectl("create", "-f", "-", body=testing.pool(nodePools=[{"name": "none", "replicas": 0}]))
+    kubectl("create", "-f", "-", body=operator_doubles.pool(nodePools=[{"name": "none", "replicas": 0}]))
 
-    steering = steer_pool.Steering(cluster, rules, admin_of=lambda _pool: testing.FakeAdmin(), clock=Clock())
-    assert await steering.steer((namespace, "chat")) == steer_pool.WAIT_S
+    steering = pool_steering.Steering(
+        cluster, rules, admin_of=lambda _pool: operator_doubles.FakeAdmin(), clock=Clock()
+    )
+    assert await steering.steer((namespace, "chat")) == pool_steering.WAIT_S
     kubectl("delete", "spool/chat")
     assert await steering.steer((namespace, "chat")) is None
 
@@ -266,7 +269,7 @@ async def test_addresses_that_no_engine_has_any_more_are_left(cluster, kubectl, 
         await look(steering, namespace, clock, engines, 0)
         assert watched(engines) == ["fast", "slow"]
         scale_to_nothing(kubectl, "fast", "slow")
-        assert await look(steering, namespace, clock, engines, 1) == steer_pool.WAIT_S
+        assert await look(steering, namespace, clock, engines, 1) == pool_steering.WAIT_S
         await until(lambda: watched(engines) == [])
 
 
@@ -280,20 +283,20 @@ async def test_while_the_spec_is_invalid_the_engines_that_still_run_are_watched_
         respecify(kubectl, mode="fixed", name="unheard-of")
         scale_to_nothing(kubectl, "fast")
         for _ in range(2):
-            assert await look(steering, namespace, clock, engines, 100, testing.blocked()) == steer_pool.WAIT_S
+            assert await look(steering, namespace, clock, engines, 100, engine_double.blocked()) == pool_steering.WAIT_S
         assert watched(engines) == ["slow"]
-        assert [engine.set_to for engine in engines.values()] == [["sjf"], ["sjf"]]
+        assert [engine.set_to for engine in engines.values()] == [["urgency"], ["urgency"]]
         respecify(kubectl, mode="fixed", name="edf")
         assert await look(steering, namespace, clock, engines, 1) == 1.0
-        assert [engine.set_to for engine in engines.values()] == [["sjf"], ["sjf", "edf"]]
+        assert [engine.set_to for engine in engines.values()] == [["urgency"], ["urgency", "edf"]]
 
 
 @pytest.mark.parametrize("measured", [[], ["fast"], ["fast", "slow"]])
 async def test_a_status_that_says_so_already_is_not_written_again(cluster, kubectl, namespace, rules, measured):
     async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
-        clock, api = Clock(), testing.MortalCluster(cluster, after=100)
+        clock, api = Clock(), operator_doubles.MortalCluster(cluster, after=100)
         for name, engine in engines.items():
-            engine.report = testing.calm() if name in measured else control_pb2.QosReport()
+            engine.report = engine_double.calm() if name in measured else control_pb2.QosReport()
         steering = make(clock, api=api)
         await look(steering, namespace, clock, engines, 0)
         await look(steering, namespace, clock, engines, 100)
@@ -322,26 +325,26 @@ async def test_a_share_that_nobody_measures_any_more_goes(cluster, kubectl, name
 
 async def test_an_override_that_is_to_have_no_end_is_remembered_without_one(cluster, kubectl, namespace, rules):
     async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
-        clock, admin = Clock(), testing.FakeAdmin()
-        admin.by_hand = steering.Override(policy="priority", reason="by me", until_s=START.timestamp() + 600)
+        clock, admin = Clock(), operator_doubles.FakeAdmin()
+        admin.by_hand = steering_loop.Override(policy="priority", reason="by me", ends_at_s=START.timestamp() + 600)
         steered = make(clock, admin)
         await look(steered, namespace, clock, engines, 0)
         await look(steered, namespace, clock, engines, 100)
-        assert status(kubectl)["steering"]["until_s"] == START.timestamp() + 600
-        admin.by_hand = steering.Override(policy="priority", reason="by me")
+        assert status(kubectl)["steering"]["ends_at_s"] == START.timestamp() + 600
+        admin.by_hand = steering_loop.Override(policy="priority", reason="by me")
         await look(steered, namespace, clock, engines, 1)
-        assert "until_s" not in status(kubectl)["steering"]
+        assert "ends_at_s" not in status(kubectl)["steering"]
 
 
 @pytest.mark.parametrize(("age_s", "stable"), [(60, "False"), (119, "False"), (120, "True")])
 async def test_a_policy_whose_dwell_was_doubled_is_stable_after_that(cluster, kubectl, namespace, rules, age_s, stable):
-    kubectl("create", "-f", "-", body=testing.pool(policy=QUICK))
+    kubectl("create", "-f", "-", body=operator_doubles.pool(policy=QUICK))
     pool = spec.parse(await cluster.pool(namespace, "chat"), rules.known)
-    state = guards.SteerState(active="edf", since_s=START.timestamp(), kind=guards.Kind.SWITCH, returns=1)
+    state = guards.SteerState(active="edf", since_at_s=START.timestamp(), kind=guards.Kind.SWITCH, returns=1)
     kept = guards.Verdict(kind=guards.Kind.KEEP, policy="edf", reason="start")
-    outcome = steering.Outcome(state=state, verdict=kept, window=None)
+    outcome = steering_loop.Outcome(state=state, verdict=kept, window=None)
     now = START + datetime.timedelta(seconds=age_s)
-    stated = steer_pool.of_steering({}, pool, outcome, None, {}, now)
+    stated = pool_steering.of_steering({}, pool, outcome, None, {}, now)
     assert [(item["type"], item["status"]) for item in stated["conditions"]] == [("PolicyStable", stable)]
 
 
@@ -351,14 +354,14 @@ async def test_a_pool_that_is_made_again_under_its_name_starts_afresh(cluster, k
         steered = make(clock)
         await look(steered, namespace, clock, engines, 0)
         await look(steered, namespace, clock, engines, 100)
-        await look(steered, namespace, clock, engines, 1, testing.blocked())
+        await look(steered, namespace, clock, engines, 1, engine_double.blocked())
         assert status(kubectl)["activePolicy"]["name"] == "two-lane"
         kubectl("delete", "spool/chat")
-        body = testing.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy=QUICK)
+        body = operator_doubles.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy=QUICK)
         kubectl("create", "-f", "-", body=body)
         gone = [f"deployment/chat-{name}" for name in ("engine-fast", "engine-slow", "gateway")]
         kubectl("wait", "--for=delete", *gone, "--timeout=60s")
         await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
         kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=60s")
-        await look(steered, namespace, clock, engines, 1, testing.calm())
-        assert status(kubectl)["activePolicy"]["name"] == "sjf"
+        await look(steered, namespace, clock, engines, 1, engine_double.calm())
+        assert status(kubectl)["activePolicy"]["name"] == "urgency"

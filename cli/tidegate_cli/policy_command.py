@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from tidegate_cli.errors import Failed, Usage
+from tidegate_cli.command_errors import Failed, Usage
 from tidegate_policy import duration, policies
 
 ADMIN = "http://127.0.0.1:8001"

@@ -23,13 +23,14 @@ from typing import Any
 import aiohttp
 import yaml
 
-from tidegate_cli import engines, processes, valkey, welcome
-from tidegate_cli.errors import Failed, Usage
-from tidegate_operator import gateway_admin, steering
+from tidegate_cli import embedded_valkey, engine_spec, processes, welcome
+from tidegate_cli.command_errors import Failed, Usage
+from tidegate_control import steering_driver
+from tidegate_operator import gateway_admin
 from tidegate_policy import policies
-from tidegate_policy.steer import guards
+from tidegate_policy.steer import guards, steering_loop
 
-ENGINE_START_S = {engines.Simulated: 30.0, engines.Vllm: 600.0, engines.Running: 10.0}
+ENGINE_START_S = {engine_spec.Simulated: 30.0, engine_spec.Vllm: 600.0, engine_spec.Running: 10.0}
 INTERVAL_S = 10.0
 """Between two steering decisions; shorter than a cluster's, for one machine is watched by one person."""
 RESTARTS, RESTARTS_S = 3, 600.0
@@ -43,7 +44,7 @@ INTERRUPTED = 130
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engines",
-        default=engines.DEFAULT,
+        default=engine_spec.DEFAULT,
         metavar="SPEC",
         help="sim:PROFILE,... (simulated), vllm[:N] (real vLLM), or http://HOST:PORT,... (default: %(default)s)",
     )
@@ -76,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         raise Usage(f"unknown policy {options.policy!r}; known are auto, {', '.join(sorted(policies.POLICIES))}")
     if not 0.01 <= options.sim_speed <= 1000:
         raise Usage("--sim-speed must be between 0.01 and 1000")
-    wanted = engines.parse(options.engines, speed=options.sim_speed)
+    wanted = engine_spec.parse(options.engines, speed=options.sim_speed)
     if options.model is not None:
         _check_model(options.model, wanted)
     if len({options.port, options.grpc_port, options.admin_port}) < 3:
@@ -91,14 +92,14 @@ def run(options: argparse.Namespace) -> int:
         return asyncio.run(_run(options, wanted))
 
 
-def _check_model(model: str, wanted: list[engines.Engine]) -> None:
-    if not any(isinstance(engine, engines.Vllm) for engine in wanted):
+def _check_model(model: str, wanted: list[engine_spec.Engine]) -> None:
+    if not any(isinstance(engine, engine_spec.Vllm) for engine in wanted):
         raise Usage("--model goes with --engines vllm")
     if not (pathlib.Path(model) / "config.json").is_file():
         raise Usage(f"--model: {model} is not a folder with a model (config.json, weights, tokenizer)")
 
 
-async def _run(options: argparse.Namespace, wanted: list[engines.Engine]) -> int:
+async def _run(options: argparse.Namespace, wanted: list[engine_spec.Engine]) -> int:
     loop, stop, hurry = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     family = processes.Family(options.state / "logs")
 
@@ -119,7 +120,7 @@ async def _run(options: argparse.Namespace, wanted: list[engines.Engine]) -> int
 
 
 async def _serve(
-    options: argparse.Namespace, wanted: list[engines.Engine], family: processes.Family, stop: asyncio.Event
+    options: argparse.Namespace, wanted: list[engine_spec.Engine], family: processes.Family, stop: asyncio.Event
 ) -> int:
     starting = asyncio.create_task(_start(options, wanted, family))
     interrupted = asyncio.create_task(stop.wait())
@@ -135,14 +136,16 @@ async def _serve(
     return await _watch(options, started, family, interrupted)
 
 
-async def _start(options: argparse.Namespace, wanted: list[engines.Engine], family: processes.Family) -> list[Started]:
+async def _start(
+    options: argparse.Namespace, wanted: list[engine_spec.Engine], family: processes.Family
+) -> list[Started]:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
-        store = await family.start("valkey", valkey.command(options.state))
+        store = await family.start("valkey", embedded_valkey.command(options.state))
         environment = _vllm_environment(wanted)
         started = await asyncio.gather(
             *(_start_engine(options, engine, family, session, environment) for engine in wanted)
         )
-        await processes.wait_until(store, lambda: valkey.answers(options.state), patience_s=30)
+        await processes.wait_until(store, lambda: embedded_valkey.answers(options.state), patience_s=30)
         settings = options.state / "gateway.yaml"
         settings.write_text(yaml.safe_dump(_gateway_settings(options, started), sort_keys=False))
         gateway = await family.start("gateway", processes.ourselves("gateway", "--config", str(settings)), stop_s=40)
@@ -153,19 +156,19 @@ async def _start(options: argparse.Namespace, wanted: list[engines.Engine], fami
 
 async def _start_engine(
     options: argparse.Namespace,
-    engine: engines.Engine,
+    engine: engine_spec.Engine,
     family: processes.Family,
     session: aiohttp.ClientSession,
     environment: Mapping[str, str],
 ) -> Started:
-    if isinstance(engine, engines.Running):
+    if isinstance(engine, engine_spec.Running):
         if not await _lists_models(session, engine.url):
             raise Failed(f"{engine.url}/v1/models lists no models; is it an OpenAI-compatible engine, and does it run?")
         return Started(name=engine.name, url=engine.url, control=None, cost=None)
     port, control = processes.free_port(), f"127.0.0.1:{processes.free_port()}"
     url = f"http://127.0.0.1:{port}"
     listen = ["--host", "127.0.0.1", "--port", str(port), "--control", control]
-    if isinstance(engine, engines.Simulated):
+    if isinstance(engine, engine_spec.Simulated):
         words = ["sim-engine", *listen, "--profile", engine.profile, "--speed", str(options.sim_speed)]
         cost: dict[str, Any] | None = dataclasses.asdict(engine.cost)
     else:
@@ -177,12 +180,12 @@ async def _start_engine(
     return Started(name=engine.name, url=url, control=control, cost=cost)
 
 
-def _vllm_environment(wanted: list[engines.Engine]) -> dict[str, str]:
-    count = sum(isinstance(engine, engines.Vllm) for engine in wanted)
+def _vllm_environment(wanted: list[engine_spec.Engine]) -> dict[str, str]:
+    count = sum(isinstance(engine, engine_spec.Vllm) for engine in wanted)
     if not count:
         return {}
     sys.stderr.write("starting vLLM; on a CPU this takes about a minute\n")
-    return engines.vllm_environment(count, cores=len(os.sched_getaffinity(0)), given=os.environ)
+    return engine_spec.vllm_environment(count, cores=len(os.sched_getaffinity(0)), given=os.environ)
 
 
 def _vllm_flags(model: str | None) -> list[str]:
@@ -203,7 +206,7 @@ def _gateway_settings(options: argparse.Namespace, started: list[Started]) -> di
         "engines": [
             {key: value for key, value in dataclasses.asdict(engine).items() if value is not None} for engine in started
         ],
-        "store": {"url": valkey.url(options.state), "pool": "up"},
+        "store": {"url": embedded_valkey.url(options.state), "pool": "up"},
     }
 
 
@@ -243,26 +246,26 @@ async def _keep(family: processes.Family) -> None:
 
 
 async def _steer(options: argparse.Namespace, controls: list[str]) -> None:
-    settings = steering.Settings(
+    settings = steering_loop.Settings(
         allow=tuple(sorted(policies.POLICIES)),
         interval_s=INTERVAL_S,
         guards=guards.GuardSettings(dwell_s=3 * INTERVAL_S),
     )
-    held = None if options.policy == "auto" else steering.Override(policy=options.policy, reason="--policy")
-    loop = steering.Loop(None, settings, now=time.time())
+    held = None if options.policy == "auto" else steering_loop.Override(policy=options.policy, reason="--policy")
+    driver = steering_driver.SteeringDriver(None, settings, now=time.time())
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
         admin = gateway_admin.GatewayAdmin(session, f"http://127.0.0.1:{options.admin_port}")
         try:
-            await loop.engines.retarget(controls)
+            await driver.retarget(controls)
             while True:
                 await asyncio.sleep(LOOK_S)
-                outcome = loop.decide(time.time(), await admin.override() or held)
+                outcome = driver.observe(time.time(), await admin.override() or held)
                 if outcome.verdict.kind is not guards.Kind.KEEP:
                     sys.stderr.write(f"policy {outcome.verdict.policy}: {outcome.verdict.reason}\n")
-                await loop.enforce()
+                await driver.enforce()
                 await admin.follow(outcome.state.active, outcome.state.reason)
         finally:
-            await loop.engines.close()
+            await driver.close()
 
 
 async def _lists_models(session: aiohttp.ClientSession, url: str) -> bool:

@@ -1,6 +1,6 @@
 import pytest
 
-from tidegate_operator import status
+from tidegate_operator import pool_status
 
 
 def deployment(name="chat-engine-a", *, desired=2, ready=2, updated=2, existing=2, generation=1, seen=1, conditions=()):
@@ -17,7 +17,7 @@ def deployment(name="chat-engine-a", *, desired=2, ready=2, updated=2, existing=
 
 
 def told(children, problems=()):
-    stated = status.conditions(status.workloads(children), problems)
+    stated = pool_status.conditions(pool_status.workloads(children), problems)
     return {item.type: (item.status, item.reason) for item in stated}
 
 
@@ -60,8 +60,8 @@ def test_a_bad_spec_is_degraded_and_not_ready_even_while_all_runs():
 
 def test_the_instant_of_a_condition_moves_only_with_its_status():
     def at(now, ready, before):
-        return status.timed(
-            [status.Condition(type="Ready", status=ready, reason="R", message="m")], before, generation=1, now=now
+        return pool_status.timed(
+            [pool_status.Condition(type="Ready", status=ready, reason="R", message="m")], before, generation=1, now=now
         )
 
     first = at("t1", False, [])
@@ -71,8 +71,8 @@ def test_the_instant_of_a_condition_moves_only_with_its_status():
 
 
 def test_the_counts_are_of_engines():
-    parts = status.workloads([deployment("chat-engine-b", ready=1), deployment("chat-engine-a")])
-    stated = status.of_reconcile(parts, [], pool="chat", generation=4)
+    parts = pool_status.workloads([deployment("chat-engine-b", ready=1), deployment("chat-engine-a")])
+    stated = pool_status.of_reconcile(parts, [], pool="chat", generation=4)
     assert stated["engines"] == "3/4"
     assert stated["replicas"] == 4
     assert [item["name"] for item in stated["nodePools"]] == ["a", "b"]
@@ -88,33 +88,33 @@ def test_stating_the_same_again_is_no_change_whatever_the_other_writer_adds():
     theirs = {"activePolicy": {"name": "edf"}, "conditions": [{"type": "PolicyStable", "status": "True"}]}
     both = {**ours, **theirs, "conditions": ours["conditions"] + theirs["conditions"]}
     both["nodePools"] = [{"name": "a", "ready": 1, "sloAttainment": 0.5}]
-    assert not status.changed(both, ours, owns=["ready"])
-    assert status.changed(both, {**ours, "engines": "0/1"}, owns=["ready"])
-    assert status.changed(both, {**ours, "nodePools": []}, owns=["ready"])
+    assert not pool_status.changed(both, ours, owns=["ready"])
+    assert pool_status.changed(both, {**ours, "engines": "0/1"}, owns=["ready"])
+    assert pool_status.changed(both, {**ours, "nodePools": []}, owns=["ready"])
 
 
 @pytest.mark.parametrize("measured", [[], [{"name": "a", "sloAttainment": 0.5}]])
 def test_entries_that_only_the_other_writer_states_are_no_change(measured):
     counted = [{"name": "a", "ready": 1}, {"name": "b", "ready": 1}]
     both = [{**counted[0], **(measured[0] if measured else {})}, counted[1]]
-    assert not status.changed({"nodePools": both}, {"nodePools": measured}, owns=["sloAttainment"])
-    assert not status.changed({"nodePools": both}, {"nodePools": counted}, owns=["ready"])
-    assert not status.changed({"nodePools": measured}, {"nodePools": []}, owns=["ready"])
+    assert not pool_status.changed({"nodePools": both}, {"nodePools": measured}, owns=["sloAttainment"])
+    assert not pool_status.changed({"nodePools": both}, {"nodePools": counted}, owns=["ready"])
+    assert not pool_status.changed({"nodePools": measured}, {"nodePools": []}, owns=["ready"])
 
 
 @pytest.mark.parametrize(
     "fewer", [{"alpha": None}, {"steering": {"active": "edf"}}, {"nodePools": []}, {"nodePools": [{"name": "a"}]}]
 )
 def test_what_a_writer_states_no_more_is_a_change(fewer):
-    before = {"alpha": 0.2, "steering": {"active": "edf", "until_s": 9.0}, "nodePools": [{"name": "a", "alpha": 0.5}]}
+    before = {"alpha": 0.2, "steering": {"active": "edf", "ends_at_s": 9.0}, "nodePools": [{"name": "a", "alpha": 0.5}]}
     stated = {key: value for key, value in {**before, **fewer}.items() if value is not None}
-    assert not status.changed(before, before, owns=["alpha"])
-    assert status.changed(before, stated, owns=["alpha"])
+    assert not pool_status.changed(before, before, owns=["alpha"])
+    assert pool_status.changed(before, stated, owns=["alpha"])
 
 
 def test_the_same_event_at_the_same_instant_is_the_same_object():
     def event(at):
-        made = status.Event(namespace="n", pool="chat", uid="u", reason="R", message="m", at=at)
+        made = pool_status.Event(namespace="n", pool="chat", uid="u", reason="R", message="m", at=at)
         return made.manifest(controller="c", instance="i")["metadata"]["name"]
 
     assert event("t1") == event("t1")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tidegate_cli import main, policy
+from tidegate_cli import main, policy_command
 from tidegate_gateway import app, settings, testing
 
 
@@ -79,4 +79,4 @@ def test_an_address_without_a_gateway_is_one_sentence(admin: str, capsys: pytest
 )
 def test_each_engine_says_how_it_stands_to_the_policy(fields: dict[str, object], said: str) -> None:
     engine = {"control": "127.0.0.1:1", "policy": None, "fallback": None, **fields}
-    assert policy.standing(engine, "edf") == said
+    assert policy_command.standing(engine, "edf") == said

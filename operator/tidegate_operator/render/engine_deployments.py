@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tidegate_operator import spec
-from tidegate_operator.render import labels, pods
+from tidegate_operator.render import child_metadata, pods
 
 COMPONENT = "engine"
-PORTS = {"http": labels.HTTP_PORT, "control": labels.CONTROL_PORT}
+PORTS = {"http": child_metadata.HTTP_PORT, "control": child_metadata.CONTROL_PORT}
 LEAVE_S = 5
 """Seconds that a stopping engine still takes calls while the gateways learn that it goes."""
 PROBE_S = 5
@@ -18,22 +18,22 @@ PROBE_S = 5
 
 def manifests(
     pool: spec.Pool, counts: Mapping[str, int], *, image: pods.Image, operator_namespace: str
-) -> Iterator[labels.Manifest]:
-    yield labels.service_account(pool, COMPONENT)
+) -> Iterator[child_metadata.Manifest]:
+    yield child_metadata.service_account(pool, COMPONENT)
     yield _network_policy(pool, operator_namespace)
     for node_pool in pool.node_pools:
-        name = labels.engine_name(pool, node_pool.name)
+        name = child_metadata.engine_name(pool, node_pool.name)
         yield _service(pool, node_pool, name)
-        yield labels.disruption_budget(pool, name, COMPONENT, node_pool.name)
+        yield child_metadata.disruption_budget(pool, name, COMPONENT, node_pool.name)
         yield _deployment(pool, node_pool, name, counts[node_pool.name], image)
 
 
-def _service(pool: spec.Pool, node_pool: spec.NodePool, name: str) -> labels.Manifest:
-    return labels.manifest(
+def _service(pool: spec.Pool, node_pool: spec.NodePool, name: str) -> child_metadata.Manifest:
+    return child_metadata.manifest(
         pool, "v1", "Service", name, COMPONENT, node_pool=node_pool.name,
         spec={
             "clusterIP": "None",
-            "selector": labels.selector(pool.name, COMPONENT, node_pool.name),
+            "selector": child_metadata.selector(pool.name, COMPONENT, node_pool.name),
             "ports": pods.service_ports(PORTS),
         },
     )  # fmt: skip
@@ -41,9 +41,9 @@ def _service(pool: spec.Pool, node_pool: spec.NodePool, name: str) -> labels.Man
 
 def _deployment(
     pool: spec.Pool, node_pool: spec.NodePool, name: str, replicas: int, image: pods.Image
-) -> labels.Manifest:
-    selector = labels.selector(pool.name, COMPONENT, node_pool.name)
-    return labels.manifest(
+) -> child_metadata.Manifest:
+    selector = child_metadata.selector(pool.name, COMPONENT, node_pool.name)
+    return child_metadata.manifest(
         pool, "apps/v1", "Deployment", name, COMPONENT, node_pool=node_pool.name,
         spec={
             "replicas": replicas,
@@ -94,7 +94,7 @@ def _pod(pool: spec.Pool, node_pool: spec.NodePool, image: pods.Image) -> dict[s
     claims = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": node_pool.claim_template}]}
     return pods.pod(
         [container],
-        account=labels.component_name(pool, COMPONENT),
+        account=child_metadata.component_name(pool, COMPONENT),
         image=image,
         volumes=[*([] if engine.simulated else [shm]), *engine.volumes],
         nodeSelector=node_selector,
@@ -118,8 +118,8 @@ def _vllm(pool: spec.Pool, node_pool: spec.NodePool) -> Iterator[str]:
     yield f"--model={_weights(pool.model)}"
     yield f"--served-model-name={pool.model.name}"
     yield "--host=0.0.0.0"
-    yield f"--port={labels.HTTP_PORT}"
-    yield f"--control=0.0.0.0:{labels.CONTROL_PORT}"
+    yield f"--port={child_metadata.HTTP_PORT}"
+    yield f"--control=0.0.0.0:{child_metadata.CONTROL_PORT}"
     yield f"--tensor-parallel-size={node_pool.tensor_parallel}"
     yield f"--shutdown-timeout={pool.engine.drain_s}"
     # The last line behind the gateways' caps and queues: beyond it the engine answers 503 and another one is asked.
@@ -140,24 +140,24 @@ def _weights(model: spec.Model) -> str:
 def _simulated(pool: spec.Pool, node_pool: spec.NodePool) -> Iterator[str]:
     yield f"--model={pool.model.name}"
     yield "--host=0.0.0.0"
-    yield f"--port={labels.HTTP_PORT}"
-    yield f"--control=0.0.0.0:{labels.CONTROL_PORT}"
+    yield f"--port={child_metadata.HTTP_PORT}"
+    yield f"--control=0.0.0.0:{child_metadata.CONTROL_PORT}"
     yield f"--speed={pool.engine.sim_speed:g}"
     yield f"--shutdown-timeout={pool.engine.drain_s}"
     if node_pool.profile:
         yield f"--profile={node_pool.profile}"
 
 
-def _network_policy(pool: spec.Pool, operator_namespace: str) -> labels.Manifest:
-    gateway = {"podSelector": {"matchLabels": labels.selector(pool.name, "gateway")}}
+def _network_policy(pool: spec.Pool, operator_namespace: str) -> child_metadata.Manifest:
+    gateway = {"podSelector": {"matchLabels": child_metadata.selector(pool.name, "gateway")}}
     operator = {
-        "podSelector": {"matchLabels": labels.OPERATOR_SELECTOR},
+        "podSelector": {"matchLabels": child_metadata.OPERATOR_SELECTOR},
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
     }
-    return labels.manifest(
-        pool, "networking.k8s.io/v1", "NetworkPolicy", labels.component_name(pool, COMPONENT), COMPONENT,
+    return child_metadata.manifest(
+        pool, "networking.k8s.io/v1", "NetworkPolicy", child_metadata.component_name(pool, COMPONENT), COMPONENT,
         spec={
-            "podSelector": {"matchLabels": labels.selector(pool.name, COMPONENT)},
+            "podSelector": {"matchLabels": child_metadata.selector(pool.name, COMPONENT)},
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"from": [gateway], "ports": [{"port": "http"}, {"port": "control"}]},

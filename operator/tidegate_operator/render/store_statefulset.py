@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tidegate_operator import spec
-from tidegate_operator.render import labels, pods
+from tidegate_operator.render import child_metadata, pods
 
 COMPONENT = "valkey"
 PORT = 6379
@@ -22,32 +22,32 @@ _ARGUMENTS = (
 
 def url(pool: spec.Pool) -> str:
     """Where the gateway finds the store."""
-    return pool.store.url or f"redis://{labels.component_name(pool, COMPONENT)}.{pool.namespace}.svc:{PORT}/0"
+    return pool.store.url or f"redis://{child_metadata.component_name(pool, COMPONENT)}.{pool.namespace}.svc:{PORT}/0"
 
 
-def manifests(pool: spec.Pool, *, image: pods.Image) -> Iterator[labels.Manifest]:
+def manifests(pool: spec.Pool, *, image: pods.Image) -> Iterator[child_metadata.Manifest]:
     if pool.store.url is not None:
         return
-    name, selector = labels.component_name(pool, COMPONENT), labels.selector(pool.name, COMPONENT)
-    yield labels.service_account(pool, COMPONENT)
-    yield labels.manifest(
+    name, selector = child_metadata.component_name(pool, COMPONENT), child_metadata.selector(pool.name, COMPONENT)
+    yield child_metadata.service_account(pool, COMPONENT)
+    yield child_metadata.manifest(
         pool, "networking.k8s.io/v1", "NetworkPolicy", name, COMPONENT,
         spec={
             "podSelector": {"matchLabels": selector},
             "policyTypes": ["Ingress"],
             "ingress": [
                 {
-                    "from": [{"podSelector": {"matchLabels": labels.selector(pool.name, "gateway")}}],
+                    "from": [{"podSelector": {"matchLabels": child_metadata.selector(pool.name, "gateway")}}],
                     "ports": [{"port": "valkey"}],
                 }
             ],
         },
     )  # fmt: skip
-    yield labels.manifest(
+    yield child_metadata.manifest(
         pool, "v1", "Service", name, COMPONENT,
         spec={"clusterIP": "None", "selector": selector, "ports": pods.service_ports({"valkey": PORT})},
     )  # fmt: skip
-    yield labels.manifest(
+    yield child_metadata.manifest(
         pool, "apps/v1", "StatefulSet", name, COMPONENT,
         spec={
             "replicas": 1,
@@ -77,7 +77,7 @@ def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
     )
     return pods.pod(
         [container],
-        account=labels.component_name(pool, COMPONENT),
+        account=child_metadata.component_name(pool, COMPONENT),
         image=image,
         volumes=[] if pool.store.storage else [{"name": "data", "emptyDir": {}}],
         terminationGracePeriodSeconds=30,

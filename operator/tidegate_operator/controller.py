@@ -9,11 +9,11 @@ import asyncio
 import datetime
 import logging
 
-from tidegate_operator import cluster, reconcile, steer_pool, worklist
+from tidegate_operator import cluster, pool_steering, reconcile, workqueue
 
 log = logging.getLogger(__name__)
 
-_AGAIN_S = {reconcile.Result.SETTLED: 60.0, reconcile.Result.REFUSED: 10.0, reconcile.Result.GONE: None}
+_AGAIN_S = {reconcile.Result.SETTLED: 60.0, reconcile.Result.REJECTED: 10.0, reconcile.Result.GONE: None}
 """Until a pool is looked at again when nothing wakes it."""
 
 
@@ -21,14 +21,14 @@ def now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-class Control:
-    def __init__(self, api: cluster.Cluster, rules: reconcile.Rules, steering: steer_pool.Steering) -> None:
+class Controller:
+    def __init__(self, api: cluster.Cluster, rules: reconcile.Rules, steering: pool_steering.Steering) -> None:
         self._api = api
         self._rules = rules
         self._steering = steering
-        self._to_reconcile: worklist.Worklist[steer_pool.Key] = worklist.Worklist(expected=cluster.ClusterError)
-        self._to_steer: worklist.Worklist[steer_pool.Key] = worklist.Worklist(expected=cluster.ClusterError)
-        self._steered: set[steer_pool.Key] = set()
+        self._to_reconcile: workqueue.Workqueue[pool_steering.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
+        self._to_steer: workqueue.Workqueue[pool_steering.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
+        self._steered: set[pool_steering.Key] = set()
 
     def wake(self, namespace: str, name: str) -> None:
         """Something has happened to this pool or to one of its children."""
@@ -47,11 +47,11 @@ class Control:
         finally:
             await self._steering.close()
 
-    async def _reconcile(self, key: steer_pool.Key) -> float | None:
+    async def _reconcile(self, key: pool_steering.Key) -> float | None:
         result = await reconcile.reconcile(self._api, *key, rules=self._rules, now=now())
         return _AGAIN_S[result]
 
-    async def _steer(self, key: steer_pool.Key) -> float | None:
+    async def _steer(self, key: pool_steering.Key) -> float | None:
         delay_s = await self._steering.steer(key)
         if delay_s is None:
             self._steered.discard(key)

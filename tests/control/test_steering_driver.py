@@ -9,12 +9,12 @@ import math
 
 import pytest
 
-from tidegate_operator import steering, testing
-from tidegate_policy.steer import guards
+from tidegate_control import control_client, engine_double, steering_driver
+from tidegate_policy.steer import guards, steering_loop
 from tidegate_proto.v1 import control_pb2
 
-SETTINGS = steering.Settings(
-    allow=("two-lane", "edf", "sjf", "fcfs"),
+SETTINGS = steering_loop.Settings(
+    allow=("two-lane", "edf", "urgency", "fcfs"),
     interval_s=0.2,
     guards=guards.GuardSettings(dwell_s=60.0, window_s=20.0, rho=1.2),
 )
@@ -24,11 +24,11 @@ START_S = 1_000_000.0
 @contextlib.asynccontextmanager
 async def steered(count=2, *, settings=SETTINGS, state=None, now=START_S):
     """A loop over `count` engines that have all reported."""
-    engines = [testing.FakeEngine() for _ in range(count)]
+    engines = [engine_double.FakeEngine() for _ in range(count)]
     for engine in engines:
-        engine.report = testing.calm()
+        engine.report = engine_double.calm()
         await engine.start()
-    loop = steering.Loop(state, settings, now=now)
+    loop = steering_driver.SteeringDriver(state, settings, now=now)
     try:
         await loop.engines.retarget([engine.address for engine in engines])
         yield loop, engines
@@ -45,7 +45,7 @@ async def until(holds):
 
 
 async def heard(loop, engines):
-    await until(lambda: loop.engines.heard() >= {engine.address for engine in engines})
+    await until(lambda: loop.engines.reported() >= {engine.address for engine in engines})
 
 
 async def decide(loop, engines, now, report=None, override=None):
@@ -54,46 +54,46 @@ async def decide(loop, engines, now, report=None, override=None):
         for engine in engines:
             engine.report = report
         await asyncio.sleep(0.15)  # one of the old kind may be on its way
-    loop.engines.take()
+    loop.engines.take_reports()
     await heard(loop, engines)
-    outcome = loop.decide(now, override)
+    outcome = loop.observe(now, override)
     return outcome, await loop.enforce()
 
 
 async def test_a_new_pool_starts_with_the_start_policy_everywhere():
     async with steered() as (loop, engines):
         outcome, failed = await decide(loop, engines, START_S + 1)
-        assert (outcome.state.active, failed) == ("sjf", {})
-        assert [engine.set_to for engine in engines] == [["sjf"], ["sjf"]]
+        assert (outcome.state.active, failed) == ("urgency", {})
+        assert [engine.set_to for engine in engines] == [["urgency"], ["urgency"]]
 
 
 async def test_a_shift_of_the_load_switches_every_engine_once():
     async with steered() as (loop, engines):
         await decide(loop, engines, START_S + 1)
-        outcome, _ = await decide(loop, engines, START_S + 100, testing.blocked())
+        outcome, _ = await decide(loop, engines, START_S + 100, engine_double.blocked())
         assert outcome.verdict.kind is guards.Kind.SWITCH
         assert outcome.verdict.policy == "two-lane"
         assert "waited longer than twice their own work" in outcome.verdict.reason
-        assert [engine.set_to for engine in engines] == [["sjf", "two-lane"]] * 2
-        await decide(loop, engines, START_S + 200, testing.blocked())
-        assert [engine.set_to for engine in engines] == [["sjf", "two-lane"]] * 2
+        assert [engine.set_to for engine in engines] == [["urgency", "two-lane"]] * 2
+        await decide(loop, engines, START_S + 200, engine_double.blocked())
+        assert [engine.set_to for engine in engines] == [["urgency", "two-lane"]] * 2
 
 
 async def test_a_policy_stays_for_its_dwell():
     async with steered() as (loop, engines):
         await decide(loop, engines, START_S + 1)
-        outcome, _ = await decide(loop, engines, START_S + 59, testing.blocked())
+        outcome, _ = await decide(loop, engines, START_S + 59, engine_double.blocked())
         assert outcome.verdict.kind is guards.Kind.KEEP
 
 
 async def test_a_switch_that_makes_it_worse_is_taken_back_and_not_repeated():
     async with steered() as (loop, engines):
         await decide(loop, engines, START_S + 1)
-        await decide(loop, engines, START_S + 100, testing.blocked())
-        outcome, _ = await decide(loop, engines, START_S + 110, testing.worse())
+        await decide(loop, engines, START_S + 100, engine_double.blocked())
+        outcome, _ = await decide(loop, engines, START_S + 110, engine_double.worse())
         assert outcome.verdict.kind is guards.Kind.ROLLBACK
-        assert [engine.policy for engine in engines] == ["sjf", "sjf"]
-        outcome, _ = await decide(loop, engines, START_S + 200, testing.blocked())
+        assert [engine.policy for engine in engines] == ["urgency", "urgency"]
+        outcome, _ = await decide(loop, engines, START_S + 200, engine_double.blocked())
         assert outcome.verdict.kind is guards.Kind.KEEP  # two-lane is banned for a while
 
 
@@ -102,10 +102,10 @@ async def test_when_most_engines_fall_silent_the_pool_goes_back_to_fcfs():
         await decide(loop, engines, START_S + 1)
         for engine in engines[1:]:
             await engine.stop()
-        loop.engines.take()
+        loop.engines.take_reports()
         await until(lambda: len(loop.engines.silent()) == 2)
         await heard(loop, engines[:1])
-        outcome = loop.decide(START_S + 2, None)  # inside the dwell: an emergency does not wait
+        outcome = loop.observe(START_S + 2, None)  # inside the dwell: an emergency does not wait
         await loop.enforce()
         assert outcome.verdict.kind is guards.Kind.BYPASS
         assert engines[0].policy == "fcfs"
@@ -117,9 +117,9 @@ async def test_reports_that_come_seldom_are_no_silence():
         await decide(loop, engines, START_S + 1)
         for engine in engines[1:]:
             engine.mute = True
-        loop.engines.take()
+        loop.engines.take_reports()
         await heard(loop, engines[:1])
-        assert loop.decide(START_S + 2, None).verdict.kind is guards.Kind.KEEP
+        assert loop.observe(START_S + 2, None).verdict.kind is guards.Kind.KEEP
 
 
 async def test_engines_report_at_the_new_pace_when_the_interval_changes():
@@ -139,21 +139,21 @@ async def test_an_engine_whose_stream_is_open_and_says_nothing_falls_silent():
         for engine in engines[1:]:
             engine.mute = True
         await until(lambda: loop.engines.silent() == {engine.address for engine in engines[1:]})
-        outcome = loop.decide(START_S + 2, None)
+        outcome = loop.observe(START_S + 2, None)
         assert (outcome.verdict.kind, outcome.verdict.reason) == (guards.Kind.BYPASS, "2 of 3 engines do not report")
 
 
 @pytest.mark.parametrize(("interval_s", "period_s"), [(0.1, 0.1), (1, 0.25), (30, 7.5), (600, 60)])
 def test_the_report_period_is_one_that_engines_take(interval_s, period_s):
     wide = guards.GuardSettings(window_s=10_000.0)
-    assert dataclasses.replace(SETTINGS, interval_s=interval_s, guards=wide).period_s == period_s
+    assert dataclasses.replace(SETTINGS, interval_s=interval_s, guards=wide).report_period_s == period_s
 
 
 async def test_a_watch_that_an_engine_refuses_is_a_warning_once(caplog):
-    caplog.set_level(logging.DEBUG, logger="tidegate_operator.steering")
-    engine = testing.FakeEngine()
+    caplog.set_level(logging.DEBUG, logger="tidegate_control.control_client")
+    engine = engine_double.FakeEngine()
     await engine.start()
-    engines = steering.Engines(period_s=75.0)
+    engines = control_client.EngineConnections(report_period_s=75.0)
     try:
         await engines.retarget([engine.address])
         await until(lambda: len(caplog.records) >= 2)
@@ -169,23 +169,23 @@ async def test_an_engine_that_restarts_with_another_policy_is_set_again():
         await decide(loop, engines, START_S + 1)
         engines[0].policy = "fcfs"
         await decide(loop, engines, START_S + 2)
-        assert engines[0].set_to == ["sjf", "sjf"]
-        assert engines[1].set_to == ["sjf"]
+        assert engines[0].set_to == ["urgency", "urgency"]
+        assert engines[1].set_to == ["urgency"]
 
 
 async def test_an_engine_that_refuses_is_named_and_tried_again():
     async with steered() as (loop, engines):
-        engines[0].refuses = True
+        engines[0].rejects = True
         _, failed = await decide(loop, engines, START_S + 1)
         assert failed == {engines[0].address: "UNAVAILABLE: not now"}
-        engines[0].refuses = False
+        engines[0].rejects = False
         _, failed = await decide(loop, engines, START_S + 2)
         assert failed == {}
-        assert engines[0].set_to == ["sjf"]
+        assert engines[0].set_to == ["urgency"]
 
 
 async def test_an_engine_that_answers_rubbish_is_named_and_leaves_the_others_alone(caplog):
-    caplog.set_level(logging.DEBUG, logger="tidegate_operator.steering")
+    caplog.set_level(logging.DEBUG, logger="tidegate_control.control_client")
     async with steered() as (loop, engines):
         rubbish, healthy = engines
         await loop.engines.retarget([healthy.address])
@@ -193,15 +193,15 @@ async def test_an_engine_that_answers_rubbish_is_named_and_leaves_the_others_alo
         await loop.engines.retarget([engine.address for engine in engines])
         _, failed = await decide(loop, [healthy], START_S + 1)
         assert failed == {rubbish.address: "its answer cannot be read"}
-        assert [engine.set_to for engine in engines] == [[], ["sjf"]]
+        assert [engine.set_to for engine in engines] == [[], ["urgency"]]
         await until(lambda: loop.engines.silent() == {rubbish.address})
-        said = [record for record in caplog.records if record.name == "tidegate_operator.steering"]
+        said = [record for record in caplog.records if record.name == "tidegate_control.control_client"]
         assert [record.levelname for record in said[:2]] == ["WARNING", "DEBUG"]
         assert said[0].message == f"engine {rubbish.address} does not report: its answer cannot be read"
         rubbish.babbles = False
         _, failed = await decide(loop, engines, START_S + 2)
         assert failed == {}
-        assert [engine.set_to for engine in engines] == [["sjf"], ["sjf"]]
+        assert [engine.set_to for engine in engines] == [["urgency"], ["urgency"]]
 
 
 @pytest.mark.parametrize(
@@ -219,12 +219,12 @@ async def test_numbers_that_nobody_can_have_measured_are_no_report(absurd):
         await loop.engines.retarget([engine.address for engine in engines])
         await until(lambda: loop.engines.silent() == {engines[0].address})
         outcome, failed = await decide(loop, engines[1:], START_S + 1)
-        assert (outcome.verdict.policy, failed) == ("sjf", {})
+        assert (outcome.verdict.policy, failed) == ("urgency", {})
 
 
 async def test_a_defect_in_a_watch_is_told_once_with_where_it_comes_from_and_does_not_end_it(caplog):
-    caplog.set_level(logging.DEBUG, logger="tidegate_operator.steering")
-    engines = steering.Engines(period_s="soon")
+    caplog.set_level(logging.DEBUG, logger="tidegate_control.control_client")
+    engines = control_client.EngineConnections(report_period_s="soon")
     try:
         await engines.retarget(["127.0.0.1:1"])
         await until(lambda: len(caplog.records) >= 2)
@@ -236,40 +236,42 @@ async def test_a_defect_in_a_watch_is_told_once_with_where_it_comes_from_and_doe
 
 async def test_a_person_overrides_and_hands_back():
     before = guards.SteerState(
-        active="edf", since_s=START_S - 500, strikes={"sjf": 1}, banned_until_s={"sjf": START_S + 99}
+        active="edf", since_at_s=START_S - 500, strikes={"urgency": 1}, banned_until_at_s={"urgency": START_S + 99}
     )
     async with steered(state=before) as (loop, engines):
         await decide(loop, engines, START_S + 1)
-        chosen = steering.Override(policy="priority", reason="set by hand")
+        chosen = steering_loop.Override(policy="priority", reason="set by hand")
         outcome, _ = await decide(loop, engines, START_S + 2, override=chosen)
         assert (outcome.verdict.kind, outcome.verdict.reason) == (guards.Kind.OVERRIDE, "set by hand")
         assert engines[0].policy == "priority"
         outcome, _ = await decide(loop, engines, START_S + 3)
         assert outcome.verdict.policy == "edf"
         assert engines[0].policy == "edf"
-        assert outcome.state.strikes == {"sjf": 1}
-        assert outcome.state.banned_until_s == {"sjf": START_S + 99}
+        assert outcome.state.strikes == {"urgency": 1}
+        assert outcome.state.banned_until_at_s == {"urgency": START_S + 99}
 
 
 async def test_when_an_override_ends_where_the_order_before_it_is_allowed_no_more_the_start_order_follows():
-    before = guards.SteerState(active="edf", since_s=START_S - 500, strikes={"two-lane": 2}, returns=3)
+    before = guards.SteerState(active="edf", since_at_s=START_S - 500, strikes={"two-lane": 2}, returns=3)
     async with steered(state=before) as (loop, engines):
-        await decide(loop, engines, START_S + 1, override=steering.Override(policy="priority", reason="set by hand"))
-        loop.settings = dataclasses.replace(SETTINGS, allow=("sjf", "fcfs"))
+        await decide(
+            loop, engines, START_S + 1, override=steering_loop.Override(policy="priority", reason="set by hand")
+        )
+        loop.settings = dataclasses.replace(SETTINGS, allow=("urgency", "fcfs"))
         outcome, _ = await decide(loop, engines, START_S + 2)
-        assert (outcome.verdict.policy, outcome.verdict.reason) == ("sjf", "edf is not allowed")
+        assert (outcome.verdict.policy, outcome.verdict.reason) == ("urgency", "edf is not allowed")
         assert (outcome.state.strikes, outcome.state.returns) == ({"two-lane": 2}, 3)
 
 
 async def test_what_was_written_down_is_carried_on_with():
     async with steered() as (loop, engines):
         await decide(loop, engines, START_S + 1)
-        outcome, _ = await decide(loop, engines, START_S + 100, testing.blocked())
+        outcome, _ = await decide(loop, engines, START_S + 100, engine_double.blocked())
         addresses = [engine.address for engine in engines]
-        successor = steering.Loop(outcome.state, SETTINGS, now=START_S + 105)
+        successor = steering_driver.SteeringDriver(outcome.state, SETTINGS, now=START_S + 105)
         try:
             await successor.engines.retarget(addresses)
-            later, _ = await decide(successor, engines, START_S + 110, testing.worse())
+            later, _ = await decide(successor, engines, START_S + 110, engine_double.worse())
             assert later.verdict.kind is guards.Kind.ROLLBACK
         finally:
             await successor.engines.close()

@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from tidegate_operator import cluster, reconcile, spec, status, steering
-from tidegate_operator.render import labels
+from tidegate_control import steering_driver
+from tidegate_operator import cluster, pool_status, reconcile, spec
+from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 from tidegate_policy import qos
-from tidegate_policy.steer import guards
+from tidegate_policy.steer import guards, steering_loop
 
 log = logging.getLogger(__name__)
 
@@ -49,14 +50,15 @@ class Admin(Protocol):
     @property
     def alpha(self) -> float | None: ...
 
-    async def override(self) -> steering.Override | None: ...
+    async def override(self) -> steering_loop.Override | None: ...
 
     async def follow(self, policy: str, reason: str) -> None: ...
 
 
 def admin_url(pool: spec.Pool) -> str:
     """Where a pool's gateways answer on their admin port."""
-    return f"http://{labels.component_name(pool, 'gateway')}-internal.{pool.namespace}.svc:{labels.ADMIN_PORT}"
+    service = f"{child_metadata.component_name(pool, 'gateway')}-internal"
+    return f"http://{service}.{pool.namespace}.svc:{child_metadata.ADMIN_PORT}"
 
 
 def ready_address(pod: Json) -> str | None:
@@ -66,18 +68,18 @@ def ready_address(pod: Json) -> str | None:
     if not ready or "deletionTimestamp" in pod["metadata"] or not seen.get("podIP"):
         return None
     host = seen["podIP"]
-    return f"[{host}]:{labels.CONTROL_PORT}" if ":" in host else f"{host}:{labels.CONTROL_PORT}"
+    return f"[{host}]:{child_metadata.CONTROL_PORT}" if ":" in host else f"{host}:{child_metadata.CONTROL_PORT}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Steered:
     uid: str
-    loop: steering.Loop
+    driver: steering_driver.SteeringDriver
     admin: Admin
 
 
 class Steering:
-    """The loops of all pools that this operator has. `steer` is the work of a `worklist.Worklist`."""
+    """The loops of all pools that this operator has. `steer` is the work of a `workqueue.Workqueue`."""
 
     def __init__(
         self,
@@ -110,16 +112,16 @@ class Steering:
             return await self._wait(key, ())
         now = self._clock()
         steered = await self._known(key, body, pool, now.timestamp())
-        loop, admin = steered.loop, steered.admin
-        await loop.engines.retarget(node_pool_of)
-        by_hand = await admin.override() or (None if admin.heard else _restored(loop, now.timestamp()))
-        outcome = loop.decide(now.timestamp(), by_hand or _fixed(pool))
+        driver, admin = steered.driver, steered.admin
+        await driver.retarget(node_pool_of)
+        by_hand = await admin.override() or (None if admin.heard else _restored(driver, now.timestamp()))
+        outcome = driver.observe(now.timestamp(), by_hand or _fixed(pool))
         ours = of_steering(body.get("status", {}), pool, outcome, admin.alpha, node_pool_of, now)
         await self._write_down(body, pool, ours, outcome)
-        for address, error in (await loop.enforce()).items():
+        for address, error in (await driver.enforce()).items():
             log.warning("%s/%s: engine %s did not take %s: %s", *key, address, outcome.verdict.policy, error)
         await admin.follow(outcome.state.active, outcome.state.reason)
-        return loop.settings.tick_s
+        return driver.settings.observation_period_s
 
     async def close(self) -> None:
         for key in [*self._steered]:
@@ -131,48 +133,48 @@ class Steering:
         if key in self._steered and self._steered[key].uid != pool.uid:
             await self._forget(key)
         if key not in self._steered:
-            loop = steering.Loop(_remembered(body), settings, now=now)
-            self._steered[key] = _Steered(uid=pool.uid, loop=loop, admin=self._admin_of(pool))
-        self._steered[key].loop.settings = settings
+            driver = steering_driver.SteeringDriver(_remembered(body), settings, now=now)
+            self._steered[key] = _Steered(uid=pool.uid, driver=driver, admin=self._admin_of(pool))
+        self._steered[key].driver.settings = settings
         return self._steered[key]
 
     async def _wait(self, key: Key, addresses: Collection[str]) -> float:
         """Decides nothing and stays with these engines only: an address that a pod has left may be another pool's."""
         if key in self._steered:
-            await self._steered[key].loop.engines.retarget(addresses)
+            await self._steered[key].driver.retarget(addresses)
         return WAIT_S
 
     async def _forget(self, key: Key) -> None:
         if steered := self._steered.pop(key, None):
-            await steered.loop.engines.close()
+            await steered.driver.close()
 
     def _engines(self, pods: Sequence[Json]) -> dict[str, str]:
         """Address to node pool."""
-        located = ((self._locate(pod), pod["metadata"]["labels"][labels.NODE_POOL]) for pod in pods)
+        located = ((self._locate(pod), pod["metadata"]["labels"][child_metadata.NODE_POOL]) for pod in pods)
         return {address: node_pool for address, node_pool in located if address is not None}
 
-    async def _write_down(self, body: Json, pool: spec.Pool, ours: Json, outcome: steering.Outcome) -> None:
+    async def _write_down(self, body: Json, pool: spec.Pool, ours: Json, outcome: steering_loop.Outcome) -> None:
         if event := _event(pool, outcome):
             log.info("%s/%s: %s: %s", pool.namespace, pool.name, event.reason, event.message)
             await self._api.record(event)
-        if status.changed(body.get("status", {}), ours, owns=MEASURED):
+        if pool_status.changed(body.get("status", {}), ours, owns=MEASURED):
             await self._api.apply_status(pool.namespace, pool.name, ours, writer=WRITER)
 
 
-def _fixed(pool: spec.Pool) -> steering.Override | None:
+def _fixed(pool: spec.Pool) -> steering_loop.Override | None:
     if pool.steering.fixed is None:
         return None
-    return steering.Override(policy=pool.steering.fixed, reason=_FIXED)
+    return steering_loop.Override(policy=pool.steering.fixed, reason=_FIXED)
 
 
-def _restored(loop: steering.Loop, now: float) -> steering.Override | None:
+def _restored(driver: steering_driver.SteeringDriver, now: float) -> steering_loop.Override | None:
     """A person's override that a former operator has written down; the spec's own is asked of the spec."""
-    held = loop.held(now)
+    held = driver.active_override(now)
     return None if held is None or held.reason == _FIXED else held
 
 
-def settings_of(item: spec.Steering) -> steering.Settings:
-    return steering.Settings(
+def settings_of(item: spec.Steering) -> steering_loop.Settings:
+    return steering_loop.Settings(
         allow=item.allow,
         interval_s=item.interval_s,
         guards=guards.GuardSettings(dwell_s=item.dwell_s, window_s=item.rollback_window_s, rho=item.rollback_rho),
@@ -182,14 +184,14 @@ def settings_of(item: spec.Steering) -> steering.Settings:
 def of_steering(
     before: Json,
     pool: spec.Pool,
-    outcome: steering.Outcome,
+    outcome: steering_loop.Outcome,
     alpha: float | None,
     node_pool_of: Mapping[str, str],
     now: datetime.datetime,
 ) -> dict[str, Any]:
     """The part of the status that steering writes: all of it each time, as server-side apply wants."""
     state = outcome.state
-    since = datetime.datetime.fromtimestamp(state.since_s, datetime.UTC)
+    since = datetime.datetime.fromtimestamp(state.since_at_s, datetime.UTC)
     stated: dict[str, Any] = {
         "activePolicy": {
             "name": state.active,
@@ -198,7 +200,7 @@ def of_steering(
             "override": state.kind is guards.Kind.OVERRIDE,
         },
         "steering": _memory(state),
-        "conditions": status.timed(
+        "conditions": pool_status.timed(
             [_stability(state, settings_of(pool.steering).guards, now.timestamp())],
             before.get("conditions", ()),
             generation=pool.generation,
@@ -231,26 +233,26 @@ def _attainment(reports: Any) -> float | None:
     return round(1 - together.miss_ratio, 4) if together.with_target else None
 
 
-def _stability(state: guards.SteerState, settings: guards.GuardSettings, now: float) -> status.Condition:
-    age_s, shown = now - state.since_s, f"{state.active}: {state.reason}"
+def _stability(state: guards.SteerState, settings: guards.GuardSettings, now: float) -> pool_status.Condition:
+    age_s, shown = now - state.since_at_s, f"{state.active}: {state.reason}"
     if state.kind is guards.Kind.BYPASS:
-        return status.Condition(type="PolicyStable", status=False, reason="Bypass", message=shown)
+        return pool_status.Condition(type="PolicyStable", status=False, reason="Bypass", message=shown)
     if age_s < guards.minimum_dwell_s(state, settings) and state.kind is not guards.Kind.OVERRIDE:
-        return status.Condition(type="PolicyStable", status=False, reason="Switched", message=shown)
-    return status.Condition(type="PolicyStable", status=True, reason="Settled", message=shown)
+        return pool_status.Condition(type="PolicyStable", status=False, reason="Switched", message=shown)
+    return pool_status.Condition(type="PolicyStable", status=True, reason="Settled", message=shown)
 
 
-def _event(pool: spec.Pool, outcome: steering.Outcome) -> status.Event | None:
+def _event(pool: spec.Pool, outcome: steering_loop.Outcome) -> pool_status.Event | None:
     kind, verdict = outcome.verdict.kind, outcome.verdict
     if kind is guards.Kind.KEEP:
         return None
-    return status.Event(
+    return pool_status.Event(
         namespace=pool.namespace,
         pool=pool.name,
         uid=pool.uid,
         reason=_REASONS[kind],
         message=f"Engines now serve by {verdict.policy}: {verdict.reason}",
-        at=reconcile.timestamp(datetime.datetime.fromtimestamp(outcome.state.since_s, datetime.UTC)),
+        at=reconcile.timestamp(datetime.datetime.fromtimestamp(outcome.state.since_at_s, datetime.UTC)),
         warning=kind in (guards.Kind.ROLLBACK, guards.Kind.BYPASS),
     )
 

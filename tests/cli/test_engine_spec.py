@@ -2,31 +2,31 @@
 
 import pytest
 
-from tidegate_cli import engines
-from tidegate_cli.errors import Usage
+from tidegate_cli import engine_spec
+from tidegate_cli.command_errors import Usage
 
 
 def test_profiles_are_named_by_their_short_names_and_numbered_when_repeated() -> None:
-    parsed = engines.parse("sim:a100,a100,a6000", speed=1.0)
+    parsed = engine_spec.parse("sim:a100,a100,a6000", speed=1.0)
     assert [engine.name for engine in parsed] == ["a100-0", "a100-1", "a6000"]
 
 
 def test_speed_makes_a_simulated_engine_faster() -> None:
-    (slow,) = engines.parse("sim:a100", speed=1.0)
-    (fast,) = engines.parse("sim:a100", speed=10.0)
-    assert isinstance(slow, engines.Simulated)
-    assert isinstance(fast, engines.Simulated)
+    (slow,) = engine_spec.parse("sim:a100", speed=1.0)
+    (fast,) = engine_spec.parse("sim:a100", speed=10.0)
+    assert isinstance(slow, engine_spec.Simulated)
+    assert isinstance(fast, engine_spec.Simulated)
     assert fast.cost.step_s == pytest.approx(slow.cost.step_s / 10)
 
 
 def test_vllm_counts() -> None:
-    assert [engine.name for engine in engines.parse("vllm", speed=1.0)] == ["vllm"]
-    assert [engine.name for engine in engines.parse("vllm:2", speed=1.0)] == ["vllm-0", "vllm-1"]
+    assert [engine.name for engine in engine_spec.parse("vllm", speed=1.0)] == ["vllm"]
+    assert [engine.name for engine in engine_spec.parse("vllm:2", speed=1.0)] == ["vllm-0", "vllm-1"]
 
 
 def test_running_engines_are_given_by_address() -> None:
-    parsed = engines.parse("http://127.0.0.1:8100/,http://127.0.0.1:8101", speed=1.0)
-    assert [engine.url for engine in parsed if isinstance(engine, engines.Running)] == [
+    parsed = engine_spec.parse("http://127.0.0.1:8100/,http://127.0.0.1:8101", speed=1.0)
+    assert [engine.url for engine in parsed if isinstance(engine, engine_spec.Running)] == [
         "http://127.0.0.1:8100",
         "http://127.0.0.1:8101",
     ]
@@ -34,14 +34,14 @@ def test_running_engines_are_given_by_address() -> None:
 
 @pytest.mark.parametrize(("count", "cores", "threads"), [(1, 8, "8"), (3, 8, "2"), (2, 1, "1")])
 def test_real_engines_share_the_cores(count: int, cores: int, threads: str) -> None:
-    environment = engines.vllm_environment(count, cores=cores, given={})
+    environment = engine_spec.vllm_environment(count, cores=cores, given={})
     assert environment["OMP_NUM_THREADS"] == threads
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
 
 
 def test_what_the_user_has_set_for_real_engines_stays() -> None:
     given = {"OMP_NUM_THREADS": "3", "VLLM_CPU_OMP_THREADS_BIND": "0-2"}
-    assert not given.keys() & engines.vllm_environment(2, cores=8, given=given).keys()
+    assert not given.keys() & engine_spec.vllm_environment(2, cores=8, given=given).keys()
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_what_the_user_has_set_for_real_engines_stays() -> None:
 )
 def test_what_cannot_be_meant_is_a_usage_error(text: str, sentence: str) -> None:
     with pytest.raises(Usage, match=sentence):
-        engines.parse(text, speed=1.0)
+        engine_spec.parse(text, speed=1.0)

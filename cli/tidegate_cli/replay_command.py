@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tidegate_cli import openloop
-from tidegate_cli.errors import Failed, Usage
+from tidegate_cli.command_errors import Failed, Usage
 from tidegate_sim import traces
 
 FORMATS = ("auto", "tidegate", "azure")
