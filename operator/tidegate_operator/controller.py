@@ -1,8 +1,8 @@
-"""The operator at work: pools that were woken are reconciled, and steered at their own pace, until it is told to
-stop.
+"""The operator's two workqueues, which make pools what their specs say and steer them, and the events that fill them.
 
-`handlers` wakes pools when kopf's watches see a change; the resync catches whatever no watch has seen (a child that
-someone has deleted, a write that was refused for a while).
+Events of kopf's watches go into the watch cache and put their pool into the queues. A reconcile first asks the cache
+whether there is something to write. Only if there is, or if the cache is unconfirmed, it reads the API server. Each pool is
+checked again after a while without an event.
 """
 
 import asyncio
@@ -10,11 +10,13 @@ import datetime
 import logging
 
 from tidegate_operator import cluster, pool_steering, reconcile, workqueue
+from tidegate_operator.cluster import watch_cache
+from tidegate_operator.spec import Json
 
 log = logging.getLogger(__name__)
 
-_AGAIN_S = {reconcile.Result.SETTLED: 60.0, reconcile.Result.REJECTED: 10.0, reconcile.Result.GONE: None}
-"""Until a pool is looked at again when nothing wakes it."""
+RETRY_REJECTED_S = 10.0
+"""Time until a write that the API server rejected is tried again."""
 
 
 def now() -> datetime.datetime:
@@ -22,21 +24,38 @@ def now() -> datetime.datetime:
 
 
 class Controller:
-    def __init__(self, api: cluster.Cluster, rules: reconcile.Rules, steering: pool_steering.Steering) -> None:
+    def __init__(
+        self,
+        api: cluster.Cluster,
+        cache: watch_cache.WatchCache,
+        rules: reconcile.Rules,
+        steering: pool_steering.PoolSteering,
+        *,
+        resync_s: float,
+    ) -> None:
+        """`resync_s` is the time after which a pool is checked again without an event."""
         self._api = api
+        self._cache = cache
         self._rules = rules
         self._steering = steering
-        self._to_reconcile: workqueue.Workqueue[pool_steering.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
-        self._to_steer: workqueue.Workqueue[pool_steering.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
-        self._steered: set[pool_steering.Key] = set()
+        self._resync_s = resync_s
+        self._to_reconcile: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
+        self._to_steer: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
+        self._steered: set[watch_cache.Key] = set()
 
-    def wake(self, namespace: str, name: str) -> None:
-        """Something has happened to this pool or to one of its children."""
-        key = (namespace, name)
-        self._to_reconcile.add(key)
-        if key not in self._steered:  # after that it comes back at its own pace
-            self._steered.add(key)
-            self._to_steer.add(key)
+    def on_pool(self, event_type: str | None, body: Json) -> None:
+        """An event of a ServingPool; `event_type` None is an object of a listing."""
+        self._wake(self._cache.on_pool(event_type, body))
+
+    def on_child(self, event_type: str | None, body: Json) -> None:
+        """An event of an object that a pool owns."""
+        self._wake(self._cache.on_child(event_type, body))
+
+    def on_pod(self, event_type: str | None, body: Json) -> None:
+        """An event of an engine's pod. The pod's Deployment wakes the pool; steering reads pods at its own pace."""
+        key = self._cache.on_pod(event_type, body)
+        if event_type is None:
+            self._to_reconcile.add(key)  # a listing makes the cache unconfirmed, and a reconcile confirms it
 
     async def run(self) -> None:
         """Works until cancelled."""
@@ -47,11 +66,24 @@ class Controller:
         finally:
             await self._steering.close()
 
-    async def _reconcile(self, key: pool_steering.Key) -> float | None:
-        result = await reconcile.reconcile(self._api, *key, rules=self._rules, now=now())
-        return _AGAIN_S[result]
+    def _wake(self, key: watch_cache.Key) -> None:
+        self._to_reconcile.add(key)
+        if key not in self._steered:  # a steered pool returns to its queue at its own pace
+            self._steered.add(key)
+            self._to_steer.add(key)
 
-    async def _steer(self, key: pool_steering.Key) -> float | None:
+    async def _reconcile(self, key: watch_cache.Key) -> float | None:
+        if self._cache.is_confirmed(key):
+            body, children = await self._cache.pool(*key), await self._cache.children(*key)
+            if reconcile.is_settled(body, children, rules=self._rules, now=now()):
+                return self._resync_s
+        body, children = await self._cache.refresh(key, self._api)
+        result = await reconcile.carry_out(self._api, body, children, rules=self._rules, now=now())
+        if result is reconcile.Result.GONE:
+            return None
+        return RETRY_REJECTED_S if result is reconcile.Result.REJECTED else self._resync_s
+
+    async def _steer(self, key: watch_cache.Key) -> float | None:
         delay_s = await self._steering.steer(key)
         if delay_s is None:
             self._steered.discard(key)

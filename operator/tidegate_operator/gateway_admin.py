@@ -41,7 +41,7 @@ class GatewayAdmin:
         self._seen: _Seen | None = None
 
     @property
-    def heard(self) -> bool:
+    def has_answered(self) -> bool:
         """Whether a gateway has ever answered; until one has, nobody knows of an override."""
         return self._seen is not None
 
@@ -51,7 +51,7 @@ class GatewayAdmin:
         return None if self._seen is None else self._seen.alpha
 
     async def override(self) -> steering_loop.Override | None:
-        """What a person has set; None when nobody has, its time is over, or no gateway was `heard`."""
+        """What a person has set; None when nobody has, its time is over, or no gateway `has_answered`."""
         try:
             async with self._session.get(f"{self._url}/admin/state", timeout=TIMEOUT) as answer:
                 answer.raise_for_status()

@@ -75,8 +75,8 @@ class FakeAdmin:
 
     alpha = 0.2
 
-    def __init__(self, *, heard: bool = True) -> None:
-        self.heard = heard
+    def __init__(self, *, has_answered: bool = True) -> None:
+        self.has_answered = has_answered
         self.by_hand: steering_loop.Override | None = None
         self.told: list[str] = []
 

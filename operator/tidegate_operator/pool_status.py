@@ -74,9 +74,9 @@ class Workload:
     ready: int
     existing: int
     settled: bool
-    """Every wanted pod is ready and of the newest template, and no other is left."""
+    """Every desired pod is ready and of the newest template, and no other pod is left."""
     stuck: str | None
-    """Why its controller gave up, if it did."""
+    """Why its controller cannot make progress, if so."""
 
     @staticmethod
     def of(body: Json) -> "Workload":
@@ -113,16 +113,16 @@ def workloads(children: Iterable[Json]) -> list[Workload]:
 
 
 def conditions(
-    parts: Sequence[Workload], problems: Sequence[tuple[str, str]], *, leaving: Collection[str] = ()
+    parts: Sequence[Workload], problems: Sequence[tuple[str, str]], *, pending_deletion: Collection[str] = ()
 ) -> list[Condition]:
     """What `reconcile` has to say. `problems` are (reason, message) of what keeps the spec from being carried out;
-    `leaving` names parts that the spec has no more and that stay until the others are ready."""
+    `pending_deletion` names parts that the spec has no more and that stay until the others are ready."""
     waiting = [part for part in parts if not part.settled]
     trouble = [*problems, *(("Stuck", f"{part.name}: {part.stuck}") for part in parts if part.stuck)]
     progress = "; ".join(
         [
             *(f"{part.name} has {part.ready} of {part.desired} ready" for part in waiting),
-            *(f"{part.name} stays until the others are ready" for part in parts if part.name in leaving),
+            *(f"{part.name} stays until the others are ready" for part in parts if part.name in pending_deletion),
         ]
     )
     told = "; ".join(message for _, message in trouble)

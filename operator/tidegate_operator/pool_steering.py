@@ -1,7 +1,8 @@
-"""Steering of the pools of a cluster: from pods and specs to `steering`, and from its outcomes to status and events.
+"""Steering of the pools of a cluster: pods and specs go to a steering driver, and its outcomes to status and events.
 
-An outcome is written down before it is put in force, so an operator that dies in between puts it in force when it is
-back. A gateway is told after the engines, and asked before each decision whether a person has overridden the policy.
+An outcome is written to the status before it is put in force. So an operator that dies in between leaves it to its
+successor, which puts it in force. Before each observation a gateway is asked whether a person has overridden the policy;
+after each one the gateways receive the policy too.
 """
 
 import datetime
@@ -20,11 +21,11 @@ from tidegate_policy.steer import guards, steering_loop
 log = logging.getLogger(__name__)
 
 WRITER = "tidegate-steering"
-"""Field manager of the part of the status that is written here."""
+"""Field manager of the part of the status that this module writes."""
 MEASURED = ("sloAttainment", "alpha")
-"""Fields of the status, and of its node pools, that are stated when there is something to state."""
+"""Fields of the status, and of its node pools, that are absent while there is no measurement."""
 WAIT_S = 3.0
-"""Until a pool that cannot be steered is looked at again."""
+"""Time until the next attempt for a pool that cannot be steered."""
 
 _REASONS = {
     guards.Kind.SWITCH: "PolicySwitched",
@@ -33,19 +34,19 @@ _REASONS = {
     guards.Kind.OVERRIDE: "PolicyOverridden",
 }
 _FIXED = "spec.policy.name"
-"""Reason of a policy that the spec holds for good."""
+"""Reason of a policy that the spec fixes."""
 
 Key = tuple[str, str]
 """Namespace and name of a pool."""
 Locate = Callable[[Json], str | None]
-"""Where a pod's EngineControl answers."""
+"""Address of a pod's EngineControl."""
 
 
 class Admin(Protocol):
-    """A pool's gateways; `gateway_admin.GatewayAdmin` is the real thing."""
+    """A pool's gateways; `gateway_admin.GatewayAdmin` calls them over HTTP."""
 
     @property
-    def heard(self) -> bool: ...
+    def has_answered(self) -> bool: ...
 
     @property
     def alpha(self) -> float | None: ...
@@ -56,13 +57,13 @@ class Admin(Protocol):
 
 
 def admin_url(pool: spec.Pool) -> str:
-    """Where a pool's gateways answer on their admin port."""
+    """Address of the admin port of a pool's gateways."""
     service = f"{child_metadata.component_name(pool, 'gateway')}-internal"
     return f"http://{service}.{pool.namespace}.svc:{child_metadata.ADMIN_PORT}"
 
 
 def ready_address(pod: Json) -> str | None:
-    """host:port of EngineControl in a pod that is ready and stays; None for any other."""
+    """host:port of EngineControl in a pod that is ready and not being deleted; None for any other pod."""
     seen = pod.get("status", {})
     ready = any(item["type"] == "Ready" and item["status"] == "True" for item in seen.get("conditions", ()))
     if not ready or "deletionTimestamp" in pod["metadata"] or not seen.get("podIP"):
@@ -78,19 +79,21 @@ class _Steered:
     admin: Admin
 
 
-class Steering:
-    """The loops of all pools that this operator has. `steer` is the work of a `workqueue.Workqueue`."""
+class PoolSteering:
+    """The drivers of all pools of this operator. `steer` is the work of a `workqueue.Workqueue`."""
 
     def __init__(
         self,
         api: cluster.Cluster,
         rules: reconcile.Rules,
         *,
+        reads: cluster.Reader,
         admin_of: Callable[[spec.Pool], Admin],
         clock: Callable[[], datetime.datetime],
         locate: Locate = ready_address,
     ) -> None:
         self._api = api
+        self._reads = reads
         self._rules = rules
         self._admin_of = admin_of
         self._clock = clock
@@ -98,28 +101,28 @@ class Steering:
         self._steered: dict[Key, _Steered] = {}
 
     async def steer(self, key: Key) -> float | None:
-        """Looks at one pool once; returns the seconds until it should be looked at again, None when it is gone."""
-        body = await self._api.pool(*key)
+        """One observation of a pool; returns the seconds until the next one is due, None when the pool does not exist."""
+        body = await self._reads.pool(*key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             await self._forget(key)
             return None
-        node_pool_of = self._engines(await self._api.engine_pods(*key))
+        node_pool_of = self._engines(await self._reads.engine_pods(*key))
         try:
             pool = spec.parse(body, self._rules.known)
         except spec.InvalidSpecError:
-            return await self._wait(key, node_pool_of)  # `reconcile` has said so; they keep the policy that they have
+            return await self._wait(key, node_pool_of)  # `reconcile` reports the fault; the engines keep their policy
         if not node_pool_of:
             return await self._wait(key, ())
         now = self._clock()
-        steered = await self._known(key, body, pool, now.timestamp())
+        steered = await self._driven(key, body, pool, now.timestamp())
         driver, admin = steered.driver, steered.admin
         await driver.retarget(node_pool_of)
-        by_hand = await admin.override() or (None if admin.heard else _restored(driver, now.timestamp()))
+        by_hand = await admin.override() or (None if admin.has_answered else _restored(driver, now.timestamp()))
         outcome = driver.observe(now.timestamp(), by_hand or _fixed(pool))
         ours = of_steering(body.get("status", {}), pool, outcome, admin.alpha, node_pool_of, now)
-        await self._write_down(body, pool, ours, outcome)
+        await self._persist(body, pool, ours, outcome)
         for address, error in (await driver.enforce()).items():
-            log.warning("%s/%s: engine %s did not take %s: %s", *key, address, outcome.verdict.policy, error)
+            log.warning("%s/%s: engine %s did not accept policy %s: %s", *key, address, outcome.verdict.policy, error)
         await admin.follow(outcome.state.active, outcome.state.reason)
         return driver.settings.observation_period_s
 
@@ -127,8 +130,8 @@ class Steering:
         for key in [*self._steered]:
             await self._forget(key)
 
-    async def _known(self, key: Key, body: Json, pool: spec.Pool, now: float) -> "_Steered":
-        """What belongs to this very pool, with its settings of today; another of its name may have been there before."""
+    async def _driven(self, key: Key, body: Json, pool: spec.Pool, now: float) -> "_Steered":
+        """The driver of this pool with its present settings; an earlier pool of the same name has a driver of its own."""
         settings = settings_of(pool.steering)
         if key in self._steered and self._steered[key].uid != pool.uid:
             await self._forget(key)
@@ -139,7 +142,7 @@ class Steering:
         return self._steered[key]
 
     async def _wait(self, key: Key, addresses: Collection[str]) -> float:
-        """Decides nothing and stays with these engines only: an address that a pod has left may be another pool's."""
+        """Makes no decision and disconnects from all other engines: another pool may get the address of a deleted pod."""
         if key in self._steered:
             await self._steered[key].driver.retarget(addresses)
         return WAIT_S
@@ -153,7 +156,7 @@ class Steering:
         located = ((self._locate(pod), pod["metadata"]["labels"][child_metadata.NODE_POOL]) for pod in pods)
         return {address: node_pool for address, node_pool in located if address is not None}
 
-    async def _write_down(self, body: Json, pool: spec.Pool, ours: Json, outcome: steering_loop.Outcome) -> None:
+    async def _persist(self, body: Json, pool: spec.Pool, ours: Json, outcome: steering_loop.Outcome) -> None:
         if event := _event(pool, outcome):
             log.info("%s/%s: %s: %s", pool.namespace, pool.name, event.reason, event.message)
             await self._api.record(event)
@@ -168,7 +171,7 @@ def _fixed(pool: spec.Pool) -> steering_loop.Override | None:
 
 
 def _restored(driver: steering_driver.SteeringDriver, now: float) -> steering_loop.Override | None:
-    """A person's override that a former operator has written down; the spec's own is asked of the spec."""
+    """A person's override that an earlier operator wrote to the status. The spec's own override is read from the spec."""
     held = driver.active_override(now)
     return None if held is None or held.reason == _FIXED else held
 
@@ -189,7 +192,7 @@ def of_steering(
     node_pool_of: Mapping[str, str],
     now: datetime.datetime,
 ) -> dict[str, Any]:
-    """The part of the status that steering writes: all of it each time, as server-side apply wants."""
+    """The part of the status that steering writes: always complete, as server-side apply requires."""
     state = outcome.state
     since = datetime.datetime.fromtimestamp(state.since_at_s, datetime.UTC)
     stated: dict[str, Any] = {
@@ -207,7 +210,7 @@ def of_steering(
             now=reconcile.timestamp(now),
         ),
     }
-    if outcome.window is None:  # between two decisions the measured numbers stay as they are
+    if outcome.window is None:  # between two decisions the measurements stay
         kept = {item["name"]: item["sloAttainment"] for item in before.get("nodePools", ()) if "sloAttainment" in item}
         total = before.get("sloAttainment")
     else:
@@ -258,12 +261,12 @@ def _event(pool: spec.Pool, outcome: steering_loop.Outcome) -> pool_status.Event
 
 
 def _memory(state: guards.SteerState) -> dict[str, Any]:
-    """What the loop remembers, as the status keeps it."""
+    """The loop's memory as the status stores it."""
     return {key: value for key, value in asdict(state).items() if value is not None and value != {}}
 
 
 def _remembered(body: Json) -> guards.SteerState | None:
-    """What the status kept; None when it kept nothing, or nothing that this version understands."""
+    """The loop's memory in the status; None when there is none that this version can read."""
     kept = body.get("status", {}).get("steering")
     if kept is None:
         return None
@@ -277,5 +280,7 @@ def _remembered(body: Json) -> guards.SteerState | None:
             }
         )
     except (KeyError, TypeError, ValueError) as error:
-        log.warning("the steering loop starts afresh, its memory cannot be read: %s", error)
+        log.warning(
+            "the steering loop starts without memory, because its memory in the status cannot be read: %s", error
+        )
         return None

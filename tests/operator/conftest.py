@@ -10,7 +10,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -195,13 +195,13 @@ class Operator:
     def user(self) -> str:
         return f"system:serviceaccount:{self.system}:tidegate"
 
-    def start(self, identity: str, *namespaces: str) -> None:
+    def start(self, identity: str, *namespaces: str, arguments: Sequence[str] = ()) -> None:
         (port,) = background_processes.free_ports(1)
         kubeconfig = self._plane.kubeconfig_for(self.token, f"{self.system}-{identity}")
         command = [
             sys.executable, "-m", "tidegate_operator", "--operator-namespace", self.system, "--lease", "tidegate",
             "--identity", identity, "--health-port", str(port), "--image", "tidegate:test",
-            *(f"--namespace={name}" for name in namespaces),
+            *(f"--namespace={name}" for name in namespaces), *arguments,
         ]  # fmt: skip
         self._processes.start(identity, command, env={**os.environ, "KUBECONFIG": str(kubeconfig)})
 

@@ -102,7 +102,7 @@ async def test_an_override_lasts_until_its_end_while_no_gateway_makes_sense(gate
     assert await admin.override() == chosen
     clock.now += 1
     assert await admin.override() is None
-    assert admin.heard
+    assert admin.has_answered
 
 
 async def test_an_override_that_is_prolonged_lasts_longer(gateway, admin, clock):
@@ -115,9 +115,9 @@ async def test_an_override_that_is_prolonged_lasts_longer(gateway, admin, clock)
 
 async def test_nobody_knows_of_an_override_before_a_gateway_has_answered(gateway, admin):
     gateway.answer = lambda: web.Response(status=503)
-    assert (await admin.override(), admin.heard) == (None, False)
+    assert (await admin.override(), admin.has_answered) == (None, False)
     gateway.answer = state("edf", "steered")
-    assert (await admin.override(), admin.heard) == (None, True)
+    assert (await admin.override(), admin.has_answered) == (None, True)
 
 
 async def test_a_gateway_that_never_answered_is_not_told(gateway, admin):

@@ -57,9 +57,7 @@ def test_a_real_pool_waits_for_gpus_of_its_kind(kubectl, operator, eventually):
     kubectl("scale", "spool/chat", "--replicas=3")
     eventually(lambda: columns(kubectl)["ENGINES"] == "2/3")
     kubectl("wait", "spool/chat", "--for=condition=Ready=False", "--timeout=30s")
-    assert "chat-engine-a100 has 2 of 3 ready" in kubectl(
-        "get", "spool/chat", "-o", "jsonpath={.pool_status.conditions}"
-    )
+    assert "chat-engine-a100 has 2 of 3 ready" in kubectl("get", "spool/chat", "-o", "jsonpath={.status.conditions}")
 
 
 def test_a_scale_beyond_the_node_pools_is_refused(kubectl, operator):

@@ -46,7 +46,9 @@ async def a_pool_with_engines(cluster, kubectl, namespace, rules, **policy):
             return ready and engines[pod["metadata"]["labels"]["tidegate.dev/node-pool"]].address
 
         told = admin or operator_doubles.FakeAdmin()
-        made.append(pool_steering.Steering(api, rules, admin_of=lambda _pool: told, clock=clock, locate=locate))
+        made.append(
+            pool_steering.PoolSteering(api, rules, reads=api, admin_of=lambda _pool: told, clock=clock, locate=locate)
+        )
         return made[-1]
 
     try:
@@ -215,7 +217,7 @@ async def test_an_override_outlives_the_operator_while_no_gateway_answers_and_en
         admin.by_hand = steering_loop.Override(policy="priority", reason="by me", ends_at_s=START.timestamp() + 600)
         await look(first, namespace, clock, engines, 1)
         await first.close()
-        second = make(clock, operator_doubles.FakeAdmin(heard=False))
+        second = make(clock, operator_doubles.FakeAdmin(has_answered=False))
         await look(second, namespace, clock, engines, 1)
         await look(second, namespace, clock, engines, 500)
         active = status(kubectl)["activePolicy"]
@@ -235,7 +237,7 @@ async def test_a_policy_that_the_spec_fixes_no_more_ends_whether_or_not_a_gatewa
         await look(make(clock), namespace, clock, engines, 0)
         body = operator_doubles.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy=QUICK)
         kubectl("replace", "-f", "-", body=body)
-        await look(make(clock, operator_doubles.FakeAdmin(heard=heard)), namespace, clock, engines, 1)
+        await look(make(clock, operator_doubles.FakeAdmin(has_answered=heard)), namespace, clock, engines, 1)
         assert status(kubectl)["activePolicy"]["name"] == "urgency"
 
 
@@ -254,7 +256,7 @@ async def test_the_gateways_are_told_what_the_engines_were_told(cluster, kubectl
 async def test_a_pool_without_ready_engines_waits(cluster, kubectl, namespace, rules):
     kubectl("create", "-f", "-", body=operator_doubles.pool(nodePools=[{"name": "none", "replicas": 0}]))
 
-    steering = pool_steering.Steering(
+    steering = pool_steering.PoolSteering(
         cluster, rules, admin_of=lambda _pool: operator_doubles.FakeAdmin(), clock=Clock()
     )
     assert await steering.steer((namespace, "chat")) == pool_steering.WAIT_S
