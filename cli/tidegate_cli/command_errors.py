@@ -1,22 +1,22 @@
-"""What a command may raise; `main` prints it as one sentence.
+"""The errors that a command may raise; `main` prints the message as one sentence.
 
 CommandError
-├── Usage   the user's mistake, exit code 2
-└── Failed  something that did not work, exit code 1
+├── Usage   the command line is wrong: exit code 2
+└── Failed  an operation failed: exit code 1
 """
 
 
 class CommandError(Exception):
-    """Ends the command with `exit_code`; the message says what to do next."""
+    """Ends the command with `exit_code`; the message says what the user can do next."""
 
     exit_code = 1
 
 
 class Usage(CommandError):
-    """The user's mistake."""
+    """The command line is wrong."""
 
     exit_code = 2
 
 
 class Failed(CommandError):
-    """Something that did not work."""
+    """An operation failed."""

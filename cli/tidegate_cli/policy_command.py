@@ -1,7 +1,7 @@
-"""`tidegate policy get|set`: the admin API of a running gateway from the command line.
+"""`tidegate policy get|set`: reads or overrides the active policy through the admin API of a running gateway.
 
-The gateway keeps the choice and the steering loop carries it to the engines, so `set` waits until those that can take it
-have, and says which did not.
+The gateway stores the override, and the steering loop sets it on the engines. So `set` waits until every engine that can
+change its policy has done so, and names the engines that have not.
 """
 
 import argparse
@@ -17,27 +17,27 @@ from tidegate_cli.command_errors import Failed, Usage
 from tidegate_policy import duration, policies
 
 ADMIN = "http://127.0.0.1:8001"
-CARRIED_S = 15.0
-"""For the steering loop to carry a choice to the engines; it looks every few seconds."""
-LOOK_S = 0.5
+PROPAGATION_S = 15.0
+"""The steering loop observes every few seconds and may need this long to set an override on all engines."""
+POLL_S = 0.5
 IN_FORCE = "in force"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, admin=ADMIN, as_json=False)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="get|set")
-    getting = verbs.add_parser("get", help="the active policy and why")
-    setting = verbs.add_parser("set", help="hold a policy until the override expires")
+    getting = verbs.add_parser("get", help="print the active policy and its reason")
+    setting = verbs.add_parser("set", help="override the policy until the override expires")
+    setting.add_argument("name", help=f"one of {', '.join(sorted(policies.POLICIES))}, or auto to end the override")
     setting.add_argument(
-        "name", help=f"one of {', '.join(sorted(policies.POLICIES))}, or auto to hand back to the rules"
+        "--for", dest="duration", metavar="TIME", help="duration of the override: 90s, 10m (the default), 2h"
     )
-    setting.add_argument("--for", dest="duration", metavar="TIME", help="how long: 90s, 10m (the default), 2h")
     for verb in (getting, setting):
         _add_common(verb, admin=argparse.SUPPRESS, as_json=argparse.SUPPRESS)
 
 
 def _add_common(parser: argparse.ArgumentParser, *, admin: str, as_json: str | bool) -> None:
-    """Before and after the verb."""
+    """Options that are accepted before and after the verb."""
     parser.add_argument("--admin", default=admin, metavar="URL", help=f"the gateway's admin address ({ADMIN})")
     parser.add_argument("--json", action="store_true", default=as_json, help="print one JSON object")
 
@@ -69,23 +69,23 @@ def _held_s(text: str) -> float:
 
 
 def standing(engine: Mapping[str, Any], policy: str) -> str:
-    """Whether `policy` orders this engine's queue, and if not why; `engine` is one of `/admin/state`."""
+    """Whether `policy` is in force on an engine, and if not, why. `engine` is an entry of `/admin/state`."""
     if engine["control"] is None:
-        return "has no control port; it keeps its own order"
+        return "has no control port; its own policy stays"
     if engine["fallback"]:
-        return f"keeps vLLM's own order: {engine['fallback']}"
+        return f"keeps vLLM's own scheduler: {engine['fallback']}"
     if engine["policy"] is None:
         return "its control port does not answer"
     return IN_FORCE if engine["policy"] == policy else f"still {engine['policy']}"
 
 
 async def _ask(admin: str, body: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, str]]:
-    """The active policy, and how each engine stands to it. With a body, first makes it so."""
+    """The active policy, and its state on each engine. A `body` is sent to the gateway first."""
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
             if body is not None:
                 await _answer(session, "PUT", f"{admin}/admin/policy", body)
-            give_up = asyncio.get_running_loop().time() + (CARRIED_S if body and body["policy"] else 0)
+            give_up = asyncio.get_running_loop().time() + (PROPAGATION_S if body and body["policy"] else 0)
             while True:
                 state = await _answer(session, "GET", f"{admin}/admin/state")
                 policy: dict[str, Any] = state["policy"]
@@ -93,21 +93,21 @@ async def _ask(admin: str, body: dict[str, Any] | None) -> tuple[dict[str, Any],
                 waited = {engines[engine["name"]] for engine in state["engines"] if engine["control"]}
                 if waited <= {IN_FORCE} or asyncio.get_running_loop().time() >= give_up:
                     return policy, engines
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
         raise Failed(
-            f"no gateway's admin API answers at {admin} ({error or 'too slow'}); "
-            "give its admin address with --admin: `tidegate up` prints the port, and it is not that of /v1"
+            f"no gateway's admin API answers at {admin} ({error or 'no answer in time'}); "
+            "give the admin address with --admin. `tidegate up` prints the admin port, which differs from the port of /v1"
         ) from error
 
 
 async def _answer(
     session: aiohttp.ClientSession, method: str, url: str, body: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Raises `Failed` with the gateway's own refusal."""
+    """Raises `Failed` with the gateway's own error message."""
     async with session.request(method, url, json=body) as response:
         if response.status == 404:
-            raise ValueError("404: there is no such path")
+            raise ValueError("404: the path does not exist")
         answer: dict[str, Any] = await response.json()
     if "error" in answer:
         raise Failed(answer["error"]["message"])

@@ -1,4 +1,5 @@
-"""`tidegate replay`: a trace against a running gateway, in real time, open loop; what the clients saw as a report."""
+"""`tidegate replay`: sends the calls of a trace to a running gateway in real time, open loop, and reports what
+clients saw."""
 
 import argparse
 import asyncio
@@ -24,15 +25,23 @@ SHOWN_ERRORS = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=pathlib.Path, help="JSON lines, or a public data set (--format)")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway (default: %(default)s)")
-    parser.add_argument("--model", help="model to ask for (default: the gateway's)")
-    parser.add_argument("--format", choices=FORMATS, default="auto", help="auto: .csv(.gz) is Azure's, else ours")
-    parser.add_argument("--limit", type=_positive(int), help="only the first N calls")
+    parser.add_argument("--model", help="model of the calls (default: the gateway's first model)")
     parser.add_argument(
-        "--time-scale", type=_positive(float), default=1.0, metavar="X", help="stretch arrivals X times"
+        "--format", choices=FORMATS, default="auto", help="auto: .csv and .csv.gz are Azure's, others Tidegate's"
     )
-    parser.add_argument("--max-prompt", type=_positive(int), metavar="TOKENS", help="cap prompt lengths")
-    parser.add_argument("--max-output", type=_positive(int), metavar="TOKENS", help="cap answer lengths")
-    parser.add_argument("--timeout", type=_positive(float), default=600.0, metavar="S", help="for one call")
+    parser.add_argument("--limit", type=_positive(int), metavar="N", help="replay only the first N calls")
+    parser.add_argument(
+        "--time-scale", type=_positive(float), default=1.0, metavar="X", help="multiply the times of arrival by X"
+    )
+    parser.add_argument("--max-prompt", type=_positive(int), metavar="TOKENS", help="longest prompt")
+    parser.add_argument("--max-output", type=_positive(int), metavar="TOKENS", help="longest answer")
+    parser.add_argument(
+        "--timeout",
+        type=_positive(float),
+        default=600.0,
+        metavar="S",
+        help="time limit of a call (default: %(default)g)",
+    )
     parser.add_argument("--out", type=pathlib.Path, metavar="FILE", help="write the report as JSON")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
@@ -55,10 +64,10 @@ def run(options: argparse.Namespace) -> int:
 def summary(
     calls: Sequence[traces.TraceCall], outcomes: Sequence[openloop.Outcome], *, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """The report; seconds everywhere. A call whose trace gives targets met its SLO when it met all of them."""
+    """The report, with all times in seconds. A call with targets met its SLO when it met all of them."""
     done = [outcome for outcome in outcomes if not outcome.error]
     verdicts = [met for call, outcome in zip(calls, outcomes, strict=True) if (met := _met(call, outcome)) is not None]
-    span_s = max((outcome.last_s or 0.0 for outcome in done), default=0.0)
+    span_s = max((outcome.last_at_s or 0.0 for outcome in done), default=0.0)
     return {
         "settings": settings,
         "calls": len(outcomes),
@@ -69,16 +78,16 @@ def summary(
         "span_s": span_s,
         "output_tokens": sum(outcome.tokens for outcome in done),
         "calls_by_engine": dict(sorted(Counter(outcome.engine for outcome in done).items())),
-        "ttft_s": spread(outcome.ttft_s for outcome in done),
-        "tpot_s": spread(outcome.tpot_s for outcome in done),
-        "e2e_s": spread(outcome.e2e_s for outcome in done),
+        "ttft_s": distribution(outcome.ttft_s for outcome in done),
+        "tpot_s": distribution(outcome.tpot_s for outcome in done),
+        "e2e_s": distribution(outcome.e2e_s for outcome in done),
         "with_slo": len(verdicts),
         "slo_attainment": statistics.fmean(verdicts) if verdicts else None,
         "workflows": _workflows(calls, outcomes),
     }
 
 
-def spread(values: Iterable[float | None]) -> dict[str, float] | None:
+def distribution(values: Iterable[float | None]) -> dict[str, float] | None:
     """Mean and percentiles (nearest rank); None without values."""
     known = sorted(value for value in values if value is not None)
     if not known:
@@ -88,7 +97,7 @@ def spread(values: Iterable[float | None]) -> dict[str, float] | None:
 
 
 def table(report: dict[str, Any]) -> str:
-    """The report for people."""
+    """The report as text."""
     lines = [
         f"calls {report['calls']}   errors {report['errors']}   seconds {report['span_s']:.1f}   "
         f"output tokens {report['output_tokens']}   by engine {report['calls_by_engine']}",
@@ -100,11 +109,11 @@ def table(report: dict[str, Any]) -> str:
         if report[name] is not None
     ]
     if report["slo_attainment"] is not None:
-        lines.append(f"SLO met by {report['slo_attainment']:.1%} of the {report['with_slo']} calls that had one")
+        lines.append(f"SLO met by {report['slo_attainment']:.1%} of the {report['with_slo']} calls with an SLO")
     if report["workflows"] is not None:
-        flows = report["workflows"]
-        mean = f"   mean {flows['latency_s']['mean']:.3f} s" if flows["latency_s"] else ""
-        lines.append(f"workflows {flows['count']}   in time {flows['in_time']}{mean}")
+        workflows = report["workflows"]
+        mean = f"   mean {workflows['latency_s']['mean']:.3f} s" if workflows["latency_s"] else ""
+        lines.append(f"workflows {workflows['count']}   in time {workflows['in_time']}{mean}")
     lines += [f"error x{count}: {sentence}" for sentence, count in report["error_sentences"].items()]
     return "\n".join(lines) + "\n"
 
@@ -125,7 +134,7 @@ def _load(options: argparse.Namespace) -> list[traces.TraceCall]:
 
 
 def _check_writable(path: pathlib.Path) -> None:
-    """Before the run: a report that cannot be written is worth nothing after it."""
+    """Checks before the run, because a report that cannot be written after the run is lost."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -134,7 +143,7 @@ def _check_writable(path: pathlib.Path) -> None:
 
 
 def _planned(call: traces.TraceCall, options: argparse.Namespace, run: str) -> openloop.Planned:
-    """`run` keeps the workflows of this run apart from those of others."""
+    """`run` distinguishes the workflows of this run from those of other runs."""
     names = {
         "x-tidegate-tenant": call.tenant,
         "x-tidegate-class": call.slo_class,
@@ -209,23 +218,23 @@ def _met(call: traces.TraceCall, outcome: openloop.Outcome) -> bool | None:
 
 
 def _workflows(calls: Sequence[traces.TraceCall], outcomes: Sequence[openloop.Outcome]) -> dict[str, Any] | None:
-    """Latency of whole workflows, from the first call sent to the last token; failed ones are never in time."""
-    flows: dict[str, list[tuple[traces.TraceCall, openloop.Outcome]]] = {}
+    """Latency of whole workflows, from the first call sent to the last token. A failed workflow is never in time."""
+    workflows: dict[str, list[tuple[traces.TraceCall, openloop.Outcome]]] = {}
     for call, outcome in zip(calls, outcomes, strict=True):
         if call.workflow:
-            flows.setdefault(call.workflow, []).append((call, outcome))
-    if not flows:
+            workflows.setdefault(call.workflow, []).append((call, outcome))
+    if not workflows:
         return None
     latencies: list[float] = []
     in_time = 0
-    for members in flows.values():
+    for members in workflows.values():
         if any(outcome.error for _, outcome in members):
             continue
-        first_s = min(outcome.sent_s for _, outcome in members)
-        latencies.append(max(outcome.last_s or 0.0 for _, outcome in members) - first_s)
+        first_at_s = min(outcome.sent_at_s for _, outcome in members)
+        latencies.append(max(outcome.last_at_s or 0.0 for _, outcome in members) - first_at_s)
         deadline_s = min((call.deadline_s for call, _ in members if call.deadline_s is not None), default=math.inf)
         in_time += latencies[-1] <= deadline_s
-    return {"count": len(flows), "in_time": in_time, "latency_s": spread(latencies)}
+    return {"count": len(workflows), "in_time": in_time, "latency_s": distribution(latencies)}
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:

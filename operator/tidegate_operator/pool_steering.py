@@ -16,7 +16,7 @@ from tidegate_operator import cluster, pool_status, reconcile, spec
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 from tidegate_policy import qos
-from tidegate_policy.steer import guards, steering_loop
+from tidegate_policy.steer import guards, selectors, steering_loop
 
 log = logging.getLogger(__name__)
 
@@ -180,6 +180,7 @@ def settings_of(item: spec.Steering) -> steering_loop.Settings:
     return steering_loop.Settings(
         allow=item.allow,
         interval_s=item.interval_s,
+        selector=selectors.SELECTORS[item.selector](),
         guards=guards.GuardSettings(dwell_s=item.dwell_s, window_s=item.rollback_window_s, rho=item.rollback_rho),
     )
 

@@ -38,7 +38,7 @@ async def test_set_names_the_engines_that_cannot_take_it(
     assert await tidegate("--admin", f"http://{gateway.admin}", "set", "edf") == 0
     first, engine = capsys.readouterr().out.splitlines()
     assert first.startswith("edf  (override, 600 s left")
-    assert engine == "  plain: has no control port; it keeps its own order"
+    assert engine == "  plain: has no control port; its own policy stays"
 
 
 async def test_options_may_follow_the_verb_and_the_duration_counts(
@@ -73,8 +73,8 @@ def test_an_address_without_a_gateway_is_one_sentence(admin: str, capsys: pytest
         pytest.param({"policy": "edf"}, "in force", id="taken"),
         pytest.param({"policy": "sjf"}, "still sjf", id="not yet"),
         pytest.param({"policy": None}, "its control port does not answer", id="silent"),
-        pytest.param({"policy": "fcfs", "fallback": "no hook"}, "keeps vLLM's own order: no hook", id="fallback"),
-        pytest.param({"control": None}, "has no control port; it keeps its own order", id="no control"),
+        pytest.param({"policy": "fcfs", "fallback": "no hook"}, "keeps vLLM's own scheduler: no hook", id="fallback"),
+        pytest.param({"control": None}, "has no control port; its own policy stays", id="no control"),
     ],
 )
 def test_each_engine_says_how_it_stands_to_the_policy(fields: dict[str, object], said: str) -> None:

@@ -79,12 +79,12 @@ async def test_what_a_dead_child_had_started_ends_with_it(tmp_path: pathlib.Path
         await gone(grandchild)
 
 
-async def test_first_death_names_the_child_that_died(tmp_path: pathlib.Path) -> None:
+async def test_first_crash_returns_the_child_that_crashed(tmp_path: pathlib.Path) -> None:
     family = processes.Family(tmp_path)
     await family.start("lives", SLEEP)
     dies = await family.start("dies", SLEEP)
     dies.process.kill()
-    assert (await family.first_death()).name == "dies"
+    assert (await family.first_crash()).name == "dies"
     await family.stop()
 
 

@@ -99,8 +99,14 @@ def test_no_gateway_is_one_sentence(tmp_path: pathlib.Path) -> None:
 
 
 def test_percentiles_are_values_that_were_seen() -> None:
-    assert replay_command.spread([None, 3.0, 1.0, 2.0]) == {"mean": 2.0, "p50": 2.0, "p90": 3.0, "p95": 3.0, "p99": 3.0}
-    assert replay_command.spread([None]) is None
+    assert replay_command.distribution([None, 3.0, 1.0, 2.0]) == {
+        "mean": 2.0,
+        "p50": 2.0,
+        "p90": 3.0,
+        "p95": 3.0,
+        "p99": 3.0,
+    }
+    assert replay_command.distribution([None]) is None
 
 
 def test_a_target_that_was_missed_is_missed_and_calls_without_targets_do_not_count() -> None:
@@ -108,7 +114,7 @@ def test_a_target_that_was_missed_is_missed_and_calls_without_targets_do_not_cou
         return traces.TraceCall(id=name, arrival_s=0, prompt_tokens=1, output_tokens=1, ttft_slo_ms=ttft_ms)
 
     def seen(name: str) -> openloop.Outcome:
-        return openloop.Outcome(id=name, sent_s=0.0, first_s=0.5, last_s=0.6, tokens=2)
+        return openloop.Outcome(id=name, sent_at_s=0.0, first_at_s=0.5, last_at_s=0.6, tokens=2)
 
     calls = [call("met", 600), call("missed", 400), call("free", None)]
     report = replay_command.summary(calls, [seen(each.id) for each in calls], settings={})

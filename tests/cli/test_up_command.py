@@ -220,7 +220,7 @@ def test_an_engine_that_dies_is_started_again_while_the_others_serve(up: Up) -> 
     until(lambda: len(engines_of(up.state) - {min(before)}) == 2)
     _, errors = up.end(signal.SIGINT)
     assert "was killed by SIGKILL" in errors
-    assert "started again" in errors
+    assert "is restarted" in errors
 
 
 def answer(url: str, body: dict[str, object] | None = None) -> dict[str, object]:
@@ -257,7 +257,7 @@ def test_a_store_or_gateway_that_dies_is_started_again_and_workflows_live_on(up:
     until(lives)
     _, errors = up.end(signal.SIGINT)
     assert f"{name} was killed by SIGKILL" in errors
-    assert "started again" in errors
+    assert "is restarted" in errors
 
 
 def test_what_dies_again_and_again_ends_the_run_and_says_how(up: Up) -> None:

@@ -21,7 +21,7 @@ def test_it_names_the_page_the_admin_address_and_the_logs() -> None:
     text = said("sim:a100,a6000")
     assert text.startswith(f"tidegate is ready: {URL} ")
     assert "engines: a100, a6000; logs in /state/logs" in text
-    assert f"The page at {URL}/ shows what happens" in text
+    assert f"The page at {URL}/ shows the live state" in text
     assert "http://127.0.0.1:8001/admin/state" in text
 
 
@@ -32,7 +32,7 @@ def test_it_names_the_page_the_admin_address_and_the_logs() -> None:
 def test_it_says_what_could_surprise(spec: str, simulated: bool, own_order: bool) -> None:
     text = said(spec)
     assert ("are simulated" in text) == simulated
-    assert ("keep their own order" in text) == own_order
+    assert ("keep their own scheduler" in text) == own_order
 
 
 def test_the_first_call_can_be_pasted() -> None:
