@@ -184,7 +184,7 @@ def test_ctrl_c_lets_a_call_under_way_finish(up: Up) -> None:
     assert all(answer.read().endswith(b"data: [DONE]\n\n") for answer in answers)
     _, errors = up.process.communicate(timeout=60)
     assert up.process.returncode == 0, errors
-    assert "calls under way may finish" in errors
+    assert "running calls may finish" in errors
 
 
 def test_a_second_ctrl_c_ends_all_at_once(up: Up) -> None:
@@ -278,8 +278,8 @@ def test_what_dies_again_and_again_ends_the_run_and_says_how(up: Up) -> None:
         pytest.param(["--engines=gpu"], "is none of sim:PROFILE", id="engines"),
         pytest.param(["--policy=lifo"], "unknown policy 'lifo'", id="policy"),
         pytest.param(["--sim-speed=0"], "--sim-speed must be between", id="speed"),
-        pytest.param(["--model=/tmp"], "--model goes with --engines vllm", id="model"),
-        pytest.param(["--engines=vllm", "--model=/nowhere"], "/nowhere is not a folder with a model", id="no model"),
+        pytest.param(["--model=/tmp"], "--model requires --engines vllm", id="model"),
+        pytest.param(["--engines=vllm", "--model=/nowhere"], "/nowhere is not a model folder", id="no model"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(marked: pathlib.Path, words: list[str], sentence: str) -> None:
