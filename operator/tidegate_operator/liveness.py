@@ -1,4 +1,4 @@
-"""Is this process alive? `/healthz`, answered while it waits for the Lease as well as while it acts."""
+"""Serves `/healthz`, by which the kubelet checks this process, also while the process waits for the Lease."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,7 +8,7 @@ from aiohttp import web
 
 @asynccontextmanager
 async def served(port: int) -> AsyncIterator[None]:
-    """Answers on `port` of every address until left: the kubelet comes from outside the pod."""
+    """Serves `port` on every address while the context is open: the kubelet connects from outside the pod."""
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")

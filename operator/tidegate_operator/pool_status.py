@@ -1,12 +1,12 @@
-"""How does a pool fare? Its conditions, numbers and events, from what exists.
+"""The status of a pool: its conditions, counts and events, computed from the objects that exist.
 
-Pure. Two writers share a pool's status by server-side apply, each stating its own part: `reconcile` (counts, Ready,
-Progressing, Degraded) and `steering` (active policy, attainment, PolicyStable). So neither ever overwrites the other.
+Pure. Two writers share a pool's status by server-side apply, and each states its own part: `reconcile` (counts, Ready,
+Progressing, Degraded) and `pool_steering` (active policy, attainment, PolicyStable). So neither overwrites the other.
 
     Ready         every part runs as the spec asks
-    Progressing   a change is on its way
-    Degraded      something needs a person: a spec that cannot be built, a refused object, a roll-out that is stuck
-    PolicyStable  the ordering policy has stayed for its dwell
+    Progressing   a change is being rolled out
+    Degraded      a person must act: the spec cannot be built, an object was rejected, or a roll-out is stuck
+    PolicyStable  the scheduling policy has stayed for its dwell
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something worth telling the person who runs `kubectl describe`."""
+    """A Kubernetes event of a pool, as `kubectl describe` shows it."""
 
     namespace: str
     pool: str
@@ -36,8 +36,8 @@ class Event:
     reason: str
     message: str
     at: str
-    """RFC 3339. The same event at the same instant is the same object, so posting it again after a crash adds
-    nothing."""
+    """RFC 3339. The same event at the same instant is the same object, so posting it again after a crash has no
+    effect."""
     warning: bool = False
 
     def manifest(self, *, controller: str, instance: str) -> Json:
@@ -101,7 +101,7 @@ def _stuck(conditions: Iterable[Json]) -> Iterator[str]:
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             yield condition.get("message", "its pods cannot be created")
         if condition["type"] == "Progressing" and condition["status"] == "False":
-            yield condition.get("message", "its roll-out does not advance")
+            yield condition.get("message", "its roll-out makes no progress")
 
 
 def workloads(children: Iterable[Json]) -> list[Workload]:
@@ -115,8 +115,8 @@ def workloads(children: Iterable[Json]) -> list[Workload]:
 def conditions(
     parts: Sequence[Workload], problems: Sequence[tuple[str, str]], *, pending_deletion: Collection[str] = ()
 ) -> list[Condition]:
-    """What `reconcile` has to say. `problems` are (reason, message) of what keeps the spec from being carried out;
-    `pending_deletion` names parts that the spec has no more and that stay until the others are ready."""
+    """The conditions that `reconcile` states. `problems` are (reason, message) pairs of the obstacles to the spec.
+    `pending_deletion` names parts that the spec no longer has and that stay until the others are ready."""
     waiting = [part for part in parts if not part.settled]
     trouble = [*problems, *(("Stuck", f"{part.name}: {part.stuck}") for part in parts if part.stuck)]
     progress = "; ".join(
@@ -125,9 +125,9 @@ def conditions(
             *(f"{part.name} stays until the others are ready" for part in parts if part.name in pending_deletion),
         ]
     )
-    told = "; ".join(message for _, message in trouble)
+    summary = "; ".join(message for _, message in trouble)
     if problems:
-        ready = Condition(type="Ready", status=False, reason=problems[0][0], message=told)
+        ready = Condition(type="Ready", status=False, reason=problems[0][0], message=summary)
     elif waiting:
         ready = Condition(type="Ready", status=False, reason="Waiting", message=progress)
     else:
@@ -136,15 +136,15 @@ def conditions(
         ready,
         Condition(type="Progressing", status=True, reason="RollingOut", message=progress)
         if waiting
-        else Condition(type="Progressing", status=False, reason="Settled", message="No change is on its way."),
-        Condition(type="Degraded", status=True, reason=trouble[0][0], message=told)
+        else Condition(type="Progressing", status=False, reason="Settled", message="No change is being rolled out."),
+        Condition(type="Degraded", status=True, reason=trouble[0][0], message=summary)
         if trouble
-        else Condition(type="Degraded", status=False, reason="AsExpected", message="Nothing needs a person."),
+        else Condition(type="Degraded", status=False, reason="AsExpected", message="No person needs to act."),
     ]
 
 
 def timed(stated: Iterable[Condition], previous: Iterable[Json], *, generation: int, now: str) -> list[dict[str, Any]]:
-    """`stated` as the API knows conditions: with the instant of the last change of each one's status."""
+    """`stated` in the form of the API: each condition with the instant of the last change of its status."""
     before = {item["type"]: item for item in previous}
     result = []
     for condition in stated:
@@ -179,9 +179,9 @@ def of_reconcile(
 
 
 def changed(previous: Json, stated: Json, *, owns: Collection[str]) -> bool:
-    """Whether writing `stated` over `previous` would change anything. Entries of lists, which both writers have, are
-    matched by type or name. `owns` names the fields that this writer alone states, there or at the top, and at times
-    not: such a field goes when it is stated no more."""
+    """Whether writing `stated` over `previous` would change anything. Both writers have entries in the same lists; the
+    entries are matched by type or name. `owns` names the optional fields of this writer, at the top or in entries:
+    such a field is removed when it is no longer stated."""
     return any(key in previous and key not in stated for key in owns) or any(
         _entries_differ(previous.get(key, ()), value, owns) if isinstance(value, list) else previous.get(key) != value
         for key, value in stated.items()

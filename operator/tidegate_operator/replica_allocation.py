@@ -1,6 +1,6 @@
-"""How many engines does each node pool run? The answer to `kubectl scale`, which knows one number only.
+"""How many engines does each node pool run? `kubectl scale` sets one total, which this module divides.
 
-Pure and without memory: the same number gives the same division, whatever came before it.
+Pure and without memory: the same total gives the same allocation, whatever the previous totals were.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,9 +11,10 @@ from tidegate_operator import spec
 def desired(pool: spec.Pool) -> Mapping[str, int]:
     """Engines for each node pool, by its name.
 
-    Without spec.replicas it is each one's own `replicas`. With it, everyone first gets `minReplicas`; the rest goes
-    to the cheapest engines, up to each one's own `replicas`, and beyond those up to `maxReplicas`. So a total that
-    equals the sum of `replicas` gives what is written there, and shrinking gives up the dearest engines first.
+    Without spec.replicas it is the `replicas` of each node pool. With spec.replicas every node pool first gets its
+    `minReplicas`. The rest goes to the cheapest node pools, first up to their `replicas` and then up to their
+    `maxReplicas`. So a total that equals the sum of `replicas` gives each node pool its `replicas`, and a smaller total
+    takes engines from the most expensive node pools first.
     """
     if pool.replicas is None:
         return {node_pool.name: node_pool.replicas for node_pool in pool.node_pools}

@@ -1,7 +1,8 @@
-"""Which pool is looked at next? Keys with due times; a key waits once, and one worker at a time has it.
+"""Which pool is worked on next? A queue of keys with due times.
 
-The work itself is level-based, so being woken twice or once is the same. A key whose work fails comes back after a
-growing delay; one whose work succeeds comes back when it says, or when something wakes it.
+A key is in the queue at most once, and at most one worker has it. The work is level-based, so adding a key twice has
+the effect of adding it once. A key whose work fails is due again after a growing delay. A key whose work succeeds is
+due again after the delay that the work returns, or when it is added.
 """
 
 import asyncio
@@ -20,10 +21,10 @@ LAST_RETRY_S = 60.0
 
 
 class Workqueue(Generic[K]):
-    """Keys to work on. `run` serves them until it is cancelled."""
+    """Keys to work on. `run` works until it is cancelled."""
 
     def __init__(self, *, expected: type[Exception]) -> None:
-        """`expected` errors are logged by their message, all others with where they come from."""
+        """`expected` errors are logged by their message, all others with a traceback."""
         self._expected = expected
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
@@ -33,7 +34,7 @@ class Workqueue(Generic[K]):
         self._changed = asyncio.Event()
 
     def add(self, key: K, delay_s: float = 0.0) -> None:
-        """Asks for `key` no later than `delay_s` from now."""
+        """Makes `key` due in `delay_s` seconds at the latest."""
         at = asyncio.get_running_loop().time() + delay_s
         if at < self._due.get(key, float("inf")):
             self._due[key] = at
@@ -41,8 +42,8 @@ class Workqueue(Generic[K]):
             self._changed.set()
 
     async def run(self, work: Callable[[K], Awaitable[float | None]], *, workers: int = 4) -> None:
-        """Calls `work(key)` for keys as they fall due. It returns the delay until the key is due again, None for not
-        before something wakes it, and raises to be tried again soon."""
+        """Calls `work(key)` for each due key. `work` returns the delay until the key is due again, or None if the key
+        is due only when it is added. If `work` raises, the key is due again soon."""
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._serve(work))
@@ -55,10 +56,10 @@ class Workqueue(Generic[K]):
                 self._failures.pop(key, None)
             except self._expected as error:
                 delay_s = self._retry_s(key)
-                log.warning("%s: %s; again in %.1f s", key, error, delay_s)
+                log.warning("%s: %s; next attempt in %.1f s", key, error, delay_s)
             except Exception:
                 delay_s = self._retry_s(key)
-                log.exception("%s: a defect; again in %.1f s", key, delay_s)
+                log.exception("%s: a defect; next attempt in %.1f s", key, delay_s)
             finally:
                 self._active.discard(key)
                 self._changed.set()
@@ -66,7 +67,7 @@ class Workqueue(Generic[K]):
                 self.add(key, delay_s)
 
     async def _take(self) -> K:
-        """The next due key that nobody works on, marked as worked on."""
+        """The next due key that no worker has. The key is marked as active."""
         loop = asyncio.get_running_loop()
         while True:
             blocked: list[tuple[float, int, K]] = []
@@ -74,7 +75,7 @@ class Workqueue(Generic[K]):
             while self._heap and self._heap[0][0] <= loop.time() and taken is None:
                 at, number, key = heapq.heappop(self._heap)
                 if self._due.get(key) != at:
-                    continue  # asked for again, earlier
+                    continue  # an earlier due time has replaced this entry
                 if key in self._active:
                     blocked.append((at, number, key))
                 else:
@@ -89,7 +90,7 @@ class Workqueue(Generic[K]):
             await self._wait(until)
 
     async def _wait(self, until: float | None) -> None:
-        """Until a key is added, a worker is done, or that instant, at which the first key falls due that is not due yet."""
+        """Waits until a key is added, a worker finishes, or the instant `until`, when the next key is due."""
         self._changed.clear()
         try:
             async with asyncio.timeout_at(until):

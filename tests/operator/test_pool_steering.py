@@ -257,7 +257,7 @@ async def test_a_pool_without_ready_engines_waits(cluster, kubectl, namespace, r
     kubectl("create", "-f", "-", body=operator_doubles.pool(nodePools=[{"name": "none", "replicas": 0}]))
 
     steering = pool_steering.PoolSteering(
-        cluster, rules, admin_of=lambda _pool: operator_doubles.FakeAdmin(), clock=Clock()
+        cluster, rules, reads=cluster, admin_of=lambda _pool: operator_doubles.FakeAdmin(), clock=Clock()
     )
     assert await steering.steer((namespace, "chat")) == pool_steering.WAIT_S
     kubectl("delete", "spool/chat")

@@ -176,7 +176,7 @@ async def test_a_name_that_somebody_else_has_is_left_alone_and_told(cluster, kub
     degraded = conditions(await cluster.pool(namespace, "chat"))["Degraded"]
     assert (degraded["reason"], degraded["message"]) == (
         "NameTaken",
-        "ConfigMap chat-gateway exists and belongs to someone else",
+        "ConfigMap chat-gateway exists and belongs to another owner",
     )
     kubectl("delete", "configmap/chat-gateway")
     assert await run(cluster, namespace, rules) is reconcile.Result.SETTLED

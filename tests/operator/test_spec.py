@@ -59,13 +59,13 @@ def test_a_profile_that_does_not_exist_is_named_with_its_node_pool():
     ]
 
 
-def test_stages_that_wait_for_each_other_are_named_in_their_circle():
+def test_a_cycle_of_stages_is_reported_with_the_names_of_its_stages():
     def stage(name, *after):
         return {"name": name, "after": list(after)}
 
     workflows = [{"name": "loop", "stages": [stage("a", "c"), stage("b", "a"), stage("c", "b"), stage("d")]}]
     (problem,) = problems(workflows=workflows)
-    assert problem.startswith("spec.workflows[loop].stages: stages wait for each other: ")
+    assert problem.startswith("spec.workflows[loop].stages: stages wait for each other in a cycle: ")
     circle = problem.rpartition(": ")[2].split(" -> ")
     assert set(circle) == {"a", "b", "c"}
     assert circle[0] == circle[-1]

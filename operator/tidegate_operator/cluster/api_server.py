@@ -1,8 +1,11 @@
-"""A cluster, by the requests that its API server answers.
+"""The cluster over HTTP: requests to the API server.
 
-Reads are lists and gets; writes are server-side apply: each states the full intent under this operator's own field
-manager, so what others own in an object stays theirs and nothing is overwritten from a stale read. It decides
-nothing: `plan` says what to write.
+Reads are lists and gets. Writes are server-side apply: each states the full intent under the operator's own field
+manager, so the fields of other owners stay, and a stale read overwrites nothing. `plan` decides what is written.
+
+The requests use the client's transport (`ApiClient`) with paths and plain JSON. The typed models would drop unknown
+fields of a pod spec that a ServingPool passes through, and the dynamic client would ask the API server for its
+resources first, for which the chart grants no right.
 """
 
 import json
@@ -26,7 +29,8 @@ log = logging.getLogger(__name__)
 FIELD_MANAGER = "tidegate-operator"
 TIMEOUT_S = 20.0
 UNTYPED = ("failed to create typed patch object", "failed to convert new object")
-"""How it begins, with status 500, when the fault is in what was applied: a field unknown, doubled or of a wrong type."""
+"""How the message of status 500 begins when the applied object has a field that is unknown, duplicated or of a wrong
+type."""
 POOLS = Kind(
     api_version=f"{child_metadata.GROUP}/{child_metadata.VERSION}",
     kind=child_metadata.KIND,
@@ -41,7 +45,7 @@ class ApiServer:
     """A `Cluster` over HTTP."""
 
     def __init__(self, api: client.ApiClient, *, instance: str) -> None:
-        """`instance` is this process's name, which its events carry."""
+        """`instance` is the name of this process in its events."""
         self._api = api
         self._instance = instance
 
@@ -67,8 +71,8 @@ class ApiServer:
         try:
             await self.ask("DELETE", reference.path, options)
         except exceptions.ApiException as error:
-            gone_or_another = error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
-            if not gone_or_another:
+            is_gone_or_replaced = error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
+            if not is_gone_or_replaced:
                 raise _translate(error) from error
 
     async def apply_status(self, namespace: str, name: str, body: Json, *, writer: str) -> None:
@@ -82,7 +86,7 @@ class ApiServer:
         except exceptions.ApiException as error:
             if error.status != HTTPStatus.CONFLICT:
                 log.warning(
-                    "event %s on %s/%s was not posted: %s", event.reason, event.namespace, event.pool, _said(error)
+                    "event %s on %s/%s was not posted: %s", event.reason, event.namespace, event.pool, _message(error)
                 )
 
     def lease(self, namespace: str, name: str) -> "Lease":
@@ -94,7 +98,7 @@ class ApiServer:
             found = await self.ask("GET", kind.path(namespace), query=query)
         except exceptions.ApiException as error:
             raise _translate(error) from error
-        # Items of a list carry no type of their own.
+        # The items of a list carry no apiVersion and kind.
         return [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in found["items"]]
 
     async def read(self, path: str) -> Json | None:
@@ -121,7 +125,7 @@ class ApiServer:
         query: Sequence[tuple[str, str]] = (),
         content_type: str = "application/json",
     ) -> Mapping[str, Any]:
-        """One request. Raises ApiException for an answer that is not a success, ClusterError for none."""
+        """One request. Raises ApiException for an answer with an error status, and ClusterError without an answer."""
         headers = {"Accept": "application/json", "Content-Type": content_type}
         request = await self._api.param_serialize(
             method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
@@ -140,7 +144,7 @@ class ApiServer:
 
 
 class Lease:
-    """A `lease.Leases` over HTTP."""
+    """A `lease.LeaseStore` over HTTP."""
 
     def __init__(self, server: ApiServer, namespace: str, name: str) -> None:
         self._server = server
@@ -164,13 +168,13 @@ class Lease:
 
 
 def _translate(error: exceptions.ApiException) -> ClusterError:
-    said = _said(error)
-    refused = error.status in (400, 403, 405, 409, 413, 415, 422) or said.startswith(UNTYPED)
-    return (RejectedError if refused else ClusterError)(said)
+    message = _message(error)
+    is_rejected = error.status in (400, 403, 405, 409, 413, 415, 422) or message.startswith(UNTYPED)
+    return (RejectedError if is_rejected else ClusterError)(message)
 
 
-def _said(error: exceptions.ApiException) -> str:
-    """The API server's own sentence, cut so that no Secret of a length worth having reaches a log."""
+def _message(error: exceptions.ApiException) -> str:
+    """The API server's message, truncated so that no long secret reaches a log."""
     try:
         return str(json.loads(error.body)["message"])[:400]
     except (ValueError, TypeError, KeyError):

@@ -1,7 +1,7 @@
 """Names, labels and ownership of a pool's children.
 
-Names are made of the pool's and the node pool's alone, whose lengths the CRD bounds so that each fits in 63
-characters.
+A child's name consists of the names of the pool and the node pool. The CRD limits the lengths of both, so that every name
+fits in 63 characters.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ COMPONENT = "app.kubernetes.io/component"
 CONFIG_DIGEST = f"{GROUP}/config-digest"
 
 OPERATOR_SELECTOR = {"app.kubernetes.io/name": "tidegate-operator"}
-"""Labels of the operator's own pod, as the chart sets them: the NetworkPolicies let it in."""
+"""Labels that the chart gives the operator's pod; the NetworkPolicies admit it."""
 
 HTTP_PORT = 8000
 GRPC_PORT = 9000
@@ -42,7 +42,7 @@ def engine_name(pool: spec.Pool, node_pool: str) -> str:
 
 
 def selector(pool_name: str, component: str, node_pool: str | None = None) -> dict[str, str]:
-    """Labels that pick one part's pods; they never change while the pool lives, as a Deployment demands."""
+    """Labels that select the pods of one component. They never change, because a Deployment's selector is immutable."""
     return {POOL: pool_name, COMPONENT: component, **({NODE_POOL: node_pool} if node_pool else {})}
 
 
@@ -56,7 +56,7 @@ def manifest(
     node_pool: str | None = None,
     **body: Any,
 ) -> Manifest:
-    """A complete child: named, labelled, and owned by its pool so that it goes when the pool goes."""
+    """A complete child: named, labelled, and owned by its pool, so that it is deleted with the pool."""
     return {
         "apiVersion": api_version,
         "kind": kind,
@@ -86,14 +86,14 @@ def manifest(
 
 
 def service_account(pool: spec.Pool, component: str) -> Manifest:
-    """An account of the part's own, with no rights and no token in its pods: none of them talks to the API server."""
+    """An account without rights, whose pods get no token: no component of a pool talks to the API server."""
     return manifest(
         pool, "v1", "ServiceAccount", component_name(pool, component), component, automountServiceAccountToken=False
     )
 
 
 def disruption_budget(pool: spec.Pool, name: str, component: str, node_pool: str | None = None) -> Manifest:
-    """A drained node takes one pod at a time. Never "minAvailable: all", which would block drains for ever."""
+    """A drain evicts one pod at a time. `minAvailable: all` would block every drain forever."""
     return manifest(
         pool, "policy/v1", "PodDisruptionBudget", name, component, node_pool=node_pool,
         spec={
@@ -105,5 +105,5 @@ def disruption_budget(pool: spec.Pool, name: str, component: str, node_pool: str
 
 
 def digest(value: Any) -> str:
-    """A short fingerprint of a piece of configuration: pods that carry it restart when it changes."""
+    """A short fingerprint of a configuration. Pods that carry it in an annotation restart when it changes."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,6 +1,8 @@
-"""The engines: for each node pool a Deployment, a headless Service by whose DNS name the gateway finds them, and a
-disruption budget; for all of them an account and a NetworkPolicy that lets nobody in but the gateway and the
-operator, because most of vLLM's endpoints ask for no key.
+"""The manifests of a pool's engines.
+
+Each node pool gets a Deployment, a disruption budget, and a headless Service by whose DNS name the gateway finds the
+engines. All engines share an account and a NetworkPolicy that admits only the gateway and the operator, because most of
+vLLM's endpoints ask for no key.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +14,7 @@ from tidegate_operator.render import child_metadata, pods
 COMPONENT = "engine"
 PORTS = {"http": child_metadata.HTTP_PORT, "control": child_metadata.CONTROL_PORT}
 LEAVE_S = 5
-"""Seconds that a stopping engine still takes calls while the gateways learn that it goes."""
+"""Seconds in which a stopping engine still accepts calls, while the gateways learn that it stops."""
 PROBE_S = 5
 
 
@@ -48,7 +50,7 @@ def _deployment(
         spec={
             "replicas": replicas,
             "selector": {"matchLabels": selector},
-            # GPUs are taken: an update frees one engine's before it starts the next.
+            # All GPUs may be in use, so an update stops an old engine before it starts a new one.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
             "progressDeadlineSeconds": pool.engine.startup_s + 300,
             "template": {
@@ -114,7 +116,7 @@ def _resources(given: spec.Json, node_pool: spec.NodePool) -> dict[str, Any]:
 
 
 def _vllm(pool: spec.Pool, node_pool: spec.NodePool) -> Iterator[str]:
-    """Arguments of `tidegate engine`, which are those of `vllm serve` and --control."""
+    """Arguments of `tidegate engine`: --control and the arguments of `vllm serve`."""
     yield f"--model={_weights(pool.model)}"
     yield f"--served-model-name={pool.model.name}"
     yield "--host=0.0.0.0"
@@ -122,7 +124,7 @@ def _vllm(pool: spec.Pool, node_pool: spec.NodePool) -> Iterator[str]:
     yield f"--control=0.0.0.0:{child_metadata.CONTROL_PORT}"
     yield f"--tensor-parallel-size={node_pool.tensor_parallel}"
     yield f"--shutdown-timeout={pool.engine.drain_s}"
-    # The last line behind the gateways' caps and queues: beyond it the engine answers 503 and another one is asked.
+    # A last limit behind the gateways' own limits: a full engine answers 503, and the gateway tries another one.
     if pool.gateway.max_waiting:
         yield f"--max-num-queued-reqs={pool.gateway.max_waiting}"
     if pool.model.max_model_len is not None:

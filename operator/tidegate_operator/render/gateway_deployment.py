@@ -1,9 +1,9 @@
-"""The gateway: its settings in a ConfigMap, a Deployment that restarts when they change, a Service for clients and
-one for the admin and metrics ports (which no load balancer ever sees), a disruption budget, an account, and a
-NetworkPolicy that keeps the admin port for the operator.
+"""The manifests of a pool's gateway.
 
-The gateway never talks to the API server: the settings name each node pool's headless Service, whose DNS answers are
-the engines.
+They are a ConfigMap with the settings, a Deployment that restarts when the settings change, a Service for clients, an
+internal Service for the admin and metrics ports, a disruption budget, an account, and a NetworkPolicy that admits only
+the operator to the admin port. The gateway never talks to the API server: its settings name the headless Service of
+each node pool, and DNS resolves that name to the engines.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ INTERNAL_PORTS = {"admin": child_metadata.ADMIN_PORT, "metrics": child_metadata.
 SETTINGS = "/etc/tidegate"
 DRAIN_S = 60
 LEAVE_S = 5
-"""Seconds that a stopping gateway still takes calls while endpoints and load balancers learn that it goes."""
+"""Seconds in which a stopping gateway still accepts calls, while load balancers learn that it stops."""
 
 
 def settings(pool: spec.Pool) -> dict[str, Any]:
-    """What `tidegate gateway --config` reads; the gateway's own `settings` module documents the keys."""
+    """The settings file of `tidegate gateway --config`; the gateway's `settings` module documents the keys."""
     return {
         "model": pool.model.name,
         "listen": {
@@ -69,7 +69,7 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
 
 
 def _cost(engine: spec.Engine, node_pool: spec.NodePool) -> dict[str, Any]:
-    """What engines that are simulated at another speed than their profile's cost; others cost what the profile says."""
+    """The cost model of engines that are simulated at another speed than their profile's; empty for other engines."""
     if not engine.simulated or engine.sim_speed == 1 or node_pool.profile is None:
         return {}
     model = cost.from_mapping(tidegate_profiles.load(node_pool.profile)["cost"])
@@ -99,7 +99,7 @@ def manifests(pool: spec.Pool, *, image: pods.Image, operator_namespace: str) ->
             "replicas": pool.gateway.replicas,
             "selector": {"matchLabels": selector},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            # A gateway is ready when it has an engine, and engines take their time.
+            # A gateway is ready when it has an engine, and an engine may start slowly.
             "progressDeadlineSeconds": pool.engine.startup_s + 300,
             "template": {
                 "metadata": {
@@ -123,7 +123,7 @@ def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
         env=_password(pool.store),
         mounts=[{"name": "settings", "mountPath": SETTINGS, "readOnly": True}],
         resources=dict(pool.gateway.resources),
-        # Not on the clients' port: as many of them as may connect must not look like a dead gateway.
+        # Probes use the metrics port: many clients on the client port must not make the gateway look dead.
         startupProbe=pods.http_probe("/health", port="metrics", period_s=1, failures=60),
         readinessProbe=pods.http_probe("/ready", port="metrics"),
         livenessProbe=pods.http_probe("/health", port="metrics", period_s=10, failures=6),

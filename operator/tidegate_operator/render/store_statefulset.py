@@ -1,8 +1,9 @@
-"""The pool's own Valkey, unless the spec names one that already runs: a StatefulSet of one, its Service, and a
-NetworkPolicy for the gateway alone, since it asks for no password.
+"""The manifests of a pool's embedded Valkey, unless the spec names an existing server.
 
-It runs from Tidegate's image, which carries valkey-server. Every change is in its append-only file within a second.
-With `storage` the file is on a volume and survives the pod; without, it survives restarts of the container only.
+They are a StatefulSet with one replica, its Service, and a NetworkPolicy that admits only the gateway, because the
+server has no password. Tidegate's image contains valkey-server. Every change is in the append-only file within a
+second. With `storage` the file is on a volume and survives the pod; without it the file survives only restarts of the
+container.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ _ARGUMENTS = (
 
 
 def url(pool: spec.Pool) -> str:
-    """Where the gateway finds the store."""
+    """The address of the store."""
     return pool.store.url or f"redis://{child_metadata.component_name(pool, COMPONENT)}.{pool.namespace}.svc:{PORT}/0"
 
 

@@ -146,7 +146,7 @@ AUDIT_POLICY: dict[str, Any] = {
 
 def fake_gpu_node(name: str, *, product: str, gpus: int = 8) -> dict[str, Any]:
     """A node that kwok keeps Ready, labelled as NVIDIA's GPU feature discovery does."""
-    capacity = {"cpu": "128", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": str(gpus)}
+    capacity = {"cpu": "128", "memory": "1Ti", "pods": "1000", "nvidia.com/gpu": str(gpus)}
     return {
         "apiVersion": "v1",
         "kind": "Node",
