@@ -77,12 +77,12 @@ class FakeAdmin:
 
     def __init__(self, *, has_answered: bool = True) -> None:
         self.has_answered = has_answered
-        self.by_hand: steering_loop.Override | None = None
-        self.told: list[str] = []
+        self.manual: steering_loop.Override | None = None
+        self.received: list[str] = []
 
     async def override(self) -> steering_loop.Override | None:
-        return self.by_hand
+        return self.manual
 
     async def follow(self, policy: str, reason: str) -> None:
-        if self.told[-1:] != [policy]:
-            self.told.append(policy)
+        if self.received[-1:] != [policy]:
+            self.received.append(policy)

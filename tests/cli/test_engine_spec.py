@@ -6,7 +6,7 @@ from tidegate_cli import engine_spec
 from tidegate_cli.command_errors import Usage
 
 
-def test_profiles_are_named_by_their_short_names_and_numbered_when_repeated() -> None:
+def test_simulated_engines_have_short_names_with_numbers_when_repeated() -> None:
     parsed = engine_spec.parse("sim:a100,a100,a6000", speed=1.0)
     assert [engine.name for engine in parsed] == ["a100-0", "a100-1", "a6000"]
 
@@ -19,12 +19,12 @@ def test_speed_makes_a_simulated_engine_faster() -> None:
     assert fast.cost.step_s == pytest.approx(slow.cost.step_s / 10)
 
 
-def test_vllm_counts() -> None:
+def test_the_number_of_vllm_engines_is_optional() -> None:
     assert [engine.name for engine in engine_spec.parse("vllm", speed=1.0)] == ["vllm"]
     assert [engine.name for engine in engine_spec.parse("vllm:2", speed=1.0)] == ["vllm-0", "vllm-1"]
 
 
-def test_running_engines_are_given_by_address() -> None:
+def test_urls_name_running_engines() -> None:
     parsed = engine_spec.parse("http://127.0.0.1:8100/,http://127.0.0.1:8101", speed=1.0)
     assert [engine.url for engine in parsed if isinstance(engine, engine_spec.Running)] == [
         "http://127.0.0.1:8100",
@@ -39,7 +39,7 @@ def test_real_engines_share_the_cores(count: int, cores: int, threads: str) -> N
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
 
 
-def test_what_the_user_has_set_for_real_engines_stays() -> None:
+def test_environment_variables_of_the_user_stay() -> None:
     given = {"OMP_NUM_THREADS": "3", "VLLM_CPU_OMP_THREADS_BIND": "0-2"}
     assert not given.keys() & engine_spec.vllm_environment(2, cores=8, given=given).keys()
 
@@ -58,6 +58,6 @@ def test_what_the_user_has_set_for_real_engines_stays() -> None:
         pytest.param("http://host:1/v1", "is not an engine's address", id="with a path"),
     ],
 )
-def test_what_cannot_be_meant_is_a_usage_error(text: str, sentence: str) -> None:
+def test_an_invalid_engine_spec_is_a_usage_error(text: str, sentence: str) -> None:
     with pytest.raises(Usage, match=sentence):
         engine_spec.parse(text, speed=1.0)

@@ -22,8 +22,8 @@ async def gateway() -> AsyncIterator[Addresses]:
     """One gateway without a store, over one engine without a control port."""
     async with testing.engine() as engine:
         listen = {"port": 0, "adminPort": 0, "grpcPort": None}
-        told = settings.from_mapping({"listen": listen, "engines": [{"name": "plain", "url": engine.url}]})
-        async with app.serving(told) as bound:
+        loaded = settings.from_mapping({"listen": listen, "engines": [{"name": "plain", "url": engine.url}]})
+        async with app.serving(loaded) as bound:
             assert bound.admin is not None
             yield Addresses(admin=bound.admin, http=bound.http)
 
@@ -32,7 +32,7 @@ async def tidegate(*words: str) -> int:
     return await asyncio.to_thread(main.main, ["policy", *words])
 
 
-async def test_set_names_the_engines_that_cannot_take_it(
+async def test_set_names_the_engines_that_cannot_change_their_policy(
     gateway: Addresses, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await tidegate("--admin", f"http://{gateway.admin}", "set", "edf") == 0
@@ -41,7 +41,7 @@ async def test_set_names_the_engines_that_cannot_take_it(
     assert engine == "  plain: has no control port; its own policy stays"
 
 
-async def test_options_may_follow_the_verb_and_the_duration_counts(
+async def test_options_may_follow_the_verb_and_the_duration_is_used(
     gateway: Addresses, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await tidegate("set", "edf", "--for", "2h", "--admin", gateway.admin, "--json") == 0
@@ -51,7 +51,7 @@ async def test_options_may_follow_the_verb_and_the_duration_counts(
     assert (answer["name"], list(answer["engines"])) == ("edf", ["plain"])
 
 
-async def test_the_client_port_is_not_the_admin_port_and_the_error_says_so(
+async def test_the_error_for_the_client_port_mentions_the_admin_port(
     gateway: Addresses, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in (("get",), ("set", "edf")):
@@ -62,7 +62,7 @@ async def test_the_client_port_is_not_the_admin_port_and_the_error_says_so(
 
 
 @pytest.mark.parametrize("admin", ["http://127.0.0.1:1", "http://", "http://[::1", "x:y"])
-def test_an_address_without_a_gateway_is_one_sentence(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_without_a_gateway_gives_one_sentence(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["policy", "get", "--admin", admin]) == 1
     assert "give its admin address with --admin" in capsys.readouterr().err
 
@@ -77,6 +77,6 @@ def test_an_address_without_a_gateway_is_one_sentence(admin: str, capsys: pytest
         pytest.param({"control": None}, "has no control port; its own policy stays", id="no control"),
     ],
 )
-def test_each_engine_says_how_it_stands_to_the_policy(fields: dict[str, object], said: str) -> None:
+def test_the_state_of_the_policy_on_an_engine_is_one_phrase(fields: dict[str, object], said: str) -> None:
     engine = {"control": "127.0.0.1:1", "policy": None, "fallback": None, **fields}
     assert policy_command.standing(engine, "edf") == said

@@ -18,7 +18,7 @@ SECONDS = 60
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[str]:
-    """A simulated engine: replay speaks to anything with OpenAI's API."""
+    """A simulated engine: replay works with every server of OpenAI's API."""
     port, control = processes.free_port(), processes.free_port()
     words = ["sim-engine", "--port", str(port), "--control", f"127.0.0.1:{control}", "--speed", "50"]
     process = subprocess.Popen(processes.ourselves(*words))
@@ -48,7 +48,9 @@ def trace(path: pathlib.Path, *calls: traces.TraceCall) -> str:
     return str(path)
 
 
-def test_a_workflows_calls_follow_each_other_and_are_reported_as_one(engine: str, tmp_path: pathlib.Path) -> None:
+def test_the_calls_of_a_workflow_follow_each_other_and_are_reported_as_one_workflow(
+    engine: str, tmp_path: pathlib.Path
+) -> None:
     def call(name: str, *after: str) -> traces.TraceCall:
         return traces.TraceCall(
             id=name, arrival_s=0.05, prompt_tokens=20, output_tokens=8, workflow="w", after=after, deadline_s=30.0
@@ -65,7 +67,7 @@ def test_a_workflows_calls_follow_each_other_and_are_reported_as_one(engine: str
     assert "calls 4   errors 0" in done.stdout
 
 
-def test_a_call_that_fails_is_counted_with_its_sentence(engine: str, tmp_path: pathlib.Path) -> None:
+def test_a_failed_call_is_counted_with_its_message(engine: str, tmp_path: pathlib.Path) -> None:
     path = trace(tmp_path / "t.jsonl", traces.TraceCall(id="a", arrival_s=0, prompt_tokens=5, output_tokens=5))
     done = tidegate("replay", path, "--url", engine, "--model", "nobody", "--json")
     report = json.loads(done.stdout)
@@ -82,7 +84,7 @@ def test_a_call_that_fails_is_counted_with_its_sentence(engine: str, tmp_path: p
         pytest.param('{"id": "a"}', "arrival_s is required", id="incomplete"),
     ],
 )
-def test_a_trace_that_cannot_be_read_is_one_sentence(tmp_path: pathlib.Path, text: str, sentence: str) -> None:
+def test_an_unreadable_trace_gives_one_sentence(tmp_path: pathlib.Path, text: str, sentence: str) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(text)
     done = tidegate("replay", str(path))
@@ -91,14 +93,14 @@ def test_a_trace_that_cannot_be_read_is_one_sentence(tmp_path: pathlib.Path, tex
     assert "Traceback" not in done.stderr
 
 
-def test_no_gateway_is_one_sentence(tmp_path: pathlib.Path) -> None:
+def test_a_missing_gateway_gives_one_sentence(tmp_path: pathlib.Path) -> None:
     path = trace(tmp_path / "t.jsonl", traces.TraceCall(id="a", arrival_s=0, prompt_tokens=5, output_tokens=5))
     done = tidegate("replay", path, "--url", f"http://127.0.0.1:{processes.free_port()}")
     assert done.returncode == 1
     assert "no gateway answers at" in done.stderr
 
 
-def test_percentiles_are_values_that_were_seen() -> None:
+def test_percentiles_are_measured_values() -> None:
     assert replay_command.distribution([None, 3.0, 1.0, 2.0]) == {
         "mean": 2.0,
         "p50": 2.0,
@@ -109,7 +111,7 @@ def test_percentiles_are_values_that_were_seen() -> None:
     assert replay_command.distribution([None]) is None
 
 
-def test_a_target_that_was_missed_is_missed_and_calls_without_targets_do_not_count() -> None:
+def test_a_missed_target_counts_as_missed_and_calls_without_targets_do_not_count() -> None:
     def call(name: str, ttft_ms: float | None) -> traces.TraceCall:
         return traces.TraceCall(id=name, arrival_s=0, prompt_tokens=1, output_tokens=1, ttft_slo_ms=ttft_ms)
 

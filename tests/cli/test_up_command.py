@@ -78,7 +78,7 @@ def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 def started(state: pathlib.Path) -> Iterator[Up]:
-    """A system of two simulated engines, and the proof that nothing of it is left at the end."""
+    """A system of two simulated engines; checks at the end that no process of it is left."""
     system = Up(state, "--engines=sim:a100,a6000", "--sim-speed=20")
     line = system.first_line()
     assert line.startswith("tidegate is ready: http://127.0.0.1:"), system.end(signal.SIGKILL)
@@ -90,7 +90,7 @@ def started(state: pathlib.Path) -> Iterator[Up]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """For tests that leave it as it was."""
+    """A system for tests that do not change it."""
     state = tmp_path_factory.mktemp("shared")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIDEGATE_TEST_FAMILY", str(state))
@@ -105,11 +105,11 @@ def marked(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
 
 @pytest.fixture
 def up(marked: pathlib.Path) -> Iterator[Up]:
-    """For tests that end it."""
+    """A system for tests that end it."""
     yield from started(marked)
 
 
-def test_a_stock_openai_client_gets_answers_streamed_and_not(shared: Up) -> None:
+def test_a_stock_openai_client_gets_whole_and_streamed_answers(shared: Up) -> None:
     client = openai.OpenAI(base_url=f"{shared.url}/v1", api_key="none")
     model = client.models.list().data[0].id
     messages = [{"role": "user", "content": "What is the capital of France?"}]
@@ -145,7 +145,7 @@ def test_a_workflow_lives_from_its_first_call_to_its_end(shared: Up) -> None:
     assert [stage["name"] for stage in workflow["stages"]] == ["plan", "answer"]
 
 
-def test_a_policy_set_by_hand_is_in_force_on_engines_and_gateway_and_is_handed_back(shared: Up) -> None:
+def test_an_override_is_in_force_on_engines_and_gateway_until_it_ends(shared: Up) -> None:
     admin = f"--admin=http://127.0.0.1:{shared.admin_port}"
     done = shared.tidegate("policy", admin, "set", "edf", "--for", "10m")
     assert done.returncode == 0, done.stderr
@@ -162,7 +162,7 @@ def test_a_policy_set_by_hand_is_in_force_on_engines_and_gateway_and_is_handed_b
     until(lambda: shared.admin("/admin/policy")["source"] == "steered")
 
 
-def test_ctrl_c_stops_everything(up: Up) -> None:
+def test_ctrl_c_stops_every_process(up: Up) -> None:
     assert len(family_of(up.state)) >= 5
     code, _ = up.end(signal.SIGINT)
     assert code == 0
@@ -170,7 +170,7 @@ def test_ctrl_c_stops_everything(up: Up) -> None:
 
 
 def stream(up: Up, tokens: int) -> http.client.HTTPResponse:
-    """A streamed answer of which the first bytes are there."""
+    """A streamed answer whose first bytes have arrived."""
     body = orjson.dumps({"model": "sim", "prompt": "x", "max_tokens": tokens, "stream": True})
     request = urllib.request.Request(f"{up.url}/v1/completions", body, {"content-type": "application/json"})
     response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=60)
@@ -178,7 +178,7 @@ def stream(up: Up, tokens: int) -> http.client.HTTPResponse:
     return response
 
 
-def test_ctrl_c_lets_a_call_under_way_finish(up: Up) -> None:
+def test_ctrl_c_lets_running_calls_finish(up: Up) -> None:
     answers = [stream(up, 1000) for _ in range(4)]
     up.process.send_signal(signal.SIGINT)
     assert all(answer.read().endswith(b"data: [DONE]\n\n") for answer in answers)
@@ -187,7 +187,7 @@ def test_ctrl_c_lets_a_call_under_way_finish(up: Up) -> None:
     assert "running calls may finish" in errors
 
 
-def test_a_second_ctrl_c_ends_all_at_once(up: Up) -> None:
+def test_a_second_ctrl_c_kills_every_process_at_once(up: Up) -> None:
     with stream(up, 1_000_000):
         up.process.send_signal(signal.SIGINT)
         assert up.process.stderr is not None
@@ -198,12 +198,12 @@ def test_a_second_ctrl_c_ends_all_at_once(up: Up) -> None:
     until(lambda: not family_of(up.state))
 
 
-def test_not_even_sigkill_leaves_a_child_behind(up: Up) -> None:
+def test_sigkill_leaves_no_child_behind(up: Up) -> None:
     up.end(signal.SIGKILL)
     until(lambda: not family_of(up.state))
 
 
-def test_a_second_up_on_the_same_state_is_one_sentence(shared: Up) -> None:
+def test_a_second_up_on_the_same_state_folder_gives_one_sentence(shared: Up) -> None:
     second = Up(shared.state)
     _, errors = second.process.communicate(timeout=60)
     assert second.process.returncode == 1
@@ -214,7 +214,7 @@ def engines_of(state: pathlib.Path) -> set[int]:
     return {pid for pid in family_of(state) if b"sim-engine" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
-def test_an_engine_that_dies_is_started_again_while_the_others_serve(up: Up) -> None:
+def test_a_crashed_engine_is_restarted_while_the_others_serve(up: Up) -> None:
     before = engines_of(up.state)
     os.kill(min(before), signal.SIGKILL)
     until(lambda: len(engines_of(up.state) - {min(before)}) == 2)
@@ -241,7 +241,7 @@ def member(state: pathlib.Path, mark: bytes) -> int | None:
 
 
 @pytest.mark.parametrize(("name", "mark"), [("valkey", b"valkey.sock"), ("gateway", b"gateway.yaml")])
-def test_a_store_or_gateway_that_dies_is_started_again_and_workflows_live_on(up: Up, name: str, mark: bytes) -> None:
+def test_a_crashed_store_or_gateway_is_restarted_and_workflows_survive(up: Up, name: str, mark: bytes) -> None:
     body = {"id": "kept", "deadline_ms": 60_000, "stages": [{"name": "a"}]}
     assert answer(f"{up.url}/v1/workflows", body)["state"] == "running"
     before = member(up.state, mark)
@@ -260,7 +260,7 @@ def test_a_store_or_gateway_that_dies_is_started_again_and_workflows_live_on(up:
     assert "is restarted" in errors
 
 
-def test_what_dies_again_and_again_ends_the_run_and_says_how(up: Up) -> None:
+def test_a_process_that_crashes_too_often_ends_the_run_with_its_reason(up: Up) -> None:
     killed: list[int | None] = [None]
     while len(killed) <= 4:
         until(lambda: member(up.state, b"gateway.yaml") not in killed)
@@ -282,7 +282,9 @@ def test_what_dies_again_and_again_ends_the_run_and_says_how(up: Up) -> None:
         pytest.param(["--engines=vllm", "--model=/nowhere"], "/nowhere is not a model folder", id="no model"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(marked: pathlib.Path, words: list[str], sentence: str) -> None:
+def test_a_wrong_command_line_gives_one_sentence_and_exit_code_2(
+    marked: pathlib.Path, words: list[str], sentence: str
+) -> None:
     system = Up(marked, *words)
     _, errors = system.process.communicate(timeout=60)
     assert system.process.returncode == 2
@@ -290,7 +292,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(marked: pathlib.Path, words: 
     assert "Traceback" not in errors
 
 
-def test_a_port_in_use_is_one_sentence_and_exit_code_1(marked: pathlib.Path) -> None:
+def test_a_port_in_use_gives_one_sentence_and_exit_code_1(marked: pathlib.Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

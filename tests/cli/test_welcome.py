@@ -17,7 +17,7 @@ def said(spec: str) -> str:
     return welcome.text(OPTIONS, engine_spec.parse(spec, speed=1.0), url=URL, model="a model")
 
 
-def test_it_names_the_page_the_admin_address_and_the_logs() -> None:
+def test_the_message_names_the_page_the_admin_address_and_the_logs() -> None:
     text = said("sim:a100,a6000")
     assert text.startswith(f"tidegate is ready: {URL} ")
     assert "engines: a100, a6000; logs in /state/logs" in text
@@ -29,7 +29,7 @@ def test_it_names_the_page_the_admin_address_and_the_logs() -> None:
     ("spec", "simulated", "own_order"),
     [("sim:a100", True, False), ("vllm", False, False), ("http://127.0.0.1:8100", False, True)],
 )
-def test_it_says_what_could_surprise(spec: str, simulated: bool, own_order: bool) -> None:
+def test_the_message_notes_simulated_and_foreign_engines(spec: str, simulated: bool, own_order: bool) -> None:
     text = said(spec)
     assert ("are simulated" in text) == simulated
     assert ("keep their own scheduler" in text) == own_order

@@ -60,7 +60,7 @@ async def decide(loop, engines, now, report=None, override=None):
     return outcome, await loop.enforce()
 
 
-async def test_a_new_pool_starts_with_the_start_policy_everywhere():
+async def test_a_new_pool_starts_with_the_start_policy_on_every_engine():
     async with steered() as (loop, engines):
         outcome, failed = await decide(loop, engines, START_S + 1)
         assert (outcome.state.active, failed) == ("urgency", {})
@@ -86,7 +86,7 @@ async def test_a_policy_stays_for_its_dwell():
         assert outcome.verdict.kind is guards.Kind.KEEP
 
 
-async def test_a_switch_that_makes_it_worse_is_taken_back_and_not_repeated():
+async def test_a_switch_that_worsens_the_service_is_rolled_back_and_not_repeated():
     async with steered() as (loop, engines):
         await decide(loop, engines, START_S + 1)
         await decide(loop, engines, START_S + 100, engine_double.blocked())
@@ -97,7 +97,7 @@ async def test_a_switch_that_makes_it_worse_is_taken_back_and_not_repeated():
         assert outcome.verdict.kind is guards.Kind.KEEP  # two-lane is banned for a while
 
 
-async def test_when_most_engines_fall_silent_the_pool_goes_back_to_fcfs():
+async def test_a_pool_with_mostly_silent_engines_switches_to_the_safe_policy():
     async with steered(3) as (loop, engines):
         await decide(loop, engines, START_S + 1)
         for engine in engines[1:]:
@@ -111,7 +111,7 @@ async def test_when_most_engines_fall_silent_the_pool_goes_back_to_fcfs():
         assert engines[0].policy == "fcfs"
 
 
-async def test_reports_that_come_seldom_are_no_silence():
+async def test_engines_with_a_long_report_period_are_not_silent():
     slow = dataclasses.replace(SETTINGS, interval_s=4.0)
     async with steered(4, settings=slow) as (loop, engines):
         await decide(loop, engines, START_S + 1)
@@ -122,7 +122,7 @@ async def test_reports_that_come_seldom_are_no_silence():
         assert loop.observe(START_S + 2, None).verdict.kind is guards.Kind.KEEP
 
 
-async def test_engines_report_at_the_new_pace_when_the_interval_changes():
+async def test_engines_report_at_a_new_pace_when_the_interval_changes():
     async with steered(4, settings=dataclasses.replace(SETTINGS, interval_s=30.0)) as (loop, engines):
         await decide(loop, engines, START_S + 1)
         assert [engine.periods for engine in engines] == [[2.5]] * 4
@@ -133,7 +133,7 @@ async def test_engines_report_at_the_new_pace_when_the_interval_changes():
         assert outcome.verdict.kind is guards.Kind.KEEP
 
 
-async def test_an_engine_whose_stream_is_open_and_says_nothing_falls_silent():
+async def test_an_engine_with_an_open_stream_without_reports_is_silent():
     async with steered(3) as (loop, engines):
         await decide(loop, engines, START_S + 1)
         for engine in engines[1:]:
@@ -144,12 +144,12 @@ async def test_an_engine_whose_stream_is_open_and_says_nothing_falls_silent():
 
 
 @pytest.mark.parametrize(("interval_s", "period_s"), [(0.1, 0.1), (1, 0.25), (30, 7.5), (600, 60)])
-def test_the_report_period_is_one_that_engines_take(interval_s, period_s):
+def test_the_report_period_is_within_the_range_that_engines_accept(interval_s, period_s):
     wide = guards.GuardSettings(window_s=10_000.0)
     assert dataclasses.replace(SETTINGS, interval_s=interval_s, guards=wide).report_period_s == period_s
 
 
-async def test_a_watch_that_an_engine_refuses_is_a_warning_once(caplog):
+async def test_a_rejected_stream_is_logged_once_as_a_warning(caplog):
     caplog.set_level(logging.DEBUG, logger="tidegate_control.control_client")
     engine = engine_double.FakeEngine()
     await engine.start()
@@ -173,7 +173,7 @@ async def test_an_engine_that_restarts_with_another_policy_is_set_again():
         assert engines[1].set_to == ["urgency"]
 
 
-async def test_an_engine_that_refuses_is_named_and_tried_again():
+async def test_an_engine_that_rejects_a_policy_is_reported_and_tried_again():
     async with steered() as (loop, engines):
         engines[0].rejects = True
         _, failed = await decide(loop, engines, START_S + 1)
@@ -184,7 +184,7 @@ async def test_an_engine_that_refuses_is_named_and_tried_again():
         assert engines[0].set_to == ["urgency"]
 
 
-async def test_an_engine_that_answers_rubbish_is_named_and_leaves_the_others_alone(caplog):
+async def test_an_engine_with_unreadable_answers_is_reported_and_does_not_affect_the_others(caplog):
     caplog.set_level(logging.DEBUG, logger="tidegate_control.control_client")
     async with steered() as (loop, engines):
         rubbish, healthy = engines
@@ -212,7 +212,7 @@ async def test_an_engine_that_answers_rubbish_is_named_and_leaves_the_others_alo
         pytest.param(control_pb2.QosReport(service=control_pb2.Histogram(counts=[0] * 60 + [1])), id="buckets"),
     ],
 )
-async def test_numbers_that_nobody_can_have_measured_are_no_report(absurd):
+async def test_a_report_with_impossible_numbers_is_ignored(absurd):
     async with steered() as (loop, engines):
         engines[0].report = absurd
         await loop.engines.retarget([engines[1].address])
@@ -222,7 +222,7 @@ async def test_numbers_that_nobody_can_have_measured_are_no_report(absurd):
         assert (outcome.verdict.policy, failed) == ("urgency", {})
 
 
-async def test_a_defect_in_a_watch_is_told_once_with_where_it_comes_from_and_does_not_end_it(caplog):
+async def test_a_defect_in_a_stream_is_logged_once_with_a_traceback_and_the_stream_opens_again(caplog):
     caplog.set_level(logging.DEBUG, logger="tidegate_control.control_client")
     engines = control_client.EngineConnections(report_period_s="soon")
     try:
@@ -234,7 +234,7 @@ async def test_a_defect_in_a_watch_is_told_once_with_where_it_comes_from_and_doe
     assert caplog.records[0].exc_info[0] is TypeError
 
 
-async def test_a_person_overrides_and_hands_back():
+async def test_the_previous_policy_returns_after_an_override():
     before = guards.SteerState(
         active="edf", since_at_s=START_S - 500, strikes={"urgency": 1}, banned_until_at_s={"urgency": START_S + 99}
     )
@@ -251,7 +251,7 @@ async def test_a_person_overrides_and_hands_back():
         assert outcome.state.banned_until_at_s == {"urgency": START_S + 99}
 
 
-async def test_when_an_override_ends_where_the_order_before_it_is_allowed_no_more_the_start_order_follows():
+async def test_the_start_policy_follows_an_override_when_the_previous_policy_is_no_longer_allowed():
     before = guards.SteerState(active="edf", since_at_s=START_S - 500, strikes={"two-lane": 2}, returns=3)
     async with steered(state=before) as (loop, engines):
         await decide(
@@ -263,7 +263,7 @@ async def test_when_an_override_ends_where_the_order_before_it_is_allowed_no_mor
         assert (outcome.state.strikes, outcome.state.returns) == ({"two-lane": 2}, 3)
 
 
-async def test_what_was_written_down_is_carried_on_with():
+async def test_a_successor_continues_from_the_persisted_state():
     async with steered() as (loop, engines):
         await decide(loop, engines, START_S + 1)
         outcome, _ = await decide(loop, engines, START_S + 100, engine_double.blocked())
@@ -278,7 +278,7 @@ async def test_what_was_written_down_is_carried_on_with():
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-async def test_an_engine_that_is_scaled_away_is_no_silent_engine(gone):
+async def test_a_removed_engine_does_not_count_as_silent(gone):
     async with steered() as (loop, engines):
         await decide(loop, engines, START_S + 1)
         left = engines[1 - gone]

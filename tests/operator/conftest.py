@@ -36,7 +36,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control_plane.ControlPlane]:
-    """An API server with ServingPools, controllers, a scheduler, and three pretended nodes with eight GPUs each."""
+    """An API server with ServingPools, controllers, a scheduler, and three simulated nodes with eight GPUs each."""
     started = control_plane.start(programs.for_tests(), tmp_path_factory.mktemp("kubernetes"))
     try:
         nodes = [control_plane.fake_gpu_node(name, product=product) for name, product in NODES]
@@ -49,7 +49,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control_plane.Co
 
 @pytest.fixture
 def namespace(plane: control_plane.ControlPlane) -> str:
-    """A namespace of the test's own, which refuses pods that are not `restricted`."""
+    """A namespace of the test's own, which rejects pods that are not `restricted`."""
     return make_namespace(plane, f"test-{next(_numbers)}")
 
 
@@ -73,7 +73,7 @@ def kubectl(plane: control_plane.ControlPlane, namespace: str) -> Kubectl:
 
 @pytest.fixture
 async def cluster(plane: control_plane.ControlPlane) -> AsyncIterator[api_server.ApiServer]:
-    """The API server, for an administrator."""
+    """The API server with the rights of an administrator."""
     async with connected(plane.kubeconfig) as server:
         yield server
 
@@ -137,7 +137,7 @@ def helm(plane: control_plane.ControlPlane) -> Helm:
 
 
 class _JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer when nothing else is to be done."""
+    """An event loop whose clock jumps to the next timer when no task is ready."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ def installed(plane: control_plane.ControlPlane, namespace: str, tmp_path: pathl
 
 @pytest.fixture
 async def as_operator(plane: control_plane.ControlPlane, installed: Operator) -> AsyncIterator[api_server.ApiServer]:
-    """The API server, for one who has the chart's rights."""
+    """The API server with the rights that the chart gives the operator."""
     async with connected(plane.kubeconfig_for(installed.token, f"{installed.system}-test")) as server:
         yield server
 

@@ -16,44 +16,44 @@ def deployment(name="chat-engine-a", *, desired=2, ready=2, updated=2, existing=
     }  # fmt: skip
 
 
-def told(children, problems=()):
+def stated(children, problems=()):
     stated = pool_status.conditions(pool_status.workloads(children), problems)
     return {item.type: (item.status, item.reason) for item in stated}
 
 
 def test_a_settled_pool_is_ready():
-    assert told([deployment()]) == {
+    assert stated([deployment()]) == {
         "Ready": (True, "Ready"), "Progressing": (False, "Settled"), "Degraded": (False, "AsExpected")
     }  # fmt: skip
 
 
-def test_a_pool_scaled_to_nothing_is_ready():
+def test_a_pool_scaled_to_zero_is_ready():
     empty = deployment(desired=0, ready=0, updated=0, existing=0)
     del empty["status"]["readyReplicas"]
-    assert told([empty])["Ready"] == (True, "Ready")
+    assert stated([empty])["Ready"] == (True, "Ready")
 
 
-def test_a_pool_whose_engines_start_is_not_ready_and_progresses():
-    assert told([deployment(ready=1)])["Ready"] == (False, "Waiting")
-    assert told([deployment(ready=1)])["Progressing"] == (True, "RollingOut")
+def test_a_pool_with_starting_engines_is_progressing_and_not_ready():
+    assert stated([deployment(ready=1)])["Ready"] == (False, "Waiting")
+    assert stated([deployment(ready=1)])["Progressing"] == (True, "RollingOut")
 
 
 def test_an_edit_that_no_controller_has_seen_yet_is_not_ready():
-    assert told([deployment(generation=2, seen=1)])["Ready"] == (False, "Waiting")
+    assert stated([deployment(generation=2, seen=1)])["Ready"] == (False, "Waiting")
 
 
-def test_old_pods_that_still_run_are_progress():
-    assert told([deployment(existing=3)])["Progressing"] == (True, "RollingOut")
-    assert told([deployment(updated=1)])["Progressing"] == (True, "RollingOut")
+def test_a_pool_with_old_pods_is_progressing():
+    assert stated([deployment(existing=3)])["Progressing"] == (True, "RollingOut")
+    assert stated([deployment(updated=1)])["Progressing"] == (True, "RollingOut")
 
 
-def test_a_roll_out_that_is_stuck_needs_a_person():
+def test_a_stuck_roll_out_is_degraded():
     stuck = {"type": "Progressing", "status": "False", "message": "deadline exceeded"}
-    assert told([deployment(ready=1, conditions=[stuck])])["Degraded"] == (True, "Stuck")
+    assert stated([deployment(ready=1, conditions=[stuck])])["Degraded"] == (True, "Stuck")
 
 
-def test_a_bad_spec_is_degraded_and_not_ready_even_while_all_runs():
-    assert told([deployment()], [("InvalidSpec", "spec.x: no")]) == {
+def test_an_invalid_spec_is_degraded_and_not_ready_even_while_every_part_runs():
+    assert stated([deployment()], [("InvalidSpec", "spec.x: no")]) == {
         "Ready": (False, "InvalidSpec"), "Progressing": (False, "Settled"), "Degraded": (True, "InvalidSpec")
     }  # fmt: skip
 
@@ -70,7 +70,7 @@ def test_the_instant_of_a_condition_moves_only_with_its_status():
     assert [item["lastTransitionTime"] for (item,) in (first, second, third)] == ["t1", "t1", "t3"]
 
 
-def test_the_counts_are_of_engines():
+def test_the_counts_include_engines_only():
     parts = pool_status.workloads([deployment("chat-engine-b", ready=1), deployment("chat-engine-a")])
     stated = pool_status.of_reconcile(parts, [], pool="chat", generation=4)
     assert stated["engines"] == "3/4"
@@ -79,7 +79,7 @@ def test_the_counts_are_of_engines():
     assert stated["selector"] == "tidegate.dev/pool=chat,app.kubernetes.io/component=engine"
 
 
-def test_stating_the_same_again_is_no_change_whatever_the_other_writer_adds():
+def test_the_same_statement_is_no_change_whatever_the_other_writer_adds():
     ours = {
         "engines": "1/1",
         "conditions": [{"type": "Ready", "status": "True"}],
@@ -105,7 +105,7 @@ def test_entries_that_only_the_other_writer_states_are_no_change(measured):
 @pytest.mark.parametrize(
     "fewer", [{"alpha": None}, {"steering": {"active": "edf"}}, {"nodePools": []}, {"nodePools": [{"name": "a"}]}]
 )
-def test_what_a_writer_states_no_more_is_a_change(fewer):
+def test_a_field_that_a_writer_no_longer_states_is_a_change(fewer):
     before = {"alpha": 0.2, "steering": {"active": "edf", "ends_at_s": 9.0}, "nodePools": [{"name": "a", "alpha": 0.5}]}
     stated = {key: value for key, value in {**before, **fewer}.items() if value is not None}
     assert not pool_status.changed(before, before, owns=["alpha"])

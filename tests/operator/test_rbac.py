@@ -86,7 +86,7 @@ def one_of_each(pool, rules):
 
 
 @pytest.mark.parametrize("right", sorted(UNSEEN), ids=":".join)
-async def test_without_a_right_that_leaves_no_trace_it_does_not_work(
+async def test_each_right_that_the_audit_log_does_not_show_is_needed(
     plane, kubectl, installed, as_operator, namespace, rules, right
 ):
     group, resource, verb = right

@@ -24,7 +24,7 @@ def conditions(body):
     return {item["type"]: item for item in body["status"]["conditions"]}
 
 
-async def test_a_pool_gets_its_children_and_running_again_writes_nothing(cluster, kubectl, namespace, rules):
+async def test_a_pool_gets_its_children_and_a_second_reconcile_writes_nothing(cluster, kubectl, namespace, rules):
     kubectl("create", "-f", "-", body=operator_doubles.pool())
     assert await run(cluster, namespace, rules) is reconcile.Result.SETTLED
     pool = await cluster.pool(namespace, "chat")
@@ -51,7 +51,7 @@ async def test_a_pool_gets_its_children_and_running_again_writes_nothing(cluster
 
 @pytest.mark.parametrize("kind", ["vllm", "sim"])
 async def test_a_full_spec_settles_too(cluster, kubectl, namespace, rules, kind):
-    """Every field that a spec may have comes back from the API server as it was stated."""
+    """The API server returns every field of a full spec as it was stated."""
     more = {
         "engine": {
             "kind": kind, "image": "x:1", "env": [{"name": "A", "value": ""}, {"name": "B", "value": "b"}],
@@ -73,7 +73,7 @@ async def test_a_full_spec_settles_too(cluster, kubectl, namespace, rules, kind)
     assert plan.steps(pool.uid, desired, children) == plan.Steps(apply=(), delete=(), taken=())
 
 
-async def test_what_someone_else_changes_is_put_right_and_what_they_add_stays(cluster, kubectl, namespace, rules):
+async def test_changes_of_others_are_undone_and_their_additions_stay(cluster, kubectl, namespace, rules):
     kubectl("create", "-f", "-", body=operator_doubles.pool())
     await run(cluster, namespace, rules)
     kubectl("scale", "deployment/chat-engine-fast", "--replicas=7")
@@ -98,7 +98,7 @@ def wait_until_settled(kubectl):
         kubectl("rollout", "status", name, "--timeout=120s")
 
 
-async def test_a_node_pool_that_is_renamed_serves_until_its_successor_does(cluster, kubectl, namespace, rules):
+async def test_a_renamed_node_pool_serves_until_its_successor_serves(cluster, kubectl, namespace, rules):
     kubectl("create", "-f", "-", body=operator_doubles.pool())
     await run(cluster, namespace, rules)
     kubectl("replace", "-f", "-", body=RENAMED)
@@ -115,7 +115,7 @@ async def test_a_node_pool_that_is_renamed_serves_until_its_successor_does(clust
     assert conditions(pool)["Ready"]["status"] == "True"
 
 
-async def test_a_node_pool_whose_successor_is_refused_is_not_deleted(cluster, kubectl, namespace, rules, eventually):
+async def test_a_node_pool_whose_successor_is_rejected_is_not_deleted(cluster, kubectl, namespace, rules, eventually):
     kubectl("create", "-f", "-", body=operator_doubles.pool())
     await run(cluster, namespace, rules)
     wait_until_settled(kubectl)
@@ -135,7 +135,7 @@ async def test_a_node_pool_whose_successor_is_refused_is_not_deleted(cluster, ku
     assert await engines_of(cluster, namespace) == {"chat-engine-fast", "chat-engine-new"}
 
 
-async def test_a_field_that_the_spec_gives_up_is_withdrawn(cluster, kubectl, namespace, rules):
+async def test_a_field_that_the_spec_no_longer_has_is_withdrawn(cluster, kubectl, namespace, rules):
     kubectl(
         "create",
         "-f",
@@ -149,7 +149,7 @@ async def test_a_field_that_the_spec_gives_up_is_withdrawn(cluster, kubectl, nam
     assert "priorityClassName" not in deployment["spec"]["template"]["spec"]
 
 
-async def test_a_spec_that_cannot_be_built_is_told_and_what_runs_keeps_running(cluster, kubectl, namespace, rules):
+async def test_an_invalid_spec_is_reported_and_the_pool_keeps_running(cluster, kubectl, namespace, rules):
     kubectl("create", "-f", "-", body=operator_doubles.pool())
     await run(cluster, namespace, rules)
     before = identities(
@@ -168,7 +168,7 @@ async def test_a_spec_that_cannot_be_built_is_told_and_what_runs_keeps_running(c
     assert "InvalidSpec" in kubectl("events", "--for", "servingpool/chat")
 
 
-async def test_a_name_that_somebody_else_has_is_left_alone_and_told(cluster, kubectl, namespace, rules):
+async def test_an_object_of_another_owner_is_not_touched_and_is_reported(cluster, kubectl, namespace, rules):
     kubectl("create", "configmap", "chat-gateway", "--from-literal=mine=yes")
     kubectl("create", "-f", "-", body=operator_doubles.pool())
     assert await run(cluster, namespace, rules) is reconcile.Result.REJECTED
@@ -182,7 +182,7 @@ async def test_a_name_that_somebody_else_has_is_left_alone_and_told(cluster, kub
     assert await run(cluster, namespace, rules) is reconcile.Result.SETTLED
 
 
-async def test_what_the_api_server_refuses_is_told_in_its_words_and_the_rest_is_built(
+async def test_a_rejection_is_reported_in_the_api_servers_words_and_the_other_objects_are_built(
     cluster, kubectl, namespace, rules
 ):
     broken = {"kind": "sim", "volumeMounts": [{"name": "missing", "mountPath": "/x"}]}
@@ -205,11 +205,11 @@ async def test_pods_that_the_namespace_forbids_make_the_pool_degraded(cluster, k
     assert "violates PodSecurity" in degraded["message"]
 
 
-async def test_a_pool_that_is_gone_is_nothing_to_do(cluster, namespace, rules):
+async def test_a_deleted_pool_needs_nothing(cluster, namespace, rules):
     assert await run(cluster, namespace, rules) is reconcile.Result.GONE
 
 
-async def test_killed_between_any_two_writes_it_leaves_children_neither_missing_nor_double(
+async def test_an_operator_killed_between_any_two_writes_leaves_no_child_missing_or_duplicated(
     cluster, kubectl, namespace, rules
 ):
     """Creation and an edit that adds, changes and removes children, each cut short at every write."""
@@ -263,7 +263,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-async def test_what_the_api_server_does_not_understand_is_said_and_stops_nothing_else(
+async def test_an_object_that_the_api_server_cannot_type_is_reported_and_the_others_are_built(
     cluster, kubectl, namespace, rules, mistake
 ):
     kubectl("create", "-f", "-", body=operator_doubles.pool(engine={"kind": "sim", **MISTAKES[mistake]}))
@@ -274,7 +274,7 @@ async def test_what_the_api_server_does_not_understand_is_said_and_stops_nothing
     kubectl("get", "deployment/chat-gateway")
 
 
-async def test_a_spec_may_replace_what_every_pod_is_given(cluster, kubectl, namespace, rules):
+async def test_a_spec_may_replace_the_defaults_of_every_pod(cluster, kubectl, namespace, rules):
     engine = {
         "kind": "sim",
         "env": [{"name": "HOME", "value": "/cache"}],

@@ -16,13 +16,13 @@ def node_pool(name, *, replicas=1, least=0, most=None, gpus=1, cost=1.0):
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """As much of a pool as dividing engines looks at."""
+    """The fields of a pool that the allocation reads."""
 
     node_pools: tuple[spec.NodePool, ...]
     replicas: int | None = None
 
 
-def test_without_a_total_each_node_pool_has_its_own_number():
+def test_without_a_total_each_node_pool_runs_its_own_replicas():
     assert replica_allocation.desired(Pool((node_pool("a", replicas=2), node_pool("b", replicas=3)))) == {
         "a": 2,
         "b": 3,
@@ -39,7 +39,7 @@ def test_without_a_total_each_node_pool_has_its_own_number():
         pytest.param(9, {"cheap": 5, "dear": 4}, id="then the dearer"),
     ],
 )
-def test_a_total_is_divided(total, expected):
+def test_a_total_is_divided_among_the_node_pools(total, expected):
     pools = (node_pool("dear", replicas=2, least=1, gpus=8, cost=2.0), node_pool("cheap", replicas=3, most=5, gpus=8))
     assert replica_allocation.desired(Pool(pools, total)) == expected
 

@@ -19,7 +19,7 @@ async def served(work, *, ends_at_s, add, workers=4):
 
 
 def recorder(result=None):
-    """Work that keeps (instant, key) of each call."""
+    """Work that records (instant, key) of each call."""
     calls = []
 
     async def work(key):
@@ -40,7 +40,7 @@ def test_a_key_added_twice_is_worked_on_once(in_virtual_time):
     assert calls == [(0, "a")]
 
 
-def test_the_earlier_of_two_delays_counts(in_virtual_time):
+def test_a_key_is_due_at_the_earlier_of_two_due_times(in_virtual_time):
     work, calls = recorder()
 
     def add(listed):
@@ -51,13 +51,13 @@ def test_the_earlier_of_two_delays_counts(in_virtual_time):
     assert calls == [(3, "a")]
 
 
-def test_work_that_names_a_delay_comes_back_after_it(in_virtual_time):
+def test_work_that_returns_a_delay_is_repeated_after_it(in_virtual_time):
     work, calls = recorder(result=10)
     in_virtual_time(served(work, ends_at_s=35, add=lambda listed: listed.add("a")))
     assert [at for at, _ in calls] == [0, 10, 20, 30]
 
 
-def test_a_key_is_never_worked_on_twice_at_the_same_time(in_virtual_time):
+def test_no_two_workers_have_the_same_key(in_virtual_time):
     active, most, count = set(), [], [0]
 
     async def run():
@@ -80,10 +80,10 @@ def test_a_key_is_never_worked_on_twice_at_the_same_time(in_virtual_time):
 
     in_virtual_time(run())
     assert max(most) == 2
-    assert count[0] == 22  # nobody is idle: two workers, ten seconds and a half
+    assert count[0] == 22  # no worker is idle: two workers, ten seconds and a half
 
 
-def test_what_happens_during_the_work_is_not_forgotten(in_virtual_time):
+def test_a_key_added_during_its_work_is_worked_on_again(in_virtual_time):
     calls = []
 
     async def run():
@@ -104,7 +104,7 @@ def test_what_happens_during_the_work_is_not_forgotten(in_virtual_time):
     assert calls == [0, 3]
 
 
-def test_failing_work_is_tried_again_ever_more_slowly_and_others_go_on(in_virtual_time):
+def test_failing_work_is_repeated_with_growing_delays_and_other_keys_continue(in_virtual_time):
     calls = []
 
     async def work(key):
@@ -124,7 +124,7 @@ def test_failing_work_is_tried_again_ever_more_slowly_and_others_go_on(in_virtua
     assert (2, "good") in calls
 
 
-def test_a_defect_in_the_work_on_one_key_does_not_end_the_others(in_virtual_time, caplog):
+def test_a_defect_in_the_work_on_one_key_does_not_stop_the_others(in_virtual_time, caplog):
     calls = []
 
     async def work(key):
@@ -154,7 +154,7 @@ def test_success_resets_the_delay(in_virtual_time):
     assert calls[:5] == [0, 0.5, 1.5, 101.5, 102]
 
 
-def test_a_key_that_is_asked_for_while_it_is_worked_on_does_not_hold_up_the_others(in_virtual_time):
+def test_a_key_added_during_its_work_does_not_delay_the_others(in_virtual_time):
     calls = []
 
     async def run():

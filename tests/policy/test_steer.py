@@ -39,7 +39,7 @@ def proposed(qos: Qos, active: str = "fcfs", allow: frozenset[str] = ALLOW) -> s
     return None if proposal is None else proposal.policy
 
 
-def test_a_pool_that_does_well_is_left_alone() -> None:
+def test_a_pool_without_symptoms_keeps_its_policy() -> None:
     assert proposed(window()) is None
 
 
@@ -57,15 +57,15 @@ def test_short_calls_behind_long_ones_ask_for_lanes() -> None:
     assert proposed(window(blocked=40, service=mixed)) == "two-lane"
 
 
-def test_waiting_among_equals_is_no_reason_for_lanes() -> None:
+def test_waiting_among_equal_calls_does_not_propose_lanes() -> None:
     assert proposed(window(blocked=40)) is None
 
 
-def test_nobody_waits_so_no_order_can_help() -> None:
+def test_without_waiting_calls_no_policy_is_proposed() -> None:
     assert proposed(window(missed=50, waiting=0)) is None
 
 
-def test_few_calls_prove_nothing() -> None:
+def test_few_calls_are_no_evidence() -> None:
     assert proposed(window(calls=3, missed=3, waiting=2)) is None
 
 
@@ -76,7 +76,7 @@ def test_thrashing_and_silence_are_emergencies() -> None:
         assert (proposal.policy, proposal.emergency) == ("fcfs", True)
 
 
-def test_what_is_not_allowed_is_not_proposed() -> None:
+def test_a_policy_that_is_not_allowed_is_not_proposed() -> None:
     assert proposed(window(missed=20), allow=frozenset({"fcfs"})) is None
 
 
@@ -112,7 +112,7 @@ def test_a_bypass_does_not_wait() -> None:
     assert (verdict.kind, verdict.policy) == (guards.Kind.BYPASS, "fcfs")
 
 
-def test_a_switch_that_made_it_worse_is_rolled_back_and_banned() -> None:
+def test_a_switch_that_worsened_the_service_is_rolled_back_and_banned() -> None:
     after, _ = guards.step(60.0, state(), window(ttft_s=0.1), EDF, CAREFUL)
     back, verdict = guards.step(70.0, after, window(ttft_s=0.5), None, CAREFUL)
     assert (verdict.kind, verdict.policy) == (guards.Kind.ROLLBACK, "fcfs")
@@ -135,7 +135,7 @@ def test_no_misses_before_and_one_after_is_no_reason_to_roll_back() -> None:
     assert guards.step(70.0, after, window(missed=10), None, CAREFUL)[1].kind is guards.Kind.ROLLBACK
 
 
-def test_an_override_wins_and_its_end_hands_back_to_the_rules() -> None:
+def test_an_override_takes_precedence_and_its_end_returns_to_the_rules() -> None:
     held, verdict = guards.step(1.0, state(), window(), PANIC, CAREFUL, override="edf")
     assert (verdict.kind, verdict.policy) == (guards.Kind.OVERRIDE, "edf")
     held, verdict = guards.step(2.0, held, window(), PANIC, CAREFUL, override="edf")
@@ -151,7 +151,7 @@ def test_one_override_after_another_still_ends_where_it_began() -> None:
     assert guards.step(3.0, held, window(), None, CAREFUL)[1].policy == "sjf"
 
 
-def test_the_end_of_an_override_forgets_nothing() -> None:
+def test_the_end_of_an_override_keeps_the_memory() -> None:
     known = guards.SteerState(
         active="edf",
         since_at_s=0.0,
@@ -168,7 +168,7 @@ def test_the_end_of_an_override_forgets_nothing() -> None:
 
 
 @pytest.mark.parametrize(("allow", "policy"), [(("urgency", "fcfs"), "urgency"), (("two-lane",), "fcfs")])
-def test_an_order_that_is_not_allowed_is_left_at_once(allow: tuple[str, ...], policy: str) -> None:
+def test_a_policy_that_is_not_allowed_is_left_at_once(allow: tuple[str, ...], policy: str) -> None:
     known = guards.SteerState(active="edf", since_at_s=0.0, strikes={"sjf": 1})
     after, verdict = guards.step(1.0, known, window(), None, CAREFUL, allow=allow)
     assert (verdict.kind, verdict.policy, verdict.reason) == (guards.Kind.SWITCH, policy, "edf is not allowed")
@@ -222,7 +222,7 @@ def test_over_any_history_there_is_a_way_back_to_fcfs(
         assert verdict.policy == "fcfs"
 
 
-def test_rules_that_disagree_with_reality_oscillate_less_and_less() -> None:
+def test_a_proposal_that_always_worsens_the_service_is_tried_less_and_less_often() -> None:
     current, now = state(), 0.0
     switches = []
     while now < 86_400:
@@ -248,7 +248,7 @@ def switches_of(period_s: float, until_s: float) -> list[float]:
     return switches
 
 
-def test_symptoms_that_take_turns_switch_less_and_less() -> None:
+def test_alternating_symptoms_cause_fewer_and_fewer_switches() -> None:
     switches = switches_of(period_s=20.0, until_s=86_400)
     gaps = [later - earlier for earlier, later in itertools.pairwise(switches)]
     assert gaps[0] < 2 * CAREFUL.dwell_s
@@ -256,7 +256,7 @@ def test_symptoms_that_take_turns_switch_less_and_less() -> None:
     assert len(switches) < 100
 
 
-def test_a_load_that_changes_slowly_is_followed_every_time() -> None:
+def test_every_slow_change_of_the_load_causes_a_switch() -> None:
     hours = 6
     assert len(switches_of(period_s=3600.0, until_s=hours * 3600)) == hours
 
