@@ -47,7 +47,9 @@ async def a_pool_with_engines(cluster, kubectl, namespace, rules, **policy):
 
         gateways = admin or operator_doubles.FakeAdmin()
         made.append(
-            pool_steering.PoolSteering(api, rules, reads=api, admin_of=lambda _pool: gateways, clock=clock, locate=locate)
+            pool_steering.PoolSteering(
+                api, rules, reads=api, admin_of=lambda _pool: gateways, clock=clock, locate=locate
+            )
         )
         return made[-1]
 
