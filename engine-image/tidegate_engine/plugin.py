@@ -11,7 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tidegate_engine import compat, control, governor, settings
+from tidegate_control import control_contract, control_server
+from tidegate_engine import compat, settings
 from tidegate_policy import cost
 
 log = logging.getLogger("vllm.tidegate")  # below vLLM's logger, which has the handlers
@@ -38,8 +39,8 @@ def scheduler(*args: Any, **kwargs: Any) -> Any:
     if built is None:
         log.warning("FALLBACK: vLLM's own %s scheduler runs: %s", _policy(*args, **kwargs), reason)
         built = _stock(*args, **kwargs)
-    governed: governor.Governor = built if reason is None else governor.Fallback(reason)
-    stop = control.serve(
+    governed: control_contract.ControlledEngine = built if reason is None else control_contract.Fallback(reason)
+    stop = control_server.serve(
         governed, address=loaded.control_address, engine_version=importlib.import_module("vllm").__version__
     )
     vllms_shutdown = built.shutdown

@@ -22,7 +22,8 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from tidegate_engine import governor, meters, request_queue
+from tidegate_control import control_contract
+from tidegate_engine import meters, request_queue
 from tidegate_policy import policies
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import CallId
@@ -57,7 +58,7 @@ class Governed(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types
         self._queues = tuple(request_queue.OrderedQueue(order, self._desk) for _ in range(2))
         self.waiting, self.kv_holding_waiting = self._queues
         self._own_limits: tuple[int, int] = (self.max_num_active_reqs, self.max_num_scheduled_tokens)
-        self._controls = governor.Controls()
+        self._controls = control_contract.Controls()
         self._steps: dict[int, float] = {}
         self._last_step_s = clock()
         self._ended: list[Request] = []
@@ -113,17 +114,17 @@ class Governed(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types
         self._ended.append(request)
         return super()._free_request(request, *args, **kwargs)
 
-    # What `control` calls (`governor.Governor`).
+    # What `control` calls (`control_contract.ControlledEngine`).
 
-    def set_policy(self, name: str, reason: str) -> governor.Switched:
+    def set_policy(self, name: str, reason: str) -> control_contract.Switched:
         order = policies.named(name)
         with self._lock:
             previous = self._order.name
             reordered = sum(queue.switch(order) for queue in self._queues)
             self._apply(order, reason)
-            return governor.Switched(policy=order.name, previous=previous, reordered=reordered)
+            return control_contract.Switched(policy=order.name, previous=previous, reordered=reordered)
 
-    def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> governor.Controls:
+    def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> control_contract.Controls:
         """Bounds only tighten: each stays within the engine's own limit, and a step has at least one token for each
         sequence that may run, so that no decode starves."""
         with self._lock:
@@ -134,16 +135,16 @@ class Governed(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types
             self.max_num_active_reqs = min(running or own_running, own_running)
             floor = max(self.max_num_active_reqs, len(self.running))
             self.max_num_scheduled_tokens = min(max(tokens or own_tokens, floor), own_tokens)
-            self._controls = governor.Controls(
+            self._controls = control_contract.Controls(
                 max_running=self.max_num_active_reqs if running else 0,
                 max_step_tokens=self.max_num_scheduled_tokens if tokens else 0,
             )
             return self._controls
 
-    def state(self) -> governor.State:
+    def state(self) -> control_contract.State:
         with self._lock:
             waiting = (request.request_id for queue in reversed(self._queues) for request in queue)
-            return governor.State(
+            return control_contract.State(
                 policy=self._order.name,
                 policy_reason=self._reason,
                 policy_age_s=self._clock() - self._since_s,
@@ -151,11 +152,11 @@ class Governed(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types
                 running=len(self.running),
                 waiting=sum(map(len, self._queues)),
                 kv_usage=self.get_kv_cache_usage(),
-                waiting_ids=tuple(islice(waiting, governor.SHOWN_WAITING)),
+                waiting_ids=tuple(islice(waiting, control_contract.SHOWN_WAITING)),
                 preemptions=self._preemptions,
             )
 
-    def watch(self) -> governor.Watch:
+    def watch(self) -> control_contract.Watch:
         with self._lock:
             watch = _Watch(self, Recorder(self._clock()))
             self._watches.append(watch)
@@ -180,7 +181,7 @@ class Governed(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types
 
     def _apply(self, order: policies.Policy, reason: str) -> None:
         self._order = order
-        self._reason = reason[: governor.KEPT_REASON]
+        self._reason = reason[: control_contract.KEPT_REASON]
         self._since_s = self._clock()
         self.policy = SchedulingPolicy.FCFS if order.name == "fcfs" else SchedulingPolicy.PRIORITY
         for request in (*self.running, *self.waiting, *self.kv_holding_waiting):

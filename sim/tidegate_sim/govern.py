@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from tidegate_engine import governor
+from tidegate_control import control_contract
 from tidegate_policy import window
 from tidegate_policy.qos import Qos
 from tidegate_sim import realtime
@@ -29,13 +29,13 @@ class LoopGovernor:
         self._reason = "start"
         self._since_s = time.monotonic()
 
-    def set_policy(self, name: str, reason: str) -> governor.Switched:
+    def set_policy(self, name: str, reason: str) -> control_contract.Switched:
         previous, reordered = self._in_loop(lambda: (self._engine.policy, self._engine.set_policy(name)))
-        self._reason, self._since_s = reason[: governor.KEPT_REASON], time.monotonic()
-        return governor.Switched(policy=name, previous=previous, reordered=reordered)
+        self._reason, self._since_s = reason[: control_contract.KEPT_REASON], time.monotonic()
+        return control_contract.Switched(policy=name, previous=previous, reordered=reordered)
 
-    def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> governor.Controls:
-        def apply() -> governor.Controls:
+    def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> control_contract.Controls:
+        def apply() -> control_contract.Controls:
             cost = self._engine.cost
             if max_running is not None:
                 self._engine.max_running = min(max_running or cost.max_batch, cost.max_batch)
@@ -45,10 +45,10 @@ class LoopGovernor:
 
         return self._in_loop(apply)
 
-    def state(self) -> governor.State:
+    def state(self) -> control_contract.State:
         engine = self._engine
         return self._in_loop(
-            lambda: governor.State(
+            lambda: control_contract.State(
                 policy=engine.policy,
                 policy_reason=self._reason,
                 policy_age_s=time.monotonic() - self._since_s,
@@ -56,17 +56,17 @@ class LoopGovernor:
                 running=engine.running,
                 waiting=engine.waiting,
                 kv_usage=engine.kv_usage,
-                waiting_ids=tuple(engine.waiting_ids(governor.SHOWN_WAITING)),
+                waiting_ids=tuple(engine.waiting_ids(control_contract.SHOWN_WAITING)),
                 simulated_profile=self._profile,
             )
         )
 
-    def watch(self) -> governor.Watch:
+    def watch(self) -> control_contract.Watch:
         return _Watch(self, self._engine, self._in_loop(self._engine.record))
 
-    def _controls(self) -> governor.Controls:
+    def _controls(self) -> control_contract.Controls:
         cost, engine = self._engine.cost, self._engine
-        return governor.Controls(
+        return control_contract.Controls(
             max_running=engine.max_running if engine.max_running < cost.max_batch else 0,
             max_step_tokens=engine.max_step_tokens if engine.max_step_tokens < cost.max_step_tokens else 0,
         )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 import tidegate_profiles
-from tidegate_engine import control
+from tidegate_control import control_server
 from tidegate_policy import cost, policies
 from tidegate_sim import govern, realtime, wire
 
@@ -63,7 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         model = cost.from_mapping(tidegate_profiles.load(options.profile)["cost"])
         asyncio.run(_serve(options, cost.scaled(model, 1 / options.speed)))
-    except (OSError, OverflowError, control.CannotListen, cost.BadProfile, tidegate_profiles.UnknownProfile) as error:
+    except (
+        OSError,
+        OverflowError,
+        control_server.CannotListen,
+        cost.BadProfile,
+        tidegate_profiles.UnknownProfile,
+    ) as error:
         sys.stderr.write(f"tidegate sim-engine: {error}\n")
         return 1
     return 0
@@ -82,7 +88,7 @@ async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
         loop.add_signal_handler(signum, stopped.set)
     try:
         await web.TCPSite(runner, options.host, options.port, backlog=BACKLOG).start()
-        stop_control = control.serve(
+        stop_control = control_server.serve(
             govern.LoopGovernor(engine, options.profile, loop), address=options.control, engine_version=wire.VERSION
         )
         async with asyncio.TaskGroup() as tasks:

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from aiohttp import web
 
-from tidegate_engine import control
+from tidegate_control import control_server
 from tidegate_policy import cost, labels
 from tidegate_policy.model import Call, CallId
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
@@ -44,7 +44,7 @@ async def rig() -> AsyncIterator[Rig]:
     port = runner.addresses[0][1]
     loop = asyncio.get_running_loop()
     address = f"unix:/tmp/tidegate-test-{port}.sock"
-    stop_control = control.serve(
+    stop_control = control_server.serve(
         govern.LoopGovernor(engine, "test", loop), address=address, engine_version=wire.VERSION
     )
     stepping = asyncio.create_task(engine.run())
