@@ -14,8 +14,8 @@ from tidegate_cli.errors import CommandError
 
 COMPONENTS = {
     "operator": ("tidegate_operator.__main__", "the Kubernetes operator, as its container runs it"),
-    "engine": ("tidegate_engine.serve", "vLLM with Tidegate's scheduler; vLLM's flags pass through"),
-    "sim-engine": ("tidegate_sim.serve", "a simulated engine that speaks vLLM's HTTP"),
+    "engine": ("tidegate_engine.vllm_server", "vLLM with Tidegate's scheduler; vLLM's flags pass through"),
+    "sim-engine": ("tidegate_sim.engine_double", "a simulated engine that speaks vLLM's HTTP"),
     "bench": ("tidegate_sim.suites.__main__", "evaluate policies in virtual time with vLLM's real scheduler"),
 }
 COMMANDS = {

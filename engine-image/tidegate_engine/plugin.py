@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tidegate_engine import compat, control, governor, settings
+from tidegate_engine import compat, control, engine_settings, governor
 from tidegate_policy import cost
 
 log = logging.getLogger("vllm.tidegate")  # below vLLM's logger, which has the handlers
@@ -20,13 +20,13 @@ log = logging.getLogger("vllm.tidegate")  # below vLLM's logger, which has the h
 def register() -> None:
     """Entry point `vllm.general_plugins`, run in each of vLLM's processes: says before the weights are loaded that the
     scheduler will not be ours."""
-    if settings.PREFIX + "CONTROL_ADDRESS" in os.environ and (reason := compat.problem()):
+    if engine_settings.PREFIX + "CONTROL_ADDRESS" in os.environ and (reason := compat.problem()):
         log.warning("Tidegate's scheduler will not be used: %s", reason)
 
 
 def scheduler(*args: Any, **kwargs: Any) -> Any:
     """Called by vLLM's engine core with its scheduler's arguments; returns ours, or vLLM's own and says why."""
-    loaded = settings.load()
+    loaded = engine_settings.load()
     reason = compat.problem()
     built = None
     if reason is None:
@@ -64,7 +64,7 @@ def cost_model(profile: str) -> cost.CostModel | None:
     return cost.from_mapping(loaded["cost"])
 
 
-def _ours(loaded: settings.Settings, *args: Any, **kwargs: Any) -> Any:
+def _ours(loaded: engine_settings.Settings, *args: Any, **kwargs: Any) -> Any:
     from tidegate_engine import meters
     from tidegate_engine import scheduler as schedulers
 

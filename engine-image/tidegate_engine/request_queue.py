@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from vllm.v1.core.sched import request_queue
 from vllm.v1.request import Request
 
-from tidegate_engine import labels
+from tidegate_engine import vllm_labels as labels
 from tidegate_policy.cost import CostModel
 from tidegate_policy.policies import Policy, QueuedRequest
 from tidegate_policy.waiting_queue import WaitingQueue

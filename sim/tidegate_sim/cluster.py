@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from tidegate_policy import budget, choose, dispatcher
 from tidegate_policy.cost import CostModel, mean_call_seconds
 from tidegate_policy.model import Call, CallId, EngineId, WorkflowId
-from tidegate_sim import engine, loop
+from tidegate_sim import virtual_engine as engine
+from tidegate_sim import virtual_time as loop
 from tidegate_sim.history import History
 from tidegate_sim.traces import TraceCall
 

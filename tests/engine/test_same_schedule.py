@@ -13,7 +13,7 @@ from vllm.v1.request import RequestStatus
 
 from tidegate_engine.scheduler import TidegateAsyncScheduler, TidegateScheduler
 from tidegate_policy.cost import CostModel
-from tidegate_sim import engine
+from tidegate_sim import virtual_engine as engine
 
 pytestmark = pytest.mark.vllm
 

@@ -13,7 +13,7 @@ from tidegate_engine import meters
 from tidegate_engine.scheduler import TidegateAsyncScheduler, TidegateScheduler
 from tidegate_policy import policies
 from tidegate_policy.cost import CostModel
-from tidegate_sim import engine
+from tidegate_sim import virtual_engine as engine
 
 pytestmark = pytest.mark.vllm
 

@@ -8,9 +8,9 @@ queue, `POLICIES` is the one list of names.
 
 from collections.abc import Callable
 
-from tidegate_policy.policies.contract import FreeGate, Gate, Key, Policy, QueuedRequest
 from tidegate_policy.policies.edf import Edf
 from tidegate_policy.policies.fcfs import Fcfs
+from tidegate_policy.policies.policy_contract import FreeGate, Gate, Key, Policy, QueuedRequest
 from tidegate_policy.policies.priority import Priority
 from tidegate_policy.policies.sjf import Sjf
 from tidegate_policy.policies.two_lane import TwoLane

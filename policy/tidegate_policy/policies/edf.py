@@ -1,6 +1,6 @@
 """Earliest deadline first: right while the load is feasible, prone to cascades of misses when it is not."""
 
-from tidegate_policy.policies.contract import Key, OneLane, QueuedRequest
+from tidegate_policy.policies.policy_contract import Key, OneLane, QueuedRequest
 
 
 class Edf(OneLane):

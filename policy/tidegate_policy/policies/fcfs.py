@@ -1,6 +1,6 @@
 """First come, first served: vLLM's own order, and the place to flee to when nothing else can be trusted."""
 
-from tidegate_policy.policies.contract import Key, OneLane, QueuedRequest
+from tidegate_policy.policies.policy_contract import Key, OneLane, QueuedRequest
 
 
 class Fcfs(OneLane):

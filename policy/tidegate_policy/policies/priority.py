@@ -4,7 +4,7 @@ The tenant's entitlement has bounded the level before it gets here (the gateway'
 the rest; that is what strict means, and why this is not a default.
 """
 
-from tidegate_policy.policies.contract import Key, OneLane, QueuedRequest
+from tidegate_policy.policies.policy_contract import Key, OneLane, QueuedRequest
 
 
 class Priority(OneLane):

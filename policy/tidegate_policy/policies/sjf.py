@@ -1,6 +1,6 @@
 """Shortest job first: the lowest mean latency, at the price of long calls under sustained overload."""
 
-from tidegate_policy.policies.contract import Key, OneLane, QueuedRequest
+from tidegate_policy.policies.policy_contract import Key, OneLane, QueuedRequest
 
 
 class Sjf(OneLane):

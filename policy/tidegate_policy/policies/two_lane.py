@@ -9,7 +9,7 @@ slow lane is never starved and no randomness is needed.
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from tidegate_policy.policies.contract import Gate, Key, QueuedRequest
+from tidegate_policy.policies.policy_contract import Gate, Key, QueuedRequest
 
 FAST, SLOW = 0, 1
 

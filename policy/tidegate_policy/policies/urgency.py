@@ -4,7 +4,7 @@ The paper's urgency `U = t_comp - (t_slo - waited)` (eq 6) grows at the same rat
 with the highest U (eq 7) is at every instant the one with the smallest latest start, `due - t_comp`, which is constant.
 """
 
-from tidegate_policy.policies.contract import Key, OneLane, QueuedRequest
+from tidegate_policy.policies.policy_contract import Key, OneLane, QueuedRequest
 
 
 class Urgency(OneLane):

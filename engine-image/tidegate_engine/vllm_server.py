@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 
-from tidegate_engine import plugin, settings
+from tidegate_engine import engine_settings, plugin
 from tidegate_policy import policies
 
 DRAIN_S = 30
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if importlib.util.find_spec("vllm") is None:
         sys.stderr.write("tidegate engine: vLLM is not installed; install `engine-cpu` or use the engine image\n")
         return 1
-    settings.store(chosen, os.environ)
+    engine_settings.store(chosen, os.environ)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Samples of the engine-core process must reach the API server's /metrics (see `meters`).
     with tempfile.TemporaryDirectory(prefix="tidegate-metrics-") as shared:
@@ -42,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(vllm_args)
 
 
-def parse(argv: Sequence[str]) -> tuple[settings.Settings, list[str]]:
+def parse(argv: Sequence[str]) -> tuple[engine_settings.Settings, list[str]]:
     """Our settings, and the arguments for vLLM completed with our choices. Exits with 2 on a usage error."""
-    defaults = settings.load()
+    defaults = engine_settings.load()
     parser = argparse.ArgumentParser(
         prog="tidegate engine",
         description="vLLM's OpenAI server with Tidegate's scheduler.",
@@ -65,7 +65,7 @@ def parse(argv: Sequence[str]) -> tuple[settings.Settings, list[str]]:
         parser.error(str(error))
     given = {argument.split("=", 1)[0].replace("_", "-") for argument in rest}
     defaulted = [part for flag, value in OURS.items() if flag not in given for part in (flag, value)]
-    chosen = settings.Settings(control_address=ours.control, policy=ours.policy, profile=ours.profile)
+    chosen = engine_settings.Settings(control_address=ours.control, policy=ours.policy, profile=ours.profile)
     return chosen, [*rest, *defaulted]
 
 

@@ -14,7 +14,7 @@ from aiohttp import web
 import tidegate_profiles
 from tidegate_engine import control
 from tidegate_policy import cost, policies
-from tidegate_sim import govern, realtime, wire
+from tidegate_sim import loop_governor, openai_double, realtime
 
 SLOWEST, FASTEST = 0.01, 1000.0
 """Speeds that can be asked for; beyond them a step is lost in the clock's grain. The ServingPool schema has the same."""
@@ -72,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
     loop = asyncio.get_running_loop()
     engine = realtime.RealtimeEngine(model, policy=options.policy)
-    simulated = wire.SimulatedEngine(engine, wire.Identity(model=options.model, profile=options.profile))
+    simulated = openai_double.SimulatedEngine(
+        engine, openai_double.Identity(model=options.model, profile=options.profile)
+    )
     runner = web.AppRunner(
         simulated.app, access_log=None, handler_cancellation=True, shutdown_timeout=options.shutdown_timeout
     )
@@ -83,7 +85,9 @@ async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
     try:
         await web.TCPSite(runner, options.host, options.port, backlog=BACKLOG).start()
         stop_control = control.serve(
-            govern.LoopGovernor(engine, options.profile, loop), address=options.control, engine_version=wire.VERSION
+            loop_governor.LoopGovernor(engine, options.profile, loop),
+            address=options.control,
+            engine_version=openai_double.VERSION,
         )
         async with asyncio.TaskGroup() as tasks:
             stepping = tasks.create_task(engine.run())

@@ -46,7 +46,7 @@ def served(log: Path, *arguments: str, environment: Mapping[str, str] | None = N
     """`tidegate engine` with SmolLM2, `arguments` added; stopped and gone afterwards. Raises `AssertionError` with the end
     of its log if it does not become ready, `checkpoints.MissingPackage` if there is no model."""
     http, control = free_port(), free_port()
-    command = [sys.executable, "-m", "tidegate_engine.serve", "--control", f"127.0.0.1:{control}"]
+    command = [sys.executable, "-m", "tidegate_engine.vllm_server", "--control", f"127.0.0.1:{control}"]
     command += ["--model", str(checkpoints.smollm2()), "--served-model-name", MODEL, "--port", str(http)]
     command += ["--max-model-len", "2048", "--enforce-eager", *arguments]
     defaults = {

@@ -1,4 +1,4 @@
-"""What does a client ask of a simulated engine? vLLM's request bodies in, an `Ask` out; what vLLM refuses is refused.
+"""What does a client ask of a simulated engine? vLLM's request bodies in, an `SimRequest` out; what vLLM refuses is refused.
 
 It reads what decides how much work there is (prompts, `n`, token limits) and how it is returned, and ignores the rest.
 """
@@ -21,7 +21,7 @@ GREEDY = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class SimRequest:
     """A validated request body."""
 
     calls: tuple[Call, ...]
@@ -45,7 +45,7 @@ class BadRequest(ValueError):
         self.param = param
 
 
-def parse(body: bytes, *, chat: bool, model: str) -> Ask:
+def parse(body: bytes, *, chat: bool, model: str) -> SimRequest:
     """The request in `body`. Raises `BadRequest`."""
     try:
         fields = orjson.loads(body)
@@ -68,7 +68,7 @@ def parse(body: bytes, *, chat: bool, model: str) -> Ask:
     if not isinstance(options, dict):
         raise BadRequest("stream_options must be an object", param="stream_options")
     now = asyncio.get_running_loop().time()
-    return Ask(
+    return SimRequest(
         calls=tuple(
             labels.read(
                 now,

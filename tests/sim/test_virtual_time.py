@@ -9,14 +9,15 @@ import sys
 import pytest
 
 from tidegate_sim import report
-from tidegate_sim.loop import Loop
+from tidegate_sim.virtual_time import Loop
 
 pytest.importorskip("vllm", reason="needs the vLLM CPU build")
 
 from tidegate_policy import choose
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import Call, CallId, EngineId
-from tidegate_sim import cluster, engine, history, pools, text2sql, traces
+from tidegate_sim import cluster, history, pools, text2sql, traces
+from tidegate_sim import virtual_engine as engine
 
 pytestmark = pytest.mark.vllm
 

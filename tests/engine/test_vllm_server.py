@@ -2,11 +2,11 @@
 
 import pytest
 
-from tidegate_engine import checkpoints, serve, settings
+from tidegate_engine import checkpoints, engine_settings, vllm_server
 
 
 def test_every_vllm_flag_passes_through_and_ours_are_taken_out():
-    chosen, rest = serve.parse(
+    chosen, rest = vllm_server.parse(
         [
             "--model",
             "dir",
@@ -19,7 +19,7 @@ def test_every_vllm_flag_passes_through_and_ours_are_taken_out():
             "l40-70b-tp8",
         ]
     )
-    assert chosen == settings.Settings(control_address="127.0.0.1:7", policy="sjf", profile="l40-70b-tp8")
+    assert chosen == engine_settings.Settings(control_address="127.0.0.1:7", policy="sjf", profile="l40-70b-tp8")
     assert rest[:3] == ["--model", "dir", "--max-num-seqs=8"]
     completed = dict(zip(rest[3::2], rest[4::2], strict=True))
     assert completed["--scheduler-cls"] == "tidegate_engine.plugin.scheduler"
@@ -28,7 +28,7 @@ def test_every_vllm_flag_passes_through_and_ours_are_taken_out():
 
 @pytest.mark.parametrize("flag", ["--shutdown-timeout=5", "--shutdown_timeout=5"])
 def test_a_flag_that_is_given_wins_over_our_choice(flag):
-    _, rest = serve.parse(["--host", "0.0.0.0", flag])
+    _, rest = vllm_server.parse(["--host", "0.0.0.0", flag])
     assert "127.0.0.1" not in rest
     assert "--shutdown-timeout" not in rest
 
@@ -43,17 +43,17 @@ def test_a_flag_that_is_given_wins_over_our_choice(flag):
 )
 def test_a_usage_error_is_a_sentence_and_exit_code_two(arguments, complaint, capsys):
     with pytest.raises(SystemExit) as leaving:
-        serve.parse(arguments)
+        vllm_server.parse(arguments)
     assert leaving.value.code == 2
     assert complaint in capsys.readouterr().err
 
 
 def test_settings_survive_the_way_through_the_environment():
     environment: dict[str, str] = {"OTHER": "1"}
-    chosen = settings.Settings(control_address="[::1]:9", policy="edf", profile="x.yaml")
-    settings.store(chosen, environment)
-    assert settings.load(environment) == chosen
-    assert settings.load({}) == settings.Settings()
+    chosen = engine_settings.Settings(control_address="[::1]:9", policy="edf", profile="x.yaml")
+    engine_settings.store(chosen, environment)
+    assert engine_settings.load(environment) == chosen
+    assert engine_settings.load({}) == engine_settings.Settings()
 
 
 def test_the_dummy_model_is_made_once(tmp_path, monkeypatch):
