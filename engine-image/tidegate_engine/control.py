@@ -42,8 +42,8 @@ class Control(control_pb2_grpc.EngineControlServicer):
         self, request: control_pb2.SetPolicyRequest, context: grpc.ServicerContext
     ) -> control_pb2.SetPolicyResponse:
         try:
-            switched = self._governed.set_policy(request.policy, request.reason)
-        except policies.UnknownPolicy as error:
+            switched = self._governed.set_policy(request.policy, request.reason, dict(request.parameters))
+        except (policies.UnknownPolicy, policies.BadParameter) as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except governor.NotGoverned as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -68,6 +68,7 @@ class Control(control_pb2_grpc.EngineControlServicer):
         state = self._governed.state()
         return control_pb2.EngineState(
             policy=state.policy,
+            policy_parameters=state.policy_parameters,
             policy_reason=state.policy_reason,
             policy_age_s=state.policy_age_s,
             controls=_controls(state.controls),
@@ -98,7 +99,7 @@ class Control(control_pb2_grpc.EngineControlServicer):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         try:
             while not _wait(period_s, gone, self._stopping):
-                yield _report(*watch.cut())
+                yield _report(watch.cut())
         finally:
             watch.close()
             self._watches.release()
@@ -146,9 +147,11 @@ def _controls(controls: governor.Controls) -> control_pb2.Controls:
     return control_pb2.Controls(max_running=controls.max_running, max_step_tokens=controls.max_step_tokens)
 
 
-def _report(policy: str, window: qos.Qos, busy_s: float) -> control_pb2.QosReport:
+def _report(report: governor.WatchReport) -> control_pb2.QosReport:
+    window = report.window
     return control_pb2.QosReport(
-        policy=policy,
+        policy=report.policy,
+        policy_parameters=report.policy_parameters,
         window_s=window.window_s,
         arrived=window.arrived,
         finished=window.finished,
@@ -162,7 +165,7 @@ def _report(policy: str, window: qos.Qos, busy_s: float) -> control_pb2.QosRepor
         with_target=window.with_target,
         missed=window.missed,
         blocked=window.blocked,
-        busy_s=busy_s,
+        busy_s=report.busy_s,
         tenants=[
             control_pb2.TenantQos(
                 tenant=name, weight=tenant.weight, served_tokens=tenant.served_tokens, waiting=tenant.waiting

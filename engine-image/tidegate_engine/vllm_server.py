@@ -1,8 +1,9 @@
-"""`tidegate engine ...`: vLLM's OpenAI server with our scheduler in it.
+"""`tidegate engine ...`: vLLM's OpenAI server with Tidegate's scheduler in it.
 
-Every vLLM flag passes through, and a flag given wins over our choice. Ours are few: where EngineControl listens, the order
-at start, and the cost profile. vLLM runs in this process, so signals reach it as they reach vLLM: SIGTERM stops taking
-requests, lets the running ones finish within `--shutdown-timeout`, and leaves.
+Every vLLM flag passes through, and a flag of the user wins over Tidegate's choice. Tidegate adds four flags: the address of
+EngineControl, the scheduling policy at start, the regulators, and the cost profile. vLLM runs in this process, so signals
+reach it as they reach vLLM. On SIGTERM the server takes no more requests, lets the running requests finish within
+`--shutdown-timeout`, and exits.
 """
 
 import argparse
@@ -16,20 +17,21 @@ from collections.abc import Sequence
 
 from tidegate_engine import engine_settings, plugin
 from tidegate_policy import policies
+from tidegate_policy.engine import regulators
 
 DRAIN_S = 30
-"""Seconds that running requests get at SIGTERM; vLLM's own default, 0, aborts them."""
+"""Seconds in which running requests may finish after SIGTERM; vLLM's own default, 0, aborts them."""
 
 OURS = {
     "--scheduler-cls": f"{plugin.__name__}.{plugin.scheduler.__name__}",
-    "--scheduling-policy": "priority",  # what vLLM's own scheduler follows if ours cannot run
+    "--scheduling-policy": "priority",  # for vLLM's own scheduler, if Tidegate's cannot run
     "--shutdown-timeout": str(DRAIN_S),
     "--host": "127.0.0.1",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serves until told to stop. Returns 2 for a usage error, 1 if vLLM is missing."""
+    """Serves until a signal ends the server. Returns 2 for a usage error, 1 if vLLM is missing."""
     chosen, vllm_args = parse(sys.argv[1:] if argv is None else argv)
     if importlib.util.find_spec("vllm") is None:
         sys.stderr.write("tidegate engine: vLLM is not installed; install `engine-cpu` or use the engine image\n")
@@ -43,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str]) -> tuple[engine_settings.Settings, list[str]]:
-    """Our settings, and the arguments for vLLM completed with our choices. Exits with 2 on a usage error."""
+    """Tidegate's settings, and vLLM's arguments completed with Tidegate's choices. Exits with 2 on a usage error."""
     defaults = engine_settings.load()
     parser = argparse.ArgumentParser(
         prog="tidegate engine",
@@ -55,17 +57,23 @@ def parse(argv: Sequence[str]) -> tuple[engine_settings.Settings, list[str]]:
         "--control", default=defaults.control_address, metavar="HOST:PORT", help="EngineControl's address"
     )
     parser.add_argument(
-        "--policy", default=defaults.policy, choices=sorted(policies.POLICIES), help="the order at start"
+        "--policy", default=defaults.policy, choices=sorted(policies.POLICIES), help="the scheduling policy at start"
+    )
+    parser.add_argument(
+        "--regulators", default=defaults.regulators, metavar="NAMES", help="regulators of each step, by commas"
     )
     parser.add_argument("--profile", default=defaults.profile, metavar="NAME|FILE", help="cost profile of this engine")
     ours, rest = parser.parse_known_args(argv)
     try:
         plugin.cost_model(ours.profile)
+        regulators.create(engine_settings.names(ours.regulators))
     except (ValueError, OSError) as error:
         parser.error(str(error))
     given = {argument.split("=", 1)[0].replace("_", "-") for argument in rest}
     defaulted = [part for flag, value in OURS.items() if flag not in given for part in (flag, value)]
-    chosen = engine_settings.Settings(control_address=ours.control, policy=ours.policy, profile=ours.profile)
+    chosen = engine_settings.Settings(
+        control_address=ours.control, policy=ours.policy, regulators=ours.regulators, profile=ours.profile
+    )
     return chosen, [*rest, *defaulted]
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from tidegate_policy import choose, policies
 from tidegate_policy.cost import CostModel, mean_call_seconds
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, Decision, DropReason, EngineId
-from tidegate_policy.waiting_queue import WaitingQueue
+from tidegate_policy.waiting_queue import Start, WaitingQueue
 
 SLACK_EXPIRIES = 64
 """Entries of calls that no longer wait, tolerated beyond one for each that does."""
@@ -96,7 +96,7 @@ class Dispatcher:
     """Calls in, `Send` and `Drop` out. Not thread-safe; every method is O(engines + log waiting) for each call moved."""
 
     def __init__(self, *, policy: str, dispatch: choose.Dispatch, limits: Limits, rng: random.Random) -> None:
-        self._queue = WaitingQueue(policies.named(policy))
+        self._queue = WaitingQueue(policies.create(policy))
         self._held: dict[CallId, _Held] = {}
         self._expiries: list[tuple[float, CallId]] = []
         """A heap of (expiry, call); entries of calls that no longer wait are skipped, and swept out when they are many."""
@@ -174,7 +174,7 @@ class Dispatcher:
         held = _Held(expiry_s=self._expiry_s(now, out.call), attempt=out.attempt + 1, avoid={out.engine})
         if not self._willing(held):
             return [self._drop(out.call, DropReason.NO_ENGINES), *self._pump(now)]
-        self._queue.push_front(self._ticket(out.call))
+        self._queue.push_preempted(self._ticket(out.call))
         self._hold(out.call, held)
         return self._pump(now)
 
@@ -203,7 +203,7 @@ class Dispatcher:
 
     def on_policy(self, policy: str) -> int:
         """Switches the order of those who wait here; returns how many there are. Raises `policies.UnknownPolicy`."""
-        self._queue.switch(policies.named(policy))
+        self._queue.switch(policies.create(policy))
         return len(self._queue)
 
     def on_tick(self, now: float) -> list[Action]:
@@ -222,23 +222,24 @@ class Dispatcher:
     def _pump(self, now: float) -> list[Action]:
         """Sends from the head of the queue for as long as some engine has room for it."""
         actions: list[Action] = []
-        aside: list[policies.QueuedRequest] = []
+        aside: list[Start] = []
         while self._queue:
             rooms = [engine for engine in self._engines.values() if _has_room(engine)]
             if not rooms:
                 break
-            ticket = self._queue.pop()
+            start = self._queue.pop(now)
+            ticket = start.item
             held = self._held[ticket.call.id]
             allowed = [engine for engine in rooms if engine.state.id not in held.avoid]
             if not allowed:
-                aside.append(ticket)
+                aside.append(start)
             elif ticket.call.deadline_s is not None and ticket.call.deadline_s <= now:
                 del self._held[ticket.call.id]
                 actions.append(self._drop(ticket.call, DropReason.DEADLINE_UNREACHABLE))
             else:
                 actions.append(self._send(now, ticket.call, allowed))
-        for ticket in reversed(aside):
-            self._queue.push_front(ticket)
+        for start in reversed(aside):
+            self._queue.skip(now, start)
         return actions
 
     def _send(self, now: float, call: Call, engines: Sequence[_Engine]) -> Send:

@@ -84,7 +84,7 @@ def stock_soon(logs, greedy):
 @pytest.fixture(scope="session")
 def engine(logs, stock_soon):
     """The engine that most tests use. It must run our scheduler: a run that fell back is no test of it."""
-    with live_engine.served(logs / "engine.log", "--max-num-seqs", SEQUENCES) as started:
+    with live_engine.served(logs / "engine.log", "--max-num-seqs", SEQUENCES, "--policy", "fcfs") as started:
         with control_of(started) as control:
             reason = control.GetState(control_pb2.GetStateRequest()).fallback_reason
         if reason:

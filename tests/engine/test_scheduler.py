@@ -212,14 +212,15 @@ def test_a_watch_counts_what_happened_since_the_last_look():
     driven.add("b", output=1, budget_ms=60_000)
     for _ in range(3):
         driven.step()
-    policy, window, busy_s = watch.cut()
-    assert (policy, busy_s, window.window_s) == ("fcfs", 3.0, 3.0)
+    report = watch.cut()
+    window = report.window
+    assert (report.policy, report.busy_s, window.window_s) == ("fcfs", 3.0, 3.0)
     assert (window.arrived, window.finished, window.with_target, window.missed) == (2, 2, 2, 1)
     assert (window.ttft.count, window.tpot.count) == (2, 1)
     assert window.tenants["t"].served_tokens == 3
     assert window.tenants["t"].weight == 2.0
-    _, empty, busy_s = watch.cut()
-    assert (empty.arrived, empty.finished, busy_s) == (0, 0, 0.0)
+    empty = watch.cut()
+    assert (empty.window.arrived, empty.window.finished, empty.busy_s) == (0, 0, 0.0)
 
 
 def test_two_watchers_do_not_share_windows():
@@ -227,12 +228,12 @@ def test_two_watchers_do_not_share_windows():
     first, second = driven.scheduler.watch(), driven.scheduler.watch()
     driven.add("a", output=1)
     driven.step()
-    assert first.cut()[1].finished == 1
-    assert second.cut()[1].finished == 1
+    assert first.cut().window.finished == 1
+    assert second.cut().window.finished == 1
     first.close()
     driven.add("b", output=1)
     driven.step()
-    assert second.cut()[1].finished == 1
+    assert second.cut().window.finished == 1
 
 
 @pytest.mark.parametrize(

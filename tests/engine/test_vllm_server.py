@@ -37,6 +37,7 @@ def test_a_flag_that_is_given_wins_over_our_choice(flag):
     ("arguments", "complaint"),
     [
         (["--policy", "fastest"], "invalid choice: 'fastest'"),
+        (["--regulators", "magic"], "unknown regulator 'magic'; known are"),
         (["--profile", "h100"], "unknown profile 'h100'; shipped are"),
         (["--profile", "nowhere.yaml"], "No such file"),
     ],

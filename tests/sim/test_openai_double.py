@@ -35,7 +35,7 @@ class Rig:
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    engine = realtime.RealtimeEngine(COST)
+    engine = realtime.RealtimeEngine(COST, policy="fcfs")
     app = openai_double.SimulatedEngine(engine, openai_double.Identity(model="m", profile="test")).app
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
@@ -192,7 +192,7 @@ async def test_an_unknown_policy_is_refused_and_changes_nothing(rig: Rig) -> Non
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await rig.control.SetPolicy(control_pb2.SetPolicyRequest(policy="lifo"))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert rig.engine.policy == "fcfs"
+    assert rig.engine.core.policy.name == "fcfs"
 
 
 async def test_controls_bound_what_runs_together(rig: Rig) -> None:
