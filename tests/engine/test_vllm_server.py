@@ -1,5 +1,7 @@
 """`tidegate engine`: what of the command line is ours, and what vLLM gets."""
 
+import json
+
 import pytest
 
 from tidegate_engine import checkpoints, engine_settings, vllm_server
@@ -34,6 +36,24 @@ def test_a_flag_that_is_given_wins_over_our_choice(flag):
 
 
 @pytest.mark.parametrize(
+    ("config", "given", "added"),
+    [
+        ({"dtype": "float32"}, [], ["--dtype", "float32"]),
+        ({"torch_dtype": "float32"}, [], ["--dtype", "float32"]),
+        ({"dtype": "float32"}, ["--dtype=bfloat16"], []),
+        ({"dtype": "bfloat16"}, [], []),
+    ],
+)
+def test_a_float32_model_is_served_in_float32_on_a_cpu(config, given, added, tmp_path):
+    pytest.importorskip("vllm", reason="needs the vLLM CPU build")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arguments = ["--model", str(tmp_path), *given]
+    _, rest = vllm_server.parse(arguments)
+    assert rest[len(arguments) :][: len(added)] == added
+    assert ("--dtype" in rest) == bool(added)
+
+
+@pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["--policy", "fastest"], "invalid choice: 'fastest'"),
@@ -61,11 +81,12 @@ def test_the_dummy_model_is_made_once(tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="its tokenizer is made with transformers")
     monkeypatch.setenv("TIDEGATE_CACHE", str(tmp_path))
     directory = checkpoints.dummy()
-    assert directory == tmp_path / "models" / "dummy-llama"
+    assert directory == tmp_path / "models" / "float32" / "dummy-llama"
     made = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     assert {"config.json", "tokenizer.json"} <= set(made)
     assert {path.name: path.stat().st_mtime_ns for path in checkpoints.dummy().iterdir()} == made
-    assert [path.name for path in directory.parent.iterdir()] == ["dummy-llama"], "no half-made directory stays"
+    assert [path.name for path in directory.parent.iterdir()] == ["dummy-llama"]
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["float32"], "no half-made directory stays"
 
 
 def test_a_model_whose_package_is_missing_is_a_sentence(tmp_path, monkeypatch):

@@ -126,7 +126,8 @@ class EngineCore:
         )
         known.item = policies.QueuedRequest(call=call, service_s=self._cost.call_seconds(left))
         self.preemptions += 1
-        self._preempted.append(call_id)
+        if self._regulators:
+            self._preempted.append(call_id)
         for watch in self._watches:
             watch.recorder.on_preemption()
         self._rekey(self.policy.on_preemption(now, known.item))
@@ -136,7 +137,8 @@ class EngineCore:
         """A call left the engine: finished, or aborted. Ids that are not known are ignored."""
         if self._calls.pop(call_id, None) is None:
             return
-        self._ended.append(call_id)
+        if self._regulators:
+            self._ended.append(call_id)
         for watch in self._watches:
             watch.recorder.on_end(now, call_id, finished=finished)
         self._rekey(self.policy.on_end(now, call_id))
@@ -157,29 +159,19 @@ class EngineCore:
         computed = {call_id: tokens for call_id, tokens in computed.items() if call_id in self._calls}
         for call_id, tokens in computed.items():
             self._count(now, call_id, tokens)
-        self._rekey(self.policy.on_tokens(now, computed))
+        if self.policy.keys_change:
+            self._rekey(self.policy.on_tokens(now, computed))
         for call_id, finished in ended.items():
             self.on_end(now, call_id, finished=finished)
-        facts = StepFacts(
-            now=now,
-            step_s=step_s,
-            computed=computed,
-            running=tuple(running),
-            waiting=self.waiting,
-            kv_usage=kv_usage,
-            preempted=tuple(self._preempted),
-            ended=tuple(self._ended),
-            limits=self.limits,
-        )
-        self._preempted.clear()
-        self._ended.clear()
-        self._plan = self._shaped(facts)
+        if self._regulators:
+            self._plan = self._shaped(self._facts(now, step_s, computed, running, kv_usage))
         return self._plan
 
     def take_plan(self) -> StepPlan:
         """The plan for the step that the driver starts now. Its starts and preemptions hold for this one step."""
         plan = self._plan
-        self._plan = replace(plan, max_starts=None, preempt=())
+        if plan.max_starts is not None or plan.preempt:
+            self._plan = replace(plan, max_starts=None, preempt=())
         return plan
 
     # Commands of the operator.
@@ -247,6 +239,30 @@ class EngineCore:
         self._watches.remove(watch)
 
     # The machinery.
+
+    def _facts(
+        self,
+        now: float,
+        step_s: float,
+        computed: Mapping[CallId, policies.Computed],
+        running: Iterable[CallId],
+        kv_usage: float,
+    ) -> StepFacts:
+        """The facts of a step; the record of preempted and ended calls begins again."""
+        facts = StepFacts(
+            now=now,
+            step_s=step_s,
+            computed=computed,
+            running=tuple(running),
+            waiting=self.waiting,
+            kv_usage=kv_usage,
+            preempted=tuple(self._preempted),
+            ended=tuple(self._ended),
+            limits=self.limits,
+        )
+        self._preempted.clear()
+        self._ended.clear()
+        return facts
 
     def _count(self, now: float, call_id: CallId, tokens: policies.Computed) -> None:
         known = self._calls[call_id]

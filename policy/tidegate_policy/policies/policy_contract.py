@@ -83,7 +83,7 @@ class Policy(Protocol):
 
     @property
     def keys_change(self) -> bool:
-        """Whether events can change the key of a call. False lets a scheduler skip work for each token."""
+        """Whether events can change the key of a call. If not, the scheduler need not report tokens."""
 
     def lane(self, item: QueuedRequest) -> int:
         """The lane of a call; a policy without lanes answers 0."""
