@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import grpc
 
-from tidegate_control import control_contract, translation
+from tidegate_control import translation
 from tidegate_policy import qos
+from tidegate_policy.engine.engine_status import State, Switched
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class EngineClient:
         self._channel = grpc.aio.insecure_channel(address)
         self._stub = control_pb2_grpc.EngineControlStub(self._channel)  # type: ignore[no-untyped-call]
 
-    async def get_state(self, *, timeout_s: float) -> control_contract.State | None:
+    async def get_state(self, *, timeout_s: float) -> State | None:
         """The engine's state."""
         try:
             message = await self._stub.GetState(control_pb2.GetStateRequest(), timeout=timeout_s)
@@ -67,9 +68,7 @@ class EngineClient:
         # grpc.aio answers None for bytes that it cannot parse.
         return None if message is None else translation.from_state(message)
 
-    async def set_policy(
-        self, policy: str, reason: str, *, timeout_s: float = SET_POLICY_TIMEOUT_S
-    ) -> control_contract.Switched | None:
+    async def set_policy(self, policy: str, reason: str, *, timeout_s: float = SET_POLICY_TIMEOUT_S) -> Switched | None:
         """Puts `policy` in force; returns when it is."""
         request = control_pb2.SetPolicyRequest(policy=policy, reason=reason)
         try:
@@ -78,7 +77,7 @@ class EngineClient:
             raise _failed(error) from error
         if answer is None:
             return None
-        return control_contract.Switched(policy=answer.policy, previous=answer.previous, reordered=answer.reordered)
+        return Switched(policy=answer.policy, previous=answer.previous, reordered=answer.reordered)
 
     async def watch(self, period_s: float) -> AsyncGenerator[Report | None, None]:
         """One report for each `period_s` (0.1 to 60 seconds) until the engine ends the stream; None for a report that

@@ -42,8 +42,8 @@ class Control(control_pb2_grpc.EngineControlServicer):
         self, request: control_pb2.SetPolicyRequest, context: grpc.ServicerContext
     ) -> control_pb2.SetPolicyResponse:
         try:
-            switched = self._engine.set_policy(request.policy, request.reason)
-        except policies.UnknownPolicy as error:
+            switched = self._engine.set_policy(request.policy, request.reason, dict(request.parameters))
+        except (policies.UnknownPolicy, policies.BadParameter) as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except control_contract.NotControllable as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -84,7 +84,7 @@ class Control(control_pb2_grpc.EngineControlServicer):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         try:
             while not _wait(period_s, gone, self._stopping):
-                yield translation.to_report(*watch.cut())
+                yield translation.to_report(watch.cut())
         finally:
             watch.close()
             self._watches.release()

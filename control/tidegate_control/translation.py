@@ -6,15 +6,17 @@ no engine can have measured; the functions that read such numbers answer None fo
 
 import math
 
-from tidegate_control import control_contract
 from tidegate_policy import qos
+from tidegate_policy.engine.engine_status import Controls, State, WatchReport
 from tidegate_proto.v1 import control_pb2
 
 
-def to_report(policy: str, window: qos.Qos, busy_s: float) -> control_pb2.QosReport:
-    """The report of one window: the policy in force, what the engine delivered, and its busy seconds."""
+def to_report(report: WatchReport) -> control_pb2.QosReport:
+    """The message of one window."""
+    window = report.window
     return control_pb2.QosReport(
-        policy=policy,
+        policy=report.policy,
+        policy_parameters=report.policy_parameters,
         window_s=window.window_s,
         arrived=window.arrived,
         finished=window.finished,
@@ -28,7 +30,7 @@ def to_report(policy: str, window: qos.Qos, busy_s: float) -> control_pb2.QosRep
         with_target=window.with_target,
         missed=window.missed,
         blocked=window.blocked,
-        busy_s=busy_s,
+        busy_s=report.busy_s,
         tenants=[
             control_pb2.TenantQos(
                 tenant=name, weight=tenant.weight, served_tokens=tenant.served_tokens, waiting=tenant.waiting
@@ -73,17 +75,18 @@ def from_histogram(message: control_pb2.Histogram) -> qos.Histogram:
     return qos.Histogram(counts=tuple(message.counts), sum_s=message.sum_s)
 
 
-def to_controls(controls: control_contract.Controls) -> control_pb2.Controls:
+def to_controls(controls: Controls) -> control_pb2.Controls:
     return control_pb2.Controls(max_running=controls.max_running, max_step_tokens=controls.max_step_tokens)
 
 
-def from_controls(message: control_pb2.Controls) -> control_contract.Controls:
-    return control_contract.Controls(max_running=message.max_running, max_step_tokens=message.max_step_tokens)
+def from_controls(message: control_pb2.Controls) -> Controls:
+    return Controls(max_running=message.max_running, max_step_tokens=message.max_step_tokens)
 
 
-def to_state(state: control_contract.State, *, engine_version: str) -> control_pb2.EngineState:
+def to_state(state: State, *, engine_version: str) -> control_pb2.EngineState:
     return control_pb2.EngineState(
         policy=state.policy,
+        policy_parameters=state.policy_parameters,
         policy_reason=state.policy_reason,
         policy_age_s=state.policy_age_s,
         controls=to_controls(state.controls),
@@ -98,12 +101,13 @@ def to_state(state: control_contract.State, *, engine_version: str) -> control_p
     )
 
 
-def from_state(message: control_pb2.EngineState) -> control_contract.State | None:
+def from_state(message: control_pb2.EngineState) -> State | None:
     """The state of an engine; None when a number is not finite."""
     if not math.isfinite(message.policy_age_s) or not math.isfinite(message.kv_usage):
         return None
-    return control_contract.State(
+    return State(
         policy=message.policy,
+        policy_parameters=dict(message.policy_parameters),
         policy_reason=message.policy_reason,
         policy_age_s=message.policy_age_s,
         controls=from_controls(message.controls),

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tidegate_operator import operator_doubles
-from tidegate_sim import serve
+from tidegate_sim import engine_double
 
 EXAMPLE = pathlib.Path(__file__).parent / "golden" / "chat.yaml"
 
@@ -28,7 +28,7 @@ def test_the_schema_allows_the_speeds_that_simulated_engines_accept():
     crd = yaml.safe_load((pathlib.Path(__file__).parents[2] / "crds/servingpools.tidegate.dev.yaml").read_text())
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     speed = spec["properties"]["engine"]["properties"]["simSpeed"]
-    assert (speed["minimum"], speed["maximum"]) == (serve.SLOWEST, serve.FASTEST)
+    assert (speed["minimum"], speed["maximum"]) == (engine_double.SLOWEST, engine_double.FASTEST)
 
 
 def undescribed(schema, path):

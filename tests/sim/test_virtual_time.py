@@ -2,13 +2,13 @@
 
 import pytest
 
-from tidegate_sim.loop import Loop
+from tidegate_sim.virtual_time import Loop
 
 pytest.importorskip("vllm", reason="needs the vLLM CPU build")
 
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import Call, CallId
-from tidegate_sim import engine
+from tidegate_sim import virtual_engine as engine
 
 pytestmark = pytest.mark.vllm
 

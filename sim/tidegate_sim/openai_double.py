@@ -1,7 +1,7 @@
 """A simulated engine behind vLLM's face: its HTTP API, its metric names, and EngineControl.
 
 For the gateway, the operator and the tests it is an engine like any other; its answers say that they are simulated.
-`asks` reads requests and `realtime` paces the tokens; this module only translates.
+`sim_request` reads requests and `realtime` paces the tokens; this module only translates.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
 from tidegate_policy.model import Call
-from tidegate_sim import asks, realtime
+from tidegate_sim import realtime, sim_request
 
 VERSION = "0.32.0+tidegate.sim"
 _FILLER = (
@@ -59,8 +59,8 @@ class SimulatedEngine:
 
     async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         try:
-            ask = asks.parse(await request.read(), chat=chat, model=self.identity.model)
-        except asks.BadRequest as error:
+            ask = sim_request.parse(await request.read(), chat=chat, model=self.identity.model)
+        except sim_request.BadRequest as error:
             return _refusal(error)
         head = self._head(request, ask)
         words = self._words(ask)
@@ -77,7 +77,7 @@ class SimulatedEngine:
             await response.write(b"data: [DONE]\n\n")
         return response
 
-    def _head(self, request: web.Request, ask: asks.Ask) -> dict[str, object]:
+    def _head(self, request: web.Request, ask: sim_request.SimRequest) -> dict[str, object]:
         name = "chatcmpl" if ask.chat else "cmpl"
         request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
         kind = ("chat.completion.chunk" if ask.stream else "chat.completion") if ask.chat else "text_completion"
@@ -88,7 +88,7 @@ class SimulatedEngine:
             "model": self.identity.model,
         }
 
-    async def _words(self, ask: asks.Ask) -> AsyncIterator[tuple[int, str]]:
+    async def _words(self, ask: sim_request.SimRequest) -> AsyncIterator[tuple[int, str]]:
         """Each word as it comes, with the index of its choice."""
         text = f"[simulated {self.identity.profile} engine] {_FILLER}".split()
         start = asyncio.get_running_loop().time()
@@ -139,7 +139,7 @@ class _Metrics:
         return exposition.generate_latest(self._registry)
 
 
-def _whole(ask: asks.Ask, texts: list[str]) -> dict[str, object]:
+def _whole(ask: sim_request.SimRequest, texts: list[str]) -> dict[str, object]:
     said: list[dict[str, object]] = [
         {"message": {"role": "assistant", "content": text}} if ask.chat else {"text": text} for text in texts
     ]
@@ -147,7 +147,7 @@ def _whole(ask: asks.Ask, texts: list[str]) -> dict[str, object]:
 
 
 async def _events(
-    ask: asks.Ask, head: dict[str, object], words: AsyncIterator[tuple[int, str]]
+    ask: sim_request.SimRequest, head: dict[str, object], words: AsyncIterator[tuple[int, str]]
 ) -> AsyncIterator[bytes]:
     """As vLLM streams: choices take turns, each ends with its own reason."""
     left = [ask.output_tokens] * len(ask.calls)
@@ -170,15 +170,15 @@ def _choice(index: int, said: dict[str, object], finish_reason: str | None) -> d
     return {"index": index, **said, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _reason(ask: asks.Ask) -> str:
+def _reason(ask: sim_request.SimRequest) -> str:
     return "length" if ask.limited else "stop"
 
 
-def _usage(ask: asks.Ask) -> dict[str, int]:
+def _usage(ask: sim_request.SimRequest) -> dict[str, int]:
     prompt, output = ask.prompt_tokens, ask.output_tokens * len(ask.calls)
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
 
-def _refusal(error: asks.BadRequest) -> web.Response:
+def _refusal(error: sim_request.BadRequest) -> web.Response:
     body = {"message": str(error), "type": "BadRequestError", "param": error.param, "code": 400}
     return web.json_response({"error": body}, status=400)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-PROGRAM = "import sys; from tidegate_sim import serve; sys.exit(serve.main(sys.argv[1:]))"
+PROGRAM = "import sys; from tidegate_sim import engine_double; sys.exit(engine_double.main(sys.argv[1:]))"
 STEPS = 40
 """Tokens of the call under way; at a fifth of the profile's pace they take some seconds."""
 

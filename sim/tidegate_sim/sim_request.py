@@ -1,6 +1,7 @@
-"""What does a client ask of a simulated engine? vLLM's request bodies in, an `Ask` out; what vLLM refuses is refused.
+"""A client's request to a simulated engine: vLLM's request bodies go in, a `SimRequest` comes out.
 
-It reads what decides how much work there is (prompts, `n`, token limits) and how it is returned, and ignores the rest.
+It reads the fields that decide the amount of work (prompts, `n`, token limits) and the form of the answer, and ignores
+all others. It rejects the bodies that vLLM rejects.
 """
 
 import asyncio
@@ -15,37 +16,37 @@ from tidegate_policy.model import Call, CallId
 DEFAULT_OUTPUT_TOKENS = 48
 CHARACTERS_A_TOKEN = 4
 MAX_CHOICES = 16_384
-"""As vLLM's VLLM_MAX_N_SEQUENCES."""
+"""The default of vLLM's VLLM_MAX_N_SEQUENCES."""
 GREEDY = 1e-5
 """vLLM samples greedily below this temperature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class SimRequest:
     """A validated request body."""
 
     calls: tuple[Call, ...]
     """One for each choice of the answer: `n` for the first prompt, `n` for the second, and so on."""
     output_tokens: int
-    """Of each choice."""
+    """Tokens of each choice."""
     prompt_tokens: int
-    """Of all prompts, each counted once."""
+    """Tokens of all prompts, each prompt counted once."""
     chat: bool
     stream: bool
     include_usage: bool
     limited: bool
-    """True when `max_tokens` ended the answer."""
+    """Whether `max_tokens` ends the answer."""
 
 
 class BadRequest(ValueError):
-    """The body is not a request that vLLM would take."""
+    """The body is not a request that vLLM would accept."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
 
 
-def parse(body: bytes, *, chat: bool, model: str) -> Ask:
+def parse(body: bytes, *, chat: bool, model: str) -> SimRequest:
     """The request in `body`. Raises `BadRequest`."""
     try:
         fields = orjson.loads(body)
@@ -68,7 +69,7 @@ def parse(body: bytes, *, chat: bool, model: str) -> Ask:
     if not isinstance(options, dict):
         raise BadRequest("stream_options must be an object", param="stream_options")
     now = asyncio.get_running_loop().time()
-    return Ask(
+    return SimRequest(
         calls=tuple(
             labels.read(
                 now,

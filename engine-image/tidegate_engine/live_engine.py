@@ -1,6 +1,6 @@
 """A real engine for tests: `tidegate engine` as a process, with a small model on the CPU.
 
-No two at work at a time, please: on two cores a second one only slows the first down.
+Run one engine at a time: on a machine with two cores a second engine slows the first.
 """
 
 import contextlib
@@ -43,17 +43,19 @@ class Engine:
 
 @contextlib.contextmanager
 def served(log: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Engine]:
-    """`tidegate engine` with SmolLM2, `arguments` added; stopped and gone afterwards. Raises `AssertionError` with the end
-    of its log if it does not become ready, `checkpoints.MissingPackage` if there is no model."""
+    """`tidegate engine` with SmolLM2 and further `arguments`; the process has ended afterwards.
+
+    Raises `AssertionError` with the end of the log if the engine does not become ready, and `checkpoints.MissingPackage` if
+    there is no model."""
     http, control = free_port(), free_port()
-    command = [sys.executable, "-m", "tidegate_engine.serve", "--control", f"127.0.0.1:{control}"]
+    command = [sys.executable, "-m", "tidegate_engine.vllm_server", "--control", f"127.0.0.1:{control}"]
     command += ["--model", str(checkpoints.smollm2()), "--served-model-name", MODEL, "--port", str(http)]
     command += ["--max-model-len", "2048", "--enforce-eager", *arguments]
     defaults = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1",  # on a shared machine threads wait for each other: one is four times as fast as two
+        "OMP_NUM_THREADS": "1",  # on a shared machine threads wait for each other; one thread is four times as fast as two
     }
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -77,7 +79,7 @@ def served(log: Path, *arguments: str, environment: Mapping[str, str] | None = N
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
+    """A port of the loopback interface on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

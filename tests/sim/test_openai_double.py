@@ -15,7 +15,7 @@ from tidegate_control import control_server
 from tidegate_policy import cost, labels
 from tidegate_policy.model import Call, CallId
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
-from tidegate_sim import asks, govern, realtime, wire
+from tidegate_sim import loop_governor, openai_double, realtime, sim_request
 
 COST = cost.CostModel(step_s=0.002, prefill_s=1e-6, max_batch=2, max_step_tokens=512)
 
@@ -35,8 +35,8 @@ class Rig:
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    engine = realtime.RealtimeEngine(COST)
-    app = wire.SimulatedEngine(engine, wire.Identity(model="m", profile="test")).app
+    engine = realtime.RealtimeEngine(COST, policy="fcfs")
+    app = openai_double.SimulatedEngine(engine, openai_double.Identity(model="m", profile="test")).app
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -45,7 +45,7 @@ async def rig() -> AsyncIterator[Rig]:
     loop = asyncio.get_running_loop()
     address = f"unix:/tmp/tidegate-test-{port}.sock"
     stop_control = control_server.serve(
-        govern.LoopGovernor(engine, "test", loop), address=address, engine_version=wire.VERSION
+        loop_governor.LoopGovernor(engine, "test", loop), address=address, engine_version=openai_double.VERSION
     )
     stepping = asyncio.create_task(engine.run())
     async with aiohttp.ClientSession() as http, grpc.aio.insecure_channel(address) as channel:
@@ -192,7 +192,7 @@ async def test_an_unknown_policy_is_refused_and_changes_nothing(rig: Rig) -> Non
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await rig.control.SetPolicy(control_pb2.SetPolicyRequest(policy="lifo"))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert rig.engine.policy == "fcfs"
+    assert rig.engine.core.policy.name == "fcfs"
 
 
 async def test_controls_bound_what_runs_together(rig: Rig) -> None:
@@ -233,7 +233,7 @@ def test_labels_survive_the_wire() -> None:
     body = json.dumps({"prompt": "x", "max_tokens": 20, "vllm_xargs": labels.write(0.0, call)}).encode()
 
     async def parse() -> Call:
-        return asks.parse(body, chat=False, model="m").calls[0]
+        return sim_request.parse(body, chat=False, model="m").calls[0]
 
     read = asyncio.run(parse())
     assert (read.tenant, read.output_predicted) == ("t", 9)

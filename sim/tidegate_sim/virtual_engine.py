@@ -29,7 +29,7 @@ from tidegate_engine import scheduler as schedulers
 from tidegate_policy import labels
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import Call, CallId
-from tidegate_sim import loop
+from tidegate_sim import virtual_time
 
 BLOCK_TOKENS = 16
 MAX_MODEL_LEN = 65536
@@ -56,7 +56,7 @@ class Listener(Protocol):
 class VirtualEngine:
     """Calls in, tokens out, in virtual time."""
 
-    def __init__(self, clock: loop.Loop, cost: CostModel, *, policy: str, listener: Listener) -> None:
+    def __init__(self, clock: virtual_time.Loop, cost: CostModel, *, policy: str, listener: Listener) -> None:
         self.cost = cost
         self.steps = 0
         self.busy_s = 0.0

@@ -1,5 +1,7 @@
-"""`tidegate sim-engine`: one simulated engine as a process, for `tidegate up`, for tests, and for trying a pool on a
-cluster without GPUs."""
+"""`tidegate sim-engine`: one simulated engine as a process.
+
+`tidegate up` and tests start it; it also runs in pods, to try a pool on a cluster without GPUs.
+"""
 
 import argparse
 import asyncio
@@ -13,14 +15,16 @@ from aiohttp import web
 
 import tidegate_profiles
 from tidegate_control import control_server
+from tidegate_engine import engine_settings
 from tidegate_policy import cost, policies
-from tidegate_sim import govern, realtime, wire
+from tidegate_policy.engine import regulators
+from tidegate_sim import loop_governor, openai_double, realtime
 
 SLOWEST, FASTEST = 0.01, 1000.0
-"""Speeds that can be asked for; beyond them a step is lost in the clock's grain. The ServingPool schema has the same."""
+"""The range of `--speed`. Beyond it a step is shorter than the clock's resolution. The ServingPool schema has the same."""
 DRAIN_S = 5.0
 BACKLOG = 1024
-"""Connections that may wait to be accepted: a burst of clients comes at once."""
+"""Connections that may wait to be accepted. A burst of clients opens many at once."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,11 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="HTTP port")
     parser.add_argument("--control", default="127.0.0.1:9010", metavar="HOST:PORT", help="EngineControl's address")
-    parser.add_argument("--policy", default="fcfs", choices=sorted(policies.POLICIES), help="the order at start")
+    parser.add_argument(
+        "--policy", default=policies.DEFAULT, choices=sorted(policies.POLICIES), help="the scheduling policy at start"
+    )
+    parser.add_argument("--regulators", default="", metavar="NAMES", help="regulators of each step, by commas")
     parser.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="run X times as fast as the profile")
     parser.add_argument(
         "--shutdown-timeout",
-        type=_patience,
+        type=_shutdown_timeout,
         default=DRAIN_S,
         metavar="SECONDS",
         help="after SIGTERM, for running calls to finish (default: %(default)g)",
@@ -47,16 +54,16 @@ def _speed(text: str) -> float:
     return speed
 
 
-def _patience(text: str) -> float:
+def _shutdown_timeout(text: str) -> float:
     seconds = float(text)
-    if not 0 < seconds < math.inf:  # aiohttp takes 0 for "without end"
+    if not 0 < seconds < math.inf:  # aiohttp reads 0 as "no limit"
         raise argparse.ArgumentTypeError("must be more than 0 seconds")
     return seconds
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serves until SIGTERM or SIGINT, then lets running calls finish. Returns 1 when an address is taken or the profile is
-    unknown."""
+    """Serves until SIGTERM or SIGINT, then lets running calls finish. Returns 1 when an address is taken, or when the
+    profile or a regulator is unknown."""
     parser = argparse.ArgumentParser(prog="tidegate sim-engine", description="A simulated engine.", allow_abbrev=False)
     add_arguments(parser)
     options = parser.parse_args(argv)
@@ -68,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         OverflowError,
         control_server.CannotListen,
         cost.BadProfile,
+        regulators.UnknownRegulator,
         tidegate_profiles.UnknownProfile,
     ) as error:
         sys.stderr.write(f"tidegate sim-engine: {error}\n")
@@ -77,8 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
     loop = asyncio.get_running_loop()
-    engine = realtime.RealtimeEngine(model, policy=options.policy)
-    simulated = wire.SimulatedEngine(engine, wire.Identity(model=options.model, profile=options.profile))
+    engine = realtime.RealtimeEngine(
+        model, policy=options.policy, regulators=regulators.create(engine_settings.names(options.regulators))
+    )
+    simulated = openai_double.SimulatedEngine(
+        engine, openai_double.Identity(model=options.model, profile=options.profile)
+    )
     runner = web.AppRunner(
         simulated.app, access_log=None, handler_cancellation=True, shutdown_timeout=options.shutdown_timeout
     )
@@ -89,12 +101,14 @@ async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
     try:
         await web.TCPSite(runner, options.host, options.port, backlog=BACKLOG).start()
         stop_control = control_server.serve(
-            govern.LoopGovernor(engine, options.profile, loop), address=options.control, engine_version=wire.VERSION
+            loop_governor.LoopGovernor(engine, options.profile, loop),
+            address=options.control,
+            engine_version=openai_double.VERSION,
         )
         async with asyncio.TaskGroup() as tasks:
             stepping = tasks.create_task(engine.run())
             await stopped.wait()
-            await runner.cleanup()  # takes no calls any more, and waits for those that the engine still steps
+            await runner.cleanup()  # accepts no more calls, and waits for the calls that the engine still runs
             stepping.cancel()
         await loop.run_in_executor(None, stop_control)
     finally:
