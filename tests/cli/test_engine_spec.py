@@ -47,7 +47,7 @@ def test_environment_variables_of_the_user_stay() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        pytest.param("gpu", "is none of sim:PROFILE", id="unknown kind"),
+        pytest.param("gpu", "is not one of sim:PROFILE", id="unknown kind"),
         pytest.param("sim:h900", "short names are a100, a6000, l40", id="unknown profile"),
         pytest.param("vllm:0", "names 0 engines", id="none"),
         pytest.param("vllm:99", "names 99 engines", id="too many"),

@@ -58,13 +58,13 @@ async def test_the_error_for_the_client_port_mentions_the_admin_port(
         assert await tidegate(*words, "--admin", gateway.http) == 1
         error = capsys.readouterr().err
         assert f"no gateway's admin API answers at http://{gateway.http}" in error
-        assert "give its admin address with --admin" in error
+        assert "give the admin address with --admin" in error
 
 
 @pytest.mark.parametrize("admin", ["http://127.0.0.1:1", "http://", "http://[::1", "x:y"])
 def test_an_address_without_a_gateway_gives_one_sentence(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["policy", "get", "--admin", admin]) == 1
-    assert "give its admin address with --admin" in capsys.readouterr().err
+    assert "give the admin address with --admin" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

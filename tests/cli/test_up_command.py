@@ -275,7 +275,7 @@ def test_a_process_that_crashes_too_often_ends_the_run_with_its_reason(up: Up) -
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        pytest.param(["--engines=gpu"], "is none of sim:PROFILE", id="engines"),
+        pytest.param(["--engines=gpu"], "is not one of sim:PROFILE", id="engines"),
         pytest.param(["--policy=lifo"], "unknown policy 'lifo'", id="policy"),
         pytest.param(["--sim-speed=0"], "--sim-speed must be between", id="speed"),
         pytest.param(["--model=/tmp"], "--model requires --engines vllm", id="model"),

@@ -42,7 +42,7 @@ def undescribed(schema, path):
 
 
 def test_kubectl_explain_prints_the_purpose_of_a_field(kubectl):
-    assert "Where workflows and backlogs are kept." in kubectl("explain", "spool.spec")
+    assert "The store of workflows and backlogs." in kubectl("explain", "spool.spec")
     assert "A duration such as 60ms" in kubectl("explain", "spool.spec.classes.ttft")
 
 
@@ -92,8 +92,8 @@ REFUSED = {
     "a workflow without stages": (stages(), "should have at least 1 items"),
     "fixed without a name": ({"policy": {"mode": "fixed"}}, "policy.name is required with mode: fixed"),
     "a name without fixed": ({"policy": {"name": "edf"}}, "policy.name is required with mode: fixed"),
-    "embedded and url": ({"state": {"valkey": {"embedded": True, "url": "redis://x"}}}, "either embedded: true or url"),
-    "neither embedded nor url": ({"state": {"valkey": {"embedded": False}}}, "either embedded: true or url"),
+    "embedded and url": ({"state": {"valkey": {"embedded": True, "url": "redis://x"}}}, "exactly one of embedded"),
+    "neither embedded nor url": ({"state": {"valkey": {"embedded": False}}}, "exactly one of embedded"),
     "an interval shorter than engines can report in": ({"policy": {"interval": "200ms"}}, "must be from 1s to 10m"),
     "an interval longer than engines can report in": ({"policy": {"interval": "11m"}}, "must be from 1s to 10m"),
     "a dwell of nothing": ({"policy": {"dwell": "10ms"}}, "must be from 1s to 24h"),
