@@ -1,8 +1,8 @@
-"""Which vLLM is this, and does it still have everything that our scheduler touches?
+"""Checks that the installed vLLM has every attribute that Tidegate's scheduler uses.
 
-vLLM declares its scheduler interface non-public. Every attribute of vLLM that this package uses is named here, so that a
-release that moves one is refused with a sentence instead of failing in mid-step, and the contract test fails first.
-`plugin` asks once, when the engine core builds its scheduler.
+vLLM declares its scheduler interface non-public. This module names every attribute of vLLM that the package uses. When a
+release moves one of them, the contract test fails first, and an engine rejects Tidegate's scheduler with a sentence at
+start instead of failing in the middle of a step. `plugin` calls `problem` once, before it builds the scheduler.
 """
 
 import importlib
@@ -11,12 +11,12 @@ import re
 from dataclasses import dataclass
 
 LOWEST, BELOW = (0, 32), (0, 34)
-"""Versions that are tested: 0.32 at least, below 0.34."""
+"""The tested versions: at least 0.32, below 0.34."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """What we use of one vLLM class."""
+    """The attributes of one vLLM class that the package uses."""
 
     module: str
     name: str
@@ -114,7 +114,7 @@ TOUCHED = (
 
 
 def problem() -> str | None:
-    """Why our scheduler cannot run in the installed vLLM, in one sentence; None when it can."""
+    """The reason why Tidegate's scheduler cannot run in the installed vLLM, in one sentence; None when it can."""
     try:
         version = version_of(importlib.import_module("vllm").__version__)
     except ImportError as error:
@@ -133,7 +133,7 @@ def version_of(text: str) -> tuple[int, int]:
 
 
 def missing() -> list[str]:
-    """Every touched name that the installed vLLM lacks."""
+    """Every name in `TOUCHED` that the installed vLLM lacks."""
     absent: list[str] = []
     for touched in TOUCHED:
         where = f"{touched.module}.{touched.name}"
@@ -148,7 +148,7 @@ def missing() -> list[str]:
 
 
 def _fields(owner: type) -> set[str]:
-    """Names that instances have: annotated, or assigned in `__init__`."""
+    """The names of instance attributes: annotated, or assigned in `__init__`."""
     annotated = {name for base in owner.__mro__ for name in inspect.get_annotations(base)}
     code = getattr(inspect.getattr_static(owner, "__init__"), "__code__", None)
     return annotated | {*getattr(owner, "__struct_fields__", ())} | {*(code.co_names if code else ())}

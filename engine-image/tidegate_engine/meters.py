@@ -1,7 +1,7 @@
 """The engine's own Prometheus metrics, beside vLLM's.
 
-The scheduler runs in the engine-core process, vLLM's `/metrics` in the API server. `serve` turns on prometheus_client's
-multi-process mode, in which vLLM's endpoint collects the samples of both.
+The scheduler runs in the engine core process, vLLM's `/metrics` in the API server. `vllm_server` turns on
+prometheus_client's multi-process mode, in which vLLM's endpoint collects the samples of both.
 """
 
 from collections.abc import Iterable
@@ -14,17 +14,17 @@ SCHEDULE_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
 
 
 class Meter(Protocol):
-    """Where a scheduler's measurements go."""
+    """The receiver of a scheduler's measurements."""
 
-    def scheduled(self, seconds: float, evicted: int) -> None:
-        """Deciding a step took `seconds` and evicted `evicted` running requests."""
+    def scheduled(self, seconds: float, preempted: int) -> None:
+        """Deciding a step took `seconds` and preempted `preempted` running requests."""
 
     def stepped(self, seconds: float, tokens: Iterable[int]) -> None:
-        """A step took `seconds`; `tokens` are the numbers of tokens that its requests got."""
+        """A step took `seconds`; `tokens` holds the number of tokens of each of its requests."""
 
 
 class _Silent:
-    def scheduled(self, seconds: float, evicted: int) -> None: ...
+    def scheduled(self, seconds: float, preempted: int) -> None: ...
 
     def stepped(self, seconds: float, tokens: Iterable[int]) -> None: ...
 
@@ -50,17 +50,17 @@ class Prometheus:
             "tidegate_engine_preemptions_total", "Running requests that lost their KV cache to others."
         )
 
-    def scheduled(self, seconds: float, evicted: int) -> None:
+    def scheduled(self, seconds: float, preempted: int) -> None:
         self._schedule.observe(seconds)
-        if evicted:
-            self._preemptions.inc(evicted)
+        if preempted:
+            self._preemptions.inc(preempted)
 
     def stepped(self, seconds: float, tokens: Iterable[int]) -> None:
         self._step[kind(tokens)].observe(seconds)
 
 
 def kind(tokens: Iterable[int]) -> str:
-    """`decode` if every request got one token, `prefill` if none did, else `mixed`. A last prompt chunk of one token
-    counts as decode: it costs what a decode costs."""
+    """`decode` if every request got one token, `prefill` if no request did, else `mixed`. A last prompt chunk of one token
+    counts as decode, because it costs as much as a decode."""
     single = {count == 1 for count in tokens}
     return "mixed" if len(single) == 2 else "decode" if True in single else "prefill"

@@ -1,7 +1,7 @@
-"""Writes down, call by call, what `qos` summarises: one recorder in each engine, cut into windows.
+"""Records the events of each call in one engine and cuts them into windows, which `qos` summarises.
 
 Events come with their instants; a call's events may fall into different windows and count in the window in which they
-happen. Calls that leave without a token (cancelled) count as arrivals only.
+happen. A call that leaves without a token (cancelled) counts only as an arrival.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ class Recorder:
         self._window.service.add(service_s)
 
     def on_tokens(self, now: float, call_id: CallId, tokens: int) -> None:
-        """`tokens` tokens of the call came out."""
+        """The call produced `tokens` more tokens."""
         record = self._open.get(call_id)
         if record is None:
             return
@@ -70,7 +70,7 @@ class Recorder:
         self._window.preemptions += 1
 
     def on_end(self, now: float, call_id: CallId, *, finished: bool) -> None:
-        """The call left: finished with its last token, or aborted."""
+        """The call left the engine: finished with its last token, or aborted."""
         record = self._open.pop(call_id, None)
         if record is None or not finished or record.first_s is None:
             return
@@ -121,7 +121,7 @@ class Recorder:
 
 
 def _missed(now: float, record: _Open, tpot_s: float | None) -> bool | None:
-    """Whether a finished call missed any target it had; None when it had none."""
+    """Whether a finished call missed any of its targets; None when it had no target."""
     call = record.call
     verdicts = []
     if call.ttft_s is not None and record.first_s is not None:

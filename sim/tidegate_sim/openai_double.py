@@ -1,6 +1,6 @@
-"""A simulated engine behind vLLM's face: its HTTP API, its metric names, and EngineControl.
+"""A simulated engine with vLLM's HTTP API and metric names.
 
-For the gateway, the operator and the tests it is an engine like any other; its answers say that they are simulated.
+The gateway, the operator and the tests use it like any other engine; its answers say that they are simulated.
 `sim_request` reads requests and `realtime` paces the tokens; this module only translates.
 """
 
@@ -26,14 +26,14 @@ _FILLER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What the engine says it is."""
+    """The names under which the engine presents itself."""
 
     model: str
     profile: str
 
 
 class SimulatedEngine:
-    """The aiohttp application of one engine; `run` must run beside it."""
+    """The aiohttp application of one engine. `RealtimeEngine.run` must run beside it."""
 
     def __init__(self, engine: realtime.RealtimeEngine, identity: Identity) -> None:
         self.engine = engine
@@ -59,28 +59,28 @@ class SimulatedEngine:
 
     async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         try:
-            ask = sim_request.parse(await request.read(), chat=chat, model=self.identity.model)
+            parsed = sim_request.parse(await request.read(), chat=chat, model=self.identity.model)
         except sim_request.BadRequest as error:
-            return _refusal(error)
-        head = self._head(request, ask)
-        words = self._words(ask)
-        if not ask.stream:
-            texts = [""] * len(ask.calls)
+            return _rejection(error)
+        head = self._head(request, parsed)
+        words = self._words(parsed)
+        if not parsed.stream:
+            texts = [""] * len(parsed.calls)
             async for index, word in words:
                 texts[index] += word
-            return web.json_response(body=orjson.dumps({**head, **_whole(ask, texts)}))
+            return web.json_response(body=orjson.dumps({**head, **_whole(parsed, texts)}))
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
-        with contextlib.suppress(ConnectionResetError):  # the client hung up
+        with contextlib.suppress(ConnectionResetError):  # the client closed the connection
             await response.prepare(request)
-            async for chunk in _events(ask, head, words):
+            async for chunk in _events(parsed, head, words):
                 await response.write(b"data: " + chunk + b"\n\n")
             await response.write(b"data: [DONE]\n\n")
         return response
 
-    def _head(self, request: web.Request, ask: sim_request.SimRequest) -> dict[str, object]:
-        name = "chatcmpl" if ask.chat else "cmpl"
+    def _head(self, request: web.Request, parsed: sim_request.SimRequest) -> dict[str, object]:
+        name = "chatcmpl" if parsed.chat else "cmpl"
         request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
-        kind = ("chat.completion.chunk" if ask.stream else "chat.completion") if ask.chat else "text_completion"
+        kind = ("chat.completion.chunk" if parsed.stream else "chat.completion") if parsed.chat else "text_completion"
         return {
             "id": f"{name}-{request_id}",
             "object": kind,
@@ -88,12 +88,12 @@ class SimulatedEngine:
             "model": self.identity.model,
         }
 
-    async def _words(self, ask: sim_request.SimRequest) -> AsyncIterator[tuple[int, str]]:
-        """Each word as it comes, with the index of its choice."""
+    async def _words(self, parsed: sim_request.SimRequest) -> AsyncIterator[tuple[int, str]]:
+        """Each word at its time, with the index of its choice."""
         text = f"[simulated {self.identity.profile} engine] {_FILLER}".split()
         start = asyncio.get_running_loop().time()
-        async for index, done in self.engine.generate(ask.calls, ask.output_tokens):
-            self._metrics.on_token(ask.calls[index], done, asyncio.get_running_loop().time() - start)
+        async for index, done in self.engine.generate(parsed.calls, parsed.output_tokens):
+            self._metrics.on_token(parsed.calls[index], done, asyncio.get_running_loop().time() - start)
             word = text[(done - 1) % len(text)]
             yield index, word if done == 1 else f" {word}"
 
@@ -112,7 +112,7 @@ class SimulatedEngine:
 
 
 class _Metrics:
-    """vLLM's metric names, as far as gateways read them."""
+    """The vLLM metrics that gateways read."""
 
     def __init__(self, model: str, engine: realtime.RealtimeEngine) -> None:
         self._registry = CollectorRegistry()
@@ -139,27 +139,30 @@ class _Metrics:
         return exposition.generate_latest(self._registry)
 
 
-def _whole(ask: sim_request.SimRequest, texts: list[str]) -> dict[str, object]:
+def _whole(parsed: sim_request.SimRequest, texts: list[str]) -> dict[str, object]:
     said: list[dict[str, object]] = [
-        {"message": {"role": "assistant", "content": text}} if ask.chat else {"text": text} for text in texts
+        {"message": {"role": "assistant", "content": text}} if parsed.chat else {"text": text} for text in texts
     ]
-    return {"choices": [_choice(index, words, _reason(ask)) for index, words in enumerate(said)], "usage": _usage(ask)}
+    return {
+        "choices": [_choice(index, words, _reason(parsed)) for index, words in enumerate(said)],
+        "usage": _usage(parsed),
+    }
 
 
 async def _events(
-    ask: sim_request.SimRequest, head: dict[str, object], words: AsyncIterator[tuple[int, str]]
+    parsed: sim_request.SimRequest, head: dict[str, object], words: AsyncIterator[tuple[int, str]]
 ) -> AsyncIterator[bytes]:
-    """As vLLM streams: choices take turns, each ends with its own reason."""
-    left = [ask.output_tokens] * len(ask.calls)
-    for index in range(len(left) if ask.chat else 0):
+    """The events of a stream in vLLM's form: choices alternate, and each choice ends with its own reason."""
+    left = [parsed.output_tokens] * len(parsed.calls)
+    for index in range(len(left) if parsed.chat else 0):
         yield _event(head, _choice(index, {"delta": {"role": "assistant", "content": ""}}, None))
     async for index, word in words:
-        yield _event(head, _choice(index, {"delta": {"content": word}} if ask.chat else {"text": word}, None))
+        yield _event(head, _choice(index, {"delta": {"content": word}} if parsed.chat else {"text": word}, None))
         left[index] -= 1
         if not left[index]:
-            yield _event(head, _choice(index, {"delta": {}} if ask.chat else {"text": ""}, _reason(ask)))
-    if ask.include_usage:
-        yield orjson.dumps({**head, "choices": [], "usage": _usage(ask)})
+            yield _event(head, _choice(index, {"delta": {}} if parsed.chat else {"text": ""}, _reason(parsed)))
+    if parsed.include_usage:
+        yield orjson.dumps({**head, "choices": [], "usage": _usage(parsed)})
 
 
 def _event(head: dict[str, object], choice: dict[str, object]) -> bytes:
@@ -170,15 +173,15 @@ def _choice(index: int, said: dict[str, object], finish_reason: str | None) -> d
     return {"index": index, **said, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _reason(ask: sim_request.SimRequest) -> str:
-    return "length" if ask.limited else "stop"
+def _reason(parsed: sim_request.SimRequest) -> str:
+    return "length" if parsed.limited else "stop"
 
 
-def _usage(ask: sim_request.SimRequest) -> dict[str, int]:
-    prompt, output = ask.prompt_tokens, ask.output_tokens * len(ask.calls)
+def _usage(parsed: sim_request.SimRequest) -> dict[str, int]:
+    prompt, output = parsed.prompt_tokens, parsed.output_tokens * len(parsed.calls)
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
 
-def _refusal(error: sim_request.BadRequest) -> web.Response:
+def _rejection(error: sim_request.BadRequest) -> web.Response:
     body = {"message": str(error), "type": "BadRequestError", "param": error.param, "code": 400}
     return web.json_response({"error": body}, status=400)

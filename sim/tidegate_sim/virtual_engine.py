@@ -1,8 +1,8 @@
 """One engine in virtual time: vLLM's scheduler and KV-cache manager as they are, a cost model in place of the model.
 
 The scheduler is the class that production loads with `--scheduler-cls` (`tidegate_engine.scheduler`), fed with the same
-labels. Only the forward pass is made up: a step lasts as long as the cost model says, and each request that has all its
-tokens computed gets one more. The scheduler never sees an output's true length; an output ends by a stop token.
+labels. Only the forward pass is replaced: a step lasts as long as the cost model says, and each request whose tokens
+are all computed gets one more token. The scheduler never sees the true length of an output; an output ends by a stop token.
 
 Modelled: step time, KV capacity, batch limits. Not modelled: the network, tokenisation, async scheduling's overlap.
 """
@@ -34,39 +34,39 @@ from tidegate_sim import virtual_time
 BLOCK_TOKENS = 16
 MAX_MODEL_LEN = 65536
 MAX_OUTPUT_TOKENS = 8192
-"""Every request's `max_tokens`: one number for all, so that no length leaks."""
+"""The `max_tokens` of every request. One number for all requests hides the true lengths from the scheduler."""
 STOP, WORD = 0, 1
 """The two output tokens; prompts are made of greater numbers."""
 _FIRST_PROMPT_TOKEN = 2
 
 Prefix = tuple[int, int]
-"""(id, tokens) of a part of a prompt that other prompts may share."""
+"""The id and the tokens of a part of a prompt that other prompts may share."""
 
 
 class Listener(Protocol):
-    """Who hears of an engine's output."""
+    """The receiver of an engine's output."""
 
     def on_tokens(self, call_id: CallId, produced: int) -> None:
         """The call has produced `produced` tokens so far."""
 
     def on_end(self, call_id: CallId) -> None:
-        """The call's last token came."""
+        """The call has produced its last token."""
 
 
 class VirtualEngine:
-    """Calls in, tokens out, in virtual time."""
+    """Calls go in, tokens come out, in virtual time."""
 
     def __init__(self, clock: virtual_time.Loop, cost: CostModel, *, policy: str, listener: Listener) -> None:
         self.cost = cost
         self.steps = 0
         self.busy_s = 0.0
         self.queued = 0
-        """Calls that did not start at the first step after they came."""
+        """Calls that did not start at the first step after their arrival."""
         self._loop = clock
         self._listener = listener
         self._ends: dict[str, int] = {}
         self._fresh: set[str] = set()
-        """Calls that came since the last step."""
+        """Calls that arrived since the last step."""
         self._stepping = False
         self._scheduler = build(schedulers.TidegateScheduler, cost, cost=cost, policy=policy, clock=clock.now)
 
@@ -75,7 +75,7 @@ class VirtualEngine:
         return int(self._scheduler.state().preemptions)
 
     def submit(self, call: Call, output_tokens: int, prefixes: Sequence[Prefix] = ()) -> None:
-        """Takes a call as the gateway would send it; it will produce `output_tokens`, which the scheduler cannot know."""
+        """Receives a call as the gateway would send it. Only this method knows that it produces `output_tokens`."""
         sent = labels.write(self._loop.now(), call)
         self._ends[call.id] = output_tokens
         self._fresh.add(call.id)
@@ -114,7 +114,7 @@ class VirtualEngine:
 
 
 def step_seconds(cost: CostModel, output: SchedulerOutput, requests: Mapping[str, Request]) -> float:
-    """How long the step lasts. A request that gets one token beyond its prompt decodes; all else is prefill."""
+    """The seconds of a step. A request that gets one token beyond its prompt decodes; all other tokens are prefill."""
     uncached = attended = decodes = context = 0
     for request_id, tokens in output.num_scheduled_tokens.items():
         item = requests[request_id]
@@ -129,14 +129,14 @@ def step_seconds(cost: CostModel, output: SchedulerOutput, requests: Mapping[str
 
 
 def producing(output: SchedulerOutput, requests: Mapping[str, Request]) -> list[str]:
-    """The requests that get a token from this step: asked right after `schedule`, since vLLM may schedule ahead."""
+    """The requests that get a token from this step. Call it right after `schedule`, because vLLM may schedule ahead."""
     return [request_id for request_id in output.num_scheduled_tokens if not requests[request_id].is_prefill_chunk]
 
 
 def forward(
     output: SchedulerOutput, produced: Sequence[str], requests: Mapping[str, Request], ends: Mapping[str, int]
 ) -> ModelRunnerOutput:
-    """What a model would return: a token for each of `produced`, `STOP` when the request then has as many as `ends`."""
+    """The output of a model: a token for each request in `produced`, `STOP` when the request then has `ends` tokens."""
     sampled: dict[str, list[int]] = {request_id: [] for request_id in output.num_scheduled_tokens}
     for request_id in produced:
         if request_id in requests:
@@ -163,8 +163,8 @@ def request(
 
 
 def build(scheduler_class: Callable[..., Any], limits: CostModel, *, scheduling: str = "priority", **ours: Any) -> Any:
-    """A scheduler of a class, stock or ours, with the KV capacity and batch limits of a cost model. Every row of a
-    comparison is built here, so that base class, limits, KV size and prefix cache are equal by construction."""
+    """A scheduler of a given class, vLLM's or Tidegate's, with the KV capacity and batch limits of a cost model. Every row
+    of a comparison is built here, so base class, limits, KV size and prefix cache are equal by construction."""
     config = _vllm_config(limits.max_batch, limits.max_step_tokens, scheduling)
     blocks = max(limits.kv_tokens // BLOCK_TOKENS, 2)
     config.cache_config.num_gpu_blocks = blocks
@@ -198,7 +198,7 @@ def _vllm_config(max_batch: int, max_step_tokens: int, scheduling: str) -> VllmC
 
 @functools.cache
 def _model_config() -> ModelConfig:
-    """A stand-in: the scheduler reads its length limit and little else; no weights exist."""
+    """A model configuration without weights. The scheduler reads its length limit and little else."""
     stand_in = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

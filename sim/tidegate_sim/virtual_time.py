@@ -1,7 +1,7 @@
 """Virtual time: a heap of events, and a clock that jumps from one to the next.
 
-Nothing here sleeps. Events at the same instant run in the order in which they were asked for, so a run depends on its
-inputs alone.
+Nothing here sleeps. Events at the same instant run in the order in which they were added, so a run depends only on its
+inputs.
 """
 
 import heapq
@@ -12,7 +12,7 @@ Event = Callable[[], None]
 
 
 class Loop:
-    """The clock and what is due."""
+    """The clock and the events to come."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
@@ -30,7 +30,7 @@ class Loop:
         heapq.heappush(self._due, (self._now_s + delay_s, next(self._asked), event))
 
     def run(self) -> None:
-        """Runs until nothing is due."""
+        """Runs until no event is left."""
         while self._due:
             self._now_s, _, event = heapq.heappop(self._due)
             event()

@@ -145,7 +145,7 @@ async def test_bounds_are_in_force_when_they_are_acknowledged(engine, control):
     assert peak == 2
 
 
-def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(control):
+def test_an_unknown_policy_is_rejected_with_the_list_of_known_policies(control):
     with pytest.raises(grpc.RpcError, match="unknown policy 'fastest'; known are edf, fcfs") as refusal:
         control.SetPolicy(control_pb2.SetPolicyRequest(policy="fastest"))
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,4 +1,4 @@
-"""Our scheduler in vLLM's loop, without a model: order, victims, bounds, reports."""
+"""Tidegate's scheduler in vLLM's loop, without a model: order, preemption, bounds, plans, reports."""
 
 import threading
 from dataclasses import replace
@@ -43,7 +43,7 @@ class Driven:
         self.scheduler.add_request(engine.request(name, prompt, sent))
 
     def step(self):
-        """One step; returns who got tokens."""
+        """One step; returns the calls that got tokens."""
         output = self.scheduler.schedule()
         produced = engine.producing(output, self.scheduler.requests)
         self.clock.now_s += 1.0
@@ -87,7 +87,7 @@ def test_calls_start_in_the_order_of_the_policy(policy, order):
 
 
 @pytest.mark.parametrize("policy", sorted(policies.POLICIES))
-def test_a_switch_re_orders_those_who_wait_and_loses_none(policy):
+def test_a_switch_sorts_all_waiting_calls_again_and_loses_none(policy):
     driven = Driven()
     waiting_calls(driven)
     before = driven.scheduler.state()
@@ -117,7 +117,7 @@ def test_a_policy_set_while_the_engine_is_idle_is_in_force_at_once():
 
 
 @pytest.mark.parametrize("scheduler", [TidegateScheduler, TidegateAsyncScheduler])
-def test_victims_follow_the_order_reversed(scheduler):
+def test_the_engine_preempts_in_the_reverse_of_the_policys_order(scheduler):
     driven = Driven(TIGHT, policy="urgency", scheduler=scheduler)
     budgets = {"a": 40_000, "b": 90_000, "c": 20_000}
     for name, budget_ms in budgets.items():
@@ -132,7 +132,7 @@ def test_victims_follow_the_order_reversed(scheduler):
     assert driven.scheduler.state().preemptions == 1
 
 
-def test_the_victims_of_fcfs_are_the_last_to_come():
+def test_fcfs_preempts_the_call_that_came_last():
     driven = Driven(TIGHT)
     for name in ("a", "b", "c"):
         driven.add(name, prompt=90, output=60, budget_ms={"a": 40_000, "b": 90_000, "c": 20_000}[name])
@@ -141,7 +141,7 @@ def test_the_victims_of_fcfs_are_the_last_to_come():
     assert driven.running() == ["a", "b"]
 
 
-def test_a_switch_changes_who_will_be_the_victim():
+def test_a_switch_changes_which_call_is_preempted_next():
     driven = Driven(TIGHT)
     for name, budget_ms in {"a": 40_000, "b": 90_000, "c": 20_000}.items():
         driven.add(name, prompt=90, output=60, budget_ms=budget_ms, out_pred=60)
@@ -152,17 +152,17 @@ def test_a_switch_changes_who_will_be_the_victim():
     assert sorted(driven.running()) == ["a", "c"]
 
 
-def test_an_evicted_call_has_its_recomputation_ahead_of_it():
+def test_a_preempted_call_has_its_recomputation_as_work():
     driven = Driven(TIGHT, policy="sjf")
     for name, predicted in {"a": 100, "b": 102, "c": 101}.items():
         driven.add(name, prompt=90, output=60, out_pred=predicted)
     while driven.scheduler.state().preemptions == 0:
         driven.step()
-    (evicted,) = driven.scheduler.waiting
-    assert evicted.request_id == "b"
-    generated = evicted.num_output_tokens
+    (preempted,) = driven.scheduler.waiting
+    assert preempted.request_id == "b"
+    generated = preempted.num_output_tokens
     assert generated > 0
-    (_, service_s) = evicted.priority
+    (_, service_s) = preempted.priority
     expected = TIGHT.prefill_seconds(90 + generated) + TIGHT.decode_seconds(90 + generated, 102 - generated)
     assert service_s == pytest.approx(expected)
 
@@ -206,7 +206,7 @@ def test_aborted_calls_are_forgotten():
     assert driven.scheduler.state().kv_usage == 0
 
 
-def test_a_watch_counts_what_happened_since_the_last_look():
+def test_a_watch_counts_the_events_since_its_last_cut():
     driven = Driven()
     watch = driven.scheduler.watch()
     driven.add("a", output=3, tenant="t", weight=2, budget_ms=2_500, out_pred=3)
@@ -302,5 +302,5 @@ def test_parameters_of_a_policy_reach_the_queue():
 @pytest.mark.parametrize(
     ("tokens", "kind"), [([1, 1], "decode"), ([16, 300], "prefill"), ([1, 300], "mixed"), ([1], "decode")]
 )
-def test_a_step_is_told_by_what_it_computed(tokens, kind):
+def test_the_kind_of_a_step_follows_from_its_tokens(tokens, kind):
     assert meters.kind(tokens) == kind

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 import grpc
@@ -13,6 +13,7 @@ from aiohttp import web
 
 from tidegate_control import control_server
 from tidegate_policy import cost, labels
+from tidegate_policy.engine.step import StepFacts, StepPlan
 from tidegate_policy.model import Call, CallId
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 from tidegate_sim import loop_governor, openai_double, realtime, sim_request
@@ -105,7 +106,7 @@ async def test_a_stream_ends_with_usage_and_done(rig: Rig) -> None:
         pytest.param({"stream_options": 1}, "stream_options must be an object", id="options"),
     ],
 )
-async def test_a_bad_request_is_refused_as_vllm_does(rig: Rig, fields: dict[str, object], sentence: str) -> None:
+async def test_a_bad_request_is_rejected_as_vllm_rejects_it(rig: Rig, fields: dict[str, object], sentence: str) -> None:
     status, answer = await rig.ask(**fields)
     assert status == 400
     assert sentence in answer["error"]["message"]
@@ -150,7 +151,7 @@ async def test_each_choice_is_streamed_with_its_index_to_its_own_end(rig: Rig, p
     assert events[-1]["usage"]["completion_tokens"] == 12
 
 
-async def test_a_client_that_hangs_up_frees_all_its_choices(rig: Rig) -> None:
+async def test_a_client_that_closes_its_connection_frees_all_its_choices(rig: Rig) -> None:
     body = {"model": "m", "prompt": ["x", "y"], "n": 2, "max_tokens": 100_000, "stream": True}
     response = await rig.http.post(rig.url + "/v1/completions", json=body)
     await response.content.readany()
@@ -159,7 +160,7 @@ async def test_a_client_that_hangs_up_frees_all_its_choices(rig: Rig) -> None:
     await until(lambda: (rig.engine.running, rig.engine.waiting) == (0, 0))
 
 
-async def test_a_client_that_hangs_up_frees_the_engine(rig: Rig) -> None:
+async def test_a_client_that_closes_its_connection_frees_the_engine(rig: Rig) -> None:
     body = {"model": "m", "prompt": "x", "max_tokens": 100_000, "stream": True}
     response = await rig.http.post(rig.url + "/v1/completions", json=body)
     await response.content.readany()
@@ -188,14 +189,52 @@ async def test_waiting_calls_are_reordered_by_set_policy_and_start_in_that_order
     assert list(state.waiting_ids) == [before[1], before[2], before[0]]
 
 
-async def test_an_unknown_policy_is_refused_and_changes_nothing(rig: Rig) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
+async def test_an_unknown_policy_is_rejected_and_changes_nothing(rig: Rig) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as rejection:
         await rig.control.SetPolicy(control_pb2.SetPolicyRequest(policy="lifo"))
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert rejection.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert rig.engine.core.policy.name == "fcfs"
 
 
-async def test_controls_bound_what_runs_together(rig: Rig) -> None:
+@pytest.mark.parametrize("parameters", [{"fast_share": 7.0}, {"speed": 1.0}])
+async def test_a_bad_parameter_is_rejected_with_its_name(rig: Rig, parameters: dict[str, float]) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as rejection:
+        await rig.control.SetPolicy(control_pb2.SetPolicyRequest(policy="two-lane", parameters=parameters))
+    assert rejection.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert next(iter(parameters)) in str(rejection.value.details())
+    assert rig.engine.core.policy.name == "fcfs"
+
+
+async def test_parameters_in_force_are_in_the_state_and_in_the_reports(rig: Rig) -> None:
+    await rig.control.SetPolicy(control_pb2.SetPolicyRequest(policy="two-lane", parameters={"fast_share": 0.5}))
+    state = await rig.control.GetState(control_pb2.GetStateRequest())
+    reports = rig.control.WatchQos(control_pb2.WatchQosRequest(period_s=0.1))
+    report = await reports.read()
+    reports.cancel()
+    assert dict(state.policy_parameters) == dict(report.policy_parameters) == {"threshold_s": 4.0, "fast_share": 0.5}
+
+
+class PreemptOnce:
+    """A regulator that preempts the running calls of the third step."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def shape(self, facts: StepFacts, plan: StepPlan) -> StepPlan:
+        self.steps += 1
+        return replace(plan, preempt=facts.running) if self.steps == 3 else plan
+
+
+async def test_the_engine_double_carries_out_the_plans_of_a_regulator() -> None:
+    engine = realtime.RealtimeEngine(COST, policy="fcfs", regulators=[PreemptOnce()])
+    stepping = asyncio.create_task(engine.run())
+    call = Call(id=CallId("a"), arrival_s=0.0, prompt_tokens=10, output_predicted=8)
+    assert [done async for _, done in engine.generate([call], 8)] == list(range(1, 9))
+    assert engine.core.preemptions == 1
+    stepping.cancel()
+
+
+async def test_controls_bound_the_calls_that_run_together(rig: Rig) -> None:
     controls = control_pb2.Controls(max_running=1)
     await rig.control.SetControls(control_pb2.SetControlsRequest(controls=controls))
     async with asyncio.TaskGroup() as tasks:

@@ -1,9 +1,9 @@
-"""The state machine of one engine: events with their instants go in, the plan of the next step comes out.
+"""The state machine of one engine, in one file because all its events and commands change one state.
 
-It owns the scheduling policy, the waiting queues under it, what is known of each call from arrival to end, the bounds
-that the operator set, the service counters and the recorders of quality of service. It owns no clock, lock or thread: the
-driver serialises all methods. The driver is `tidegate_engine.scheduler` in vLLM and `tidegate_sim.realtime` in the
-engine double.
+Events with their instants go in; the plan of the next step comes out. It owns the scheduling policy, the
+waiting queues under it, the knowledge of each call from arrival to end, the bounds of the operator, the service counters
+and the recorders of quality of service. It owns no clock, lock or thread: the driver serialises all methods. The driver is
+`tidegate_engine.scheduler` in vLLM and `tidegate_sim.realtime` in the engine double.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
