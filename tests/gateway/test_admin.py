@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tidegate_gateway import testing
+from tidegate_gateway import fake_engine
 
 
 async def put(client: Any, body: Any) -> tuple[int, Any]:
@@ -13,7 +13,7 @@ async def put(client: Any, body: Any) -> tuple[int, Any]:
 
 
 async def test_an_override_reaches_every_gateway_and_lapses(up: Any, until: Any) -> None:
-    async with testing.engine() as engine, up(engine, pool="shared-a") as one, up(engine, pool="shared-a") as two:
+    async with fake_engine.engine() as engine, up(engine, pool="shared-a") as one, up(engine, pool="shared-a") as two:
         status, answer = await put(one, {"policy": "edf", "for_s": 0.6, "reason": "trying"})
         assert (status, answer["name"], answer["source"], answer["reason"]) == (200, "edf", "override", "trying")
         await until(lambda: two.gateway.core.policy == "edf")
@@ -21,7 +21,7 @@ async def test_an_override_reaches_every_gateway_and_lapses(up: Any, until: Any)
 
 
 async def test_an_override_outranks_steering_and_can_be_taken_back(up: Any, until: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         assert (await put(client, {"policy": "two-lane", "source": "steered", "reason": "long calls"}))[1][
             "name"
         ] == "two-lane"
@@ -86,7 +86,7 @@ async def test_wrong_choices_are_refused(up: Any, body: Any) -> None:
 
 
 async def test_the_state_shows_engines_and_decisions_but_no_prompts(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         await client.ask("/v1/completions", prompt="a-secret-prompt")
         async with client.http.get(client.admin_url + "/admin/state") as response:
             text, state = await response.text(), await response.json()

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from tidegate_gateway import testing
+from tidegate_gateway import fake_engine
 
 COST = {"step_s": 1.0, "prefill_s": 0.001}
 """A call of 4 tokens takes 4 s and its prompt."""
 
 
-async def budget_ms(client: Any, engine: testing.FakeEngine, **headers: str) -> float:
+async def budget_ms(client: Any, engine: fake_engine.FakeEngine, **headers: str) -> float:
     """What the engine is told that the call may take."""
     status, _, _ = await client.ask(headers={name.replace("_", "-"): value for name, value in headers.items()})
     assert status == 200
@@ -30,7 +30,7 @@ CLAIMS = (
 async def test_an_impossible_claim_is_due_when_the_fastest_engine_could_have_answered(
     up: Any, claim: dict[str, str]
 ) -> None:
-    async with testing.engine() as engine:
+    async with fake_engine.engine() as engine:
         fast = {"url": engine.url, "cost": COST}
         slow = {"url": engine.url, "name": "slow", "cost": {**COST, "step_s": 100.0}}
         async with up(fast, slow) as client:
@@ -44,7 +44,7 @@ async def test_a_claim_may_loosen_what_its_class_promises_but_not_tighten_it(up:
         {"name": "chat", "ttft": "20s", "tpot": "1s"},
         {"name": "batch", "deadline": "10m"},
     ]
-    async with testing.engine() as engine, up({"url": engine.url, "cost": COST}, classes=classes) as client:
+    async with fake_engine.engine() as engine, up({"url": engine.url, "cost": COST}, classes=classes) as client:
         for _ in range(20):
             await client.ask(max_tokens=4)
         batch, chat = {"x_tidegate_class": "batch"}, {"x_tidegate_class": "chat"}
@@ -58,7 +58,7 @@ async def test_a_claim_may_loosen_what_its_class_promises_but_not_tighten_it(up:
 
 async def test_tokens_are_counted_of_calls_that_are_cut(up: Any, until: Any) -> None:
     tenants = [{"name": "small", "tokensPerMinute": 2000}]
-    async with testing.engine(tokens=5000) as engine, up(engine, tenants=tenants) as client:
+    async with fake_engine.engine(tokens=5000) as engine, up(engine, tenants=tenants) as client:
         body = {"model": "fake", "prompt": "x", "stream": True}
         small = {"x-tidegate-tenant": "small"}
         async with client.http.post(client.url + "/v1/completions", json=body, headers=small) as response:
@@ -73,7 +73,7 @@ async def test_tokens_are_counted_of_calls_that_are_cut(up: Any, until: Any) -> 
 
 async def test_a_refused_workflow_call_gives_its_tokens_back(up: Any) -> None:
     tenants = [{"name": "small", "tokensPerMinute": 600}]
-    async with testing.engine(prompt_tokens=280) as engine, up(engine, tenants=tenants) as client:
+    async with fake_engine.engine(prompt_tokens=280) as engine, up(engine, tenants=tenants) as client:
         small = {"x-tidegate-tenant": "small"}
         call = {"prompt": "x" * 1120, "max_tokens": 4}
         for _ in range(5):
@@ -89,7 +89,7 @@ async def test_who_hangs_up_while_the_end_is_recorded_has_been_served_and_pays_o
     up: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tenants = [{"name": "small", "tokensPerMinute": 100_000}]
-    async with testing.engine(prompt_tokens=10, tokens=5) as engine, up(engine, tenants=tenants) as client:
+    async with fake_engine.engine(prompt_tokens=10, tokens=5) as engine, up(engine, tenants=tenants) as client:
         kept, recording, settled = client.gateway.kept, asyncio.Event(), []
         finish, spend = kept.finish, kept.spend
 

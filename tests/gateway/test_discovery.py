@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tidegate_gateway import decode, testing
+from tidegate_gateway import fake_engine, settings_decoder
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 
@@ -33,7 +33,7 @@ async def names(monkeypatch: pytest.MonkeyPatch) -> Names:
 
 
 async def test_engines_follow_the_addresses_of_a_service(up: Any, until: Any, names: Names) -> None:
-    async with testing.engine() as engine:
+    async with fake_engine.engine() as engine:
         port = int(engine.url.rpartition(":")[2])
         service = {"name": "chat-engines.default.svc", "port": port, "nodePool": "a100"}
         async with up(services=[service], health={"resolve": 0.05}) as client:
@@ -53,7 +53,7 @@ async def test_engines_follow_the_addresses_of_a_service(up: Any, until: Any, na
 
 
 async def test_an_engine_that_leaves_finishes_its_calls(up: Any, until: Any, names: Names) -> None:
-    async with testing.engine(first_s=0.5) as engine:
+    async with fake_engine.engine(first_s=0.5) as engine:
         port = int(engine.url.rpartition(":")[2])
         names.addresses = ["127.0.0.1"]
         service = {"name": "chat-engines", "port": port}
@@ -76,7 +76,7 @@ async def test_what_the_control_port_says_is_shown(up: Any, until: Any) -> None:
     control_pb2_grpc.add_EngineControlServicer_to_server(Control(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with testing.engine() as engine, testing.engine() as mute:
+    async with fake_engine.engine() as engine, fake_engine.engine() as mute:
         known = {"url": engine.url, "control": f"127.0.0.1:{port}"}
         unreachable = {"url": mute.url, "control": "127.0.0.1:1"}
         async with up(known, unreachable) as client:
@@ -103,7 +103,7 @@ async def test_a_control_port_that_speaks_nonsense_does_no_harm(up: Any, until: 
     )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with testing.engine() as engine, up({"url": engine.url, "control": f"127.0.0.1:{port}"}) as client:
+    async with fake_engine.engine() as engine, up({"url": engine.url, "control": f"127.0.0.1:{port}"}) as client:
         await asked.wait()
         (known,) = client.gateway.fleet.known.values()
         looks = known.looks
@@ -116,6 +116,6 @@ async def test_an_unknown_profile_stops_the_start_and_is_named(up: Any) -> None:
     engine = {"url": "http://127.0.0.1:1", "profile": "no-such-card"}
     service = {"name": "chat-engines", "profile": "no-such-card"}
     for engines, services in (([engine], []), ([], [service])):
-        with pytest.raises(decode.BadSettings, match="no-such-card"):
+        with pytest.raises(settings_decoder.BadSettings, match="no-such-card"):
             async with up(*engines, services=services):
                 pass

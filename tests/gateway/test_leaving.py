@@ -8,14 +8,14 @@ import aiohttp
 import orjson
 import pytest
 
-from tidegate_gateway import testing
+from tidegate_gateway import fake_engine
 
 CALL = orjson.dumps({"model": "fake", "prompt": "x", "max_tokens": 2})
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(CALL)
 
 
 async def test_a_connection_that_brings_its_request_late_is_still_answered(up: Any, until: Any) -> None:
-    async with asyncio.TaskGroup() as group, testing.engine() as engine:
+    async with asyncio.TaskGroup() as group, fake_engine.engine() as engine:
         async with up(engine) as client:
             host, port = client.url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
@@ -38,7 +38,7 @@ async def test_calls_that_outlast_the_drain_are_told_so(up: Any, until: Any) -> 
     async with (
         aiohttp.ClientSession() as http,  # the client's own session closes before its gateway
         asyncio.TaskGroup() as group,
-        testing.engine(hang_after=1) as stuck,
+        fake_engine.engine(hang_after=1) as stuck,
     ):
         async with up(stuck, timeouts={"drain": 0.1}) as client:
 
@@ -62,7 +62,7 @@ async def test_calls_that_outlast_the_drain_are_told_so(up: Any, until: Any) -> 
 
 async def test_the_line_of_a_call_says_only_what_is_known(up: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="tidegate.gateway"):
-        async with testing.engine() as engine, up(engine) as client:
+        async with fake_engine.engine() as engine, up(engine) as client:
             await client.ask("/v1/completions", prompt="x")
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("call ")]
     assert len(lines) == 1

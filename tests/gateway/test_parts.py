@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate_gateway import calibrate, decode, errors, outliers, perceive, scrape, settings, sse
+from tidegate_gateway import calibrate, gateway_settings, outliers, perceive, settings_decoder
+from tidegate_gateway.engines import metrics_scrape
+from tidegate_gateway.openai import error_table, event_stream
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import DropReason
 
@@ -26,7 +28,7 @@ KIND = ("acme", "chat", "m")
 
 @given(cuts=st.lists(st.integers(0, len(EVENTS)), max_size=8), wants=st.booleans())
 def test_a_stream_is_the_same_however_it_is_cut(cuts: list[int], wants: bool) -> None:
-    tap, out = sse.Tap(wants_usage=wants), b""
+    tap, out = event_stream.Tap(wants_usage=wants), b""
     bounds = [0, *sorted(cuts), len(EVENTS)]
     for start, end in itertools.pairwise(bounds):
         block = tap.feed(EVENTS[start:end])
@@ -38,18 +40,18 @@ def test_a_stream_is_the_same_however_it_is_cut(cuts: list[int], wants: bool) ->
 
 @given(data=st.binary(max_size=300))
 def test_any_bytes_are_events_or_not_events(data: bytes) -> None:
-    tap = sse.Tap(wants_usage=False)
+    tap = event_stream.Tap(wants_usage=False)
     try:
         block = tap.feed(data)
-    except sse.NotEvents:
+    except event_stream.NotEvents:
         return
     assert data.startswith(block)
 
 
 def test_an_event_without_end_is_given_up() -> None:
-    tap = sse.Tap(wants_usage=False)
-    tap.feed(b"x" * sse.MAX_EVENT_BYTES)
-    with pytest.raises(sse.NotEvents):
+    tap = event_stream.Tap(wants_usage=False)
+    tap.feed(b"x" * event_stream.MAX_EVENT_BYTES)
+    with pytest.raises(event_stream.NotEvents):
         tap.feed(b"x")
 
 
@@ -126,7 +128,7 @@ def test_calibration_never_turns_negative(seen: list[Any]) -> None:
 
 
 def test_ejections_double_in_a_row_and_a_success_ends_the_row() -> None:
-    limits = settings.Health(consecutive_failures=3, base_ejection_s=1.0, max_ejection_s=5.0)
+    limits = gateway_settings.Health(consecutive_failures=3, base_ejection_s=1.0, max_ejection_s=5.0)
     record, now, lengths = outliers.Record(), 100.0, []
     for _ in range(5):
         while not record.ejected(now):
@@ -143,13 +145,13 @@ def test_ejections_double_in_a_row_and_a_success_ends_the_row() -> None:
 
 @given(page=st.binary(max_size=500))
 def test_any_metrics_page_can_be_read(page: bytes) -> None:
-    load = scrape.read(page)
+    load = metrics_scrape.read(page)
     assert load.running is None or load.running >= 0
 
 
 def test_every_drop_reason_has_its_row_and_its_sentence() -> None:
     for reason in DropReason:
-        error = errors.Refused(reason)
+        error = error_table.Refused(reason)
         assert error.row.status == (503 if reason in ("draining", "no-engines", "store-unavailable") else 429)
         assert error.headers()["x-tidegate-reason"] == reason.value
         assert error.message
@@ -181,24 +183,24 @@ def test_every_drop_reason_has_its_row_and_its_sentence() -> None:
     ],
 )
 def test_a_wrong_setting_is_named(document: Any, says: str) -> None:
-    with pytest.raises(decode.BadSettings) as caught:
-        settings.from_mapping(document)
+    with pytest.raises(settings_decoder.BadSettings) as caught:
+        gateway_settings.from_mapping(document)
     assert says in str(caught.value)
 
 
 def test_settings_come_from_yaml_and_the_environment(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("queue: {ttl: 1m30s}\ndispatch: {cap: null, alpha: 1}\nclasses: [{name: chat, ttft: 60ms}]\n")
-    told = settings.load(path, {"TIDEGATE_STORE_PASSWORD": "secret", "TIDEGATE_STORE_URL": "redis://x"})
+    told = gateway_settings.load(path, {"TIDEGATE_STORE_PASSWORD": "secret", "TIDEGATE_STORE_URL": "redis://x"})
     assert (told.queue.ttl_s, told.dispatch.cap, told.dispatch.alpha) == (90.0, None, 1.0)
     assert told.classes[0].ttft_s == 0.06
     assert (told.store.url, told.store.password) == ("redis://x", "secret")
-    with pytest.raises(decode.BadSettings, match="cannot read"):
-        settings.load(tmp_path / "nowhere.yaml", {})
+    with pytest.raises(settings_decoder.BadSettings, match="cannot read"):
+        gateway_settings.load(tmp_path / "nowhere.yaml", {})
 
 
 def test_every_setting_has_a_default_but_names_and_addresses() -> None:
-    assert settings.from_mapping({}) == settings.Settings()
-    assert settings.Settings().listen.host == settings.Settings().listen.admin_host == "127.0.0.1"
-    assert settings.Settings().dispatch.beta == 300.0, "what docs/benchmarks.md measures"
-    assert dataclasses.is_dataclass(settings.Settings)
+    assert gateway_settings.from_mapping({}) == gateway_settings.Settings()
+    assert gateway_settings.Settings().listen.host == gateway_settings.Settings().listen.admin_host == "127.0.0.1"
+    assert gateway_settings.Settings().dispatch.beta == 300.0, "what docs/benchmarks.md measures"
+    assert dataclasses.is_dataclass(gateway_settings.Settings)

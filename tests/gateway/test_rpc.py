@@ -10,7 +10,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tidegate_gateway import testing
+from tidegate_gateway import fake_engine
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 LISTEN = {"grpcPort": 0}
@@ -33,7 +33,7 @@ def details(error: grpc.aio.AioRpcError) -> dict[str, Any]:
 
 
 async def test_generate_streams_text_between_accepted_and_finished(up: Any) -> None:
-    async with testing.engine() as engine, up(engine, listen=LISTEN) as client:
+    async with fake_engine.engine() as engine, up(engine, listen=LISTEN) as client:
         async with grpc.aio.insecure_channel(client.grpc) as channel:
             stub = inference_pb2_grpc.InferenceStub(channel)
             request = chat(tenant="acme", deadline_ms=60_000, max_tokens=3, request_id="mine", urgency=4)
@@ -49,7 +49,7 @@ async def test_generate_streams_text_between_accepted_and_finished(up: Any) -> N
 
 
 async def test_a_prompt_is_a_completion(up: Any) -> None:
-    async with testing.engine() as engine, up(engine, listen=LISTEN) as client:
+    async with fake_engine.engine() as engine, up(engine, listen=LISTEN) as client:
         async with grpc.aio.insecure_channel(client.grpc) as channel:
             stub = inference_pb2_grpc.InferenceStub(channel)
             request = inference_pb2.GenerateRequest(model="fake", prompt="once", stop=["."], seed=3, temperature=0.0)
@@ -75,7 +75,7 @@ async def test_a_prompt_is_a_completion(up: Any) -> None:
 async def test_wrong_requests_have_their_code_and_reason(
     up: Any, fields: dict[str, Any], code: grpc.StatusCode, reason: str
 ) -> None:
-    async with testing.engine() as engine, up(engine, listen=LISTEN) as client:
+    async with fake_engine.engine() as engine, up(engine, listen=LISTEN) as client:
         async with grpc.aio.insecure_channel(client.grpc) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(chat(**fields)):
@@ -87,7 +87,7 @@ async def test_wrong_requests_have_their_code_and_reason(
 
 async def test_refusals_name_fields_not_headers(up: Any) -> None:
     async with (
-        testing.engine() as engine,
+        fake_engine.engine() as engine,
         up(engine, listen=LISTEN) as client,
         grpc.aio.insecure_channel(client.grpc) as channel,
     ):
@@ -137,7 +137,7 @@ async def test_refusals_say_when_to_retry(up: Any) -> None:
 
 
 async def test_an_engines_own_refusal_passes_in_its_words(up: Any) -> None:
-    async with testing.engine(status=400) as engine, up(engine, listen=LISTEN) as client:
+    async with fake_engine.engine(status=400) as engine, up(engine, listen=LISTEN) as client:
         async with grpc.aio.insecure_channel(client.grpc) as channel:
             with pytest.raises(grpc.aio.AioRpcError, match="as told") as caught:
                 async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(chat()):
@@ -147,7 +147,7 @@ async def test_an_engines_own_refusal_passes_in_its_words(up: Any) -> None:
 
 async def test_cancelling_the_stream_stops_the_engine(up: Any, until: Any) -> None:
     async with (
-        testing.engine(tokens=10_000, token_s=0.01) as engine,
+        fake_engine.engine(tokens=10_000, token_s=0.01) as engine,
         up(engine, listen=LISTEN) as client,
         grpc.aio.insecure_channel(client.grpc) as channel,
     ):
@@ -163,7 +163,7 @@ async def test_clients_that_do_not_read_give_their_places_back(up: Any, caplog: 
     event = b'data: {"choices":[{"delta":{"content":"' + b"x" * 4000 + b'"}}]}\n\n'
     settings = {"dispatch": {"cap": 2}, "limits": {"write": 0.5}}
     async with (
-        testing.engine(garbage=event * 8000 + b"data: [DONE]\n\n") as engine,
+        fake_engine.engine(garbage=event * 8000 + b"data: [DONE]\n\n") as engine,
         up(engine, listen=LISTEN, **settings) as client,
         grpc.aio.insecure_channel(client.grpc) as channel,
     ):
@@ -188,7 +188,7 @@ async def to_its_end(stream: Any) -> None:
 
 async def test_the_tenant_of_the_metadata_is_not_overridden_by_the_message(up: Any) -> None:
     async with (
-        testing.engine() as engine,
+        fake_engine.engine() as engine,
         up(engine, listen=LISTEN) as client,
         grpc.aio.insecure_channel(client.grpc) as channel,
     ):
@@ -216,7 +216,7 @@ async def test_the_tenant_of_the_metadata_is_not_overridden_by_the_message(up: A
 
 async def test_a_workflow_lives_over_grpc_and_http_alike(up: Any) -> None:
     async with (
-        testing.engine() as engine,
+        fake_engine.engine() as engine,
         up(engine, listen=LISTEN) as client,
         grpc.aio.insecure_channel(client.grpc) as channel,
     ):
@@ -254,7 +254,7 @@ async def test_a_workflow_lives_over_grpc_and_http_alike(up: Any) -> None:
 
 async def test_health_follows_readiness(up: Any, until: Any) -> None:
     async with (
-        testing.engine() as engine,
+        fake_engine.engine() as engine,
         up(engine, listen=LISTEN) as client,
         grpc.aio.insecure_channel(client.grpc) as channel,
     ):

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from redis import asyncio as valkey
 
-from tidegate_gateway import testing
+from tidegate_gateway import fake_engine
 
 LEASE_S = 0.5
 
@@ -23,7 +23,7 @@ async def test_a_gateway_that_drains_is_counted_until_its_calls_have_ended_and_g
     with caplog.at_level(logging.WARNING, logger="tidegate.gateway"):
         async with (
             aiohttp.ClientSession() as http,
-            testing.engine(hang_after=1) as engine,
+            fake_engine.engine(hang_after=1) as engine,
             up(engine, pool=pool, store_options=kept) as peer,
         ):
 

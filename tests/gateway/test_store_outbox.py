@@ -8,7 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from tidegate_gateway import errors, perceive, records, settings, store, telemetry, wire, workflows
+from tidegate_gateway import gateway_settings, perceive
+from tidegate_gateway.observe import prometheus_metrics
+from tidegate_gateway.openai import error_table, parsed_request
+from tidegate_gateway.store import store_contract, valkey_store
+from tidegate_gateway.workflows import workflow_service
 from tidegate_policy.model import WorkflowId
 
 
@@ -24,26 +28,28 @@ class Notebook:
         self.ends.append((call, ok))
 
 
-def over(kept: Any) -> workflows.Workflows:
-    told = settings.from_mapping({"listen": {"port": 0}})
-    return workflows.Workflows(
-        told, cast("records.Store", kept), perceive.Perception(), telemetry.Telemetry(), costs=list
+def over(kept: Any) -> workflow_service.Workflows:
+    told = gateway_settings.from_mapping({"listen": {"port": 0}})
+    return workflow_service.Workflows(
+        told, cast("store_contract.Store", kept), perceive.Perception(), prometheus_metrics.Telemetry(), costs=list
     )
 
 
-def member(call: str) -> workflows.Membership:
-    return workflows.Membership(
+def member(call: str) -> workflow_service.Membership:
+    return workflow_service.Membership(
         workflow=WorkflowId("w"), stage="a", call=call, template="", tenant="", due_s=1.0, deadline_s=1.0, left_s=0.0
     )
 
 
 async def test_a_call_of_which_the_store_was_never_told_needs_no_end() -> None:
-    nobody = store.Valkey(settings.Store(url="redis://127.0.0.1:1/0", pool=secrets.token_hex(4)), gateway="g1")
+    nobody = valkey_store.Valkey(
+        gateway_settings.Store(url="redis://127.0.0.1:1/0", pool=secrets.token_hex(4)), gateway="g1"
+    )
     flows = over(nobody)
     headers = {"x-tidegate-workflow": "w", "x-tidegate-stage": "a", "x-tidegate-deadline-ms": "60000"}
-    ask = wire.read_body("completion", headers, {"model": "fake", "prompt": "x"})
+    ask = parsed_request.read_body("completion", headers, {"model": "fake", "prompt": "x"})
     for number in range(20):
-        with pytest.raises(errors.Refused):
+        with pytest.raises(error_table.Refused):
             await flows.join(0.0, ask, f"c{number}")
     assert flows.unrecorded == 1, "only the first was asked for"
     await nobody.close()
@@ -53,16 +59,16 @@ async def test_when_too_many_wait_the_ends_that_no_client_was_told_of_go_first()
     kept = Notebook()
     flows = over(kept)
     flows.up = False
-    for number in range(workflows.MOST_UNRECORDED):
+    for number in range(workflow_service.MOST_UNRECORDED):
         flows.cut(member(f"cut{number}"))
     for number in range(5):
         await flows.ended(member(f"told{number}"), ok=True)
-    assert flows.unrecorded == workflows.MOST_UNRECORDED
+    assert flows.unrecorded == workflow_service.MOST_UNRECORDED
     flows.up = True
     kept.answers.set()
     await flows.flush()
     assert [call for call, ok in kept.ends if ok] == [f"told{number}" for number in range(5)]
-    assert len(kept.ends) == workflows.MOST_UNRECORDED
+    assert len(kept.ends) == workflow_service.MOST_UNRECORDED
     assert flows.unrecorded == 0
 
 
@@ -101,7 +107,7 @@ async def test_a_store_in_cluster_mode_is_named_as_what_it_is() -> None:
 
     async with await asyncio.start_server(moved, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        kept = store.Valkey(settings.Store(url=f"redis://127.0.0.1:{port}/0", pool="p"), gateway="g1")
-        with pytest.raises(records.Unavailable, match="cluster mode, which is not spoken"):
+        kept = valkey_store.Valkey(gateway_settings.Store(url=f"redis://127.0.0.1:{port}/0", pool="p"), gateway="g1")
+        with pytest.raises(store_contract.Unavailable, match="cluster mode, which is not spoken"):
             await kept.get("w")
         await kept.close()

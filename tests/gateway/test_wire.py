@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate_gateway import declare, errors, wire
+from tidegate_gateway.openai import error_table, parsed_request
+from tidegate_gateway.workflows import workflow_declaration
 from tidegate_policy import labels
 from tidegate_policy.model import Call, CallId
 
@@ -20,7 +21,7 @@ JSON = st.recursive(
 KEYS = st.sampled_from(
     ["model", "messages", "prompt", "stream", "stream_options", "n", "max_tokens", "vllm_xargs", "priority", "x"]
 )
-NAMES = st.sampled_from([name for names in wire.ALIASES.values() for name in names])
+NAMES = st.sampled_from([name for names in parsed_request.ALIASES.values() for name in names])
 HELLO: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -29,18 +30,18 @@ def call(**fields: Any) -> Call:
 
 
 @given(raw=st.binary(max_size=200), kind=st.sampled_from(["chat", "completion"]))
-def test_any_bytes_are_a_request_or_a_bad_request(raw: bytes, kind: wire.Kind) -> None:
-    with contextlib.suppress(errors.BadRequest):
-        wire.read(kind, {}, raw)
+def test_any_bytes_are_a_request_or_a_bad_request(raw: bytes, kind: parsed_request.Kind) -> None:
+    with contextlib.suppress(error_table.BadRequest):
+        parsed_request.read(kind, {}, raw)
 
 
 @given(body=st.dictionaries(KEYS, JSON), headers=st.dictionaries(NAMES, st.text(max_size=30)))
 def test_any_json_and_headers_are_a_request_or_a_bad_request(body: dict[str, Any], headers: dict[str, str]) -> None:
     for kind in ("chat", "completion"):
-        with contextlib.suppress(errors.BadRequest):
-            ask = wire.read_body(kind, headers, body)
+        with contextlib.suppress(error_table.BadRequest):
+            ask = parsed_request.read_body(kind, headers, body)
             assert ask.choices >= 1
-            orjson.loads(wire.write(100.0, 1.8e9, ask, call(), 1.0))
+            orjson.loads(parsed_request.write(100.0, 1.8e9, ask, call(), 1.0))
 
 
 @given(
@@ -59,31 +60,37 @@ def test_any_json_and_headers_are_a_request_or_a_bad_request(body: dict[str, Any
     )
 )
 def test_any_declaration_is_a_workflow_or_a_bad_request(body: dict[str, Any]) -> None:
-    with contextlib.suppress(errors.BadRequest):
-        new = declare.declared(body, None, {})
+    with contextlib.suppress(error_table.BadRequest):
+        new = workflow_declaration.declared(body, None, {})
         assert new.deadline_ms >= 1
         assert len({stage.name for stage in new.stages}) == len(new.stages)
 
 
 @given(extra=st.dictionaries(st.text(max_size=12), JSON, max_size=5))
 def test_fields_that_are_not_ours_pass_unchanged(extra: dict[str, Any]) -> None:
-    extra = {key: value for key, value in extra.items() if key not in {*HELLO, *wire.ENGINE_KNOBS, "vllm_xargs", "n"}}
+    extra = {
+        key: value
+        for key, value in extra.items()
+        if key not in {*HELLO, *parsed_request.ENGINE_KNOBS, "vllm_xargs", "n"}
+    }
     extra = {key: value for key, value in extra.items() if key not in {"stream", "stream_options"} and "max" not in key}
-    sent = orjson.loads(wire.write(100.0, 1.8e9, wire.read_body("chat", {}, {**HELLO, **extra}), call(), 1.0))
+    sent = orjson.loads(
+        parsed_request.write(100.0, 1.8e9, parsed_request.read_body("chat", {}, {**HELLO, **extra}), call(), 1.0)
+    )
     assert {key: sent[key] for key in (*HELLO, *extra)} == orjson.loads(orjson.dumps({**HELLO, **extra}))
 
 
 @given(arguments=st.dictionaries(st.text(max_size=8) | st.sampled_from(["tg.urgency", "tg.x"]), JSON, max_size=5))
 def test_no_client_sets_our_labels(arguments: dict[str, Any]) -> None:
-    ask = wire.read_body("chat", {}, {**HELLO, "vllm_xargs": arguments})
-    sent = orjson.loads(wire.write(100.0, 1.8e9, ask, call(urgency=3), 1.0))["vllm_xargs"]
+    ask = parsed_request.read_body("chat", {}, {**HELLO, "vllm_xargs": arguments})
+    sent = orjson.loads(parsed_request.write(100.0, 1.8e9, ask, call(urgency=3), 1.0))["vllm_xargs"]
     ours = {key: value for key, value in sent.items() if key.startswith(labels.PREFIX)}
     assert ours == labels.write(100.0, call(urgency=3))
 
 
-@pytest.mark.parametrize("what", sorted(wire.ALIASES))
+@pytest.mark.parametrize("what", sorted(parsed_request.ALIASES))
 def test_our_header_wins_over_its_aliases(what: str) -> None:
-    names = wire.ALIASES[what]
+    names = parsed_request.ALIASES[what]
     values = {name: str(i + 1) for i, name in enumerate(names)}
     field = {
         "class": "slo_class",
@@ -93,25 +100,25 @@ def test_our_header_wins_over_its_aliases(what: str) -> None:
         "request": "request_id",
     }
     headers = {"x-tidegate-workflow": "w", **values}
-    found = getattr(wire.read_body("chat", headers, HELLO), field.get(what, what))
+    found = getattr(parsed_request.read_body("chat", headers, HELLO), field.get(what, what))
     assert str(found) in {"1", "0.001"}
 
 
 def test_the_sooner_a_call_must_start_the_lower_its_priority() -> None:
-    ask = wire.read_body("chat", {}, HELLO)
+    ask = parsed_request.read_body("chat", {}, HELLO)
     calls = [call(due_s=105.0), call(due_s=110.0), call(due_s=None)]
-    sent = [orjson.loads(wire.write(100.0, 1.8e9, ask, item, 1.0))["priority"] for item in calls]
+    sent = [orjson.loads(parsed_request.write(100.0, 1.8e9, ask, item, 1.0))["priority"] for item in calls]
     assert sent == sorted(sent)
     assert sent[1] - sent[0] == 5000
-    later = orjson.loads(wire.write(101.0, 1.8e9 + 1, ask, calls[0], 1.0))["priority"]
+    later = orjson.loads(parsed_request.write(101.0, 1.8e9 + 1, ask, calls[0], 1.0))["priority"]
     assert later == sent[0], "the latest start does not depend on when it is written"
-    longer = orjson.loads(wire.write(100.0, 1.8e9, ask, calls[0], 3.0))["priority"]
+    longer = orjson.loads(parsed_request.write(100.0, 1.8e9, ask, calls[0], 3.0))["priority"]
     assert longer == sent[0] - 2000
 
 
 def test_sizes_are_counted_over_all_shapes_of_prompt() -> None:
-    def ask(kind: wire.Kind, **body: Any) -> tuple[int, int]:
-        found = wire.read_body(kind, {}, {"model": "m", **body})
+    def ask(kind: parsed_request.Kind, **body: Any) -> tuple[int, int]:
+        found = parsed_request.read_body(kind, {}, {"model": "m", **body})
         return found.characters, found.choices
 
     assert ask("completion", prompt="abcd") == (4, 1)
@@ -124,18 +131,18 @@ def test_sizes_are_counted_over_all_shapes_of_prompt() -> None:
 
 
 def test_a_stage_without_a_name_is_main() -> None:
-    assert wire.read_body("chat", {"x-tidegate-workflow": "w"}, HELLO).stage == "main"
-    with pytest.raises(errors.BadRequest, match="x-tidegate-workflow"):
-        wire.read_body("chat", {"x-tidegate-stage": "s"}, HELLO)
+    assert parsed_request.read_body("chat", {"x-tidegate-workflow": "w"}, HELLO).stage == "main"
+    with pytest.raises(error_table.BadRequest, match="x-tidegate-workflow"):
+        parsed_request.read_body("chat", {"x-tidegate-stage": "s"}, HELLO)
 
 
 def test_a_call_is_bounded_in_sequences_not_in_choices_alone() -> None:
     def sequences(prompts: int, n: int) -> int:
         body = {"model": "m", "prompt": ["x"] * prompts, "n": n}
-        return wire.read_body("completion", {}, body, most_choices=16).choices
+        return parsed_request.read_body("completion", {}, body, most_choices=16).choices
 
     assert (sequences(16, 1), sequences(8, 2), sequences(1, 16)) == (16, 16, 16)
     for prompts, n in ((17, 1), (9, 2), (2000, 16)):
-        with pytest.raises(errors.BadRequest, match="n times the number of prompts must be at most 16") as caught:
+        with pytest.raises(error_table.BadRequest, match="n times the number of prompts must be at most 16") as caught:
             sequences(prompts, n)
         assert caught.value.param == "prompt"

@@ -1,0 +1,339 @@
+"""What the gateway is told at start: one YAML or JSON file, and the few environment variables of `from_environment`.
+
+Each group is one concern; each field has its default, its unit and the reason for it. The operator renders this file into
+a ConfigMap, so key names follow the `ServingPool` where both have the same thing. `decode` reads it; `app` hands the
+groups to those who need them.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import yaml
+
+from tidegate_gateway import settings_decoder
+from tidegate_gateway.settings_decoder import BadSettings
+from tidegate_policy import budget, choose, policies
+from tidegate_policy.model import DEFAULT_URGENCY, StageState
+
+STORE_URLS = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Where the gateway answers."""
+
+    host: str = "127.0.0.1"
+    """Address of the client ports; loopback unless told otherwise."""
+    port: int = 8000
+    """HTTP; 0 picks a free one."""
+    status_page: bool = True
+    """The page at / of the HTTP port, which shows engines, tenants and recent decisions to whoever reaches the port."""
+    client_metrics: bool = True
+    """/metrics at the HTTP port too."""
+    grpc_port: int | None = 9000
+    """gRPC; null = none, 0 picks a free one."""
+    admin_host: str = "127.0.0.1"
+    """Address of the admin and metrics ports: whoever reaches the admin port may switch the policy."""
+    admin_port: int | None = 8001
+    """/admin/state, /admin/policy; null = none, 0 picks a free one."""
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
+    """/metrics, /health and /ready where no client comes; null = at the admin port (metrics) and the HTTP port (all)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticEngine:
+    """One engine by address."""
+
+    url: str
+    """Such as http://127.0.0.1:8100, without /v1."""
+    name: str | None = None
+    """Its id in headers, metrics and logs; default: host:port of the url."""
+    control: str | None = None
+    """host:port of its EngineControl; null = it has none."""
+    node_pool: str = ""
+    profile: str | None = None
+    """Name of a shipped cost profile; null (and no cost) = a default that learns online."""
+    cost: Mapping[str, float] | None = None
+    """The profile's `cost` mapping inline; wins over `profile`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineService:
+    """Engines behind a headless service: one for each address that its name resolves to."""
+
+    name: str
+    """DNS name, such as chat-a100.default.svc.cluster.local."""
+    port: int = 8000
+    control_port: int | None = None
+    node_pool: str = ""
+    profile: str | None = None
+    cost: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """When an engine counts as able to serve (names as in Envoy's outlier detection)."""
+
+    interval_s: float = 1.0
+    """Between two looks at /health and /metrics."""
+    timeout_s: float = 3.0
+    """For one look; an engine that only accepts connections is found by this."""
+    unhealthy_after: int = 3
+    """Looks that fail in a row before an engine is down; where nobody listens, one is enough."""
+    consecutive_failures: int = 3
+    """Calls that fail in a row, by the engine's fault, before it is ejected."""
+    base_ejection_s: float = 1.0
+    """First ejection; each further one in a row doubles it."""
+    max_ejection_s: float = 60.0
+    resolve_s: float = 2.0
+    """Between two DNS look-ups of a service."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SloClass:
+    """A service class that a call may name."""
+
+    name: str
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    deadline_s: float | None = None
+    """From arrival to the last token: when the call is due, not when its answer becomes worthless."""
+    weight: float = 1.0
+    sheddable: bool = False
+    """Refused first when the gateway's queue is half full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """What a tenant is entitled to; any other tenant gets these defaults."""
+
+    name: str = ""
+    weight: float = 1.0
+    max_urgency: int = DEFAULT_URGENCY
+    """The most urgent level that it may claim; 0 is the most urgent."""
+    tokens_per_minute: int | None = None
+    """Prompt and answer tokens a minute, all gateways together; null = no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateStage:
+    name: str
+    after: tuple[str, ...] = ()
+    parallel: int | None = None
+    """Calls that the stage makes at the same time; null = undeclared, or 1 where the stage repeats."""
+    repeat: int = 1
+    """How often they may be repeated, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A workflow that clients create by its name."""
+
+    name: str
+    deadline_s: float | None = None
+    stages: tuple[TemplateStage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """How an engine is chosen for a call."""
+
+    rule: str = "least-delay"
+    """Or score (HexGen eq 4), least-requests, power-of-two, round-robin."""
+    alpha: float | Literal["auto"] = "auto"
+    """Of score: 0 = load alone, 1 = speed alone; auto = 0.2, a constant at present."""
+    beta: float = 300.0
+    """Of score, in seconds squared; see `choose.Dispatch`. The default is what the benchmark uses."""
+    cap: int | Literal["auto"] | None = "auto"
+    """Calls out at one engine, above which calls wait here; auto = enough to keep its batch full; null = early binding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    max_requests: int = 5000
+    """Calls that may wait here; the next that would have to is refused as saturated."""
+    ttl_s: float = 60.0
+    """Longest wait here of a call without a deadline; one with a deadline waits until that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """Valkey or Redis, shared by all gateways of a pool."""
+
+    url: str | None = None
+    """Such as redis://127.0.0.1:6379/0; null = none: single calls are served, workflows are refused."""
+    password: str | None = None
+    """Given by TIDEGATE_STORE_PASSWORD rather than in the file."""
+    pool: str = "default"
+    """Name under which this pool's gateways share their state in the store."""
+    timeout_s: float = 1.0
+    """For one command, waiting for a connection included: what a workflow call hangs at most when the store does."""
+    connections: int = 64
+    sync_s: float = 0.2
+    """Between two exchanges of backlogs with the other gateways."""
+    lease_s: float = 5.0
+    """Silence after which a gateway counts as dead and its backlogs as gone."""
+    grace_s: float = 10.0
+    """After its deadline a workflow may still be finished for this long."""
+    retention_s: float = 3600.0
+    """How long the record of an ended workflow, and the answer to an Idempotency-Key, is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    name: str = "urgency"
+    """Order of the calls that wait here until someone (steering, or a person) says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one client may ask of this process."""
+
+    body_bytes: int = 16 * 1024 * 1024
+    """A request's body; about four million tokens."""
+    body_s: float = 30.0
+    """For a request's body to arrive."""
+    idle_s: float = 10.0
+    """For a request's headers to arrive, and between two requests of a connection."""
+    write_s: float = 60.0
+    """For a client to take the next 64 KiB of its answer, or the next gRPC message; then its call is cancelled."""
+    connections: int = 10_000
+    choices: int = 16
+    """`n` times the prompts of one call: each choice is a sequence in the engine."""
+    answer_bytes: int = 64 * 1024 * 1024
+    """An answer that is not streamed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """When an engine that holds a call is given up."""
+
+    connect_s: float = 2.0
+    first_token_s: float = 60.0
+    """Beyond the wait and the work that were predicted for the call."""
+    answer_s: float = 600.0
+    """For an answer that is not streamed, while its engine is seen to generate."""
+    next_token_s: float = 60.0
+    """Between two tokens of a stream; a preempted call may have to compute its prompt again."""
+    drain_s: float = 30.0
+    """After SIGTERM, for the calls that are under way."""
+    announce_s: float = 0.0
+    """After SIGTERM, how long /ready says no before new calls are refused, for load balancers to notice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracing:
+    endpoint: str | None = None
+    """OTLP collector over gRPC, such as http://127.0.0.1:4317; null = no spans."""
+    required: bool = True
+    """Refuse to start without the exporter; else warn and go on without spans, as for an endpoint from the environment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    model: str | None = None
+    """The model that every engine serves; null = what the first engine says."""
+    listen: Listen = field(default_factory=Listen)
+    engines: tuple[StaticEngine, ...] = ()
+    services: tuple[EngineService, ...] = ()
+    health: Health = field(default_factory=Health)
+    classes: tuple[SloClass, ...] = ()
+    default_class: str | None = None
+    """Class of the calls that name none."""
+    tenants: tuple[Tenant, ...] = ()
+    workflows: tuple[Template, ...] = ()
+    dispatch: Dispatch = field(default_factory=Dispatch)
+    queue: Queue = field(default_factory=Queue)
+    store: Store = field(default_factory=Store)
+    policy: Policy = field(default_factory=Policy)
+    limits: Limits = field(default_factory=Limits)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    tracing: Tracing = field(default_factory=Tracing)
+
+
+def load(path: pathlib.Path, environment: Mapping[str, str]) -> Settings:
+    """The settings in the file at `path` (YAML; JSON is YAML). Raises `BadSettings`."""
+    try:
+        document = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise BadSettings(f"cannot read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise BadSettings(f"{path} is not YAML: {error}") from error
+    if document is None:
+        raise BadSettings(f"{path} is empty; name at least an engine")
+    return from_environment(from_mapping(document), environment)
+
+
+def from_mapping(document: object) -> Settings:
+    """The settings in a decoded document. Raises `BadSettings`."""
+    return _checked(settings_decoder.decode(Settings, document, ""))
+
+
+def from_environment(settings: Settings, environment: Mapping[str, str]) -> Settings:
+    """Overrides what only the place knows where it runs: TIDEGATE_STORE_URL, TIDEGATE_STORE_PASSWORD, TIDEGATE_HOST and
+    OpenTelemetry's own OTEL_EXPORTER_OTLP_ENDPOINT."""
+    store: dict[str, Any] = {}
+    if url := environment.get("TIDEGATE_STORE_URL"):
+        store["url"] = url
+    if password := environment.get("TIDEGATE_STORE_PASSWORD"):
+        store["password"] = password
+    host = environment.get("TIDEGATE_HOST") or settings.listen.host
+    collector = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    placed = dataclasses.replace(
+        settings,
+        store=dataclasses.replace(settings.store, **store),
+        listen=dataclasses.replace(settings.listen, host=host),
+        tracing=Tracing(endpoint=collector, required=False) if collector else settings.tracing,
+    )
+    return _checked(placed)
+
+
+def _checked(settings: Settings) -> Settings:
+    for problem in _problems(settings):
+        raise BadSettings(problem)
+    return settings
+
+
+def _problems(settings: Settings) -> list[str]:
+    problems = []
+    if settings.policy.name not in policies.POLICIES:
+        problems.append(
+            f"policy.name must be one of {', '.join(sorted(policies.POLICIES))}, not {settings.policy.name!r}"
+        )
+    if settings.dispatch.rule not in choose.RULES:
+        problems.append(
+            f"dispatch.rule must be one of {', '.join(sorted(choose.RULES))}, not {settings.dispatch.rule!r}"
+        )
+    if isinstance(settings.dispatch.alpha, float) and not 0 <= settings.dispatch.alpha <= 1:
+        problems.append("dispatch.alpha must be from 0 to 1, or auto")
+    if isinstance(settings.dispatch.cap, int) and settings.dispatch.cap < 1:
+        problems.append("dispatch.cap must be at least 1, auto, or null for none")
+    if settings.queue.max_requests < 0:
+        problems.append("queue.maxRequests must be 0 (nothing waits) or more")
+    if settings.dispatch.beta <= 0:
+        problems.append("dispatch.beta must be greater than 0")
+    if settings.store.url is not None and not settings.store.url.startswith(STORE_URLS):
+        problems.append(f"store.url must start with one of {', '.join(STORE_URLS)}")
+    names = {item.name for item in settings.classes}
+    if settings.default_class is not None and settings.default_class not in names:
+        problems.append(f"defaultClass {settings.default_class!r} is not among classes")
+    problems += [
+        f"tenants[{tenant.name}].maxUrgency must be from 0 to 4"
+        for tenant in settings.tenants
+        if not 0 <= tenant.max_urgency <= 4
+    ]
+    problems += [
+        f"engines: {engine.url!r} must start with http:// or https://"
+        for engine in settings.engines
+        if not engine.url.startswith(("http://", "https://"))
+    ]
+    for template in settings.workflows:
+        try:
+            budget.declared(tuple(StageState(name=stage.name, after=stage.after) for stage in template.stages))
+        except ValueError as error:
+            problems.append(f"workflows[{template.name}].stages: {error}")
+    return problems
