@@ -1,35 +1,36 @@
-"""By when must this call finish, given its workflow's deadline? (HexGen eq 5)
+"""By when must a call finish, given its workflow's deadline? (HexGen eq 5)
 
-Time left is shared over the longest remaining path in proportion to expected cost. Parallel calls of a stage share the
-stage's budget (they do not add up), and time a tool takes is part of the elapsed time. Every function reads the
-workflow value it is given and nothing else, so no workflow can shorten another's budget.
+The time left is shared over the longest remaining path in proportion to expected cost. Parallel calls of a stage share the
+stage's budget; their costs do not add up. The time of a tool is part of the elapsed time. Every function reads only the
+workflow value that it is given, so no workflow can shorten the budget of another.
 """
 
-from collections.abc import Mapping
+import graphlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tidegate_policy.model import StageState, Workflow, WorkflowId
 
 
 class CyclicStages(ValueError):
-    """The stages of a workflow wait for each other; the message names one of them."""
+    """The stages of a workflow wait for each other; the message names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a workflow grants one call."""
+    """The share of a workflow's time that one call gets."""
 
     due_s: float
     """Instant by which the call should finish."""
     rest_s: float
-    """Expected seconds of the longest path behind it, later passes of its own stage included (`tg.left_ms`)."""
+    """Expected seconds of the longest path behind the call, later passes of its own stage included (`tg.left_ms`)."""
 
 
 def due_s(now: float, deadline_s: float, *, cost_s: float, rest_s: float) -> float:
-    """`now + t_slo`: the instant by which a call should finish that is ready now (HexGen eq 5), never before `now`.
+    """`now + t_slo`: the instant by which a call that is ready now should finish (HexGen eq 5); never before `now`.
 
-    `deadline_s`: the workflow's deadline, an instant; `cost_s`: mean seconds of the call; `rest_s`: mean seconds of the
-    longest path that still has to be walked behind it.
+    `deadline_s` is the instant of the workflow's deadline, `cost_s` the mean seconds of the call, and `rest_s` the mean
+    seconds of the longest path behind the call.
     """
     left_s = max(deadline_s - now, 0.0)
     return now + (left_s * cost_s / (cost_s + rest_s) if cost_s > 0 and rest_s > 0 else left_s)
@@ -57,40 +58,30 @@ def _followers(workflow: Workflow) -> dict[str, tuple[str, ...]]:
     return {name: tuple(behind) for name, behind in followers.items()}
 
 
-def _longest(workflow: Workflow, neighbours: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-    """Longest path cost from each stage along `neighbours`, iteratively (a workflow may be thousands of stages long)."""
+def _longest(workflow: Workflow, followers: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
+    """Seconds of the longest path that begins with each stage. Raises `CyclicStages`."""
     cost = {stage.name: 0.0 if stage.done else stage.mean_s * stage.passes for stage in workflow.stages}
     longest: dict[str, float] = {}
-    open_stages: set[str] = set()
-    for start in cost:
-        stack = [start]
-        while stack:
-            name = stack[-1]
-            if name in longest:
-                stack.pop()
-                continue
-            missing = [other for other in neighbours[name] if other not in longest]
-            if not missing:
-                longest[name] = cost[name] + max((longest[other] for other in neighbours[name]), default=0.0)
-                open_stages.discard(name)
-                stack.pop()
-                continue
-            if name in open_stages:
-                raise CyclicStages(f"stage {name!r} waits for itself through its 'after' list")
-            open_stages.add(name)
-            stack.extend(missing)
+    try:
+        # A stage comes after the stages that follow it, so their paths are known.
+        for name in graphlib.TopologicalSorter(followers).static_order():
+            longest[name] = cost[name] + max((longest[other] for other in followers[name]), default=0.0)
+    except graphlib.CycleError as error:
+        raise CyclicStages(f"the stages wait for each other: {' -> '.join(error.args[1])}") from None
     return longest
 
 
-def declared(stages: tuple[StageState, ...]) -> None:
-    """Checks a declaration: unique names, known predecessors, no cycle. Raises `ValueError` naming the stage."""
-    names = [stage.name for stage in stages]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"stage {name!r} is declared twice")
+def check_declaration(stages: Sequence[StageState]) -> None:
+    """Checks the stages of a declaration: unique names, known predecessors, no cycle. Raises `ValueError` naming the
+    stage."""
+    names: set[str] = set()
+    for stage in stages:
+        if stage.name in names:
+            raise ValueError(f"stage {stage.name!r} is declared twice")
+        names.add(stage.name)
     for stage in stages:
         for before in stage.after:
             if before not in names:
                 raise ValueError(f"stage {stage.name!r} comes after {before!r}, which is not declared")
-    flow = Workflow(id=WorkflowId(""), arrival_s=0.0, deadline_s=0.0, stages=stages)
-    _longest(flow, _followers(flow))
+    workflow = Workflow(id=WorkflowId(""), arrival_s=0.0, deadline_s=0.0, stages=tuple(stages))
+    _longest(workflow, _followers(workflow))

@@ -6,7 +6,7 @@ queues.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from tidegate_policy.model import Backlog, Call
@@ -124,9 +124,19 @@ def _attended(tokens: int) -> int:
     return tokens * (tokens + 1) // 2
 
 
-def mean_call_seconds(models: list[CostModel], call: Call) -> float:
-    """`mean_comp` of HexGen eq 5: the call's seconds averaged over the live engines."""
-    return sum(model.call_seconds(call) for model in models) / len(models)
+def mean_call_seconds(models: Sequence[CostModel], call: Call) -> float:
+    """`mean_comp` of HexGen eq 5: the call's seconds averaged over `models`, those of the live engines.
+
+    Engines that share one cost model object are priced once. `models` must not be empty.
+    """
+    prices: dict[int, float] = {}
+    total = 0.0
+    for model in models:
+        price = prices.get(id(model))
+        if price is None:
+            price = prices[id(model)] = model.call_seconds(call)
+        total += price
+    return total / len(models)
 
 
 def from_mapping(profile: Mapping[str, object]) -> CostModel:

@@ -66,6 +66,12 @@ class Call:
     workflow: WorkflowId | None = None
     stage: str | None = None
     session: str | None = None
+    group: str | None = None
+    """The request group (relQuery) that the call belongs to."""
+    group_size: int = 0
+    """Calls of the group in all; 0 = unknown."""
+    prefix: tuple[tuple[int, int], ...] = ()
+    """(hash, tokens) of the leading parts of the prompt that other prompts may share, in order."""
 
     @property
     def due_or_patience_s(self) -> float:

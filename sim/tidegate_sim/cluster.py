@@ -11,9 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tidegate_policy import budget, choose, dispatcher
+from tidegate_policy import budget, policies
+from tidegate_policy.admit import outliers, retries
 from tidegate_policy.cost import CostModel, mean_call_seconds
-from tidegate_policy.model import Call, CallId, EngineId, WorkflowId
+from tidegate_policy.dispatch import dispatcher, engine_table, routing
+from tidegate_policy.model import NO_BACKLOG, Call, CallId, EngineId, WorkflowId
 from tidegate_sim import engine, loop
 from tidegate_sim.history import History
 from tidegate_sim.traces import TraceCall
@@ -26,7 +28,7 @@ PROGRESS_TOKENS = 16
 class Setting:
     """How a pool is scheduled: one row of a table."""
 
-    dispatch: choose.Dispatch
+    dispatch: routing.DispatchSettings
     policy: str
     """Order of waiting, in the engines and in the gateway."""
     cap: float | None = None
@@ -60,19 +62,21 @@ class Cluster:
         self._setting = setting
         self._history = history
         self._models = list(pool.values())
+        table = engine_table.EngineTable(None, outliers.OutlierSettings())
+        for name, model in pool.items():
+            table.update(engine_table.EngineFacts(id=name, cost=model), lambda: NO_BACKLOG)
         self._dispatcher = dispatcher.Dispatcher(
-            policy=setting.policy,
-            dispatch=setting.dispatch,
+            table,
+            policy=policies.named(setting.policy),
+            settings=setting.dispatch,
             limits=dispatcher.Limits(max_waiting=10**9, ttl_s=float("inf")),
+            retry=retries.RetrySettings(),
             rng=random.Random(seed),
         )
         self._engines = {
             name: engine.VirtualEngine(self._loop, model, policy=setting.policy, listener=self)
             for name, model in pool.items()
         }
-        for name, model in pool.items():
-            state = dispatcher.EngineState(id=name, cost=model, cap=_cap(model, setting.cap))
-            self._dispatcher.on_engine(0.0, state)
         self._calls: dict[str, TraceCall] = {}
         self._followers: dict[str, list[TraceCall]] = defaultdict(list)
         self._missing: dict[str, int] = {}
@@ -118,7 +122,7 @@ class Cluster:
     def on_end(self, call_id: CallId) -> None:
         now = self._loop.now()
         call = self._calls[call_id]
-        self._carry_out(self._dispatcher.on_finish(now, call_id))
+        self._carry_out(self._dispatcher.on_end(now, call_id))
         group = _group(call)
         self._open[group] -= 1
         if not self._open[group]:
@@ -151,8 +155,8 @@ class Cluster:
 
     def _carry_out(self, actions: Iterable[dispatcher.Action]) -> None:
         for action in actions:
-            if isinstance(action, dispatcher.Drop):
-                raise AssertionError(f"call {action.call.id} was dropped: {action.reason}")
+            if not isinstance(action, dispatcher.Send):
+                raise AssertionError(f"call {action.call.id} was not sent: {action}")
             item = self._calls[action.call.id]
             self._calls_on[action.decision.engine] += 1
             self._engines[action.decision.engine].submit(action.call, item.output_tokens, item.prefix)

@@ -10,7 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tidegate_policy import choose, policies
+from tidegate_policy import policies
+from tidegate_policy.dispatch import rules
 from tidegate_sim import pools, traces
 
 SUITES = ("text2sql",)
@@ -66,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workflows", type=_positive, metavar="N", help="workflows in each of a suite's traces")
     parser.add_argument("--pool", metavar="NAME", help="with --trace: a pool, or profiles a,b,... (hetero-1)")
     parser.add_argument("--policy", metavar="NAMES", type=_policies, help="with --trace: orders (fcfs,urgency)")
-    parser.add_argument("--dispatch", choices=sorted(choose.RULES), help="with --trace: a rule (score)")
+    parser.add_argument("--dispatch", choices=sorted(rules.RULES), help="with --trace: a rule (score)")
     parser.add_argument(
         "--learn", type=Path, metavar="FILE", help="with --trace: another trace, to predict lengths from"
     )

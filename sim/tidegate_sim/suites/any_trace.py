@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidegate_policy import choose
+from tidegate_policy.dispatch import routing
 from tidegate_sim import cluster, history, pools, report, traces
 
 
@@ -45,7 +45,7 @@ def run(asked: Options, tell: Callable[[str], None] = lambda line: None) -> repo
     learned = history.learn(traces.read(asked.learn) if asked.learn else (), list(engines.values()))
     rows: dict[str, report.Report] = {}
     for policy in asked.policies:
-        setting = cluster.Setting(dispatch=choose.Dispatch(rule=asked.dispatch), policy=policy)
+        setting = cluster.Setting(dispatch=routing.DispatchSettings(rule=asked.dispatch), policy=policy)
         rows[policy] = report.numbers(cluster.Cluster(engines, setting, learned, seed=0).run(calls))
         tell(f"{len(rows)}/{len(asked.policies)}  {policy}")
     return {"trace": asked.trace.name, "pool": asked.pool, "dispatch": asked.dispatch, "rows": rows}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
-from tidegate_policy import choose
+from tidegate_policy.dispatch import routing
 from tidegate_sim import cluster, history, pools, report, text2sql
 from tidegate_sim.suites import text2sql_tables
 
@@ -37,7 +37,7 @@ POOLS = ("hetero-1", "hetero-2")
 RATES = (0.5, 1.0)
 BELOW_CAPACITY = 0.7
 
-SCORE = choose.Dispatch(rule="score", alpha=0.2, beta=300.0)
+SCORE = routing.DispatchSettings(rule="score", alpha=0.2, beta=300.0)
 """alpha is among the paper's best (0.1 to 0.4); beta, which it does not publish, was chosen on other seeds."""
 DEADLINE_S = 300.0
 """What a workflow is promised, in all rows; the schedulers share it over the stages, the figures do not depend on it."""
@@ -48,7 +48,7 @@ HEXGEN, OURS = "score + urgency", "least delay + urgency"
 
 
 def _setting(rule: str, policy: str) -> cluster.Setting:
-    dispatch = SCORE if rule == SCORE.rule else choose.Dispatch(rule=rule)
+    dispatch = SCORE if rule == SCORE.rule else routing.DispatchSettings(rule=rule)
     return cluster.Setting(dispatch=dispatch, policy=policy, deadline_s=DEADLINE_S)
 
 

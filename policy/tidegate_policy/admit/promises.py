@@ -1,0 +1,167 @@
+"""Which deadline, targets, urgency and weight does a call get?
+
+The client claims, the SLO class and the tenant's entitlement bound the claims, and the workflow's stage grants a share
+of the time that is left. A claim may loosen what the class promises and never tightens it. No call is due before the
+fastest engine could have answered it, so a claim that no engine can keep wins nothing over an honest one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tidegate_policy.cost import CostModel
+from tidegate_policy.model import DEFAULT_URGENCY, Call, CallId, WorkflowId
+from tidegate_policy.predict.output_length import Kind, LengthPrediction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SloClass:
+    """A service class that a call may name."""
+
+    name: str
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    deadline_s: float | None = None
+    """From arrival to the last token: when the call is due. The answer keeps its worth after that."""
+    weight: float = 1.0
+    sheddable: bool = False
+    """Calls of the class are shed first, as soon as the gateway's queue is half full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """What a tenant is entitled to. A tenant without an entry gets these defaults."""
+
+    name: str = ""
+    weight: float = 1.0
+    max_urgency: int = DEFAULT_URGENCY
+    """The most urgent level that the tenant may claim; 0 is the most urgent."""
+    tokens_per_minute: int | None = None
+    """Prompt and answer tokens a minute over all gateways; null = no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claims:
+    """What a client asks for its call."""
+
+    urgency: int | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    deadline_s: float | None = None
+    """From the arrival of the call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFacts:
+    """A call as its client made it, without its text."""
+
+    id: CallId
+    model: str
+    tenant: str = ""
+    slo_class: str | None = None
+    claims: Claims = field(default_factory=Claims)
+    prompt_tokens: int | None = None
+    """Tokens of all prompts where they are known; None = predicted from `characters`."""
+    characters: int = 0
+    """Characters of all prompts."""
+    messages: int = 0
+    sequences: int = 1
+    """Sequences that an engine runs for the call: `n` times its prompts."""
+    max_tokens: int | None = None
+    session: str | None = None
+    workflow: str | None = None
+    stage: str | None = None
+    prefix: tuple[tuple[int, int], ...] = ()
+    """(hash, tokens) of the leading parts of the prompt that other prompts may share, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageGrant:
+    """What a workflow grants a call of one of its stages."""
+
+    workflow: WorkflowId
+    stage: str
+    scope: str
+    """The workflow's template, else its tenant: calls of one scope and stage are alike."""
+    due_at_s: float
+    """The instant by which the call should finish: its share of the workflow's time (HexGen eq 5)."""
+    deadline_at_s: float | None
+    """The instant after which the answer is worthless; None = never."""
+    rest_s: float
+    """Seconds of work expected in the workflow after the call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A call that may come in, before its tokens are booked and its workflow has granted a budget."""
+
+    facts: CallFacts
+    arrival_at_s: float
+    slo_class: SloClass
+    tenant: Tenant
+    prompt_tokens: int
+    tokens_to_book: int
+    """Tokens that the call will probably use, to be booked where the tenant has a limit."""
+
+    def kind(self, grant: StageGrant | None) -> Kind:
+        """The calls from whose answers this call's length is predicted."""
+        if grant is not None:
+            return (grant.scope, grant.stage, self.facts.model)
+        return (self.facts.tenant, self.slo_class.name, self.facts.model)
+
+
+def promise(draft: Draft, grant: StageGrant | None, length: LengthPrediction, models: Sequence[CostModel]) -> Call:
+    """The call that the draft becomes. `models` are the cost models of the live engines; empty = none is known."""
+    facts, slo_class, claims, now = draft.facts, draft.slo_class, draft.facts.claims, draft.arrival_at_s
+    call = Call(
+        id=facts.id,
+        arrival_s=now,
+        prompt_tokens=draft.prompt_tokens,
+        output_predicted=length.expected,
+        output_upper=length.upper,
+        sequences=facts.sequences,
+        model=facts.model,
+        tenant=facts.tenant,
+        slo_class=slo_class.name,
+        weight=draft.tenant.weight * slo_class.weight,
+        urgency=max(DEFAULT_URGENCY if claims.urgency is None else claims.urgency, draft.tenant.max_urgency),
+        ttft_s=_latest(claims.ttft_s, slo_class.ttft_s),
+        tpot_s=_latest(claims.tpot_s, slo_class.tpot_s),
+        deadline_s=_earliest(
+            grant.deadline_at_s if grant else None, None if claims.deadline_s is None else now + claims.deadline_s
+        ),
+        left_s=grant.rest_s if grant else 0.0,
+        workflow=grant.workflow if grant else None,
+        stage=facts.stage,
+        session=facts.session,
+        prefix=facts.prefix,
+    )
+    due_at_s = _due_at_s(call, claims, slo_class, grant)
+    if due_at_s is None:
+        return call
+    fastest_s = min((model.call_seconds(call) for model in set(models)), default=0.0)
+    return replace(call, due_s=max(due_at_s, now + fastest_s))
+
+
+def _due_at_s(call: Call, claims: Claims, slo_class: SloClass, grant: StageGrant | None) -> float | None:
+    """The earliest of the stage's budget, the call's own deadline, and what its targets imply (H-MAS: D_r). The call's own
+    two are no earlier than the two of its class."""
+    claimed_s = _earliest(
+        slo_class.deadline_s if claims.deadline_s is None else claims.deadline_s,
+        _implied_s(call.ttft_s, call.tpot_s, call),
+    )
+    promised_s = _earliest(slo_class.deadline_s, _implied_s(slo_class.ttft_s, slo_class.tpot_s, call))
+    own_s = _latest(claimed_s, promised_s)
+    return _earliest(grant.due_at_s if grant else None, None if own_s is None else call.arrival_s + own_s)
+
+
+def _implied_s(ttft_s: float | None, tpot_s: float | None, call: Call) -> float | None:
+    """Seconds from arrival to the last token when both targets are just met."""
+    return None if ttft_s is None or tpot_s is None else ttft_s + tpot_s * call.output_predicted
+
+
+def _earliest(*seconds: float | None) -> float | None:
+    return min((item for item in seconds if item is not None), default=None)
+
+
+def _latest(claimed_s: float | None, promised_s: float | None) -> float | None:
+    return max((item for item in (claimed_s, promised_s) if item is not None), default=None)

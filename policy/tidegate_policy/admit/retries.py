@@ -1,0 +1,55 @@
+"""Is a failed call tried on another engine? (docs/decisions/0009)
+
+A call is tried again only before its first token: a client must never receive two beginnings. A retry after a lost
+connection costs nothing, because no engine works on the call any more. A retry after an error or a timeout may double the
+work of a pool that is already slow, so such retries share a budget.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Failure(StrEnum):
+    """How an engine failed a call before its first token."""
+
+    BUSY = "busy"
+    """The engine's own queue is full. The engine is healthy."""
+    GONE = "gone"
+    """The connection failed: the engine works on the call no longer."""
+    FAILED = "failed"
+    """The engine answered with an error, or not in time."""
+    TOO_LONG = "too-long"
+    """An answer that is not streamed took longer than the gateway waits. The engine works, so it is not blamed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrySettings:
+    """How often a call is tried."""
+
+    max_attempts: int = 2
+    """Attempts of a call in all, where engines failed it."""
+    max_busy_attempts: int = 4
+    """Attempts of a call in all, where engines had no room."""
+    share: float = 0.2
+    """Retries under way at most, as a share of the calls at engines."""
+    free: int = 3
+    """Retries under way that are always allowed."""
+
+
+def retry(failure: Failure, *, attempt: int, retrying: int, inflight: int, settings: RetrySettings) -> bool:
+    """Whether the call of the `attempt`-th attempt (from 1) is tried again.
+
+    `retrying` is the number of calls whose retry has not answered yet; `inflight` is the number of calls at engines.
+    """
+    if failure is Failure.TOO_LONG:
+        return False
+    if failure is Failure.BUSY:
+        return attempt < settings.max_busy_attempts
+    if attempt >= settings.max_attempts:
+        return False
+    return failure is Failure.GONE or retrying < max(settings.free, settings.share * inflight)
+
+
+def blames_engine(failure: Failure) -> bool:
+    """Whether the failure counts against the engine's health."""
+    return failure in (Failure.GONE, Failure.FAILED)

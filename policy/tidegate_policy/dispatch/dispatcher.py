@@ -1,0 +1,364 @@
+"""The gateway's state machine: events with their instants go in, actions come out.
+
+The dispatcher holds the calls that wait in the gateway, the calls that are out at engines, and what each engine still
+owes. It has no clock, no socket and no task. The gateway and virtual time both drive it through `gateway_core` and
+carry out its actions. Every call that arrives leaves exactly once: by `on_end`, `on_cancel`, a `Shed` or a `GiveUp`.
+
+Where a call waits is a setting. Without a bound on the calls at an engine every call goes to an engine on arrival (the
+papers' early binding). With a bound the rest wait here, under the same policy as in engines, and bind to the first
+engine that has room (late binding).
+"""
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tidegate_policy import policies
+from tidegate_policy.admit import retries
+from tidegate_policy.cost import mean_call_seconds
+from tidegate_policy.dispatch import rules
+from tidegate_policy.dispatch.engine_table import Engine, EngineTable
+from tidegate_policy.dispatch.routing import DispatchSettings, RoutingContext
+from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, Decision, DropReason, EngineId
+from tidegate_policy.waiting_queue import WaitingQueue
+
+SLACK_EXPIRIES = 64
+"""Expiries of calls that no longer wait, tolerated beyond one for each waiting call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How many calls the gateway may hold, and for how long."""
+
+    max_waiting: int = 5000
+    """Calls that may wait in the gateway; the next one that would have to wait is shed as saturated."""
+    ttl_s: float = 60.0
+    """Seconds that a call without a deadline may wait in the gateway."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Action: send the call to the engine."""
+
+    call: Call
+    decision: Decision
+    attempt: int
+    neighbours: int
+    """Other sequences at the engine when the call was sent, those of other gateways included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shed:
+    """Action: answer the call with the reason for which it is not served."""
+
+    call: Call
+    reason: DropReason
+    retry_after_s: float
+    """Seconds after which a new attempt makes sense; at least one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """Action: the call is not tried again; answer it with the failure of its last engine."""
+
+    call: Call
+
+
+Action = Send | Shed | GiveUp
+
+
+@dataclass(slots=True)
+class _Out:
+    """A call at an engine."""
+
+    call: Call
+    engine: EngineId
+    charge: Backlog
+    attempt: int
+    answered: bool = False
+    """The engine has sent the first token."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What is remembered of a waiting call beside its place in the queue."""
+
+    expires_at_s: float
+    """Instant at which its wait here ends: its deadline, or the end of its time to live if it has none."""
+    attempt: int = 1
+    avoid: set[EngineId] = field(default_factory=set)
+    """Engines that have failed the call."""
+
+
+class Dispatcher:
+    """Calls in, actions out. Not thread-safe. Every method takes O(engines + log waiting) for each call that it moves."""
+
+    def __init__(
+        self,
+        engines: EngineTable,
+        *,
+        policy: policies.Policy,
+        settings: DispatchSettings,
+        limits: Limits,
+        retry: retries.RetrySettings,
+        rng: random.Random,
+    ) -> None:
+        self.settings = settings
+        self._engines = engines
+        self._rule = rules.create(settings)
+        self._queue = WaitingQueue(policy)
+        self._waiting: dict[CallId, _Waiting] = {}
+        self._expiries: list[tuple[float, CallId]] = []
+        """A heap of (expiry, call). Entries of calls that no longer wait are skipped, and removed when they are many."""
+        self._out: dict[CallId, _Out] = {}
+        self._groups: dict[str, Counter[EngineId]] = {}
+        """Calls of each request group at each engine."""
+        self._limits = limits
+        self._retry = retry
+        self._rng = rng
+        self._turn = 0
+        self._draining = False
+
+    @property
+    def policy(self) -> str:
+        return self._queue.policy.name
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def inflight(self) -> int:
+        """Calls at engines."""
+        return len(self._out)
+
+    def waiting_calls(self) -> list[Call]:
+        """The waiting calls, next first."""
+        return [item.call for item in self._queue]
+
+    def own_backlog(self, engine: EngineId) -> Backlog:
+        """The work of the calls that are out at `engine`."""
+        return sum((out.charge for out in self._out.values() if out.engine == engine), NO_BACKLOG)
+
+    def group_at(self, group: str) -> Mapping[EngineId, int]:
+        """Calls of the request group at each engine."""
+        return self._groups.get(group, {})
+
+    def next_expiry_at_s(self) -> float | None:
+        """The instant at which `on_tick` has a call to shed; None while no call waits."""
+        while self._expiries and not self._still_waits(*self._expiries[0]):
+            heapq.heappop(self._expiries)
+        return self._expiries[0][0] if self._expiries else None
+
+    # Events.
+
+    def on_arrival(self, now: float, call: Call) -> list[Action]:
+        """A call came in. It is sent, waits, or is shed with a reason."""
+        if self._draining:
+            return [self._shed(call, DropReason.DRAINING)]
+        accepting = self._engines.accepting(now)
+        if not accepting:
+            return [self._shed(call, DropReason.NO_ENGINES)]
+        if len(self._queue) >= self._limits.max_waiting and not any(engine.has_room for engine in accepting):
+            return [self._shed(call, DropReason.SATURATED)]
+        self._queue.push(self._queued(call))
+        self._wait(call, _Waiting(expires_at_s=self._expires_at_s(now, call)))
+        return self.pump(now)
+
+    def on_first_token(self, now: float, call_id: CallId) -> None:
+        """The engine answers: the call is never moved again."""
+        out = self._out.get(call_id)
+        if out is not None:
+            out.answered = True
+            self.on_progress(now, call_id, 1)
+
+    def on_progress(self, now: float, call_id: CallId, tokens: int) -> None:
+        """The call's prompt is done and `tokens` tokens came out: its charge shrinks to the work that is left."""
+        out = self._out.get(call_id)
+        engine = None if out is None else self._engines.get(out.engine)
+        if out is not None and engine is not None:
+            self._recharge(out, engine.cost.decode_charge(out.call, tokens))
+
+    def on_prediction(self, now: float, call: Call) -> None:
+        """A late prediction changed what is known of a call: a waiting call is ordered anew, a call at an engine keeps its
+        engine and is charged anew at its next progress."""
+        if call.id in self._waiting:
+            self._queue.rekey(self._queued(call))
+        elif call.id in self._out:
+            self._out[call.id].call = call
+
+    def on_attempt_failed(self, now: float, call_id: CallId, failure: retries.Failure) -> list[Action]:
+        """An engine failed the call before its first token. The call goes to another engine in its old place in the queue,
+        or is given up."""
+        out = self._out.get(call_id)
+        if out is None:
+            return []
+        retrying = sum(item.attempt > 1 and not item.answered for item in self._out.values())
+        again = retries.retry(
+            failure, attempt=out.attempt, retrying=retrying, inflight=len(self._out), settings=self._retry
+        )
+        self._settle(now, call_id)
+        if not again:
+            return [GiveUp(call=out.call), *self.pump(now)]
+        waiting = _Waiting(expires_at_s=self._expires_at_s(now, out.call), attempt=out.attempt + 1, avoid={out.engine})
+        if not self._may_serve(now, waiting):
+            return [self._shed(out.call, DropReason.NO_ENGINES), *self.pump(now)]
+        self._queue.push_front(self._queued(out.call))
+        self._wait(out.call, waiting)
+        return self.pump(now)
+
+    def on_end(self, now: float, call_id: CallId) -> list[Action]:
+        """The call's last token came, or it failed for good. An unknown id is ignored (a late echo of a cancel)."""
+        self._settle(now, call_id)
+        return self.pump(now)
+
+    def on_cancel(self, now: float, call_id: CallId) -> list[Action]:
+        """The client went away."""
+        if self._queue.remove(call_id) is not None:
+            del self._waiting[call_id]
+            return []
+        return self.on_end(now, call_id)
+
+    def on_engine_gone(self, now: float, engine: EngineId) -> list[Action]:
+        """The engine left the pool. The calls that are out there end by their own events."""
+        self._engines.remove(engine)
+        self._rule.on_engine_gone(now, engine)
+        return self.pump(now)
+
+    def on_policy(self, policy: policies.Policy) -> int:
+        """Orders the waiting calls by another policy; returns their number."""
+        self._queue.switch(policy)
+        return len(self._queue)
+
+    def on_tick(self, now: float) -> list[Action]:
+        """Sheds the calls whose time in the gateway is over."""
+        expired: list[Action] = []
+        while (expires_at_s := self.next_expiry_at_s()) is not None and expires_at_s <= now:
+            expired.append(self._expire(now, heapq.heappop(self._expiries)[1]))
+        return [*expired, *self.pump(now)]
+
+    def on_drain(self) -> None:
+        """From here on new calls are shed; the waiting calls are still served."""
+        self._draining = True
+
+    def pump(self, now: float) -> list[Action]:
+        """Sends calls from the head of the queue while some engine has room for them."""
+        actions: list[Action] = []
+        skipped: list[policies.QueuedRequest] = []
+        while self._queue:
+            rooms = [engine for engine in self._engines.accepting(now) if engine.has_room]
+            if not rooms:
+                break
+            item = self._queue.pop()
+            avoid = self._waiting[item.call.id].avoid
+            allowed = [engine for engine in rooms if engine.facts.id not in avoid] if avoid else rooms
+            if not allowed:
+                skipped.append(item)
+            elif item.call.deadline_s is not None and item.call.deadline_s <= now:
+                del self._waiting[item.call.id]
+                actions.append(self._shed(item.call, DropReason.DEADLINE_UNREACHABLE))
+            else:
+                actions.append(self._send(now, item.call, allowed))
+        for item in reversed(skipped):
+            self._queue.push_front(item)
+        return actions
+
+    # The machinery.
+
+    def _send(self, now: float, call: Call, engines: Sequence[Engine]) -> Send:
+        routable = [engine.routable for engine in engines]
+        cached = self._rule.cached_tokens(now, call)
+        for item in routable:
+            item.cached_tokens = cached.get(item.id, 0)
+        context = RoutingContext(
+            now=now, call=call, engines=routable, settings=self.settings, turn=self._turn, rng=self._rng
+        )
+        choice = self._rule.choose(context)
+        chosen, price = choice.engine, context.price(choice.engine)
+        decision = Decision(
+            engine=chosen.id,
+            rule=self.settings.rule,
+            queue_s=chosen.queue_s,
+            service_s=price.service_s,
+            slack_s=context.slack_s(chosen),
+            scores=choice.scores,
+        )
+        self._turn += 1
+        waited = self._waiting.pop(call.id)
+        target = self._engines.get(chosen.id)
+        if target is None:
+            raise AssertionError(f"rule {self.settings.rule!r} named engine {chosen.id!r}, which is not in the pool")
+        neighbours = target.backlog.calls
+        target.set_own(target.own + price.charge)
+        self._out[call.id] = _Out(call, chosen.id, price.charge, waited.attempt)
+        if call.group is not None:
+            self._groups.setdefault(call.group, Counter())[chosen.id] += 1
+        self._rule.on_sent(now, call, chosen.id)
+        return Send(call=call, decision=decision, attempt=waited.attempt, neighbours=neighbours)
+
+    def _settle(self, now: float, call_id: CallId) -> None:
+        out = self._out.pop(call_id, None)
+        if out is None:
+            return
+        self._recharge(out, NO_BACKLOG)
+        self._rule.on_end(now, out.call, out.engine)
+        if out.call.group is not None:
+            members = self._groups[out.call.group]
+            members[out.engine] -= 1
+            if not members[out.engine]:
+                del members[out.engine]
+            if not members:
+                del self._groups[out.call.group]
+
+    def _recharge(self, out: _Out, left: Backlog) -> None:
+        engine = self._engines.get(out.engine)
+        if engine is not None:
+            engine.set_own(engine.own + (left - out.charge))
+        out.charge = left
+
+    def _queued(self, call: Call) -> policies.QueuedRequest:
+        models = [engine.cost for engine in self._engines]
+        return policies.QueuedRequest(call=call, service_s=mean_call_seconds(models, call) if models else 0.0)
+
+    def _may_serve(self, now: float, waiting: _Waiting) -> bool:
+        return any(engine.facts.id not in waiting.avoid for engine in self._engines.accepting(now))
+
+    def _expires_at_s(self, now: float, call: Call) -> float:
+        return now + self._limits.ttl_s if call.deadline_s is None else call.deadline_s
+
+    def _wait(self, call: Call, waiting: _Waiting) -> None:
+        self._waiting[call.id] = waiting
+        heapq.heappush(self._expiries, (waiting.expires_at_s, call.id))
+        if len(self._expiries) > 2 * len(self._waiting) + SLACK_EXPIRIES:
+            self._expiries = [entry for entry in self._expiries if self._still_waits(*entry)]
+            heapq.heapify(self._expiries)
+
+    def _still_waits(self, expires_at_s: float, call_id: CallId) -> bool:
+        waiting = self._waiting.get(call_id)
+        return waiting is not None and waiting.expires_at_s == expires_at_s
+
+    def _expire(self, now: float, call_id: CallId) -> Shed:
+        item = self._queue.remove(call_id)
+        waiting = self._waiting.pop(call_id)
+        if item is None:
+            raise AssertionError(f"call {call_id!r} has an expiry but does not wait")
+        if not self._may_serve(now, waiting):
+            return self._shed(item.call, DropReason.NO_ENGINES)
+        timed = item.call.deadline_s is not None
+        return self._shed(item.call, DropReason.DEADLINE_UNREACHABLE if timed else DropReason.TTL_EXPIRED)
+
+    def _shed(self, call: Call, reason: DropReason) -> Shed:
+        shortest_s = min((engine.routable.queue_s for engine in self._engines), default=1.0)
+        return Shed(call=call, reason=reason, retry_after_s=min(max(1.0, shortest_s), 60.0))
+
+
+def with_prediction(call: Call, *, output_predicted: int | None, output_upper: int | None, urgency: int | None) -> Call:
+    """The call with what a late prediction says; None keeps what is known."""
+    return replace(
+        call,
+        output_predicted=call.output_predicted if output_predicted is None else max(output_predicted, 1),
+        output_upper=call.output_upper if output_upper is None else output_upper,
+        urgency=call.urgency if urgency is None else urgency,
+    )

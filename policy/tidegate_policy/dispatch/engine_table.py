@@ -1,0 +1,168 @@
+"""Which engines accept calls, how fast are they, and how much work do they hold?
+
+Health checks report `EngineFacts`. The table adds what the gateway core knows by itself: failed calls
+(`admit.outliers`), the speed of engines without a profile (`predict.engine_speed`), and this gateway's own share of the
+backlog.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Literal
+
+from tidegate_policy.admit import outliers
+from tidegate_policy.cost import CostModel
+from tidegate_policy.dispatch.routing import RoutableEngine
+from tidegate_policy.model import NO_BACKLOG, Backlog, EngineId
+from tidegate_policy.predict.engine_speed import EngineSpeed, SpeedObservation
+
+MaxInflight = int | Literal["auto"] | None
+"""Sequences that may be out at one engine. "auto" = enough to keep its batch full; None = no bound (early binding)."""
+
+
+class Health(StrEnum):
+    """What health checks say of an engine."""
+
+    UP = "up"
+    DOUBTFUL = "doubtful"
+    """The last health check failed. The engine gets calls only while every other engine is doubtful too."""
+    DOWN = "down"
+    """The engine fails its health checks, drains, or serves another model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """An engine as discovery, health checks and the shared store describe it."""
+
+    id: EngineId
+    cost: CostModel | None
+    """None = the engine has no profile; its speed is learned from its answers."""
+    health: Health = Health.UP
+    others: Backlog = NO_BACKLOG
+    """Calls that other gateways have sent to the engine and that have not ended."""
+
+
+def max_inflight(setting: MaxInflight, model: CostModel) -> int | None:
+    """The bound in sequences. "auto" allows a full batch and an eighth of a batch behind it, so that no place stays
+    empty."""
+    if setting == "auto":
+        return model.max_batch + max(2, model.max_batch // 8)
+    return setting
+
+
+class Engine:
+    """One engine of the table."""
+
+    __slots__ = ("facts", "limit", "own", "record", "routable", "speed")
+
+    def __init__(self, facts: EngineFacts, cost: CostModel, limit: int | None) -> None:
+        self.facts = facts
+        self.own = NO_BACKLOG
+        """Calls that this gateway has sent to the engine and that have not ended."""
+        self.record = outliers.FailureRecord()
+        self.speed = EngineSpeed()
+        self.limit = limit
+        self.routable = RoutableEngine(facts.id, cost, facts.others)
+
+    @property
+    def cost(self) -> CostModel:
+        return self.routable.cost
+
+    @property
+    def backlog(self) -> Backlog:
+        """The work of all gateways on the engine."""
+        return self.routable.backlog
+
+    @property
+    def has_room(self) -> bool:
+        return self.limit is None or self.routable.backlog.calls < self.limit
+
+    def set_own(self, own: Backlog) -> None:
+        self.own = own
+        self.routable.set_backlog(own + self.facts.others)
+
+
+class EngineTable:
+    """All engines in the order of their ids."""
+
+    def __init__(self, limit: MaxInflight, settings: outliers.OutlierSettings) -> None:
+        self._limit = limit
+        self._settings = settings
+        self._engines: dict[EngineId, Engine] = {}
+        self._models: dict[CostModel, CostModel] = {}
+        """Equal cost models are one object, so that a call is priced once for each kind of engine."""
+
+    def __iter__(self) -> Iterator[Engine]:
+        return iter(self._engines.values())
+
+    def get(self, engine: EngineId) -> Engine | None:
+        return self._engines.get(engine)
+
+    def costs(self) -> list[CostModel]:
+        """Cost models of the engines that are not down; of all engines if every engine is down."""
+        live = [item.cost for item in self if item.facts.health is not Health.DOWN]
+        return live or [item.cost for item in self]
+
+    def update(self, facts: EngineFacts, own: Callable[[], Backlog]) -> None:
+        """Takes in new facts; `own` gives this gateway's backlog on an engine that the table did not know."""
+        known = self._engines.get(facts.id)
+        if known is None:
+            fresh = Engine(facts, self._interned(facts.cost or EngineSpeed().predict()), None)
+            fresh.own = own()
+            self._engines[facts.id] = known = fresh
+            self._engines = dict(sorted(self._engines.items()))
+        known.facts = facts
+        self._set_cost(known, facts.cost or known.speed.predict())
+        known.set_own(known.own)
+
+    def set_others(self, others: Mapping[EngineId, Backlog]) -> None:
+        """Takes in the work of other gateways on each engine; an engine that is absent has none."""
+        for item in self:
+            item.facts = replace(item.facts, others=others.get(item.facts.id, NO_BACKLOG))
+            item.set_own(item.own)
+
+    def remove(self, engine: EngineId) -> None:
+        self._engines.pop(engine, None)
+
+    def accepting(self, now: float) -> list[Engine]:
+        """The engines that may be given a call: up and not ejected; doubtful ones only when no other engine serves."""
+        serving = [item for item in self if item.facts.health is Health.UP and not item.record.ejected(now)]
+        if serving:
+            return serving
+        return [item for item in self if item.facts.health is Health.DOUBTFUL and not item.record.ejected(now)]
+
+    def on_attempt(self, now: float, engine: EngineId, *, ok: bool) -> float | None:
+        """An engine did its part in a call, or failed it. Returns the seconds of the ejection that follows, if one does.
+
+        The last engine that serves is never ejected: a bad engine is better than none.
+        """
+        known = self._engines.get(engine)
+        if known is None:
+            return None
+        after = known.record.after(now, ok=ok, settings=self._settings)
+        ejects = after.ejected(now) and not known.record.ejected(now)
+        if ejects and not self._others_serve(now, engine):
+            return None
+        known.record = after
+        return after.ejected_until_at_s - now if ejects else None
+
+    def on_answer(self, engine: EngineId, seen: SpeedObservation) -> None:
+        """An engine finished a call; the speed of an engine without a profile is learned from it."""
+        known = self._engines.get(engine)
+        if known is not None and known.facts.cost is None:
+            known.speed = known.speed.observe(seen)
+            self._set_cost(known, known.speed.predict())
+
+    def _others_serve(self, now: float, engine: EngineId) -> bool:
+        return any(
+            item.facts.health is Health.UP and not item.record.ejected(now) for item in self if item.facts.id != engine
+        )
+
+    def _set_cost(self, engine: Engine, cost: CostModel) -> None:
+        engine.routable.cost = self._interned(cost)
+        engine.limit = max_inflight(self._limit, cost)
+
+    def _interned(self, cost: CostModel) -> CostModel:
+        if len(self._models) > 4 * len(self._engines) + 64:
+            self._models = {item.cost: item.cost for item in self}
+        return self._models.setdefault(cost, cost)

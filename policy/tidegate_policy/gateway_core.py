@@ -1,0 +1,323 @@
+"""The gateway core: every decision that a gateway takes about a call, from its draft to its end.
+
+Events with their instants go in, actions come out. The core never turns back to ask its driver. The gateway (real sockets)
+and virtual time (benchmarks) drive the same object:
+
+    draft            may the call come in, and how many tokens must be booked?      admit.promises, predict.output_length
+    stage_grant      which share of its workflow's time does it get?                budget, predict.remaining_work
+    promise          which deadline, targets, urgency and weight does it get?       admit.promises
+    on_arrival ...   where and when is it sent, is it tried again, is it shed?      dispatch.dispatcher, admit.retries
+    on_end           what is learned from it?                                       predict, admit.fairness, admit.outliers
+
+Between `draft` and `promise` the driver books the tokens and joins the workflow, which are the only steps that wait for the
+store.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tidegate_policy import budget, policies
+from tidegate_policy.admit import fairness, outliers, promises, retries
+from tidegate_policy.dispatch import dispatcher, engine_table
+from tidegate_policy.dispatch.dispatcher import Action
+from tidegate_policy.dispatch.routing import DispatchSettings
+from tidegate_policy.model import Backlog, Call, CallId, DropReason, EngineId, StageState, Workflow, WorkflowId
+from tidegate_policy.predict import engine_speed, output_length, remaining_work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreSettings:
+    """What an operator of a pool may set. The defaults are the product's defaults, in gateways and in benchmarks."""
+
+    policy: str = policies.DEFAULT
+    dispatch: DispatchSettings = field(default_factory=DispatchSettings)
+    max_inflight: engine_table.MaxInflight = "auto"
+    limits: dispatcher.Limits = field(default_factory=dispatcher.Limits)
+    outliers: outliers.OutlierSettings = field(default_factory=outliers.OutlierSettings)
+    retries: retries.RetrySettings = field(default_factory=retries.RetrySettings)
+    classes: Sequence[promises.SloClass] = ()
+    default_class: str | None = None
+    """The class of calls that name none."""
+    tenants: Sequence[promises.Tenant] = ()
+
+
+class UnknownSloClass(ValueError):
+    """A call names a class that is not configured; the message lists the configured classes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFacts:
+    """A stage of a workflow as the store records it."""
+
+    name: str
+    after: tuple[str, ...] = ()
+    parallel: int = 0
+    """Declared calls at the same time; 0 = undeclared."""
+    passes: int = 1
+    """How often the stage may run in all."""
+    done_calls: int = 0
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowFacts:
+    """A workflow as the store records it, with instants of the driver's clock."""
+
+    id: WorkflowId
+    scope: str
+    """The template, else the tenant."""
+    deadline_at_s: float
+    cutoff_at_s: float | None
+    """The instant after which answers are worthless: the deadline and its grace; None = never."""
+    stages: Sequence[StageFacts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult:
+    """What an ended call has shown."""
+
+    ok: bool
+    """The engine sent the whole answer."""
+    prompt_tokens: int | None = None
+    """Usage as the engine reported it; None = not reported."""
+    output_tokens: int | None = None
+    """Usage of all sequences; None = not reported."""
+    sent_at_s: float | None = None
+    first_at_s: float | None = None
+    """None for an answer that was not streamed."""
+    finished_at_s: float | None = None
+    neighbours: int = 0
+    """Other sequences at the engine when the call was sent."""
+
+
+@dataclass(slots=True)
+class _Admitted:
+    """What was agreed for a call that has not ended."""
+
+    draft: promises.Draft
+    kind: output_length.Kind
+    call: Call
+    engine: EngineId | None = None
+
+
+class GatewayCore:
+    """Not thread-safe. One object for each gateway, or for each cell of a benchmark."""
+
+    def __init__(self, settings: CoreSettings, rng: random.Random) -> None:
+        self.lengths = output_length.OutputLengths()
+        self.remaining_work = remaining_work.RemainingWork()
+        self.tenant_service = fairness.TenantService()
+        self.engines = engine_table.EngineTable(settings.max_inflight, settings.outliers)
+        self.dispatcher = dispatcher.Dispatcher(
+            self.engines,
+            policy=policies.named(settings.policy),
+            settings=settings.dispatch,
+            limits=settings.limits,
+            retry=settings.retries,
+            rng=rng,
+        )
+        self._classes = {item.name: item for item in settings.classes}
+        self._default_class = settings.default_class or ""
+        self._tenants = {item.name: item for item in settings.tenants}
+        self._crowded = max(settings.limits.max_waiting // 2, 1)
+        self._admitted: dict[CallId, _Admitted] = {}
+
+    # Admission.
+
+    def draft(self, now: float, facts: promises.CallFacts) -> promises.Draft | DropReason:
+        """The call that may come in, or the reason for which it is shed. Raises `UnknownSloClass`."""
+        if facts.slo_class is not None and self._classes and facts.slo_class not in self._classes:
+            known = ", ".join(sorted(self._classes))
+            raise UnknownSloClass(f"class {facts.slo_class!r} is unknown; known are {known}")
+        name = facts.slo_class or self._default_class
+        slo_class = self._classes.get(name) or promises.SloClass(name=name)
+        if slo_class.sheddable and self.dispatcher.waiting >= self._crowded:
+            return DropReason.SATURATED
+        prompt_tokens = facts.prompt_tokens
+        if prompt_tokens is None:
+            prompt_tokens = self.lengths.prompt_tokens(facts.model, facts.characters, facts.messages)
+        each = self.lengths.predict((facts.tenant, slo_class.name, facts.model), facts.max_tokens).expected
+        return promises.Draft(
+            facts=facts,
+            arrival_at_s=now,
+            slo_class=slo_class,
+            tenant=self._tenants.get(facts.tenant) or promises.Tenant(name=facts.tenant),
+            prompt_tokens=prompt_tokens,
+            tokens_to_book=prompt_tokens + each * facts.sequences,
+        )
+
+    def stage_grant(self, now: float, workflow: WorkflowFacts, stage: str, model: str) -> promises.StageGrant:
+        """The share of the workflow's time that a call of `stage` gets, ready at `now` (HexGen eq 5)."""
+        models = self.engines.costs()
+        declared = {item.name for item in workflow.stages}
+        states = tuple(
+            StageState(
+                name=item.name,
+                after=item.after,
+                mean_s=self.lengths.stage_seconds((workflow.scope, item.name, model), models),
+                passes=max(1, item.passes - item.done_calls // max(item.parallel, 1)),
+                done=item.over,
+            )
+            for item in workflow.stages
+        )
+        granted = budget.of_call(
+            now,
+            Workflow(id=workflow.id, arrival_s=now, deadline_s=workflow.deadline_at_s, stages=states),
+            stage,
+        )
+        learned_s = None if stage in declared else self.remaining_work.predict((workflow.scope, stage))
+        if learned_s is not None:
+            own_s = self.lengths.stage_seconds((workflow.scope, stage, model), models)
+            due_s = budget.due_s(now, workflow.deadline_at_s, cost_s=own_s, rest_s=learned_s)
+            granted = budget.Budget(due_s=due_s, rest_s=learned_s)
+        return promises.StageGrant(
+            workflow=workflow.id,
+            stage=stage,
+            scope=workflow.scope,
+            due_at_s=granted.due_s,
+            deadline_at_s=workflow.cutoff_at_s,
+            rest_s=granted.rest_s,
+        )
+
+    def promise(self, draft: promises.Draft, grant: promises.StageGrant | None) -> Call:
+        """The call with all that it is promised. The caller passes it to `on_arrival`, or to `on_cancel` when it is
+        withdrawn."""
+        kind = draft.kind(grant)
+        length = self.lengths.predict(kind, draft.facts.max_tokens)
+        call = promises.promise(draft, grant, length, self.engines.costs())
+        self._admitted[call.id] = _Admitted(draft, kind, call)
+        return call
+
+    # Events of a call.
+
+    def on_arrival(self, now: float, call: Call) -> list[Action]:
+        return self._seen(self.dispatcher.on_arrival(now, call))
+
+    def on_first_token(self, now: float, call_id: CallId) -> None:
+        """The engine answers the call."""
+        self.dispatcher.on_first_token(now, call_id)
+
+    def on_progress(self, now: float, call_id: CallId, tokens: int) -> None:
+        """`tokens` tokens of the call, of all its sequences, have come out so far."""
+        self.dispatcher.on_progress(now, call_id, tokens)
+
+    def on_prediction(
+        self,
+        now: float,
+        call_id: CallId,
+        *,
+        output_predicted: int | None = None,
+        output_upper: int | None = None,
+        urgency: int | None = None,
+    ) -> None:
+        """A prediction arrived after the call was admitted. A waiting call is ordered anew. None keeps what is known. The
+        tenant's entitlement bounds the urgency as it bounds a claim. An id that is not here is ignored."""
+        admitted = self._admitted.get(call_id)
+        if admitted is None:
+            return
+        bounded = None if urgency is None else max(urgency, admitted.draft.tenant.max_urgency)
+        admitted.call = dispatcher.with_prediction(
+            admitted.call, output_predicted=output_predicted, output_upper=output_upper, urgency=bounded
+        )
+        self.dispatcher.on_prediction(now, admitted.call)
+
+    def on_attempt_failed(self, now: float, call_id: CallId, failure: retries.Failure) -> list[Action]:
+        """An engine failed the call before its first token."""
+        return self._seen(self.dispatcher.on_attempt_failed(now, call_id, failure))
+
+    def on_engine_result(self, now: float, engine: EngineId, *, ok: bool) -> float | None:
+        """The engine did its part in a call, or failed it. Returns the seconds of the ejection that follows, if one
+        does."""
+        return self.engines.on_attempt(now, engine, ok=ok)
+
+    def on_end(self, now: float, call_id: CallId, result: CallResult) -> list[Action]:
+        """The call ended by itself, well or not. The core learns from an answer that is whole."""
+        admitted = self._admitted.pop(call_id, None)
+        if admitted is not None:
+            self._learn(now, admitted, result)
+        return self._seen(self.dispatcher.on_end(now, call_id))
+
+    def on_cancel(self, now: float, call_id: CallId) -> list[Action]:
+        """The client went away, or the call was withdrawn before it arrived. An id that is not here is ignored."""
+        self._admitted.pop(call_id, None)
+        return self._seen(self.dispatcher.on_cancel(now, call_id))
+
+    # Events of the pool.
+
+    def on_engine(self, now: float, facts: engine_table.EngineFacts) -> list[Action]:
+        """An engine appeared, or what is known of it changed."""
+        self.engines.update(facts, lambda: self.dispatcher.own_backlog(facts.id))
+        return self._seen(self.dispatcher.pump(now))
+
+    def on_others(self, now: float, others: Mapping[EngineId, Backlog]) -> list[Action]:
+        """The work of other gateways on each engine; an engine that is absent has none."""
+        self.engines.set_others(others)
+        return self._seen(self.dispatcher.pump(now))
+
+    def on_engine_gone(self, now: float, engine: EngineId) -> list[Action]:
+        """Discovery no longer lists the engine."""
+        return self._seen(self.dispatcher.on_engine_gone(now, engine))
+
+    def on_policy(self, name: str) -> int:
+        """Orders the waiting calls by another policy; returns their number. Raises `policies.UnknownPolicy`."""
+        return self.dispatcher.on_policy(policies.named(name))
+
+    def on_tick(self, now: float) -> list[Action]:
+        """Sheds the calls whose time in the gateway is over, and sends waiting calls to engines that came back."""
+        return self._seen(self.dispatcher.on_tick(now))
+
+    def on_drain(self) -> None:
+        """From here on new calls are shed; the waiting calls are still served."""
+        self.dispatcher.on_drain()
+
+    # The machinery.
+
+    def _seen(self, actions: list[Action]) -> list[Action]:
+        """Remembers where calls went, and forgets the calls that left."""
+        for action in actions:
+            if isinstance(action, dispatcher.Send):
+                admitted = self._admitted.get(action.call.id)
+                if admitted is not None:
+                    admitted.engine = action.decision.engine
+            else:
+                self._admitted.pop(action.call.id, None)
+        return actions
+
+    def _learn(self, now: float, admitted: _Admitted, result: CallResult) -> None:
+        call, facts = admitted.call, admitted.draft.facts
+        if not result.ok or result.prompt_tokens is None or result.output_tokens is None:
+            return
+        self.tenant_service.observe(now, call.tenant, result.prompt_tokens + result.output_tokens, call.weight)
+        self.lengths.observe(
+            admitted.kind,
+            output_length.LengthObservation(
+                characters=facts.characters,
+                messages=facts.messages,
+                sequences=call.sequences,
+                prompt_tokens=result.prompt_tokens,
+                output_tokens=result.output_tokens,
+            ),
+        )
+        engine = None if admitted.engine is None else self.engines.get(admitted.engine)
+        if engine is None or result.sent_at_s is None or result.finished_at_s is None:
+            return
+        others_now = max(engine.backlog.calls - call.sequences, 0)
+        self.engines.on_answer(
+            engine.facts.id,
+            engine_speed.SpeedObservation(
+                prompt_tokens=result.prompt_tokens,
+                tokens=round(result.output_tokens / call.sequences),
+                ttft_s=None if result.first_at_s is None else result.first_at_s - result.sent_at_s,
+                whole_s=result.finished_at_s - result.sent_at_s,
+                neighbours=(result.neighbours + others_now) / 2,
+                found_idle=result.neighbours <= 0,
+            ),
+        )
+
+
+def used_tokens(call: Call, result: CallResult, *, otherwise: int) -> int:
+    """Tokens to charge to the tenant for a call: what its engine reported, else `otherwise`."""
+    if not result.output_tokens:
+        return otherwise
+    return (call.prompt_tokens if result.prompt_tokens is None else result.prompt_tokens) + result.output_tokens
