@@ -13,11 +13,14 @@ from typing import Any, Literal
 
 import yaml
 
-from tidegate_gateway import settings_decoder
+from tidegate_gateway import settings_decoder, stage_declaration
 from tidegate_gateway.settings_decoder import BadSettings
-from tidegate_policy import budget, choose, policies
-from tidegate_policy.model import DEFAULT_URGENCY, StageState
+from tidegate_policy import gateway_core, policies
+from tidegate_policy.admit import outliers, promises
+from tidegate_policy.dispatch import dispatcher, routing, rules
 
+AUTO_ALPHA = 0.2
+"""The meaning of `alpha: auto`; HexGen's best values lie between 0.1 and 0.4."""
 STORE_URLS = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://")
 
 
@@ -94,48 +97,12 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SloClass:
-    """A service class that a call may name."""
-
-    name: str
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    deadline_s: float | None = None
-    """From arrival to the last token: when the call is due, not when its answer becomes worthless."""
-    weight: float = 1.0
-    sheddable: bool = False
-    """Refused first when the gateway's queue is half full."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tenant:
-    """What a tenant is entitled to; any other tenant gets these defaults."""
-
-    name: str = ""
-    weight: float = 1.0
-    max_urgency: int = DEFAULT_URGENCY
-    """The most urgent level that it may claim; 0 is the most urgent."""
-    tokens_per_minute: int | None = None
-    """Prompt and answer tokens a minute, all gateways together; null = no limit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateStage:
-    name: str
-    after: tuple[str, ...] = ()
-    parallel: int | None = None
-    """Calls that the stage makes at the same time; null = undeclared, or 1 where the stage repeats."""
-    repeat: int = 1
-    """How often they may be repeated, at most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
     """A workflow that clients create by its name."""
 
     name: str
     deadline_s: float | None = None
-    stages: tuple[TemplateStage, ...] = ()
+    stages: tuple[stage_declaration.StageDeclaration, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +152,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    name: str = "urgency"
+    name: str = policies.DEFAULT
     """Order of the calls that wait here until someone (steering, or a person) says otherwise."""
 
 
@@ -241,10 +208,10 @@ class Settings:
     engines: tuple[StaticEngine, ...] = ()
     services: tuple[EngineService, ...] = ()
     health: Health = field(default_factory=Health)
-    classes: tuple[SloClass, ...] = ()
+    classes: tuple[promises.SloClass, ...] = ()
     default_class: str | None = None
     """Class of the calls that name none."""
-    tenants: tuple[Tenant, ...] = ()
+    tenants: tuple[promises.Tenant, ...] = ()
     workflows: tuple[Template, ...] = ()
     dispatch: Dispatch = field(default_factory=Dispatch)
     queue: Queue = field(default_factory=Queue)
@@ -292,6 +259,26 @@ def from_environment(settings: Settings, environment: Mapping[str, str]) -> Sett
     return _checked(placed)
 
 
+def core_settings(settings: Settings) -> gateway_core.CoreSettings:
+    """The part of the settings that the gateway core decides by."""
+    dispatch, health = settings.dispatch, settings.health
+    alpha = AUTO_ALPHA if isinstance(dispatch.alpha, str) else dispatch.alpha
+    return gateway_core.CoreSettings(
+        policy=settings.policy.name,
+        dispatch=routing.DispatchSettings(rule=dispatch.rule, alpha=alpha, beta=dispatch.beta),
+        max_inflight=dispatch.cap,
+        limits=dispatcher.Limits(max_waiting=settings.queue.max_requests, ttl_s=settings.queue.ttl_s),
+        ejection=outliers.OutlierSettings(
+            consecutive_failures=health.consecutive_failures,
+            base_ejection_s=health.base_ejection_s,
+            max_ejection_s=health.max_ejection_s,
+        ),
+        classes=settings.classes,
+        default_class=settings.default_class,
+        tenants=settings.tenants,
+    )
+
+
 def _checked(settings: Settings) -> Settings:
     for problem in _problems(settings):
         raise BadSettings(problem)
@@ -304,9 +291,9 @@ def _problems(settings: Settings) -> list[str]:
         problems.append(
             f"policy.name must be one of {', '.join(sorted(policies.POLICIES))}, not {settings.policy.name!r}"
         )
-    if settings.dispatch.rule not in choose.RULES:
+    if settings.dispatch.rule not in rules.RULES:
         problems.append(
-            f"dispatch.rule must be one of {', '.join(sorted(choose.RULES))}, not {settings.dispatch.rule!r}"
+            f"dispatch.rule must be one of {', '.join(sorted(rules.RULES))}, not {settings.dispatch.rule!r}"
         )
     if isinstance(settings.dispatch.alpha, float) and not 0 <= settings.dispatch.alpha <= 1:
         problems.append("dispatch.alpha must be from 0 to 1, or auto")
@@ -333,7 +320,7 @@ def _problems(settings: Settings) -> list[str]:
     ]
     for template in settings.workflows:
         try:
-            budget.declared(tuple(StageState(name=stage.name, after=stage.after) for stage in template.stages))
-        except ValueError as error:
-            problems.append(f"workflows[{template.name}].stages: {error}")
+            stage_declaration.check(template.stages)
+        except stage_declaration.BadStages as error:
+            problems.append(f"workflows[{template.name}].stages{error.where} {error}")
     return problems

@@ -1,4 +1,5 @@
-"""What is a declared stage of a workflow? One shape for templates, HTTP, gRPC and the store, and the checks of a list of them.
+"""What is a declared stage of a workflow? One shape for templates, HTTP, gRPC and the store, and the checks of a list
+of them.
 
 Sizes are checked first: a list that is too long costs no other work.
 """
@@ -61,6 +62,6 @@ def check(stages: Sequence[StageDeclaration]) -> None:
         if len(set(stage.after)) < len(stage.after):
             raise BadStages(f"[{i}].after", "must name each stage at most once")
     try:
-        budget.declared(tuple(StageState(name=stage.name, after=stage.after) for stage in stages))
+        budget.check_declaration(tuple(StageState(name=stage.name, after=stage.after) for stage in stages))
     except ValueError as error:
-        raise BadStages("", f": {error}") from error
+        raise BadStages("", f"are wrong: {error}") from error

@@ -34,12 +34,14 @@ class CoreSettings:
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     max_inflight: engine_table.MaxInflight = "auto"
     limits: dispatcher.Limits = field(default_factory=dispatcher.Limits)
-    outliers: outliers.OutlierSettings = field(default_factory=outliers.OutlierSettings)
-    retries: retries.RetrySettings = field(default_factory=retries.RetrySettings)
+    ejection: outliers.OutlierSettings = field(default_factory=outliers.OutlierSettings)
+    retry: retries.RetrySettings = field(default_factory=retries.RetrySettings)
     classes: Sequence[promises.SloClass] = ()
     default_class: str | None = None
     """The class of calls that name none."""
     tenants: Sequence[promises.Tenant] = ()
+    anyone: promises.Tenant = field(default_factory=promises.Tenant)
+    """What a tenant without an entry is entitled to."""
 
 
 class UnknownSloClass(ValueError):
@@ -58,6 +60,8 @@ class StageFacts:
     """How often the stage may run in all."""
     done_calls: int = 0
     over: bool = False
+    declared: bool = True
+    """False for a stage that its first call added to the workflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,18 +112,19 @@ class GatewayCore:
         self.lengths = output_length.OutputLengths()
         self.remaining_work = remaining_work.RemainingWork()
         self.tenant_service = fairness.TenantService()
-        self.engines = engine_table.EngineTable(settings.max_inflight, settings.outliers)
+        self.engines = engine_table.EngineTable(settings.max_inflight, settings.ejection)
         self.dispatcher = dispatcher.Dispatcher(
             self.engines,
             policy=policies.named(settings.policy),
             settings=settings.dispatch,
             limits=settings.limits,
-            retry=settings.retries,
+            retry=settings.retry,
             rng=rng,
         )
         self._classes = {item.name: item for item in settings.classes}
         self._default_class = settings.default_class or ""
         self._tenants = {item.name: item for item in settings.tenants}
+        self._anyone = settings.anyone
         self._crowded = max(settings.limits.max_waiting // 2, 1)
         self._admitted: dict[CallId, _Admitted] = {}
 
@@ -142,7 +147,7 @@ class GatewayCore:
             facts=facts,
             arrival_at_s=now,
             slo_class=slo_class,
-            tenant=self._tenants.get(facts.tenant) or promises.Tenant(name=facts.tenant),
+            tenant=self._tenants.get(facts.tenant) or self._anyone,
             prompt_tokens=prompt_tokens,
             tokens_to_book=prompt_tokens + each * facts.sequences,
         )
@@ -150,7 +155,7 @@ class GatewayCore:
     def stage_grant(self, now: float, workflow: WorkflowFacts, stage: str, model: str) -> promises.StageGrant:
         """The share of the workflow's time that a call of `stage` gets, ready at `now` (HexGen eq 5)."""
         models = self.engines.costs()
-        declared = {item.name for item in workflow.stages}
+        declared = {item.name for item in workflow.stages if item.declared}
         states = tuple(
             StageState(
                 name=item.name,

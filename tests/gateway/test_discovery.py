@@ -39,16 +39,16 @@ async def test_engines_follow_the_addresses_of_a_service(up: Any, until: Any, na
         async with up(services=[service], health={"resolve": 0.05}) as client:
             assert (await client.ask())[0] == 503
             names.addresses = ["127.0.0.1", "127.0.0.99"]
-            await until(lambda: any(state.accepting for state in client.gateway.core.engines()))
+            await until(lambda: client.accepting())
             assert (await client.ask())[2]["x-tidegate-engine"] == f"127.0.0.1:{port}"
             assert {shown["node_pool"] for shown in client.state()["engines"]} == {"a100"}
             names.addresses = ["127.0.0.1"]
-            await until(lambda: len(client.gateway.core.engines()) == 1)
+            await until(lambda: len(list(client.gateway.core.engines)) == 1)
             names.addresses = None
             await asyncio.sleep(0.2)
             assert (await client.ask())[0] == 200, "an answer that the name server takes back for a while still stands"
             names.addresses = []
-            await until(lambda: not client.gateway.core.engines())
+            await until(lambda: not list(client.gateway.core.engines))
             assert (await client.ask())[0] == 503
 
 
@@ -58,11 +58,11 @@ async def test_an_engine_that_leaves_finishes_its_calls(up: Any, until: Any, nam
         names.addresses = ["127.0.0.1"]
         service = {"name": "chat-engines", "port": port}
         async with up(services=[service], health={"resolve": 0.05}) as client, asyncio.TaskGroup() as group:
-            await until(lambda: any(state.accepting for state in client.gateway.core.engines()))
+            await until(lambda: client.accepting())
             call = group.create_task(client.ask())
             await until(lambda: engine.running == 1)
             names.addresses = []
-            await until(lambda: not client.gateway.core.engines())
+            await until(lambda: not list(client.gateway.core.engines))
             assert (await call)[0] == 200
 
 
@@ -105,9 +105,9 @@ async def test_a_control_port_that_speaks_nonsense_does_no_harm(up: Any, until: 
     await server.start()
     async with fake_engine.engine() as engine, up({"url": engine.url, "control": f"127.0.0.1:{port}"}) as client:
         await asked.wait()
-        (known,) = client.gateway.fleet.known.values()
-        looks = known.looks
-        await until(lambda: known.looks > looks + 1)
+        (known,) = client.gateway.discovery.known.values()
+        looks = known.checks
+        await until(lambda: known.checks > looks + 1)
         assert (await client.ask())[0] == 200
     await server.stop(None)
 

@@ -33,7 +33,7 @@ async def stream(client: Any, **fields: Any) -> list[Any]:
 
 async def test_a_dead_engine_is_left_out(up: Any, until: Any) -> None:
     async with fake_engine.engine() as engine, up(engine, {"url": refused_url()}, seen=False) as client:
-        await until(lambda: any(state.accepting for state in client.gateway.core.engines()))
+        await until(lambda: client.accepting())
         for _ in range(5):
             assert (await client.ask())[0] == 200
         assert engine.served == 5
@@ -63,7 +63,7 @@ async def test_failing_engines_are_ejected_and_come_back(up: Any, until: Any) ->
 
         async def ejected() -> bool:
             assert (await client.ask())[0] == 200
-            return any(not state.accepting for state in client.gateway.core.engines())
+            return not client.all_accepting()
 
         await until(ejected)
         bad.status = 200
@@ -83,7 +83,7 @@ async def test_a_full_engine_is_not_ejected(up: Any) -> None:
     ):
         for _ in range(10):
             assert (await client.ask())[0] == 200
-        assert all(state.accepting for state in client.gateway.core.engines())
+        assert client.all_accepting()
 
 
 async def test_the_only_engines_failure_is_a_clear_error(up: Any) -> None:
@@ -151,7 +151,7 @@ async def test_a_port_that_does_not_speak_http_is_no_engine(up: Any, until: Any)
     server = await asyncio.start_server(babble, "127.0.0.1", 0)
     bad = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server, fake_engine.engine() as engine, up({"url": bad}, engine, seen=False) as client:
-        await until(lambda: all(known.looks for known in client.gateway.fleet.known.values()))
+        await until(lambda: all(known.checks for known in client.gateway.discovery.known.values()))
         for _ in range(3):
             assert (await client.ask())[0] == 200
         reasons = {shown["url"]: shown["reason"] for shown in client.state()["engines"]}
@@ -200,7 +200,7 @@ async def test_an_answer_that_is_not_streamed_has_an_end_that_no_engine_is_blame
         assert (status, answer["error"]["code"]) == (504, "engine_timeout")
         assert "stream it" in answer["error"]["message"]
         assert (len(slow.bodies), len(spare.bodies)) == (1, 0)
-        assert all(known.record.failures == 0 for known in client.gateway.fleet.known.values())
+        assert all(engine.record.failures == 0 for engine in client.gateway.core.engines)
 
 
 async def test_a_lone_engine_that_hangs_is_a_504_or_503_not_a_hang(up: Any) -> None:
@@ -240,7 +240,7 @@ async def test_an_engine_that_serves_another_model_gets_no_calls(up: Any, until:
         up(engine, other, model="fake", seen=False) as client,
     ):
         await until(lambda: client.gateway.problems()[0] == "ready")
-        await until(lambda: all(known.looks for known in client.gateway.fleet.known.values()))
+        await until(lambda: all(known.checks for known in client.gateway.discovery.known.values()))
         for _ in range(4):
             assert (await client.ask())[0] == 200
         assert other.bodies == []
@@ -271,12 +271,12 @@ async def test_an_engine_in_doubt_takes_calls_only_if_every_other_is_too(up: Any
         up(*preferring(bad, good), health=health) as client,
     ):
         bad.deaf = True
-        await until(lambda: sum(state.accepting for state in client.gateway.core.engines()) == 1)
+        await until(lambda: len(client.accepting()) == 1)
         for _ in range(4):
             assert (await client.ask())[0] == 200
         assert (bad.served, good.served) == (0, 4)
         good.deaf = True
-        await until(lambda: all(state.accepting for state in client.gateway.core.engines()))
+        await until(lambda: client.all_accepting())
         assert (await client.ask())[0] == 200
 
 

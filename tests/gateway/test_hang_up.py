@@ -28,8 +28,8 @@ async def test_hanging_up_before_the_first_token_stops_the_engine(up: Any, until
         await until(lambda: engine.running == 1)
         writer.transport.abort()
         await until(lambda: engine.running == 0, within_s=5)
-        await until(lambda: client.gateway.router.serving == 0)
-        assert not client.gateway.core.own_backlog(client.gateway.core.engines()[0].id)
+        await until(lambda: client.gateway.placements.in_progress == 0)
+        assert not client.own_backlog()
 
 
 async def test_hanging_up_in_mid_stream_stops_the_engine(up: Any, until: Any) -> None:
@@ -39,7 +39,7 @@ async def test_hanging_up_in_mid_stream_stops_the_engine(up: Any, until: Any) ->
         for writer in writers:
             writer.close()
         await until(lambda: engine.running == 0, within_s=5)
-        await until(lambda: client.gateway.core.out == 0)
+        await until(lambda: client.gateway.core.dispatcher.inflight == 0)
 
 
 async def test_hanging_up_while_waiting_leaves_the_queue(up: Any, until: Any) -> None:
@@ -47,9 +47,9 @@ async def test_hanging_up_while_waiting_leaves_the_queue(up: Any, until: Any) ->
         first = await started(client, stream=False)
         await until(lambda: engine.running == 1)
         second = await started(client, stream=False)
-        await until(lambda: client.gateway.core.waiting == 1)
+        await until(lambda: client.gateway.core.dispatcher.waiting == 1)
         second.transport.abort()
-        await until(lambda: client.gateway.core.waiting == 0)
+        await until(lambda: client.gateway.core.dispatcher.waiting == 0)
         assert len(engine.bodies) == 1
         first.transport.abort()
         await until(lambda: engine.running == 0)
@@ -61,7 +61,7 @@ async def test_a_client_that_does_not_read_is_given_up(up: Any, until: Any) -> N
         writer.transport.pause_reading()
         await until(lambda: engine.running == 1)
         await until(lambda: engine.running == 0, within_s=20)
-        await until(lambda: client.gateway.router.serving == 0)
+        await until(lambda: client.gateway.placements.in_progress == 0)
         writer.close()
 
 
@@ -107,7 +107,7 @@ async def test_a_client_that_does_not_read_any_kind_of_answer_is_cut(up: Any, un
                 async with client.http.get(client.probe_url + path) as probe:
                     assert probe.status == 200, "probes have a port of their own"
             await until(room, within_s=20)
-            await until(lambda: client.gateway.router.serving == 0)
+            await until(lambda: client.gateway.placements.in_progress == 0)
 
 
 async def test_a_client_that_reads_slowly_gets_all_of_its_answer(up: Any) -> None:

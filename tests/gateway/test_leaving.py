@@ -52,7 +52,7 @@ async def test_calls_that_outlast_the_drain_are_told_so(up: Any, until: Any) -> 
             stuck.hang = True
             whole = group.create_task(ask(stream=False))
             await until(lambda: stuck.running == 2)
-            await until(lambda: any(serving.begun for serving in client.gateway.router._servings.values()))
+            await until(lambda: client.gateway.placements.begun)
         (status, text), (refused, error) = await streamed, await whole
     assert (status, refused) == (200, 503)
     assert b'"code":"draining"' in text

@@ -131,7 +131,7 @@ async def test_a_class_fills_in_targets_and_headers_may_loosen_them(up: Any) -> 
 
 async def test_an_engines_own_refusal_passes_through(up: Any) -> None:
     async with fake_engine.engine(status=400) as engine, up(engine) as client, client.openai() as sdk:
-        with pytest.raises(openai.BadRequestError, match="the engine refuses: as told") as caught:
+        with pytest.raises(openai.BadRequestError, match="the engine rejects the request: as told") as caught:
             await sdk.chat.completions.create(model="fake", messages=[{"role": "user", "content": "hi"}])
         assert (caught.value.code, caught.value.type) == ("invalid_request", "invalid_request_error")
         with pytest.raises(openai.BadRequestError, match="as told"):
@@ -150,10 +150,10 @@ async def test_choices_are_charged_each_and_predicted_each(up: Any, until: Any) 
         call = asyncio.create_task(client.ask(n=4, max_tokens=20))
         await until(lambda: engine.running == 1)
         assert engine.bodies[-1]["vllm_xargs"]["tg.out_pred"] == 20
-        backlog = client.gateway.core.own_backlog(client.gateway.core.engines()[0].id)
+        backlog = client.own_backlog()
         assert (backlog.calls, backlog.output_tokens) == (4, 80)
         call.cancel()
-        await until(lambda: not client.gateway.core.own_backlog(client.gateway.core.engines()[0].id))
+        await until(lambda: not client.own_backlog())
 
 
 async def test_output_length_is_learned_from_answers_not_from_max_tokens(up: Any) -> None:
@@ -182,7 +182,7 @@ async def test_metrics_are_served_in_prometheus_format(up: Any) -> None:
 
 def test_every_metric_is_documented() -> None:
     page = (pathlib.Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    for family in prometheus_metrics.Telemetry().registry.collect():
+    for family in prometheus_metrics.Metrics().registry.collect():
         name = family.name + ("_total" if family.type == "counter" else "")
         assert f"`{name}" in page, name
 

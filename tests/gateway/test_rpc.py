@@ -156,7 +156,7 @@ async def test_cancelling_the_stream_stops_the_engine(up: Any, until: Any) -> No
         await until(lambda: engine.running == 1)
         stream.cancel()
         await until(lambda: engine.running == 0, within_s=5)
-        await until(lambda: client.gateway.router.serving == 0)
+        await until(lambda: client.gateway.placements.in_progress == 0)
 
 
 async def test_clients_that_do_not_read_give_their_places_back(up: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -170,7 +170,7 @@ async def test_clients_that_do_not_read_give_their_places_back(up: Any, caplog: 
         slow = [inference_pb2_grpc.InferenceStub(channel).Generate(chat()) for _ in range(2)]
         for stream in slow:
             assert (await stream.read()).accepted.engine
-        assert client.gateway.core.out == 2
+        assert client.gateway.core.dispatcher.inflight == 2
         engine.garbage = None
         status, _, _ = await client.ask()
         assert status == 200, "it waited for a place of the two"

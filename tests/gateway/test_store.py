@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import asyncio as valkey
 
-from tidegate_gateway import gateway_settings
+from tidegate_gateway import gateway_settings, stage_declaration
 from tidegate_gateway.store import store_contract, valkey_store
 from tidegate_policy.model import Backlog, EngineId
 
 STAGES = (
-    store_contract.Stage(name="a", parallel=2),
-    store_contract.Stage(name="b", after=("a",)),
-    store_contract.Stage(name="c", after=("b",)),
+    stage_declaration.StageDeclaration(name="a", parallel=2),
+    stage_declaration.StageDeclaration(name="b", after=("a",)),
+    stage_declaration.StageDeclaration(name="c", after=("b",)),
 )
 ENGINE = EngineId("e1")
 
@@ -104,7 +104,7 @@ async def test_a_dead_gateways_calls_are_forgotten_and_its_stage_can_end(
     two: tuple[store_contract.Store, store_contract.Store],
 ) -> None:
     one, other = two
-    await one.create(flow(stages=(store_contract.Stage(name="only"),)))
+    await one.create(flow(stages=(stage_declaration.StageDeclaration(name="only"),)))
     await one.join("w", "only", "lost", deadline_ms=None, tenant="")
     await other.join("w", "only", "retry", deadline_ms=None, tenant="")
     assert (await other.finish("w", "retry", ok=True)).state == "running", "the lost call may still come"
@@ -116,7 +116,7 @@ async def test_a_good_end_of_a_forgotten_call_still_counts_once(
     two: tuple[store_contract.Store, store_contract.Store],
 ) -> None:
     one, other = two
-    await one.create(flow(stages=(store_contract.Stage(name="wide", parallel=3),)))
+    await one.create(flow(stages=(stage_declaration.StageDeclaration(name="wide", parallel=3),)))
     for call in ("well", "badly"):
         await one.join("w", "wide", call, deadline_ms=None, tenant="")
     await other.forget("g1", 100)
@@ -131,7 +131,7 @@ async def test_the_last_stage_of_a_workflow_ends_by_a_forgotten_call(
     two: tuple[store_contract.Store, store_contract.Store],
 ) -> None:
     one, other = two
-    await one.create(flow(stages=(store_contract.Stage(name="only"),)))
+    await one.create(flow(stages=(stage_declaration.StageDeclaration(name="only"),)))
     await one.join("w", "only", "c", deadline_ms=None, tenant="")
     await other.forget("g1", 100)
     assert (await one.finish("w", "c", ok=True)).state == "done"
@@ -141,7 +141,7 @@ async def test_a_join_that_is_sent_again_after_its_call_was_forgotten_counts_onc
     two: tuple[store_contract.Store, store_contract.Store],
 ) -> None:
     one, other = two
-    await one.create(flow(stages=(store_contract.Stage(name="wide", parallel=3),)))
+    await one.create(flow(stages=(stage_declaration.StageDeclaration(name="wide", parallel=3),)))
     await one.join("w", "wide", "c", deadline_ms=None, tenant="")
     await other.forget("g1", 100)
     await one.join("w", "wide", "c", deadline_ms=None, tenant="")
@@ -156,7 +156,7 @@ async def test_a_call_and_its_retry_through_another_gateway_count_once(
     two: tuple[store_contract.Store, store_contract.Store], order: tuple[str, str], forgotten: bool
 ) -> None:
     one, other = two
-    await one.create(flow(stages=(store_contract.Stage(name="wide", parallel=2),)))
+    await one.create(flow(stages=(stage_declaration.StageDeclaration(name="wide", parallel=2),)))
     await one.join("w", "wide", "first", deadline_ms=None, tenant="", key="k")
     if forgotten:
         await other.forget("g1", 100)
@@ -238,7 +238,7 @@ async def test_a_workflow_is_bounded(two: tuple[store_contract.Store, store_cont
 
 async def test_a_thousand_calls_at_once_are_one_stage(two: tuple[store_contract.Store, store_contract.Store]) -> None:
     one, other = two
-    await one.create(flow(stages=(store_contract.Stage(name="wide", parallel=1000),)))
+    await one.create(flow(stages=(stage_declaration.StageDeclaration(name="wide", parallel=1000),)))
     names = [f"c{i}" for i in range(1000)]
     await asyncio.gather(*(one.join("w", "wide", name, deadline_ms=None, tenant="") for name in names))
     assert (await other.get("w")).stages[0].running == 1000

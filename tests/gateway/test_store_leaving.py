@@ -33,7 +33,7 @@ async def test_a_gateway_that_drains_is_counted_until_its_calls_have_ended_and_g
                     await response.read()
 
             def seen() -> Any:
-                (state,) = peer.gateway.core.engines()
+                (state,) = [engine.facts for engine in peer.gateway.core.engines]
                 return state.others.calls
 
             loop = asyncio.get_running_loop()
@@ -42,7 +42,7 @@ async def test_a_gateway_that_drains_is_counted_until_its_calls_have_ended_and_g
                     group.create_task(ask(leaving.url))
                     await until(seen)
                     (left,) = {name.decode() for name in await server.zrange(leases, 0, -1)} - {
-                        peer.gateway.kept.gateway
+                        peer.gateway.link.store.gateway
                     }
 
                     async def watch() -> None:

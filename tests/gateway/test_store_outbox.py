@@ -8,12 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from tidegate_gateway import gateway_settings, perceive
+from tidegate_gateway import gateway_settings
 from tidegate_gateway.observe import prometheus_metrics
-from tidegate_gateway.openai import error_table, parsed_request
-from tidegate_gateway.store import store_contract, valkey_store
+from tidegate_gateway.openai import completions, error_table, http_headers, parsed_request
+from tidegate_gateway.store import store_contract, store_link, valkey_store
 from tidegate_gateway.workflows import workflow_service
-from tidegate_policy.model import WorkflowId
 
 
 @dataclass(slots=True)
@@ -28,43 +27,42 @@ class Notebook:
         self.ends.append((call, ok))
 
 
-def over(kept: Any) -> workflow_service.Workflows:
-    told = gateway_settings.from_mapping({"listen": {"port": 0}})
-    return workflow_service.Workflows(
-        told, cast("store_contract.Store", kept), perceive.Perception(), prometheus_metrics.Telemetry(), costs=list
-    )
+def over(store: Any) -> tuple[workflow_service.Workflows, store_link.StoreLink]:
+    link = store_link.StoreLink(cast("store_contract.Store", store))
+    return workflow_service.Workflows(link, prometheus_metrics.Metrics()), link
 
 
 def member(call: str) -> workflow_service.Membership:
-    return workflow_service.Membership(
-        workflow=WorkflowId("w"), stage="a", call=call, template="", tenant="", due_s=1.0, deadline_s=1.0, left_s=0.0
+    record = store_contract.Record(
+        id="w", state="running", template="", tenant="", created_ms=0, deadline_ms=1000, now_ms=0, stages=()
     )
+    return workflow_service.Membership(stage="a", call=call, record=record)
 
 
 async def test_a_call_of_which_the_store_was_never_told_needs_no_end() -> None:
-    nobody = valkey_store.Valkey(
-        gateway_settings.Store(url="redis://127.0.0.1:1/0", pool=secrets.token_hex(4)), gateway="g1"
-    )
-    flows = over(nobody)
+    settings = gateway_settings.Store(url="redis://127.0.0.1:1/0", pool=secrets.token_hex(4))
+    absent = valkey_store.Valkey(settings, gateway="g1")
+    flows, _ = over(absent)
     headers = {"x-tidegate-workflow": "w", "x-tidegate-stage": "a", "x-tidegate-deadline-ms": "60000"}
-    ask = parsed_request.read_body("completion", headers, {"model": "fake", "prompt": "x"})
+    body = {"model": "fake", "prompt": "x"}
+    request = parsed_request.from_body(completions.ENDPOINT, body, http_headers.read(headers))
     for number in range(20):
-        with pytest.raises(error_table.Refused):
-            await flows.join(0.0, ask, f"c{number}")
+        with pytest.raises(error_table.Shed):
+            await flows.join(request, f"c{number}")
     assert flows.unrecorded == 1, "only the first was asked for"
-    await nobody.close()
+    await absent.close()
 
 
 async def test_when_too_many_wait_the_ends_that_no_client_was_told_of_go_first() -> None:
     kept = Notebook()
-    flows = over(kept)
-    flows.up = False
+    flows, link = over(kept)
+    link.up = False
     for number in range(workflow_service.MOST_UNRECORDED):
         flows.cut(member(f"cut{number}"))
     for number in range(5):
         await flows.ended(member(f"told{number}"), ok=True)
     assert flows.unrecorded == workflow_service.MOST_UNRECORDED
-    flows.up = True
+    link.up = True
     kept.answers.set()
     await flows.flush()
     assert [call for call, ok in kept.ends if ok] == [f"told{number}" for number in range(5)]
@@ -74,7 +72,7 @@ async def test_when_too_many_wait_the_ends_that_no_client_was_told_of_go_first()
 
 async def test_an_end_is_kept_until_the_store_has_said_that_it_has_it() -> None:
     kept = Notebook()
-    flows = over(kept)
+    flows, _ = over(kept)
     flows.cut(member("c"))
     flushing = asyncio.create_task(flows.flush())
     await asyncio.sleep(0)
@@ -88,7 +86,7 @@ async def test_an_end_is_kept_until_the_store_has_said_that_it_has_it() -> None:
 
 async def test_an_end_that_nobody_waits_for_any_more_is_still_recorded_as_it_was() -> None:
     kept = Notebook()
-    flows = over(kept)
+    flows, _ = over(kept)
     ending = asyncio.create_task(flows.ended(member("served"), ok=True))
     await asyncio.sleep(0)
     ending.cancel()

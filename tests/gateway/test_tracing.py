@@ -18,7 +18,7 @@ def traced(client: Any) -> InMemorySpanExporter:
     """Lets the running gateway trace into memory."""
     spans, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
-    client.gateway.traces = tracing_spans.Tracing(provider, client.gateway.clock)
+    client.gateway.calls.traces = tracing_spans.Tracing(provider, client.gateway.clock)
     return spans
 
 
@@ -56,7 +56,7 @@ async def test_an_endpoint_of_the_environment_without_the_exporter_is_a_warning(
     bare = gateway_settings.from_mapping({"listen": listen, "timeouts": {"drain": 0}})
     told = gateway_settings.from_environment(bare, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"})
     async with app.serving(told) as bound:
-        assert bound.gateway.traces is None
+        assert bound.gateway.calls.traces is None
     assert "tidegate[tracing]" in caplog.text
     asked = gateway_settings.from_mapping({"listen": listen, "tracing": {"endpoint": "http://127.0.0.1:4317"}})
     with pytest.raises(settings_decoder.BadSettings, match=r"tracing\.endpoint"):

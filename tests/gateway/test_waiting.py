@@ -21,10 +21,10 @@ class Line:
         await self.until(lambda: self.engine.running == 1)
 
     async def join(self, name: str, **headers: str) -> None:
-        waiting = self.client.gateway.core.waiting
+        waiting = self.client.gateway.core.dispatcher.waiting
         call = self.client.ask(headers={"x-session-id": name, **headers})
         self.calls.append(self.group.create_task(call))
-        await self.until(lambda: self.client.gateway.core.waiting == waiting + 1)
+        await self.until(lambda: self.client.gateway.core.dispatcher.waiting == waiting + 1)
 
     async def release(self) -> list[str]:
         """Names in the order in which the engine saw them."""
@@ -74,7 +74,7 @@ async def test_a_call_binds_late_to_whichever_engine_has_room(up: Any, until: An
         holders = {name: group.create_task(client.ask(headers={"x-session-id": name})) for name in ("h1", "h2")}
         await until(lambda: stuck.running == freed.running == 1)
         waits = group.create_task(client.ask())
-        await until(lambda: client.gateway.core.waiting == 1)
+        await until(lambda: client.gateway.core.dispatcher.waiting == 1)
         freed.first_s = 0
         holders[freed.bodies[0]["vllm_xargs"]["tg.session"]].cancel()
         assert (await waits)[0] == 200
@@ -90,7 +90,7 @@ async def test_no_cap_is_early_binding(up: Any, until: Any) -> None:
     ):
         calls = [group.create_task(client.ask()) for _ in range(200)]
         await until(lambda: engine.running == 200)
-        assert client.gateway.core.waiting == 0
+        assert client.gateway.core.dispatcher.waiting == 0
         for call in calls:
             call.cancel()
 

@@ -263,7 +263,7 @@ async def test_a_repeated_end_is_counted_once(up: Any, until: Any) -> None:
             assert (await client.send("POST", path, headers=headers))[0] == 200
         _, last = await create(client, deadline_ms=60_000)
         await client.send("DELETE", f"/v1/workflows/{last['id']}")
-        counted = client.gateway.meters.registry.get_sample_value
+        counted = client.gateway.metrics.registry.get_sample_value
 
         def ended(outcome: str) -> float | None:
             return counted("tidegate_workflow_deadline_total", {"template": "none", "outcome": outcome})
@@ -316,7 +316,7 @@ async def test_a_workflow_expires_after_its_deadline_and_grace_once(up: Any, unt
 async def test_housekeeping_expires_workflows_that_nobody_looks_at(up: Any, until: Any) -> None:
     async with fake_engine.engine() as engine, up(engine, store_options={"grace": 0.01}) as client:
         _, flow = await create(client, deadline_ms=1, stages=THREE)
-        counted = client.gateway.meters.registry.get_sample_value
+        counted = client.gateway.metrics.registry.get_sample_value
         labels = {"template": "none", "outcome": "expired"}
         await until(lambda: counted("tidegate_workflow_deadline_total", labels) == 1.0)
         _, listed, _ = await client.send("GET", "/v1/workflows?state=expired")

@@ -1,23 +1,23 @@
-"""The admin port: the gateway's state, and the policy, read and overridden. Loopback unless told otherwise."""
+"""The admin port: the gateway's state, and the policy, read and overridden. Loopback unless the settings say otherwise."""
 
-from typing import Any, Literal, cast
+from typing import Any
 
 from aiohttp import web
 
-from tidegate_gateway.edge import http_listener, snapshot
-from tidegate_gateway.edge.http_api import Web
+from tidegate_gateway import running_gateway
+from tidegate_gateway.coordination import policy_choice
+from tidegate_gateway.edge import http_api, http_listener, state_snapshot
 from tidegate_gateway.openai.error_table import BadRequest
-from tidegate_gateway.running_gateway import Gateway
 
 
-class Admin:
+class AdminApi:
     """The handlers of the admin port."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: running_gateway.Gateway) -> None:
         self._gateway = gateway
 
     def routes(self) -> http_listener.Routes:
-        route, public = http_listener.Route, Web(self._gateway)
+        route, public = http_listener.Route, http_api.HttpApi(self._gateway)
         return http_listener.Routes(
             [
                 route(method="GET", path="/admin/state", handler=self._state),
@@ -29,14 +29,14 @@ class Admin:
         )
 
     async def _state(self, request: web.BaseRequest) -> web.StreamResponse:
-        return http_listener.reply(snapshot.snapshot(self._gateway))
+        return http_listener.reply(state_snapshot.snapshot(self._gateway))
 
     async def _policy(self, request: web.BaseRequest) -> web.StreamResponse:
         return http_listener.reply(self._shown())
 
     async def _choose(self, request: web.BaseRequest) -> web.StreamResponse:
         """`{"policy": name or null, "for_s"?: seconds, "reason"?: text, "source"?: "override" or "steered"}`."""
-        body = await http_listener.json_object(request, self._gateway.told.limits)
+        body = await http_listener.json_object(request, self._gateway.settings.limits)
         unknown = sorted(set(body) - {"policy", "for_s", "reason", "source"})
         if unknown or "policy" not in body:
             raise BadRequest(
@@ -50,12 +50,12 @@ class Admin:
             raise BadRequest("for_s must be a number of seconds", param="for_s")
         if not isinstance(reason, str) or len(reason) > 256:
             raise BadRequest("reason must be at most 256 characters", param="reason")
-        if source not in ("override", "steered"):
+        if source not in policy_choice.SOURCES:
             raise BadRequest("source must be override or steered", param="source")
-        kind = cast("Literal['override', 'steered']", source)
-        await self._gateway.choose_policy(kind, name, reason=reason, for_s=for_s)
+        kind = policy_choice.SOURCES[policy_choice.SOURCES.index(source)]
+        await self._gateway.policy.choose(kind, name, reason=reason, for_s=for_s)
         return http_listener.reply(self._shown())
 
     def _shown(self) -> dict[str, Any]:
-        state: dict[str, Any] = snapshot.snapshot(self._gateway)["policy"]
+        state: dict[str, Any] = state_snapshot.snapshot(self._gateway)["policy"]
         return state

@@ -1,4 +1,5 @@
-"""The page at `/`: what is happening, for a person with a browser. Rendered from `status`; no scripts."""
+"""The page at `/`: the state of the gateway for a person with a browser. Rendered from `state_snapshot`, without
+scripts."""
 
 import html
 from collections.abc import Iterable, Mapping
@@ -32,7 +33,7 @@ def render(state: Mapping[str, Any]) -> str:
             f"<p><b>{calls['waiting']}</b> calls wait here, <b>{calls['out']}</b> are at engines</p>",
             "<h2>Engines</h2>",
             _table(
-                ("engine", "pool", "state", "calls", "others'", "backlog s", "running", "waiting", "KV", "order"),
+                ("engine", "pool", "state", "calls", "others'", "backlog s", "running", "waiting", "KV", "policy"),
                 map(_engine, state["engines"]),
             ),
             "<h2>Recent decisions</h2>",

@@ -96,7 +96,7 @@ class Discovery:
     ) -> None:
         logger.info("engine %s appeared at %s", address.id, address.url)
         health = self.known[address.id] = health_check.EngineHealth(address=address)
-        self._directory.on_facts(health.facts())
+        self._directory.on_report(health.report())
         check = health_check.HealthCheck(
             health,
             self.served,

@@ -1,9 +1,8 @@
 """Can one engine take calls now? A health check each second: /health, /metrics, /v1/models, and the control port.
 
 An engine is trusted once it has answered /health and lists the gateway's model. Its metrics are shown to people and count
-only in its favour: while the engine is seen to generate, calls wait longer for it. Whether calls go there is the decision of
-`lifecycle.engine_directory`.
-"""
+only in its favour: while the engine is seen to generate, calls wait longer for it. The gateway core decides whether
+calls go there."""
 
 import asyncio
 import contextlib
@@ -20,6 +19,7 @@ from tidegate_gateway.engines import metrics_scrape
 from tidegate_gateway.lifecycle import engine_directory, placement
 from tidegate_gateway.observe import background_loop
 from tidegate_policy import cost
+from tidegate_policy.dispatch import engine_table
 from tidegate_policy.model import EngineId
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
@@ -60,10 +60,12 @@ class EngineHealth:
     simulated: str | None = None
     """The profile of a simulated engine."""
 
-    def facts(self) -> engine_directory.EngineFacts:
-        """The facts that decisions need."""
-        health: engine_directory.Health = "down" if self.reason is not None else "doubtful" if self.misses else "up"
-        return engine_directory.EngineFacts(
+    def report(self) -> engine_directory.EngineReport:
+        """What the rest of the gateway needs to know."""
+        health = engine_table.Health.DOUBTFUL if self.misses else engine_table.Health.UP
+        if self.reason is not None:
+            health = engine_table.Health.DOWN
+        return engine_directory.EngineReport(
             id=self.address.id, url=self.address.url, cost=self.address.cost, health=health, models=self.models
         )
 
@@ -130,7 +132,7 @@ class HealthCheck:
         if health.after(problem, certain=certain, unhealthy_after=self._settings.unhealthy_after):
             level = logging.WARNING if problem else logging.INFO
             logger.log(level, "engine %s %s", health.address.id, problem or "serves")
-        self._directory.on_facts(health.facts())
+        self._directory.on_report(health.report())
 
     async def _problem(self) -> str | None:
         """One health check; the problem of the engine, or None."""

@@ -47,15 +47,12 @@ class Calls:
     @contextlib.asynccontextmanager
     async def answer(self, now: float, request: parsed_request.ParsedRequest) -> AsyncIterator[relay.Relay]:
         """The answer to a request that arrived at `now`, once the answer has begun. Raises `GatewayError`."""
-        size, fields = request.size, request.fields
+        fields = request.fields
         record = call_record.CallRecord(
             arrived_at_s=now,
             operation=request.endpoint.operation,
             model=request.model,
             stream=request.stream,
-            characters=size.characters,
-            messages=size.messages,
-            choices=size.choices,
         )
         trace = None if self.traces is None else self.traces.begin(record, fields)
         try:

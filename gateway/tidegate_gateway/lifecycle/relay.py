@@ -1,9 +1,8 @@
 """How does the engine's answer reach the client? The second part of a call's life: bytes, time limits, and the end.
 
-A `Relay` sends the call to the engine of its placement, moves it to another engine while no token has come, reads the answer
-with a time limit on every token, and settles the call in every case. Cancelling the task (the client hung up) closes the
-engine's connection on the way out.
-"""
+A `Relay` sends the call to the engine of its placement, moves it to another engine while no token has come, reads the
+answer with a time limit on every token, and settles the call in every case. Cancelling the task (the client hung up)
+closes the engine's connection on the way out."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Self
 from tidegate_gateway import gateway_settings
 from tidegate_gateway.lifecycle import admission, engine_client, engine_directory, placement, settlement
 from tidegate_gateway.openai import engine_body, error_table
-from tidegate_policy import dispatcher
+from tidegate_policy.dispatch import dispatcher
 
 PROGRESS_TOKENS = 16
 """Between two reports of a stream's progress to the dispatcher."""
@@ -50,6 +49,10 @@ class Relay:
         self._ended = False
 
     @property
+    def call_id(self) -> str:
+        return self._placement.call.id
+
+    @property
     def reply(self) -> engine_client.Reply:
         if self._reply is None:
             raise AssertionError("the answer has not begun")
@@ -66,7 +69,7 @@ class Relay:
         except error_table.GatewayError as error:
             self.record.outcome = self.record.failure = error.code
             if isinstance(error, error_table.EngineTrouble):
-                self._report_attempt(ok=False)
+                self._placement.report_engine(ok=False)
             await self._end(ok=False)
             raise
         await self._account(reply)
@@ -104,19 +107,14 @@ class Relay:
                 self._reply = await self._open(self._clock(), send)
                 break
             except error_table.EngineTrouble as error:
-                if error.failure in ("gone", "failed"):
-                    self._report_attempt(ok=False)
                 self._placement.attempt_failed(error)
         self.record.first_token_at_s = self._clock()
-        self._report_attempt(ok=True)
         self._placement.answered()
         await self._account(self._reply)
 
     async def _open(self, now: float, send: dispatcher.Send) -> engine_client.Reply:
         request, decision, timeouts = self._admitted.request, send.decision, self._timeouts
-        body = engine_body.write(
-            now, self._wall(), request.body, send.call, decision.service_s, stream=request.stream
-        )
+        body = engine_body.write(now, self._wall(), request.body, send.call, decision.service_s, stream=request.stream)
         headers = {"Content-Type": "application/json", "X-Request-Id": f"{send.call.id}-{send.attempt}"}
         if self._traceparent:
             headers["traceparent"] = self._traceparent
@@ -134,7 +132,7 @@ class Relay:
                 raise
             raise error_table.EngineTrouble(
                 f"the engine still worked on the answer after {most_s:.3g} s",
-                failure="too_long",
+                failure="too-long",
                 code=error.code,
                 advice="stream it, or ask for fewer tokens",
             ) from error
@@ -148,15 +146,16 @@ class Relay:
                 self._placement.progress(meter.tokens)
             return
         self.record.finished_at_s = self._clock()
-        self._placement.finished()
-        if reply.status != 200 or meter.failed:
+        self._count()
+        ok = reply.status == 200 and not meter.failed
+        self._placement.finished(ok=ok)
+        if not ok:
             self.record.outcome = "engine_failed" if meter.failed else "rejected"
             if meter.failed:
-                self._report_attempt(ok=False)
-            await self._end(ok=False)
-            return
-        await self._end(ok=True)
-        self.record.outcome = "ok"
+                self._placement.report_engine(ok=False)
+        await self._end(ok=ok)
+        if ok:
+            self.record.outcome = "ok"
 
     async def _end(self, *, ok: bool) -> None:
         if not self._ended:
@@ -180,7 +179,3 @@ class Relay:
         if not self._ended:
             self._count()
             self._settlement.cut(self._admitted, self.record)
-
-    def _report_attempt(self, *, ok: bool) -> None:
-        if self.record.engine is not None:
-            self._directory.on_attempt(self.record.engine, ok=ok)

@@ -6,10 +6,10 @@ Without the store no tokens are counted: serving goes before metering.
 import asyncio
 import collections
 
-from tidegate_gateway import gateway_settings
 from tidegate_gateway.observe import background_loop
 from tidegate_gateway.openai import error_table
 from tidegate_gateway.store import store_contract, store_link
+from tidegate_policy.admit import promises
 from tidegate_policy.model import DropReason
 
 
@@ -18,21 +18,21 @@ class TenantTokens:
 
     def __init__(self, link: store_link.StoreLink) -> None:
         self._link = link
-        self._owed: collections.Counter[gateway_settings.Tenant] = collections.Counter()
+        self._owed: collections.Counter[promises.Tenant] = collections.Counter()
         """Tokens of each tenant's minute that are still to be booked; negative numbers are given back."""
         self._owing = asyncio.Event()
 
-    async def book(self, tenant: gateway_settings.Tenant, tokens: int) -> None:
+    async def book(self, tenant: promises.Tenant, tokens: int) -> None:
         """Books tokens before a call. Raises `Shed` when the tenant has used its minute."""
         wait_s = await self._spend(tenant, tokens, used=False)
         if wait_s > 0:
             raise error_table.Shed(DropReason.TENANT_LIMIT, retry_after_s=wait_s)
 
-    async def give_back(self, tenant: gateway_settings.Tenant, tokens: int) -> None:
+    async def give_back(self, tenant: promises.Tenant, tokens: int) -> None:
         """Takes a booking back: the call was not admitted."""
         await self._spend(tenant, -tokens, used=True)
 
-    def settle(self, tenant: gateway_settings.Tenant, *, used: int, booked: int) -> None:
+    def settle(self, tenant: promises.Tenant, *, used: int, booked: int) -> None:
         """A call ended; the difference is booked soon."""
         if tenant.tokens_per_minute is not None:
             self._owed[tenant] += used - booked
@@ -51,7 +51,7 @@ class TenantTokens:
             if tokens:
                 await self._spend(tenant, tokens, used=True)
 
-    async def _spend(self, tenant: gateway_settings.Tenant, tokens: int, *, used: bool) -> float:
+    async def _spend(self, tenant: promises.Tenant, tokens: int, *, used: bool) -> float:
         store = self._link.store
         if store is None or not self._link.up or tenant.tokens_per_minute is None:
             return 0.0

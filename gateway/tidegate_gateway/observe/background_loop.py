@@ -1,7 +1,7 @@
 """What happens when a background loop meets an error that its author did not expect? The loop goes on.
 
-Each step of each loop of the gateway runs through `BackgroundLoops.step`: an exception is logged once for each loop and kind
-of exception, counted in `tidegate_background_errors_total`, and never ends the process. Cancellation passes.
+Each step of each loop of the gateway runs through `BackgroundLoops.step`: an exception is logged once for each loop
+and kind of exception, counted in `tidegate_background_errors_total`, and never ends the process. Cancellation passes.
 """
 
 import logging
@@ -23,7 +23,7 @@ class BackgroundLoops:
         """Runs one step of the loop of this name; whether it ended without an exception."""
         try:
             await work()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the gateway serves on
+        except Exception as error:
             self._metrics.background_errors.labels(loop).inc()
             kind = (loop, type(error))
             if kind not in self._logged:

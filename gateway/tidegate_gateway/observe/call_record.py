@@ -1,4 +1,4 @@
-"""What happened to one call? The record that its placement and its relay write, and that everything else reads.
+"""What happened to one call? The record that its admission, placement and relay write, and that everything else reads.
 
 Metrics, spans, the log line, the list of recent decisions and learning read this record only. Instants are seconds on the
 gateway's clock. None says that the call did not get that far.
@@ -6,6 +6,7 @@ gateway's clock. None says that the call did not get that far.
 
 from dataclasses import dataclass
 
+from tidegate_policy import gateway_core
 from tidegate_policy.model import Call, Decision, EngineId
 
 
@@ -13,33 +14,28 @@ from tidegate_policy.model import Call, Decision, EngineId
 class CallRecord:
     """One call from its arrival to its end."""
 
-    # Written by the edge when the request has been parsed.
+    # Written when the request has been parsed.
     arrived_at_s: float
     operation: str
     """The endpoint's `gen_ai.operation.name`."""
     model: str
     stream: bool
-    characters: int
-    messages: int
-    choices: int
 
     # Written by admission.
     admitted_at_s: float | None = None
     call: Call | None = None
-    scope: tuple[str, str, str] = ("", "", "")
-    """Calls of one scope have similar lengths: template or tenant, stage or class, model."""
 
     # Written by placement.
     sent_at_s: float | None = None
     """When the call left for its last engine."""
     dispatch_s: float | None = None
-    """Seconds from arrival to a place at an engine, for a call that did not have to wait: the cost of the gateway itself."""
+    """Seconds from arrival to a place at an engine, for a call that did not have to wait: the cost of the gateway
+    itself."""
     engine: EngineId | None = None
     decision: Decision | None = None
     attempts: int = 0
-    calls_beside: int = 0
-    """Other calls at the engine when this one was sent."""
-    calls_beside_at_end: int = 0
+    neighbours: int = 0
+    """Other sequences at the engine when this call was sent."""
 
     # Written by the relay.
     first_token_at_s: float | None = None
@@ -68,3 +64,15 @@ class CallRecord:
     def slack_s(self) -> float | None:
         """Seconds to spare as predicted when the call was sent; None without a deadline."""
         return None if self.decision is None else self.decision.slack_s
+
+    def result(self, *, ok: bool) -> gateway_core.CallResult:
+        """The call's end as the gateway core learns from it."""
+        return gateway_core.CallResult(
+            ok=ok,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            sent_at_s=self.sent_at_s,
+            first_at_s=self.first_token_at_s if self.stream else None,
+            finished_at_s=self.finished_at_s,
+            neighbours=self.neighbours,
+        )

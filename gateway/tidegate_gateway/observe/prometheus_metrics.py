@@ -8,8 +8,9 @@ import collections
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
-from tidegate_gateway.lifecycle.relay import Serving
-from tidegate_policy import dispatcher
+from tidegate_gateway.observe import call_record
+from tidegate_policy import gateway_core
+from tidegate_policy.model import Call
 
 MOST_LABELS = 100
 """Distinct client-chosen values of one label."""
@@ -20,8 +21,8 @@ ATTAINMENT_CALLS = 200
 """Calls of a class that its attainment is measured over."""
 
 
-class Telemetry:
-    """The metrics, and how a finished call moves them."""
+class Metrics:
+    """The metrics, and how the record of an ended call changes them."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -36,7 +37,7 @@ class Telemetry:
         self.e2e = Histogram(
             p + "request_e2e_seconds", "Arrival to last token.", ["class"], buckets=SECONDS, registry=registry
         )
-        self.queue_depth = Gauge(p + "queue_depth", "Calls that wait in the gateway.", ["class"], registry=registry)
+        self.queue_depth = Gauge(p + "queue_depth", "Calls waiting in the gateway.", ["class"], registry=registry)
         self.queue = Histogram(
             p + "queue_seconds", "Wait in the gateway.", ["class"], buckets=SECONDS, registry=registry
         )
@@ -62,13 +63,18 @@ class Telemetry:
             p + "prediction_error_ratio", "Observed over predicted.", ["kind"], buckets=RATIOS, registry=registry
         )
         self.alpha = Gauge(p + "alpha", "Weight of speed against load in dispatch.", registry=registry)
-        self.policy = Gauge(p + "policy_info", "The active order.", ["policy"], registry=registry)
-        self.switches = Counter(p + "policy_switches", "Order changes.", ["from", "to", "reason"], registry=registry)
-        self.shed = Counter(p + "shed", "Calls refused.", ["reason"], registry=registry)
-        self.retries = Counter(p + "retries", "Calls that another engine was tried for.", registry=registry)
+        self.policy = Gauge(p + "policy_info", "The active scheduling policy.", ["policy"], registry=registry)
+        self.switches = Counter(
+            p + "policy_switches", "Switches of the scheduling policy.", ["from", "to", "reason"], registry=registry
+        )
+        self.shed = Counter(p + "shed", "Calls that were shed.", ["reason"], registry=registry)
+        self.retries = Counter(p + "retries", "Attempts after the first one.", registry=registry)
         self.engine_up = Gauge(p + "engine_up", "1 while calls may go there.", ["engine"], registry=registry)
         self.unrecorded = Gauge(
-            p + "workflow_unrecorded", "Finished stages that the store does not know yet.", registry=registry
+            p + "workflow_unrecorded", "Ends of calls that the store does not know yet.", registry=registry
+        )
+        self.background_errors = Counter(
+            p + "background_errors", "Exceptions in background loops, which go on.", ["loop"], registry=registry
         )
         self._seen: dict[str, set[str]] = collections.defaultdict(set)
         self._met: dict[str, collections.deque[bool]] = {}
@@ -81,40 +87,43 @@ class Telemetry:
             return value
         return "other"
 
-    def on_served(self, served: Serving) -> None:
-        """A call left."""
-        call = served.job.call
+    def on_call(self, record: call_record.CallRecord) -> None:
+        """An admitted call ended."""
+        call = record.call
+        if call is None:
+            return
         slo_class = self.label("class", call.slo_class or "none")
-        self.requests.labels(served.outcome, slo_class).inc()
-        if served.sent_s is not None:
-            self.queue.labels(slo_class).observe(served.queue_s)
-        if served.dispatch_s is not None:
-            self.dispatch.observe(served.dispatch_s)
-        met = served.outcome == "ok"
-        if served.outcome == "ok" and served.first_s is not None and served.finished_s is not None:
-            met = self._on_answer(served, slo_class, served.first_s, served.finished_s)
-        if served.outcome not in ("cancelled", "rejected"):
+        self.requests.labels(record.outcome, slo_class).inc()
+        if record.sent_at_s is not None:
+            self.queue.labels(slo_class).observe(record.queue_s)
+        if record.dispatch_s is not None:
+            self.dispatch.observe(record.dispatch_s)
+        met = record.outcome == "ok"
+        if met and record.first_token_at_s is not None and record.finished_at_s is not None:
+            met = self._on_answer(record, call, slo_class, record.first_token_at_s, record.finished_at_s)
+        if record.outcome not in ("cancelled", "rejected"):
             window = self._met.setdefault(slo_class, collections.deque(maxlen=ATTAINMENT_CALLS))
             window.append(met)
             self.attainment.labels(slo_class).set(sum(window) / len(window))
 
-    def _on_answer(self, served: Serving, slo_class: str, first_s: float, finished_s: float) -> bool:
-        """Times of a complete answer; whether it met the targets that it had."""
-        call, meter = served.job.call, served.reply.meter
-        e2e_s = finished_s - call.arrival_s
+    def _on_answer(
+        self, record: call_record.CallRecord, call: Call, slo_class: str, first_at_s: float, finished_at_s: float
+    ) -> bool:
+        """Counts the times of a whole answer; whether it met the targets that it had."""
+        e2e_s = finished_at_s - record.arrived_at_s
         self.e2e.labels(slo_class).observe(e2e_s)
-        late = call.due_s is not None and finished_s > call.due_s
-        if served.job.ask.stream:
-            ttft_s = first_s - call.arrival_s
-            tpot_s = (finished_s - first_s) / max(meter.generated / call.sequences - 1, 1)
+        late = call.due_s is not None and finished_at_s > call.due_s
+        if record.stream:
+            ttft_s = first_at_s - record.arrived_at_s
+            tpot_s = (finished_at_s - first_at_s) / max(record.tokens / call.sequences - 1, 1)
             self.ttft.labels(slo_class).observe(ttft_s)
             self.tpot.labels(slo_class).observe(tpot_s)
             late |= call.ttft_s is not None and ttft_s > call.ttft_s
             late |= call.tpot_s is not None and tpot_s > call.tpot_s
-        if served.decision is not None and served.sent_s is not None:
-            predicted_s = served.decision.queue_s + served.decision.service_s
-            self.prediction.labels("time").observe((finished_s - served.sent_s) / max(predicted_s, 1e-6))
-            self.prediction.labels("output").observe(meter.generated / (call.output_predicted * call.sequences))
+        if record.decision is not None and record.sent_at_s is not None:
+            predicted_s = record.decision.queue_s + record.decision.service_s
+            self.prediction.labels("time").observe((finished_at_s - record.sent_at_s) / max(predicted_s, 1e-6))
+            self.prediction.labels("output").observe(record.tokens / (call.output_predicted * call.sequences))
         return not late
 
     def on_workflow(self, template: str, outcome: str) -> None:
@@ -127,19 +136,21 @@ class Telemetry:
         if before != after:
             self.switches.labels(before, after, self.label("reason", reason)).inc()
 
-    def observe(self, core: dispatcher.Dispatcher) -> None:
-        """Refreshes what is read rather than counted; called before a scrape."""
-        waiting = collections.Counter(self.label("class", call.slo_class or "none") for call in core.waiting_calls())
+    def observe(self, now: float, core: gateway_core.GatewayCore) -> None:
+        """Refreshes the gauges that are read rather than counted; called before a scrape."""
+        waiting = collections.Counter(
+            self.label("class", call.slo_class or "none") for call in core.dispatcher.waiting_calls()
+        )
         self.queue_depth.clear()
         for slo_class in self._seen["class"]:
             self.queue_depth.labels(slo_class).set(waiting[slo_class])
         self.backlog.clear()
         self.engine_up.clear()
-        for state in core.engines():
-            backlog = core.own_backlog(state.id) + state.others
-            self.backlog.labels(state.id).set(state.cost.backlog_seconds(backlog))
-            self.engine_up.labels(state.id).set(state.accepting)
-        self.alpha.set(core.dispatch.alpha)
+        accepting = {engine.facts.id for engine in core.engines.accepting(now)}
+        for engine in core.engines:
+            self.backlog.labels(engine.facts.id).set(engine.cost.backlog_seconds(engine.backlog))
+            self.engine_up.labels(engine.facts.id).set(engine.facts.id in accepting)
+        self.alpha.set(core.dispatcher.settings.alpha)
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """The metrics as text, and its content type."""

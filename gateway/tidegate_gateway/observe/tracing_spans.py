@@ -1,9 +1,9 @@
 """OpenTelemetry spans of a call: admit, queue, choose, stream; and the trace context that its engine continues.
 
-Off unless a collector is set. The parent span is opened at arrival, so that the engine's spans can hang from
-it; its children are written at the end, from the instants that the call has kept anyway: tracing costs the hot path nothing
-in between. Attributes follow the GenAI conventions (still in development); no prompt, no answer.
-"""
+Without a collector there are no spans. The parent span is opened at arrival, so that the engine's spans can be its
+children. Our own children are written at the end from the instants in the call's record, so tracing costs the hot
+path nothing in between. Attributes follow the GenAI conventions (still in development). Spans contain no prompt and
+no answer."""
 
 import logging
 import time
@@ -16,38 +16,41 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation import tracecontext
 
 from tidegate_gateway import gateway_settings, settings_decoder
-from tidegate_gateway.lifecycle.relay import Serving
-from tidegate_gateway.openai import parsed_request
+from tidegate_gateway.observe import call_record
+from tidegate_gateway.openai import request_fields
+from tidegate_policy.model import Call
 
 logger = logging.getLogger("tidegate.gateway")
 
 _CONTEXT = tracecontext.TraceContextTextMapPropagator()
-_OPERATIONS: dict[parsed_request.Kind, str] = {"chat": "chat", "completion": "text_completion"}
 
 
 class Trace:
     """The spans of one call."""
 
     def __init__(
-        self, tracer: trace.Tracer, ask: parsed_request.Ask, now: float, wall_ns: Callable[[float], int]
+        self,
+        tracer: trace.Tracer,
+        record: call_record.CallRecord,
+        fields: request_fields.RequestFields,
+        wall_ns: Callable[[float], int],
     ) -> None:
         self._tracer = tracer
         self._wall_ns = wall_ns
-        parent = _CONTEXT.extract({"traceparent": ask.traceparent}) if ask.traceparent else None
-        operation = _OPERATIONS[ask.kind]
+        parent = _CONTEXT.extract({"traceparent": fields.traceparent}) if fields.traceparent else None
         self._root = tracer.start_span(
-            f"{operation} {ask.model}",
+            f"{record.operation} {record.model}",
             context=parent,
             kind=trace.SpanKind.SERVER,
-            start_time=wall_ns(now),
+            start_time=wall_ns(record.arrived_at_s),
             attributes={
-                "gen_ai.operation.name": operation,
+                "gen_ai.operation.name": record.operation,
                 "gen_ai.provider.name": "vllm",
-                "gen_ai.request.model": ask.model,
-                "tidegate.tenant": ask.tenant,
-                "tidegate.class": ask.slo_class or "",
-                "tidegate.workflow": ask.workflow or "",
-                "tidegate.stage": ask.stage or "",
+                "gen_ai.request.model": record.model,
+                "tidegate.tenant": fields.tenant,
+                "tidegate.class": fields.slo_class or "",
+                "tidegate.workflow": fields.workflow or "",
+                "tidegate.stage": fields.stage or "",
             },
         )
         self._context = trace.set_span_in_context(self._root)
@@ -59,22 +62,26 @@ class Trace:
         _CONTEXT.inject(carrier, context=self._context)
         return carrier["traceparent"]
 
-    def end(self, now: float, *, admitted_s: float | None, serving: Serving | None, error: str | None) -> None:
-        """Writes what became of the call."""
-        if serving is not None and admitted_s is not None:
-            self._children(now, admitted_s, serving)
-        if error is not None:
-            self._root.set_attribute("error.type", error)
+    def end(self, record: call_record.CallRecord) -> None:
+        """Writes the spans of a call that ended."""
+        ended_at_s = record.arrived_at_s if record.ended_at_s is None else record.ended_at_s
+        if record.call is not None and record.admitted_at_s is not None:
+            self._children(record, record.call, record.admitted_at_s, ended_at_s)
+        failure = record.failure
+        if failure is None and record.call is not None and record.outcome != "ok":
+            failure = record.outcome
+        if failure is not None:
+            self._root.set_attribute("error.type", failure)
             self._root.set_status(trace.StatusCode.ERROR)
-        self._root.end(self._wall_ns(now))
+        self._root.end(self._wall_ns(ended_at_s))
 
-    def _children(self, now: float, admitted_s: float, serving: Serving) -> None:
-        call = serving.job.call
-        self._span("admit", call.arrival_s, admitted_s, {"tidegate.prompt_tokens.estimated": call.prompt_tokens})
-        self._span("queue", admitted_s, serving.sent_s or now, {})
-        if serving.sent_s is None or serving.decision is None:
+    def _children(self, record: call_record.CallRecord, call: Call, admitted_at_s: float, ended_at_s: float) -> None:
+        estimated = {"tidegate.prompt_tokens.estimated": call.prompt_tokens}
+        self._span("admit", record.arrived_at_s, admitted_at_s, estimated)
+        self._span("queue", admitted_at_s, record.sent_at_s or ended_at_s, {})
+        if record.sent_at_s is None or record.decision is None:
             return
-        decision = serving.decision
+        decision = record.decision
         chosen: dict[str, str | float] = {
             "server.address": decision.engine,
             "tidegate.rule": decision.rule,
@@ -83,13 +90,12 @@ class Trace:
         }
         if decision.slack_s is not None:
             chosen["tidegate.slack_s"] = decision.slack_s
-        self._span("choose", serving.sent_s, serving.sent_s, chosen)
-        if serving.first_s is not None:
-            meter = serving.reply.meter
-            self._root.set_attribute("gen_ai.usage.input_tokens", meter.prompt_tokens or call.prompt_tokens)
-            self._root.set_attribute("gen_ai.usage.output_tokens", meter.generated)
-            first = {"tidegate.first_token_s": serving.first_s - serving.sent_s}
-            self._span("stream", serving.sent_s, serving.finished_s or now, first)
+        self._span("choose", record.sent_at_s, record.sent_at_s, chosen)
+        if record.first_token_at_s is not None:
+            self._root.set_attribute("gen_ai.usage.input_tokens", record.prompt_tokens or call.prompt_tokens)
+            self._root.set_attribute("gen_ai.usage.output_tokens", record.tokens)
+            first = {"tidegate.first_token_s": record.first_token_at_s - record.sent_at_s}
+            self._span("stream", record.sent_at_s, record.finished_at_s or ended_at_s, first)
 
     def _span(self, name: str, start_s: float, end_s: float, attributes: Mapping[str, str | float]) -> None:
         span = self._tracer.start_span(
@@ -106,30 +112,31 @@ class Tracing:
         self._tracer = provider.get_tracer("tidegate.gateway")
         self._offset_ns = time.time_ns() - round(clock() * 1e9)
 
-    def begin(self, ask: parsed_request.Ask, now: float) -> Trace:
-        return Trace(self._tracer, ask, now, self._wall_ns)
+    def begin(self, record: call_record.CallRecord, fields: request_fields.RequestFields) -> Trace:
+        """Opens the trace of a call that just arrived."""
+        return Trace(self._tracer, record, fields, self._wall_ns)
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends the spans that are not sent yet."""
         self._provider.shutdown()
 
     def _wall_ns(self, instant_s: float) -> int:
         return self._offset_ns + round(instant_s * 1e9)
 
 
-def to_collector(told: gateway_settings.Tracing, clock: Callable[[], float]) -> Tracing | None:
+def to_collector(settings: gateway_settings.Tracing, clock: Callable[[], float]) -> Tracing | None:
     """Tracing to an OTLP collector, None where none is set. Raises `BadSettings` where the exporter is not installed but
     required."""
-    if told.endpoint is None:
+    if settings.endpoint is None:
         return None
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     except ImportError as error:
-        needs = f"spans for {told.endpoint} need the extra: pip install 'tidegate[tracing]'"
-        if told.required:
+        needs = f"spans for {settings.endpoint} need the extra: pip install 'tidegate[tracing]'"
+        if settings.required:
             raise settings_decoder.BadSettings(f"tracing.endpoint: {needs}") from error
-        logger.warning("%s; going on without", needs)
+        logger.warning("%s; the gateway goes on without spans", needs)
         return None
     provider = TracerProvider(resource=Resource.create({"service.name": "tidegate-gateway"}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=told.endpoint)))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.endpoint)))
     return Tracing(provider, clock)

@@ -1,8 +1,8 @@
 """What is an OpenAI endpoint? One value: its path, how its requests are sized, how its answers are checked and counted.
 
-`chat_completions` and `completions` each define one endpoint, and `endpoint_registry` lists them. The HTTP routes, the paths
-at the engines, the names of traces and the checks of answers follow from these values. An endpoint opens no socket.
-"""
+`chat_completions` and `completions` each define one endpoint, and `endpoint_registry` lists them. The HTTP routes,
+the paths at the engines, the names of traces and the checks of answers follow from these values. An endpoint opens no
+socket."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

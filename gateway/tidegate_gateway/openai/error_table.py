@@ -56,7 +56,8 @@ TABLE: dict[str, Row] = {
 }
 
 FINAL = {DropReason.DEADLINE_UNREACHABLE}
-"""The answer carries `x-should-retry: false`, which tells OpenAI clients not to repeat the call. They repeat any other 429."""
+"""The answer carries `x-should-retry: false`, which tells OpenAI clients not to repeat the call. They repeat any
+other 429."""
 
 SENTENCES: dict[DropReason, str] = {
     DropReason.SATURATED: "too many calls wait already; retry after the delay that this answer names",
@@ -68,8 +69,8 @@ SENTENCES: dict[DropReason, str] = {
     # Reserved: the gateway sheds no call that waits already.
     DropReason.EVICTED: "the call gave way to more urgent ones; retry after the delay that this answer names",
     DropReason.STORE_UNAVAILABLE: (
-        "the store does not answer, and workflows and shared policies need it; retry after the delay that this answer names,"
-        " with an idempotency key so that the request counts once, or send the call without a workflow"
+        "the store does not answer, and workflows and shared policies need it; retry after the delay that this answer"
+        " names, with an idempotency key so that the request counts once, or send the call without a workflow"
     ),
 }
 
@@ -134,9 +135,9 @@ def engine_message(answer: bytes) -> tuple[str, str | None]:
     return str(message)[:500], param if isinstance(param, str) else None
 
 
-Failure = Literal["busy", "gone", "failed", "too_long"]
-"""How an engine failed a call: its own queue was full, its connection broke, it answered wrongly or late, or it still worked
-on an answer that is not streamed when the longest wait was over."""
+Failure = Literal["busy", "gone", "failed", "too-long"]
+"""How an engine failed a call: its own queue was full, its connection broke, it answered wrongly or late, or it still
+worked on an answer that is not streamed when the longest wait was over."""
 
 
 class EngineTrouble(GatewayError):

@@ -1,8 +1,8 @@
 """Server-sent events on their way from the engine to the client: cut at event boundaries, counted, never rebuilt.
 
-Bytes leave only in whole events, so that an error event can follow any block. The meter counts events with content and reads
-the usage. The one event that may be left out is the usage event that the gateway asked for and the client did not.
-"""
+Bytes leave only in whole events, so that an error event can follow any block. The meter counts events with content
+and reads the usage. The one event that may be left out is the usage event that the gateway asked for and the client
+did not."""
 
 from dataclasses import dataclass
 

@@ -19,6 +19,7 @@ from tidegate_gateway.openai.error_table import BadRequest
 class ParsedRequest:
     """A request to one endpoint as the client made it, checked."""
 
+    size: endpoint.RequestSize
     endpoint: endpoint.Endpoint
     body: dict[str, Any]
     """The request for the engine, without the fields that only the gateway may set."""
@@ -26,7 +27,6 @@ class ParsedRequest:
     stream: bool
     wants_usage: bool
     """The client asked for usage in its stream."""
-    size: endpoint.RequestSize
     fields: request_fields.RequestFields
 
 

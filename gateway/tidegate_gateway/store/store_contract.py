@@ -12,17 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from tidegate_gateway import stage_declaration
 from tidegate_policy.model import Backlog, EngineId
 
 State = Literal["running", "done", "cancelled", "expired"]
 STATES: tuple[State, ...] = ("running", "done", "cancelled", "expired")
 
-
-MOST_STAGES = 256
-"""Of one workflow; a record is one document."""
-
 MOST_CALLS = 10_000
-"""Of one workflow at the same time."""
+"""Calls of one workflow that may be under way at the same time."""
 
 
 class StoreError(Exception):
@@ -52,6 +49,8 @@ class Stage:
     """Declared calls at the same time; 0 = undeclared."""
     passes: int = 1
     """How often they may be repeated."""
+    declared: bool = True
+    """False for a stage that its first call added to the workflow."""
     started: bool = False
     over: bool = False
     running: int = 0
@@ -79,7 +78,7 @@ class NewWorkflow:
     """From now."""
     template: str = ""
     tenant: str = ""
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[stage_declaration.StageDeclaration, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from redis import asyncio as valkey
 from redis import backoff, exceptions
 from redis.asyncio import retry
 
-from tidegate_gateway import gateway_settings
+from tidegate_gateway import gateway_settings, stage_declaration
 from tidegate_gateway.store import store_contract
 from tidegate_policy.model import Backlog, EngineId
 
@@ -74,9 +74,9 @@ class Valkey:
             {
                 "name": stage.name,
                 "after": "\n".join(stage.after),
-                "parallel": stage.parallel,
-                "passes": stage.passes,
-                "expected": stage.parallel * stage.passes,
+                "parallel": stage.calls_at_a_time,
+                "passes": stage.repeat,
+                "expected": stage.calls_at_a_time * stage.repeat,
             }
             for stage in workflow.stages
         ]
@@ -214,7 +214,7 @@ class Valkey:
             "gateway": self.gateway,
             "grace_ms": round(self._told.grace_s * 1000),
             "retention_ms": round(self._told.retention_s * 1000),
-            "most_stages": store_contract.MOST_STAGES,
+            "most_stages": stage_declaration.MOST_STAGES,
             "most_calls": store_contract.MOST_CALLS,
             **arguments,
         }
@@ -320,6 +320,7 @@ def _record(answer: Mapping[str, Any]) -> store_contract.Record:
             after=tuple(filter(None, item["after"].split("\n"))),
             parallel=item["parallel"],
             passes=item["passes"],
+            declared=item.get("declared", False),
             started=item["started"],
             over=item["over"],
             running=item["running"],

@@ -70,6 +70,10 @@ class CallFacts:
     session: str | None = None
     workflow: str | None = None
     stage: str | None = None
+    group: str | None = None
+    """The request group (relQuery) of the call."""
+    group_size: int = 0
+    """Calls of the group in all; 0 = unknown."""
     prefix: tuple[tuple[int, int], ...] = ()
     """(hash, tokens) of the leading parts of the prompt that other prompts may share, in order."""
 
@@ -133,6 +137,8 @@ def promise(draft: Draft, grant: StageGrant | None, length: LengthPrediction, mo
         workflow=grant.workflow if grant else None,
         stage=facts.stage,
         session=facts.session,
+        group=facts.group,
+        group_size=facts.group_size,
         prefix=facts.prefix,
     )
     due_at_s = _due_at_s(call, claims, slo_class, grant)
