@@ -42,14 +42,14 @@ async def test_without_a_store_the_override_lives_here_and_lapses(up: Any, until
     async with up(store=False) as client:
         await put(client, {"policy": "edf", "for_s": 0.3})
         assert client.gateway.core.dispatcher.policy == "edf"
-        await until(lambda: (client.gateway.policy.left_s or 0) < 0.25)
+        await until(lambda: (client.gateway.policy.active.left_s or 0) < 0.25)
         await until(lambda: client.gateway.core.dispatcher.policy == "urgency")
 
 
 async def test_an_override_that_does_not_say_holds_for_ten_minutes(up: Any) -> None:
     async with up(store=False) as client:
         await put(client, {"policy": "edf"})
-        chosen = await client.gateway.choose_policy("override", "edf", reason="", for_s=None)
+        chosen = await client.gateway.policy.choose("override", "edf", reason="", for_s=None)
         assert 590 < chosen.left_s <= 600
 
 

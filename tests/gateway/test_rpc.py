@@ -102,6 +102,45 @@ async def test_refusals_name_fields_not_headers(up: Any) -> None:
             assert "x-tidegate" not in caught.value.details()
 
 
+@pytest.mark.parametrize(
+    ("stages", "param"),
+    [
+        ([{"name": "a"}, {"name": "b", "after": ["a"] * 300_000}], "stages[1].after"),
+        ([{"name": "a"}, {"name": "b", "after": ["a", "a"]}], "stages[1].after"),
+        ([{"name": f"s{i}"} for i in range(257)], "stages"),
+        ([{"name": "a b"}], "stages[0].name"),
+        ([{"name": "a", "parallel": 1001}], "stages[0].parallel"),
+    ],
+    ids=["one name 300000 times", "one name twice", "too many stages", "a bad name", "too many calls at a time"],
+)
+async def test_a_declaration_has_the_bounds_that_it_has_over_http(up: Any, stages: list[Any], param: str) -> None:
+    async with up(listen=LISTEN) as client, grpc.aio.insecure_channel(client.grpc) as channel:
+        specs = [inference_pb2.StageSpec(**stage) for stage in stages]
+        request = inference_pb2.CreateWorkflowRequest(deadline_ms=60_000, stages=specs)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await inference_pb2_grpc.WorkflowsStub(channel).Create(request)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert details(caught.value)["ErrorInfo"].metadata["param"] == param
+
+
+async def test_no_error_names_a_header_except_for_metadata(up: Any) -> None:
+    async with (
+        up(listen=LISTEN, classes=[{"name": "chat"}]) as client,
+        grpc.aio.insecure_channel(client.grpc) as channel,
+    ):
+        stub, flows = inference_pb2_grpc.InferenceStub(channel), inference_pb2_grpc.WorkflowsStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Generate(chat(slo_class="nope")).read()
+        assert details(caught.value)["ErrorInfo"].metadata["param"] == "slo_class"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await flows.Get(inference_pb2.GetWorkflowRequest(id="nope"))
+        assert "deadline_ms" in caught.value.details()
+        assert "x-tidegate" not in caught.value.details()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Generate(chat(), metadata=(("x-tidegate-urgency", "9"),)).read()
+        assert details(caught.value)["ErrorInfo"].metadata["param"] == "x-tidegate-urgency"
+
+
 @pytest.mark.parametrize("method", ["Inference/Generate", "Workflows/Get"])
 async def test_bytes_that_are_no_message_are_an_invalid_argument(up: Any, method: str) -> None:
     async with up(listen=LISTEN) as client, grpc.aio.insecure_channel(client.grpc) as channel:

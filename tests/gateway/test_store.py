@@ -230,7 +230,7 @@ async def test_idempotency_keys_repeat_the_answer_and_refuse_another_body(
 async def test_a_workflow_is_bounded(two: tuple[store_contract.Store, store_contract.Store]) -> None:
     one, _ = two
     await one.create(flow())
-    for i in range(store_contract.MOST_STAGES - len(STAGES)):
+    for i in range(stage_declaration.MOST_STAGES - len(STAGES)):
         await one.join("w", f"s{i}", "same", deadline_ms=None, tenant="")
     with pytest.raises(store_contract.Rejected, match="too_many_stages"):
         await one.join("w", "one more", "other", deadline_ms=None, tenant="")

@@ -21,6 +21,12 @@ class TenantTokens:
         self._owed: collections.Counter[promises.Tenant] = collections.Counter()
         """Tokens of each tenant's minute that are still to be booked; negative numbers are given back."""
         self._owing = asyncio.Event()
+        self._paying = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether the store knows everything that ended calls used."""
+        return not self._owed and not self._paying
 
     async def book(self, tenant: promises.Tenant, tokens: int) -> None:
         """Books tokens before a call. Raises `Shed` when the tenant has used its minute."""
@@ -46,10 +52,14 @@ class TenantTokens:
             await loops.step("tenant-tokens", self._pay)
 
     async def _pay(self) -> None:
-        while self._owed:
-            tenant, tokens = self._owed.popitem()
-            if tokens:
-                await self._spend(tenant, tokens, used=True)
+        self._paying = True
+        try:
+            while self._owed:
+                tenant, tokens = self._owed.popitem()
+                if tokens:
+                    await self._spend(tenant, tokens, used=True)
+        finally:
+            self._paying = False
 
     async def _spend(self, tenant: promises.Tenant, tokens: int, *, used: bool) -> float:
         store = self._link.store
