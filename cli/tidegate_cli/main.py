@@ -16,7 +16,7 @@ COMPONENTS = {
     "operator": ("tidegate_operator.__main__", "the Kubernetes operator, as its container runs it"),
     "engine": ("tidegate_engine.serve", "vLLM with Tidegate's scheduler; vLLM's flags pass through"),
     "sim-engine": ("tidegate_sim.serve", "a simulated engine that speaks vLLM's HTTP"),
-    "bench": ("tidegate_sim.suites.__main__", "evaluate policies in virtual time with vLLM's real scheduler"),
+    "bench": ("tidegate_sim.bench", "evaluate policies in virtual time with vLLM's real scheduler"),
 }
 COMMANDS = {
     "gateway": ("tidegate_cli.gateway", "the gateway, as its container runs it"),

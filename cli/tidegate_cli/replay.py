@@ -15,7 +15,7 @@ from typing import Any
 
 from tidegate_cli import openloop
 from tidegate_cli.errors import Failed, Usage
-from tidegate_sim import traces
+from tidegate_sim import trace_format
 
 FORMATS = ("auto", "tidegate", "azure")
 SHOWN_ERRORS = 5
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def summary(
-    calls: Sequence[traces.TraceCall], outcomes: Sequence[openloop.Outcome], *, settings: dict[str, Any]
+    calls: Sequence[trace_format.TraceCall], outcomes: Sequence[openloop.Outcome], *, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """The report; seconds everywhere. A call whose trace gives targets met its SLO when it met all of them."""
     done = [outcome for outcome in outcomes if not outcome.error]
@@ -109,15 +109,15 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _load(options: argparse.Namespace) -> list[traces.TraceCall]:
+def _load(options: argparse.Namespace) -> list[trace_format.TraceCall]:
     chosen = options.format
     if chosen == "auto":
         chosen = "azure" if ".csv" in options.trace.suffixes else "tidegate"
     try:
-        calls = list(traces.from_azure(options.trace)) if chosen == "azure" else traces.read(options.trace)
+        calls = list(trace_format.from_azure(options.trace)) if chosen == "azure" else trace_format.read(options.trace)
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise Usage(f"cannot read {options.trace}: {getattr(error, 'strerror', None) or error}") from None
-    except traces.BadTrace as error:
+    except trace_format.BadTrace as error:
         raise Usage(str(error)) from None
     if not calls:
         raise Usage(f"{options.trace} holds no calls")
@@ -133,7 +133,7 @@ def _check_writable(path: pathlib.Path) -> None:
         raise Usage(f"cannot write {path}: {error.strerror}") from None
 
 
-def _planned(call: traces.TraceCall, options: argparse.Namespace, run: str) -> openloop.Planned:
+def _planned(call: trace_format.TraceCall, options: argparse.Namespace, run: str) -> openloop.Planned:
     """`run` keeps the workflows of this run apart from those of others."""
     names = {
         "x-tidegate-tenant": call.tenant,
@@ -195,7 +195,7 @@ async def _show(progress: asyncio.Queue[openloop.Outcome], total: int) -> None:
             sys.stderr.write(f"{done}/{total} calls, {errors} errors\n")
 
 
-def _met(call: traces.TraceCall, outcome: openloop.Outcome) -> bool | None:
+def _met(call: trace_format.TraceCall, outcome: openloop.Outcome) -> bool | None:
     targets = [
         (call.ttft_slo_ms, outcome.ttft_s),
         (call.tpot_slo_ms, outcome.tpot_s),
@@ -208,9 +208,9 @@ def _met(call: traces.TraceCall, outcome: openloop.Outcome) -> bool | None:
     )
 
 
-def _workflows(calls: Sequence[traces.TraceCall], outcomes: Sequence[openloop.Outcome]) -> dict[str, Any] | None:
+def _workflows(calls: Sequence[trace_format.TraceCall], outcomes: Sequence[openloop.Outcome]) -> dict[str, Any] | None:
     """Latency of whole workflows, from the first call sent to the last token; failed ones are never in time."""
-    flows: dict[str, list[tuple[traces.TraceCall, openloop.Outcome]]] = {}
+    flows: dict[str, list[tuple[trace_format.TraceCall, openloop.Outcome]]] = {}
     for call, outcome in zip(calls, outcomes, strict=True):
         if call.workflow:
             flows.setdefault(call.workflow, []).append((call, outcome))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tidegate_cli import openloop, processes, replay
-from tidegate_sim import traces
+from tidegate_sim import trace_format
 
 SECONDS = 60
 
@@ -43,14 +43,14 @@ def tidegate(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(processes.ourselves(*words), capture_output=True, text=True, timeout=SECONDS)
 
 
-def trace(path: pathlib.Path, *calls: traces.TraceCall) -> str:
-    traces.write(path, calls)
+def trace(path: pathlib.Path, *calls: trace_format.TraceCall) -> str:
+    trace_format.write(path, calls)
     return str(path)
 
 
 def test_a_workflows_calls_follow_each_other_and_are_reported_as_one(engine: str, tmp_path: pathlib.Path) -> None:
-    def call(name: str, *after: str) -> traces.TraceCall:
-        return traces.TraceCall(
+    def call(name: str, *after: str) -> trace_format.TraceCall:
+        return trace_format.TraceCall(
             id=name, arrival_s=0.05, prompt_tokens=20, output_tokens=8, workflow="w", after=after, deadline_s=30.0
         )
 
@@ -66,7 +66,7 @@ def test_a_workflows_calls_follow_each_other_and_are_reported_as_one(engine: str
 
 
 def test_a_call_that_fails_is_counted_with_its_sentence(engine: str, tmp_path: pathlib.Path) -> None:
-    path = trace(tmp_path / "t.jsonl", traces.TraceCall(id="a", arrival_s=0, prompt_tokens=5, output_tokens=5))
+    path = trace(tmp_path / "t.jsonl", trace_format.TraceCall(id="a", arrival_s=0, prompt_tokens=5, output_tokens=5))
     done = tidegate("replay", path, "--url", engine, "--model", "nobody", "--json")
     report = json.loads(done.stdout)
     assert done.returncode == 1
@@ -92,7 +92,7 @@ def test_a_trace_that_cannot_be_read_is_one_sentence(tmp_path: pathlib.Path, tex
 
 
 def test_no_gateway_is_one_sentence(tmp_path: pathlib.Path) -> None:
-    path = trace(tmp_path / "t.jsonl", traces.TraceCall(id="a", arrival_s=0, prompt_tokens=5, output_tokens=5))
+    path = trace(tmp_path / "t.jsonl", trace_format.TraceCall(id="a", arrival_s=0, prompt_tokens=5, output_tokens=5))
     done = tidegate("replay", path, "--url", f"http://127.0.0.1:{processes.free_port()}")
     assert done.returncode == 1
     assert "no gateway answers at" in done.stderr
@@ -104,8 +104,8 @@ def test_percentiles_are_values_that_were_seen() -> None:
 
 
 def test_a_target_that_was_missed_is_missed_and_calls_without_targets_do_not_count() -> None:
-    def call(name: str, ttft_ms: float | None) -> traces.TraceCall:
-        return traces.TraceCall(id=name, arrival_s=0, prompt_tokens=1, output_tokens=1, ttft_slo_ms=ttft_ms)
+    def call(name: str, ttft_ms: float | None) -> trace_format.TraceCall:
+        return trace_format.TraceCall(id=name, arrival_s=0, prompt_tokens=1, output_tokens=1, ttft_slo_ms=ttft_ms)
 
     def seen(name: str) -> openloop.Outcome:
         return openloop.Outcome(id=name, sent_s=0.0, first_s=0.5, last_s=0.6, tokens=2)

@@ -111,13 +111,13 @@ def test_no_workflow_changes_anothers_budgets(one: Workflow, other: Workflow, no
 
 
 def test_a_cycle_is_named() -> None:
-    with pytest.raises(budget.CyclicStages, match=r"stage '.' waits for itself"):
-        budget.declared((stage("a", 1.0, "b"), stage("b", 1.0, "a")))
+    with pytest.raises(budget.CyclicStages, match=r"the stages wait for each other: . -> . -> ."):
+        budget.check_declaration((stage("a", 1.0, "b"), stage("b", 1.0, "a")))
 
 
 def test_an_undeclared_predecessor_is_named() -> None:
     with pytest.raises(ValueError, match="stage 'b' comes after 'x', which is not declared"):
-        budget.declared((stage("a", 1.0), stage("b", 1.0, "x")))
+        budget.check_declaration((stage("a", 1.0), stage("b", 1.0, "x")))
 
 
 def test_a_long_chain_does_not_exhaust_the_stack() -> None:

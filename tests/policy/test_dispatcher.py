@@ -1,4 +1,4 @@
-"""Every call leaves exactly once, backlogs return to zero, and calls wait where they are told to."""
+"""Every call leaves exactly once, backlogs return to zero, and calls wait where the settings say."""
 
 import random
 import tracemalloc
@@ -8,8 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tidegate_policy import choose, cost, policies
-from tidegate_policy.dispatcher import Action, Dispatcher, Drop, EngineState, Limits, Send
+from tidegate_policy import cost, policies
+from tidegate_policy.admit.outliers import OutlierSettings
+from tidegate_policy.admit.retries import Failure, RetrySettings
+from tidegate_policy.dispatch.dispatcher import Action, Dispatcher, GiveUp, Limits, Send, Shed
+from tidegate_policy.dispatch.engine_table import EngineFacts, EngineTable, Health
+from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, DropReason, EngineId
 
 FAST = cost.CostModel(step_s=0.02, prefill_s=1e-4, max_batch=4)
@@ -27,120 +31,140 @@ def call(name: str, *, due_s: float | None = None, deadline_s: float | None = No
     )
 
 
-def dispatcher(policy: str = "fcfs", *, cap: int | None = None, engines: int = 2, **limits: float) -> Dispatcher:
-    made = Dispatcher(
-        policy=policy,
-        dispatch=choose.Dispatch(),
-        limits=Limits(**limits),  # type: ignore[arg-type]
-        rng=random.Random(0),
-    )
-    for index in range(engines):
-        made.on_engine(0.0, EngineState(id=EngineId(f"e{index}"), cost=(FAST, SLOW)[index % 2], cap=cap))
-    return made
+class Gate(Dispatcher):
+    """A dispatcher with the table of its engines, and events of engines as the gateway core passes them on."""
+
+    def __init__(
+        self, policy: str = "fcfs", *, max_inflight: int | None = None, engines: int = 2, **limits: float
+    ) -> None:
+        self.table = EngineTable(max_inflight, OutlierSettings())
+        super().__init__(
+            self.table,
+            policy=policies.named(policy),
+            settings=DispatchSettings(),
+            limits=Limits(**limits),  # type: ignore[arg-type]
+            retry=RetrySettings(max_attempts=5),
+            rng=random.Random(0),
+        )
+        for index in range(engines):
+            self.on_engine(0.0, EngineFacts(id=EngineId(f"e{index}"), cost=(FAST, SLOW)[index % 2]))
+
+    def on_engine(self, now: float, facts: EngineFacts) -> list[Action]:
+        self.table.update(facts, lambda: self.own_backlog(facts.id))
+        return self.pump(now)
+
+    def owes(self, engine: str) -> Backlog:
+        known = self.table.get(EngineId(engine))
+        assert known is not None
+        assert known.own == self.own_backlog(EngineId(engine))
+        return known.own
+
+
+dispatcher = Gate
 
 
 def sent(actions: list[Action]) -> list[str]:
     return [action.call.id for action in actions if isinstance(action, Send)]
 
 
-def dropped(actions: list[Action]) -> list[DropReason]:
-    return [action.reason for action in actions if isinstance(action, Drop)]
+def shed(actions: list[Action]) -> list[DropReason]:
+    return [action.reason for action in actions if isinstance(action, Shed)]
 
 
-def test_without_a_cap_every_call_goes_out_on_arrival() -> None:
+def test_without_a_bound_every_call_goes_out_on_arrival() -> None:
     gate = dispatcher()
     assert [sent(gate.on_arrival(0.0, call(str(i)))) for i in range(20)] == [[str(i)] for i in range(20)]
 
 
-def test_with_a_cap_the_rest_wait_in_the_active_order_and_bind_late() -> None:
-    gate = dispatcher("edf", cap=1, engines=1)
+def test_with_a_bound_the_rest_wait_under_the_active_policy_and_bind_late() -> None:
+    gate = dispatcher("edf", max_inflight=1, engines=1)
     assert sent(gate.on_arrival(0.0, call("first"))) == ["first"]
     assert sent(gate.on_arrival(0.0, call("late", due_s=50.0))) == []
     assert sent(gate.on_arrival(0.0, call("soon", due_s=5.0))) == []
-    assert sent(gate.on_finish(1.0, CallId("first"))) == ["soon"]
-    assert sent(gate.on_finish(2.0, CallId("soon"))) == ["late"]
+    assert sent(gate.on_end(1.0, CallId("first"))) == ["soon"]
+    assert sent(gate.on_end(2.0, CallId("soon"))) == ["late"]
 
 
-def test_others_calls_count_against_the_cap() -> None:
-    gate = dispatcher(cap=2, engines=1)
-    gate.on_engine(0.0, EngineState(id=EngineId("e0"), cost=FAST, cap=2, others=Backlog(calls=2)))
+def test_calls_of_other_gateways_count_against_the_bound() -> None:
+    gate = dispatcher(max_inflight=2, engines=1)
+    gate.on_engine(0.0, EngineFacts(id=EngineId("e0"), cost=FAST, others=Backlog(calls=2)))
     assert sent(gate.on_arrival(0.0, call("a"))) == []
-    assert sent(gate.on_engine(1.0, EngineState(id=EngineId("e0"), cost=FAST, cap=2))) == ["a"]
+    assert sent(gate.on_engine(1.0, EngineFacts(id=EngineId("e0"), cost=FAST))) == ["a"]
 
 
-def test_a_switch_reorders_those_who_wait() -> None:
-    gate = dispatcher("fcfs", cap=1, engines=1)
+def test_a_switch_reorders_the_waiting_calls() -> None:
+    gate = dispatcher("fcfs", max_inflight=1, engines=1)
     for each in (call("out"), call("long", output=500), call("short", output=5)):
         gate.on_arrival(0.0, each)
-    assert gate.on_policy("sjf") == 2
+    assert gate.on_policy(policies.named("sjf")) == 2
     assert [waiting.id for waiting in gate.waiting_calls()] == ["short", "long"]
 
 
-def test_a_refused_call_goes_to_another_engine_once_each() -> None:
+def test_a_failed_call_goes_to_another_engine_once_each() -> None:
     gate = dispatcher()
     (first,) = gate.on_arrival(0.0, call("a"))
-    (second,) = gate.on_refused(0.1, CallId("a"))
+    (second,) = gate.on_attempt_failed(0.1, CallId("a"), Failure.GONE)
     assert isinstance(first, Send)
     assert isinstance(second, Send)
     assert (second.attempt, second.decision.engine != first.decision.engine) == (2, True)
 
 
-def test_a_call_that_every_engine_refused_is_dropped() -> None:
+def test_a_call_that_every_engine_refused_is_shed() -> None:
     gate = dispatcher(engines=1)
     gate.on_arrival(0.0, call("a"))
-    assert dropped(gate.on_refused(0.1, CallId("a"))) == [DropReason.NO_ENGINES]
-    assert gate.own_backlog(EngineId("e0")) == NO_BACKLOG
+    assert shed(gate.on_attempt_failed(0.1, CallId("a"), Failure.GONE)) == [DropReason.NO_ENGINES]
+    assert gate.owes("e0") == NO_BACKLOG
 
 
-def test_no_engines_at_all_is_said_at_once() -> None:
-    assert dropped(dispatcher(engines=0).on_arrival(0.0, call("a"))) == [DropReason.NO_ENGINES]
+def test_without_engines_a_call_is_shed_at_once() -> None:
+    assert shed(dispatcher(engines=0).on_arrival(0.0, call("a"))) == [DropReason.NO_ENGINES]
 
 
 def test_a_full_queue_is_saturated_and_says_when_to_come_back() -> None:
-    gate = dispatcher(cap=1, engines=1, max_waiting=1)
+    gate = dispatcher(max_inflight=1, engines=1, max_waiting=1)
     for name in "ab":
         gate.on_arrival(0.0, call(name, output=500))
     (drop,) = gate.on_arrival(0.0, call("c"))
-    assert isinstance(drop, Drop)
+    assert isinstance(drop, Shed)
     assert drop.reason is DropReason.SATURATED
     assert drop.retry_after_s == pytest.approx(FAST.backlog_seconds(FAST.charge(call("a", output=500))))
 
 
 def test_where_nothing_may_wait_an_engine_with_room_still_gets_calls() -> None:
-    gate = dispatcher(cap=1, engines=1, max_waiting=0)
+    gate = dispatcher(max_inflight=1, engines=1, max_waiting=0)
     assert sent(gate.on_arrival(0.0, call("a"))) == ["a"]
-    assert dropped(gate.on_arrival(0.0, call("b"))) == [DropReason.SATURATED]
-    assert (gate.waiting, gate.next_expiry_s()) == (0, None)
-    assert sent(gate.on_finish(1.0, CallId("a"))) == []
+    assert shed(gate.on_arrival(0.0, call("b"))) == [DropReason.SATURATED]
+    assert (gate.waiting, gate.next_expiry_at_s()) == (0, None)
+    assert sent(gate.on_end(1.0, CallId("a"))) == []
     assert sent(gate.on_arrival(1.0, call("c"))) == ["c"]
 
 
 def test_a_call_that_waited_too_long_expires() -> None:
-    gate = dispatcher(cap=1, engines=1, ttl_s=10.0)
+    gate = dispatcher(max_inflight=1, engines=1, ttl_s=10.0)
     gate.on_arrival(0.0, call("out"))
     gate.on_arrival(1.0, call("waits"))
-    assert gate.next_expiry_s() == 11.0
-    assert dropped(gate.on_tick(10.9)) == []
-    assert dropped(gate.on_tick(11.0)) == [DropReason.TTL_EXPIRED]
-    assert gate.next_expiry_s() is None
+    assert gate.next_expiry_at_s() == 11.0
+    assert shed(gate.on_tick(10.9)) == []
+    assert shed(gate.on_tick(11.0)) == [DropReason.TTL_EXPIRED]
+    assert gate.next_expiry_at_s() is None
 
 
 def test_a_call_with_a_deadline_waits_until_that_however_long_it_is() -> None:
-    gate = dispatcher(cap=1, engines=1, ttl_s=10.0)
+    gate = dispatcher(max_inflight=1, engines=1, ttl_s=10.0)
     gate.on_arrival(0.0, call("out"))
     gate.on_arrival(0.0, call("patient", deadline_s=500.0))
     gate.on_arrival(0.0, call("none"))
-    assert dropped(gate.on_tick(10.0)) == [DropReason.TTL_EXPIRED]
-    assert gate.next_expiry_s() == 500.0
-    assert dropped(gate.on_tick(499.0)) == []
-    assert dropped(gate.on_tick(500.0)) == [DropReason.DEADLINE_UNREACHABLE]
+    assert shed(gate.on_tick(10.0)) == [DropReason.TTL_EXPIRED]
+    assert gate.next_expiry_at_s() == 500.0
+    assert shed(gate.on_tick(499.0)) == []
+    assert shed(gate.on_tick(500.0)) == [DropReason.DEADLINE_UNREACHABLE]
 
 
 def test_a_call_whose_deadline_passes_while_it_waits_is_not_sent() -> None:
-    gate = dispatcher(cap=1, engines=1)
+    gate = dispatcher(max_inflight=1, engines=1)
     gate.on_arrival(0.0, call("out"))
     gate.on_arrival(0.0, call("waits", deadline_s=5.0))
-    assert dropped(gate.on_finish(6.0, CallId("out"))) == [DropReason.DEADLINE_UNREACHABLE]
+    assert shed(gate.on_end(6.0, CallId("out"))) == [DropReason.DEADLINE_UNREACHABLE]
 
 
 @pytest.mark.parametrize("deadline_s", [None, 1e6])
@@ -151,7 +175,7 @@ def test_calls_that_are_gone_take_no_memory(deadline_s: float | None) -> None:
     def serve(count: int) -> None:
         for index in range(count):
             gate.on_arrival(0.0, call(f"{index}", deadline_s=deadline_s))
-            gate.on_finish(0.0, CallId(f"{index}"))
+            gate.on_end(0.0, CallId(f"{index}"))
 
     serve(1000)
     tracemalloc.start()
@@ -164,22 +188,22 @@ def test_calls_that_are_gone_take_no_memory(deadline_s: float | None) -> None:
         tracemalloc.stop()
 
 
-def test_draining_refuses_new_calls_and_serves_those_who_wait() -> None:
-    gate = dispatcher(cap=1, engines=1)
+def test_draining_sheds_new_calls_and_serves_the_waiting_calls() -> None:
+    gate = dispatcher(max_inflight=1, engines=1)
     for name in "ab":
         gate.on_arrival(0.0, call(name))
     gate.on_drain()
-    assert dropped(gate.on_arrival(0.0, call("c"))) == [DropReason.DRAINING]
-    assert sent(gate.on_finish(1.0, CallId("a"))) == ["b"]
+    assert shed(gate.on_arrival(0.0, call("c"))) == [DropReason.DRAINING]
+    assert sent(gate.on_end(1.0, CallId("a"))) == ["b"]
 
 
 def test_a_backlog_shrinks_with_the_tokens_that_came_out() -> None:
     gate = dispatcher(engines=1)
     gate.on_arrival(0.0, call("a"))
-    sizes = [gate.own_backlog(EngineId("e0"))]
+    sizes = [gate.owes("e0")]
     for tokens in (1, 10, 19):
         gate.on_progress(0.5, CallId("a"), tokens)
-        sizes.append(gate.own_backlog(EngineId("e0")))
+        sizes.append(gate.owes("e0"))
     assert [size.work_us for size in sizes] == sorted((size.work_us for size in sizes), reverse=True)
     assert sizes[-1].output_tokens == 1
 
@@ -187,20 +211,20 @@ def test_a_backlog_shrinks_with_the_tokens_that_came_out() -> None:
 def test_an_engine_that_comes_back_still_owes_the_calls_that_are_out_there() -> None:
     gate = dispatcher(engines=1)
     gate.on_arrival(0.0, call("a"))
-    owed = gate.own_backlog(EngineId("e0"))
+    owed = gate.owes("e0")
     gate.on_engine_gone(1.0, EngineId("e0"))
-    gate.on_engine(2.0, EngineState(id=EngineId("e0"), cost=FAST))
-    assert gate.own_backlog(EngineId("e0")) == owed
-    gate.on_finish(3.0, CallId("a"))
-    assert gate.own_backlog(EngineId("e0")) == NO_BACKLOG
+    gate.on_engine(2.0, EngineFacts(id=EngineId("e0"), cost=FAST))
+    assert gate.owes("e0") == owed
+    gate.on_end(3.0, CallId("a"))
+    assert gate.owes("e0") == NO_BACKLOG
 
 
 class Life(RuleBasedStateMachine):
-    """Any sequence of events: nobody is lost, nobody leaves twice, and no work is left when nobody is out."""
+    """Under any sequence of events no call is lost, no call leaves twice, and engines without calls owe no work."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate = dispatcher("fcfs", cap=2)
+        self.gate = dispatcher("fcfs", max_inflight=2)
         self.now = 0.0
         self.inside: set[str] = set()
         self.at: dict[str, str] = {}
@@ -216,6 +240,8 @@ class Life(RuleBasedStateMachine):
             else:
                 assert name not in self.at
                 self.inside.remove(name)
+                if isinstance(action, GiveUp):
+                    continue
                 if action.reason is DropReason.TTL_EXPIRED:
                     assert action.call.deadline_s is None
                 if action.reason is DropReason.DEADLINE_UNREACHABLE:
@@ -239,7 +265,7 @@ class Life(RuleBasedStateMachine):
         name = self.some_out(data)
         del self.at[name]
         self.inside.remove(name)
-        self.carry_out(self.gate.on_finish(self.now, name))
+        self.carry_out(self.gate.on_end(self.now, name))
 
     @precondition(lambda self: self.at)
     @rule(data=st.data(), tokens=st.integers(1, 60))
@@ -247,11 +273,11 @@ class Life(RuleBasedStateMachine):
         self.gate.on_progress(self.now, self.some_out(data), tokens)
 
     @precondition(lambda self: self.at)
-    @rule(data=st.data())
-    def refuse(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), failure=st.sampled_from(Failure))
+    def fail(self, data: st.DataObject, failure: Failure) -> None:
         name = self.some_out(data)
         del self.at[name]
-        self.carry_out(self.gate.on_refused(self.now, name))
+        self.carry_out(self.gate.on_attempt_failed(self.now, name, failure))
 
     @precondition(lambda self: self.inside)
     @rule(data=st.data())
@@ -268,10 +294,10 @@ class Life(RuleBasedStateMachine):
         late = [each.id for each in self.gate.waiting_calls() if (each.deadline_s or self.now + 1) <= self.now]
         assert not late
 
-    @rule(index=st.integers(0, 2), cap=st.none() | st.integers(1, 4), accepting=st.booleans())
-    def change_engine(self, index: int, cap: int | None, accepting: bool) -> None:
-        state = EngineState(id=EngineId(f"e{index}"), cost=FAST, cap=cap, accepting=accepting)
-        self.carry_out(self.gate.on_engine(self.now, state))
+    @rule(index=st.integers(0, 2), health=st.sampled_from(Health), others=st.integers(0, 3))
+    def change_engine(self, index: int, health: Health, others: int) -> None:
+        facts = EngineFacts(id=EngineId(f"e{index}"), cost=FAST, health=health, others=Backlog(calls=others))
+        self.carry_out(self.gate.on_engine(self.now, facts))
 
     @rule(index=st.integers(0, 2))
     def lose_engine(self, index: int) -> None:
@@ -279,25 +305,25 @@ class Life(RuleBasedStateMachine):
 
     @rule(policy=st.sampled_from(sorted(policies.POLICIES)))
     def switch(self, policy: str) -> None:
-        self.gate.on_policy(policy)
+        self.gate.on_policy(policies.named(policy))
 
     @invariant()
-    def everybody_is_accounted_for(self) -> None:
+    def every_call_waits_or_is_at_an_engine(self) -> None:
         waiting = {each.id for each in self.gate.waiting_calls()}
         assert waiting | set(self.at) == self.inside
         assert not waiting & set(self.at)
 
     @invariant()
-    def no_engine_owes_work_for_nobody(self) -> None:
-        for engine in self.gate.engines():
-            backlog = self.gate.own_backlog(engine.id)
+    def an_engine_without_calls_owes_nothing(self) -> None:
+        for engine in self.gate.table:
+            backlog = self.gate.owes(engine.facts.id)
             assert min(backlog.calls, backlog.work_us, backlog.output_tokens) >= 0
-            if engine.id not in self.at.values():
+            if engine.facts.id not in self.at.values():
                 assert backlog == NO_BACKLOG
 
     @invariant()
-    def nobody_waits_while_a_willing_engine_is_idle(self) -> None:
-        idle = [e for e in self.gate.engines() if e.accepting and e.id not in self.at.values()]
+    def no_call_waits_while_two_accepting_engines_are_idle(self) -> None:
+        idle = [engine for engine in self.gate.table.accepting(self.now) if not engine.backlog]
         assert not (len(idle) > 1 and self.gate.waiting)
 
 

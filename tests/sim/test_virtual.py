@@ -1,22 +1,14 @@
-"""Virtual time: the loop, an engine in it, and a pool behind the dispatcher."""
-
-import json
-import os
-import random
-import subprocess
-import sys
+"""Virtual time: the loop, and an engine in it."""
 
 import pytest
 
-from tidegate_sim import report
 from tidegate_sim.loop import Loop
 
 pytest.importorskip("vllm", reason="needs the vLLM CPU build")
 
-from tidegate_policy import choose
 from tidegate_policy.cost import CostModel
-from tidegate_policy.model import Call, CallId, EngineId
-from tidegate_sim import cluster, engine, history, pools, text2sql, traces
+from tidegate_policy.model import Call, CallId
+from tidegate_sim import engine
 
 pytestmark = pytest.mark.vllm
 
@@ -79,111 +71,3 @@ def test_a_shared_prefix_is_computed_once():
     loop.run()
     assert heard.ended["first"] > 0.4
     assert heard.ended["second"] - 5.0 < 0.1
-
-
-def setting(rule="score", policy="urgency", **more):
-    return cluster.Setting(dispatch=choose.Dispatch(rule=rule), policy=policy, **more)
-
-
-def ran(calls, chosen, pool=None):
-    engines = pool or pools.pool("hetero-1")
-    learned = text2sql.trace(random.Random(9), [text2sql.FINANCIAL], workflows=20, rate=1.0, name="learned")
-    known = history.learn(learned, list(engines.values()))
-    return cluster.Cluster(engines, chosen, known, seed=1).run(calls)
-
-
-def workflows(count=4, rate=0.5):
-    return text2sql.trace(random.Random(5), [text2sql.FINANCIAL], workflows=count, rate=rate, name="t")
-
-
-def test_every_workflow_of_a_trace_ends():
-    calls = workflows()
-    outcome = ran(calls, setting())
-    assert len(outcome.latencies_s) == 4
-    assert sum(outcome.calls_on.values()) == len(calls)
-    assert list(outcome.finished_s) == sorted(outcome.finished_s)
-
-
-def test_round_robin_gives_each_engine_its_turn():
-    outcome = ran(workflows(), setting(rule="round-robin"))
-    assert max(outcome.calls_on.values()) - min(outcome.calls_on.values()) <= 1
-
-
-def test_a_cap_keeps_calls_in_the_gateway_and_still_serves_them_all():
-    pool = {EngineId("only"): COST}
-    calls = [
-        traces.TraceCall(id=f"c{n}", arrival_s=0.0, prompt_tokens=2000, output_tokens=5, deadline_s=50.0)
-        for n in range(30)
-    ]
-    early = ran(calls, setting(policy="fcfs"), pool)
-    late = ran(calls, setting(policy="fcfs", cap=0.01), pool)
-    assert len(late.latencies_s) == 30
-    assert early.queued_share > late.queued_share
-
-
-def test_a_tool_between_calls_takes_its_time():
-    tool = traces.Tool(name="sql", duration_s=100.0)
-    calls = [
-        traces.TraceCall(id="a", arrival_s=0.0, prompt_tokens=10, output_tokens=1, workflow="w", tool=tool),
-        traces.TraceCall(id="b", arrival_s=7.0, prompt_tokens=10, output_tokens=1, workflow="w", after=("a",)),
-    ]
-    (latency_s,) = ran(calls, setting()).latencies_s
-    assert latency_s == pytest.approx(107.0, abs=0.5)
-
-
-def test_the_history_is_of_the_trace_that_it_learned_from():
-    engines = list(pools.pool("hetero-1").values())
-    calls = [
-        traces.TraceCall(id="a", arrival_s=0.0, prompt_tokens=1000, output_tokens=10, workflow="w", stage="one"),
-        traces.TraceCall(
-            id="b", arrival_s=0.0, prompt_tokens=1000, output_tokens=30, workflow="w", stage="two", after=("a",)
-        ),
-        traces.TraceCall(
-            id="c", arrival_s=0.0, prompt_tokens=1000, output_tokens=50, workflow="w", stage="two", after=("a",)
-        ),
-    ]
-    known = history.learn(calls, engines)
-    assert (known.output_of("one"), known.output_of("two")) == (10, 40)
-    assert known.output_of("never seen") == history.UNKNOWN_OUTPUT_TOKENS
-    slowest = Call(id=CallId("c"), arrival_s=0.0, prompt_tokens=1000, output_predicted=50)
-    assert known.tail_of("one") == pytest.approx(sum(model.call_seconds(slowest) for model in engines) / len(engines))
-    assert known.tail_of("two") == 0.0
-
-
-def test_an_unknown_pool_is_a_sentence():
-    with pytest.raises(pools.UnknownPool, match="no pool 'nowhere'; known are hetero-1, hetero-2, or profiles"):
-        pools.pool("nowhere")
-
-
-def test_a_deadline_that_95_percent_meet():
-    latencies_s = [float(n) for n in range(1, 101)]
-    assert report.attained_s(latencies_s, 0.95) == 95.0
-    assert report.attained_s(latencies_s, 0.99) == 99.0
-    assert report.attained_s([3.0], 0.95) == 3.0
-
-
-SMALL_BENCH = """
-import sys
-from tidegate_sim import report
-from tidegate_sim.suites import text2sql
-if __name__ == "__main__":
-    options = text2sql.Options(workflows=2, jobs=1, pools=("hetero-2",), rates=(1.0,), traces=("both",))
-    sys.stdout.write(report.text(text2sql.run(options)))
-"""
-
-
-def test_two_processes_with_different_hash_seeds_write_the_same_bytes(tmp_path):
-    (tmp_path / "bench.py").write_text(SMALL_BENCH)
-    runs = [
-        subprocess.Popen(
-            [sys.executable, str(tmp_path / "bench.py")],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for seed in ("1", "2")
-    ]
-    (first, complaint), (second, _) = [run.communicate(timeout=200) for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], complaint
-    assert first == second
-    assert json.loads(first)["cells"]

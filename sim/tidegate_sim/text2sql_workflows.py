@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidegate_sim.traces import BadTrace, TraceCall
+from tidegate_sim.trace_format import BadTrace, TraceCall
 
 LINK, KEYWORDS = "Information Retriever", "extract_keywords"
 CANDIDATE, REVISE = "generate_candidate_llama-agent", "revise"

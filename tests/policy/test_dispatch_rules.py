@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from tidegate_policy import choose, cost
+from tidegate_policy import cost
+from tidegate_policy.dispatch import routing, rules
 from tidegate_policy.model import NO_BACKLOG, Call, CallId, EngineId
 
 FAST = cost.CostModel(step_s=0.02, prefill_s=1e-4)
@@ -12,21 +13,28 @@ SLOW = cost.scaled(FAST, 2.0)
 CALL = Call(id=CallId("c"), arrival_s=0.0, prompt_tokens=1000, output_predicted=100)
 
 
-def view(name: str, model: cost.CostModel, calls: int = 0, cached: int = 0) -> choose.EngineView:
+def view(name: str, model: cost.CostModel, calls: int = 0, cached: int = 0) -> routing.RoutableEngine:
     backlog = sum([model.charge(CALL)] * calls, NO_BACKLOG)
-    return choose.EngineView(id=EngineId(name), cost=model, backlog=backlog, cached_tokens=cached)
+    return routing.RoutableEngine(EngineId(name), model, backlog, cached_tokens=cached)
 
 
-def pick(*engines: choose.EngineView, call: Call = CALL, turn: int = 0, seed: int = 0, **dispatch: object) -> str:
-    question = choose.RoutingContext(
-        now=0.0,
-        call=call,
-        engines=engines,
-        dispatch=choose.Dispatch(**{"rule": "score", **dispatch}),  # type: ignore[arg-type]
-        turn=turn,
-        rng=random.Random(seed),
+def context(
+    *engines: routing.RoutableEngine,
+    call: Call = CALL,
+    now: float = 0.0,
+    turn: int = 0,
+    seed: int = 0,
+    **dispatch: object,
+) -> routing.RoutingContext:
+    settings = routing.DispatchSettings(**{"rule": "score", **dispatch})  # type: ignore[arg-type]
+    return routing.RoutingContext(
+        now=now, call=call, engines=engines, settings=settings, turn=turn, rng=random.Random(seed)
     )
-    return choose.choose(question).engine
+
+
+def pick(*engines: routing.RoutableEngine, **more: object) -> str:
+    asked = context(*engines, **more)  # type: ignore[arg-type]
+    return rules.create(asked.settings).choose(asked).engine.id
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.2, 0.5, 1.0])
@@ -55,15 +63,16 @@ def test_an_engine_that_can_meet_the_deadline_is_never_passed_over_for_one_that_
     assert pick(*engines, alpha=0.0, call=call) == "busy but fast"
 
 
-def test_the_decision_says_what_was_known() -> None:
+def test_a_price_is_computed_once_for_each_cost_model_and_is_that_of_the_cost_model() -> None:
     call = Call(id=CallId("c"), arrival_s=0.0, prompt_tokens=1000, output_predicted=100, due_s=10.0)
-    question = choose.RoutingContext(
-        now=1.0, call=call, engines=[view("e", FAST)], dispatch=choose.Dispatch(), turn=0, rng=random.Random(0)
-    )
-    decision = choose.choose(question)
-    assert decision.service_s == FAST.call_seconds(call)
-    assert decision.queue_s == 0.0
-    assert decision.slack_s == pytest.approx(9.0 - FAST.call_seconds(call))
+    engines = [view("a", FAST), view("b", FAST, calls=3), view("c", SLOW)]
+    asked = context(*engines, call=call, now=1.0)
+    prices = [asked.price(engine) for engine in engines]
+    assert prices[0] is prices[1]
+    assert prices[2].service_s == SLOW.call_seconds(call)
+    assert prices[2].charge == SLOW.charge(call)
+    assert engines[0].queue_s == 0.0
+    assert asked.slack_s(engines[0]) == pytest.approx(9.0 - FAST.call_seconds(call))
 
 
 def test_least_delay_counts_what_a_call_does_to_those_who_run() -> None:
@@ -89,6 +98,6 @@ def test_power_of_two_takes_the_less_loaded_of_its_pair() -> None:
 
 def test_an_unknown_rule_is_refused() -> None:
     with pytest.raises(
-        choose.UnknownRule, match="known are least-delay, least-requests, power-of-two, round-robin, score"
+        rules.UnknownRule, match="known are least-delay, least-requests, power-of-two, round-robin, score"
     ):
         pick(view("a", FAST), rule="best")

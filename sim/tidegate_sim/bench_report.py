@@ -9,9 +9,11 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tidegate_sim.cluster import Outcome
+if TYPE_CHECKING:
+    from tidegate_sim import cell
+
 
 Report = dict[str, Any]
 
@@ -22,7 +24,7 @@ def attained_s(latencies_s: Sequence[float], share: float) -> float:
     return ordered[max(math.ceil(share * len(ordered)), 1) - 1]
 
 
-def numbers(outcome: Outcome) -> Report:
+def numbers(outcome: "cell.Outcome") -> Report:
     """What is kept of one run."""
     return {
         "deadline_95_s": attained_s(outcome.latencies_s, 0.95),

@@ -5,19 +5,19 @@ from statistics import fmean
 
 import pytest
 
-from tidegate_sim import text2sql, traces
+from tidegate_sim import text2sql_workflows, trace_format
 
-BOTH = (text2sql.FINANCIAL, text2sql.FORMULA1)
+BOTH = (text2sql_workflows.FINANCIAL, text2sql_workflows.FORMULA1)
 
 
 def made(seed=1, workflows=50):
-    return text2sql.trace(random.Random(seed), BOTH, workflows=workflows, rate=0.5, name="t")
+    return text2sql_workflows.trace(random.Random(seed), BOTH, workflows=workflows, rate=0.5, name="t")
 
 
 def test_what_is_written_is_read_back(tmp_path):
     calls = [
         *made(workflows=3),
-        traces.TraceCall(
+        trace_format.TraceCall(
             id="full",
             arrival_s=9.5,
             prompt_tokens=7,
@@ -27,12 +27,12 @@ def test_what_is_written_is_read_back(tmp_path):
             urgency=0,
             ttft_slo_ms=500.0,
             prefix=((4, 16), (9, 32)),
-            tool=traces.Tool(name="calculator", duration_s=0.5, return_tokens=3),
+            tool=trace_format.Tool(name="calculator", duration_s=0.5, return_tokens=3),
             text="hello",
         ),
     ]
-    traces.write(tmp_path / "t.jsonl", calls)
-    assert traces.read(tmp_path / "t.jsonl") == calls
+    trace_format.write(tmp_path / "t.jsonl", calls)
+    assert trace_format.read(tmp_path / "t.jsonl") == calls
     assert '"class": "chat"' in (tmp_path / "t.jsonl").read_text()
 
 
@@ -71,15 +71,15 @@ def test_what_is_written_is_read_back(tmp_path):
 def test_a_bad_line_is_named_with_its_number(line, complaint, tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_text(f'{{"id": "ok", "arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1}}\n\n{line}\n')
-    with pytest.raises(traces.BadTrace, match=f"bad.jsonl:3: .*{complaint}"):
-        traces.read(path)
+    with pytest.raises(trace_format.BadTrace, match=f"bad.jsonl:3: .*{complaint}"):
+        trace_format.read(path)
 
 
 def test_an_id_cannot_appear_twice(tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_text('{"id": "a", "arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1}\n' * 2)
-    with pytest.raises(traces.BadTrace, match=r"bad.jsonl:2: id 'a' appears twice"):
-        traces.read(path)
+    with pytest.raises(trace_format.BadTrace, match=r"bad.jsonl:2: id 'a' appears twice"):
+        trace_format.read(path)
 
 
 def test_the_azure_trace_becomes_single_calls(tmp_path):
@@ -89,7 +89,7 @@ def test_the_azure_trace_becomes_single_calls(tmp_path):
         "2023-11-16 18:15:46.6805900,374,44\n"
         "2023-11-16 18:15:50.9951690,396,0\n"
     )
-    first, second = traces.from_azure(path)
+    first, second = trace_format.from_azure(path)
     assert (first.arrival_s, first.prompt_tokens, first.output_tokens) == (0.0, 374, 44)
     assert second.arrival_s == pytest.approx(4.314579)
     assert second.output_tokens == 1
@@ -98,19 +98,19 @@ def test_the_azure_trace_becomes_single_calls(tmp_path):
 def test_a_file_that_is_not_the_azure_trace_is_a_sentence(tmp_path):
     path = tmp_path / "azure.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(traces.BadTrace, match="not a line of the Azure trace"):
-        list(traces.from_azure(path))
+    with pytest.raises(trace_format.BadTrace, match="not a line of the Azure trace"):
+        list(trace_format.from_azure(path))
 
 
 def test_the_whole_azure_hour_is_read(published):
-    calls = list(traces.from_azure(published("azure_llm_2023/AzureLLMInferenceTrace_conv.csv.gz")))
+    calls = list(trace_format.from_azure(published("azure_llm_2023/AzureLLMInferenceTrace_conv.csv.gz")))
     assert len(calls) == 19_366
     assert len(calls) / calls[-1].arrival_s == pytest.approx(5.5, rel=0.05)
 
 
 def test_a_workflow_is_a_chain_with_parallel_candidates_and_evaluations():
     calls = [call for call in made() if call.workflow == "t-0"]
-    candidates = [call for call in calls if call.stage == text2sql.CANDIDATE]
+    candidates = [call for call in calls if call.stage == text2sql_workflows.CANDIDATE]
     assert len({call.after for call in candidates}) == 1
     assert len(candidates) == 2
     after_candidates = calls[calls.index(candidates[-1]) + 1]
@@ -126,9 +126,13 @@ def test_the_same_seed_makes_the_same_trace_and_another_another():
 
 
 def test_the_generator_is_like_the_workflows_it_was_fitted_to(published):
-    real = text2sql.imported(published("text2sql_workflows/workflows.jsonl.gz"), random.Random(0), rate=1.0)
-    like = text2sql.trace(
-        random.Random(0), [text2sql.FINANCIAL] * 57 + [text2sql.FORMULA1] * 15, workflows=2000, rate=1.0, name="t"
+    real = text2sql_workflows.imported(published("text2sql_workflows/workflows.jsonl.gz"), random.Random(0), rate=1.0)
+    like = text2sql_workflows.trace(
+        random.Random(0),
+        [text2sql_workflows.FINANCIAL] * 57 + [text2sql_workflows.FORMULA1] * 15,
+        workflows=2000,
+        rate=1.0,
+        name="t",
     )
     for stage in {call.stage for call in real}:
         ours, theirs = ([call for call in calls if call.stage == stage] for calls in (like, real))

@@ -1,0 +1,112 @@
+"""`tidegate bench`: a suite, or any trace on any pool, in virtual time.
+
+The table goes to standard output, progress to standard error, and the numbers to `report.json` under `--out`.
+"""
+
+import argparse
+import importlib.util
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidegate_policy import policies
+from tidegate_policy.dispatch import rules
+from tidegate_sim import bench_report, pools, suites, trace_format
+
+if TYPE_CHECKING:
+    from tidegate_sim import suite
+
+TRACE_OPTIONS = ("pool", "policy", "dispatch", "learn")
+"""The options that only `--trace` takes."""
+SUITE_OPTIONS = ("jobs", "workflows")
+"""The options that only a suite takes."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0, or 1 if vLLM is missing or the trace cannot be read. Exits with 2 on a usage error."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    for name in TRACE_OPTIONS if options.trace is None else SUITE_OPTIONS:
+        if getattr(options, name) is not None:
+            parser.error(f"--{name} goes with {'--trace' if options.trace is None else 'a suite'}")
+    if importlib.util.find_spec("vllm") is None:
+        sys.stderr.write(
+            "tidegate bench: it runs vLLM's scheduler, and vLLM is not installed (`make bench` installs it)\n"
+        )
+        return 1
+    began_s = time.monotonic()
+
+    def tell(line: str) -> None:
+        sys.stderr.write(f"[{time.monotonic() - began_s:4.0f} s] {line}\n")
+
+    try:
+        report, table = _run(options, tell)
+    except (trace_format.BadTrace, pools.UnknownPool, OSError) as error:
+        sys.stderr.write(f"tidegate bench: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    path = bench_report.write(report, options.out)
+    sys.stdout.write(bench_report.text(report) if options.json else f"{table}\n\n{path}\n")
+    return 0
+
+
+def _run(options: argparse.Namespace, tell: "suite.Tell") -> tuple[bench_report.Report, str]:
+    """The report and its table."""
+    if options.trace is None:
+        from tidegate_sim import suite
+
+        chosen = suites.load(options.suite)
+        given = {name: getattr(options, name) for name in SUITE_OPTIONS if getattr(options, name) is not None}
+        report = chosen.run(suite.Options(**given), tell)
+        return report, chosen.table(report)
+    from tidegate_sim import trace_bench
+
+    named = {"pool": options.pool, "policies": options.policy, "rule": options.dispatch, "learn": options.learn}
+    given = {name: value for name, value in named.items() if value is not None}
+    report = trace_bench.run(trace_bench.TraceOptions(trace=options.trace, **given), tell)
+    return report, trace_bench.table(report)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tidegate bench", description="Evaluates policies in virtual time with vLLM's own scheduler."
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("suite", nargs="?", choices=suites.NAMES, help="a suite")
+    what.add_argument("--trace", type=Path, metavar="FILE", help="any trace (JSON lines)")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), metavar="DIR", help="folder of report.json")
+    parser.add_argument("--json", action="store_true", help="print the report instead of the table")
+    parser.add_argument(
+        "--jobs", type=_positive, metavar="N", help="with a suite: processes; default: one for each core"
+    )
+    parser.add_argument("--workflows", type=_positive, metavar="N", help="with a suite: workflows in each trace")
+    parser.add_argument("--pool", metavar="NAME", help="with --trace: a pool, or profiles a,b,... (hetero-1)")
+    parser.add_argument(
+        "--policy", metavar="NAMES", type=_policies, help=f"with --trace: policies (fcfs,{policies.DEFAULT})"
+    )
+    parser.add_argument("--dispatch", choices=sorted(rules.RULES), help="with --trace: a dispatch rule (least-delay)")
+    parser.add_argument("--learn", type=Path, metavar="FILE", help="with --trace: another trace, to learn lengths from")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in policies.POLICIES:
+            known = ", ".join(sorted(policies.POLICIES))
+            raise argparse.ArgumentTypeError(f"unknown policy {name!r}; known are {known}")
+    return names
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,281 @@
+"""One cell of a benchmark: a trace on a pool of unequal engines behind the gateway core, in virtual time.
+
+The gateway core is `tidegate_policy.gateway_core`, the object that the gateway runs: it drafts, predicts, grants, promises,
+admits, dispatches, retries and learns. The engines run vLLM's scheduler (`virtual_engine`). This module only does what
+sockets and the store do for a gateway: it says when a call arrives, carries out the core's actions, and reports tokens.
+"""
+
+import functools
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tidegate_policy import gateway_core
+from tidegate_policy.admit import promises
+from tidegate_policy.cost import CostModel
+from tidegate_policy.dispatch import dispatcher, engine_table
+from tidegate_policy.model import CallId, DropReason, EngineId, WorkflowId
+from tidegate_policy.predict.output_length import CHARACTERS_PER_TOKEN
+from tidegate_sim import engine, history, loop
+from tidegate_sim.trace_format import TraceCall
+
+PROGRESS_TOKENS = 16
+"""Tokens of a stream between two reports of its progress, as in the gateway's relay."""
+MODEL = "model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """How a pool is scheduled: one row of a table."""
+
+    gateway: gateway_core.CoreSettings = field(default_factory=gateway_core.CoreSettings)
+    """The gateway's settings; the defaults are the product's."""
+    engine_policy: str | None = None
+    """The scheduling policy of the engines; None = the gateway's."""
+    workflow_deadline_s: float = 300.0
+    """The deadline of a workflow for which the trace has none."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CallOutcome:
+    """What came of one call. Instants are virtual seconds since the start of the trace."""
+
+    id: str
+    workflow: str | None
+    stage: str | None
+    tenant: str
+    slo_class: str
+    urgency: int | None
+    arrived_at_s: float
+    engine: str = ""
+    first_at_s: float | None = None
+    finished_at_s: float | None = None
+    output_tokens: int = 0
+    shed: DropReason | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_at_s is None else self.first_at_s - self.arrived_at_s
+
+    @property
+    def e2e_s(self) -> float | None:
+        return None if self.finished_at_s is None else self.finished_at_s - self.arrived_at_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a trace."""
+
+    calls: Sequence[CallOutcome]
+    """In order of their ends."""
+    latencies_s: tuple[float, ...]
+    """Of each workflow, and of each call without one, in order of completion."""
+    finished_s: tuple[float, ...]
+    """The instants of these completions."""
+    queued_share: float
+    """Share of the calls that waited in an engine's queue for at least one step."""
+    preemptions: int
+    steps: int
+    busy_share: Mapping[str, float]
+    """Share of the makespan in which an engine ran."""
+    calls_on: Mapping[str, int]
+
+
+class Cell:
+    """One run. `run` may be called once."""
+
+    def __init__(
+        self, pool: Mapping[EngineId, CostModel], row: Row, learned_from: Sequence[TraceCall], *, seed: int
+    ) -> None:
+        self._loop = loop.Loop()
+        self._row = row
+        self._core = gateway_core.GatewayCore(_granting(row.gateway), random.Random(seed))
+        self._engines = {
+            name: engine.VirtualEngine(self._loop, model, policy=row.engine_policy or row.gateway.policy, listener=self)
+            for name, model in pool.items()
+        }
+        for name, model in pool.items():
+            self._carry_out(self._core.on_engine(0.0, engine_table.EngineFacts(id=name, cost=model)))
+        history.learn(self._core, learned_from, list(pool.values()), model=MODEL)
+        self._trace: dict[str, TraceCall] = {}
+        self._sent: dict[str, dispatcher.Send] = {}
+        self._sent_at_s: dict[str, float] = {}
+        self._open: dict[str, CallOutcome] = {}
+        self._followers: dict[str, list[TraceCall]] = defaultdict(list)
+        self._missing: dict[str, int] = {}
+        self._unfinished: dict[str, int] = defaultdict(int)
+        """Unfinished calls of each workflow."""
+        self._arrived_at_s: dict[str, float] = {}
+        self._deadline_s: dict[str, float] = {}
+        self._done: list[tuple[float, float]] = []
+        self._ended: list[CallOutcome] = []
+        self._group_sizes: Counter[str] = Counter()
+        self._expiry_at_s = math.inf
+        """When the next look at calls that wait too long is due."""
+        self._calls_on: dict[str, int] = dict.fromkeys(pool, 0)
+
+    def run(self, calls: Sequence[TraceCall]) -> Outcome:
+        """Runs the trace to its end. A call that is shed ends its workflow's later calls too."""
+        for call in calls:
+            self._trace[call.id] = call
+            self._missing[call.id] = len(call.after)
+            self._unfinished[_group(call)] += 1
+            if call.relquery is not None:
+                self._group_sizes[call.relquery] += 1
+            if call.deadline_s is not None:
+                self._deadline_s.setdefault(_group(call), call.deadline_s)
+            for before in call.after:
+                self._followers[before].append(call)
+            if not call.after:
+                self._loop.after(call.arrival_s, functools.partial(self._arrive, call))
+        self._loop.run()
+        shed = {_group(self._trace[item.id]) for item in self._ended if item.shed is not None}
+        if stuck := [group for group, count in self._unfinished.items() if count and group not in shed]:
+            raise AssertionError(f"{len(stuck)} workflows never ended, {stuck[0]} among them")
+        makespan_s = max(self._loop.now(), 1e-9)
+        return Outcome(
+            calls=self._ended,
+            latencies_s=tuple(latency for _, latency in self._done),
+            finished_s=tuple(instant for instant, _ in self._done),
+            queued_share=sum(item.queued for item in self._engines.values()) / len(calls),
+            preemptions=sum(item.preemptions for item in self._engines.values()),
+            steps=sum(item.steps for item in self._engines.values()),
+            busy_share={name: item.busy_s / makespan_s for name, item in self._engines.items()},
+            calls_on=self._calls_on,
+        )
+
+    # What the engines report.
+
+    def on_tokens(self, call_id: CallId, produced: int) -> None:
+        now = self._loop.now()
+        if produced == 1:
+            self._open[call_id].first_at_s = now
+            self._core.on_first_token(now, call_id)
+        elif produced % PROGRESS_TOKENS == 0:
+            self._core.on_progress(now, call_id, produced)
+
+    def on_end(self, call_id: CallId) -> None:
+        now, item, outcome = self._loop.now(), self._trace[call_id], self._open.pop(call_id)
+        outcome.finished_at_s, outcome.output_tokens = now, item.output_tokens
+        if outcome.first_at_s is None:
+            outcome.first_at_s = now
+        self._ended.append(outcome)
+        result = gateway_core.CallResult(
+            ok=True,
+            prompt_tokens=item.prompt_tokens,
+            output_tokens=item.output_tokens,
+            sent_at_s=self._sent_at_s.pop(call_id),
+            first_at_s=outcome.first_at_s,
+            finished_at_s=now,
+            neighbours=self._sent.pop(call_id).neighbours,
+        )
+        self._carry_out(self._core.on_end(now, call_id, result))
+        group = _group(item)
+        self._unfinished[group] -= 1
+        if not self._unfinished[group]:
+            self._done.append((now, now - self._arrived_at_s[group]))
+        pause_s = item.tool.duration_s if item.tool is not None else 0.0
+        for follower in self._followers[call_id]:
+            self._missing[follower.id] -= 1
+            if not self._missing[follower.id]:
+                self._loop.after(pause_s + follower.arrival_s, functools.partial(self._arrive, follower))
+
+    # The machinery.
+
+    def _arrive(self, item: TraceCall) -> None:
+        now = self._loop.now()
+        self._arrived_at_s.setdefault(_group(item), now)
+        self._open[item.id] = CallOutcome(
+            id=item.id,
+            workflow=item.workflow,
+            stage=item.stage,
+            tenant=item.tenant,
+            slo_class=item.slo_class,
+            urgency=item.urgency,
+            arrived_at_s=now,
+        )
+        draft = self._core.draft(now, _facts(item, self._group_sizes[item.relquery or ""]))
+        if isinstance(draft, DropReason):
+            self._shed(item.id, draft)
+            return
+        call = self._core.promise(draft, self._grant(now, item))
+        self._carry_out(self._core.on_arrival(now, call))
+
+    def _grant(self, now: float, item: TraceCall) -> promises.StageGrant | None:
+        """A workflow without a declaration, as clients open one by headers. It never expires: the figures are its
+        latency."""
+        if item.workflow is None:
+            return None
+        deadline_s = self._deadline_s.get(item.workflow, self._row.workflow_deadline_s)
+        workflow = gateway_core.WorkflowFacts(
+            id=WorkflowId(item.workflow),
+            scope=item.tenant,
+            deadline_at_s=self._arrived_at_s[item.workflow] + deadline_s,
+            cutoff_at_s=None,
+            stages=(),
+        )
+        return self._core.stage_grant(now, workflow, item.stage or "main", MODEL)
+
+    def _carry_out(self, actions: Iterable[dispatcher.Action]) -> None:
+        for action in actions:
+            if isinstance(action, dispatcher.Send):
+                name, item = action.decision.engine, self._trace[action.call.id]
+                self._calls_on[name] += 1
+                self._open[item.id].engine = name
+                self._sent[item.id], self._sent_at_s[item.id] = action, self._loop.now()
+                self._engines[name].submit(action.call, item.output_tokens, item.prefix)
+            elif isinstance(action, dispatcher.Shed):
+                self._shed(action.call.id, action.reason)
+            else:
+                raise AssertionError(f"call {action.call.id} was given up, but no virtual engine fails")
+        expiry_at_s = self._core.dispatcher.next_expiry_at_s()
+        if expiry_at_s is not None and expiry_at_s < self._expiry_at_s:
+            self._expiry_at_s = expiry_at_s
+            self._loop.after(max(expiry_at_s - self._loop.now(), 0.0), self._expire)
+
+    def _expire(self) -> None:
+        self._expiry_at_s = math.inf
+        self._carry_out(self._core.on_tick(self._loop.now()))
+
+    def _shed(self, call_id: str, reason: DropReason) -> None:
+        outcome = self._open.pop(call_id)
+        outcome.shed = reason
+        self._ended.append(outcome)
+
+
+def _facts(item: TraceCall, group_size: int) -> promises.CallFacts:
+    """The call as a client would send it: every field of the trace that has a header (docs/traces.md)."""
+    return promises.CallFacts(
+        id=CallId(item.id),
+        model=MODEL,
+        tenant=item.tenant,
+        slo_class=item.slo_class or None,
+        claims=promises.Claims(
+            urgency=item.urgency,
+            ttft_s=None if item.ttft_slo_ms is None else item.ttft_slo_ms / 1000,
+            tpot_s=None if item.tpot_slo_ms is None else item.tpot_slo_ms / 1000,
+            deadline_s=None if item.workflow else item.deadline_s,
+        ),
+        characters=round(item.prompt_tokens * CHARACTERS_PER_TOKEN),
+        session=item.session,
+        workflow=item.workflow,
+        stage=item.stage,
+        group=item.relquery,
+        group_size=group_size,
+        prefix=item.prefix,
+    )
+
+
+def _granting(settings: gateway_core.CoreSettings) -> gateway_core.CoreSettings:
+    """The settings for a trace: what the trace claims is granted, and the queue holds any number of calls for any time."""
+    return replace(
+        settings,
+        anyone=replace(settings.anyone, max_urgency=0),
+        limits=replace(settings.limits, max_waiting=10**9, ttl_s=float("inf")),
+    )
+
+
+def _group(call: TraceCall) -> str:
+    return call.workflow or call.id

@@ -1,0 +1,149 @@
+"""The contract of a benchmark suite, and the runner of its cells.
+
+A suite names its traces, its pools and its rows, and formats its table. The runner runs every cell, in worker processes
+where several are allowed. A cell depends on its key alone, so the same command writes the same bytes.
+"""
+
+import concurrent.futures
+import logging
+import multiprocessing
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tidegate_sim import bench_report, cell, pools, suites
+from tidegate_sim.bench_report import Report
+from tidegate_sim.trace_format import TraceCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How much to run."""
+
+    workflows: int | None = None
+    """Workflows in each trace; None = the suite's own number."""
+    jobs: int = os.cpu_count() or 1
+    """Processes; with 1 every cell runs in this one."""
+    pools: Sequence[str] | None = None
+    """These pools only; None = the suite's own."""
+    rates: Sequence[float] | None = None
+    traces: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellKey:
+    """Everything that a worker needs to know of a cell."""
+
+    suite: str
+    pool: str
+    row: str
+    trace: str
+    rate: float
+    """Workflows (or calls) a second; 0 for a trace with its own instants."""
+    workflows: int
+
+
+Tell = Callable[[str], None]
+"""Takes one line of progress."""
+
+
+class Suite(ABC):
+    """One benchmark. A suite overrides `traces`, `trace`, `rows` and `table`, and the rest where its defaults do not
+    fit."""
+
+    name: str
+    pools: Sequence[str] = ("hetero-1", "hetero-2")
+    rates: Sequence[float] = (1.0,)
+    workflows: int = 32
+    """Workflows in each trace, unless the command line says otherwise."""
+
+    @property
+    @abstractmethod
+    def traces(self) -> Sequence[str]:
+        """Names of the traces."""
+
+    @abstractmethod
+    def trace(self, key: CellKey) -> Sequence[TraceCall]:
+        """The calls of the cell's trace, the same for all rows."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> Mapping[str, cell.Row]:
+        """How each row schedules the pool. The first row is the baseline."""
+
+    @abstractmethod
+    def table(self, report: Report) -> str:
+        """The report for a terminal."""
+
+    def learned_from(self) -> Sequence[TraceCall]:
+        """The trace that the gateway has learned from before the run; none of the cells runs it."""
+        return ()
+
+    def seed(self, key: CellKey) -> int:
+        """The seed of the gateway's random source."""
+        return 0
+
+    def numbers(self, outcome: cell.Outcome) -> Report:
+        """The figures that are kept of one cell."""
+        return bench_report.numbers(outcome)
+
+    def run(self, options: Options, tell: Tell) -> Report:
+        """The whole report. By default: every pool, rate, row and trace."""
+        results = run_cells(self.keys(options, self.loads(options)), options.jobs, tell)
+        return {
+            "suite": self.name,
+            "cells": [
+                {"pool": key.pool, "rate": key.rate, "row": key.row, "trace": key.trace, **figures}
+                for key, figures in results.items()
+            ],
+        }
+
+    def loads(self, options: Options) -> Mapping[str, Sequence[float]]:
+        """The rates to run on each pool."""
+        return dict.fromkeys(options.pools or self.pools, options.rates or self.rates)
+
+    def keys(self, options: Options, rates: Mapping[str, Sequence[float]]) -> list[CellKey]:
+        """The keys of all rows and traces for each pool of `rates` at its rates."""
+        return [
+            CellKey(
+                suite=self.name,
+                pool=pool,
+                row=row,
+                trace=trace,
+                rate=rate,
+                workflows=options.workflows or self.workflows,
+            )
+            for pool, pool_rates in rates.items()
+            for rate in pool_rates
+            for row in self.rows
+            for trace in options.traces or self.traces
+        ]
+
+
+def run_cells(keys: Sequence[CellKey], jobs: int, tell: Tell) -> dict[CellKey, Report]:
+    """The figures of every cell, in the order of `keys`; `tell` hears of each finished cell."""
+    results: dict[CellKey, Report] = {}
+    for key, result in _finished(keys, jobs):
+        results[key] = result
+        tell(f"{len(results)}/{len(keys)}  {key.pool}  {key.rate:g} q/s  {key.row}  {key.trace}")
+    return {key: results[key] for key in keys}
+
+
+def run_cell(key: CellKey) -> Report:
+    """The figures of one cell, in any process: everything follows from the key."""
+    logging.disable(logging.WARNING)  # vLLM's advice for real engines
+    suite = suites.load(key.suite)
+    run = cell.Cell(pools.pool(key.pool), suite.rows[key.row], suite.learned_from(), seed=suite.seed(key))
+    return suite.numbers(run.run(suite.trace(key)))
+
+
+def _finished(keys: Sequence[CellKey], jobs: int) -> Iterator[tuple[CellKey, Report]]:
+    """Each cell with its figures, in the order in which they end."""
+    if jobs == 1:
+        yield from ((key, run_cell(key)) for key in keys)
+        return
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as workers:
+        running = {workers.submit(run_cell, key): key for key in keys}
+        for future in concurrent.futures.as_completed(running):
+            yield running[future], future.result()

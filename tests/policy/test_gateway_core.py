@@ -1,0 +1,223 @@
+"""The gateway core: what a call is promised, how failures are handled, and what is learned."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tidegate_policy import cost, policies
+from tidegate_policy.admit.promises import CallFacts, Claims, SloClass, Tenant
+from tidegate_policy.admit.retries import Failure
+from tidegate_policy.dispatch.dispatcher import Action, GiveUp, Send, Shed
+from tidegate_policy.dispatch.engine_table import EngineFacts, Health
+from tidegate_policy.gateway_core import (
+    CallResult,
+    CoreSettings,
+    GatewayCore,
+    StageFacts,
+    UnknownSloClass,
+    WorkflowFacts,
+)
+from tidegate_policy.model import Call, CallId, DropReason, EngineId, WorkflowId
+
+COST = cost.CostModel(step_s=0.02, prefill_s=1e-4, max_batch=4)
+
+
+def core(engines: int = 2, *, profile: cost.CostModel | None = COST, **settings: object) -> GatewayCore:
+    made = GatewayCore(CoreSettings(**settings), random.Random(0))  # type: ignore[arg-type]
+    for index in range(engines):
+        made.on_engine(0.0, EngineFacts(id=EngineId(f"e{index}"), cost=profile))
+    return made
+
+
+def facts(name: str = "a", **more: object) -> CallFacts:
+    return CallFacts(**{"id": CallId(name), "model": "m", "characters": 400, **more})  # type: ignore[arg-type]
+
+
+def promised(made: GatewayCore, now: float = 0.0, given: CallFacts | None = None) -> Call:
+    draft = made.draft(now, given or facts())
+    assert not isinstance(draft, DropReason)
+    return made.promise(draft, None)
+
+
+def arrived(made: GatewayCore, name: str, now: float = 0.0, **more: object) -> list[Action]:
+    return made.on_arrival(now, promised(made, now, facts(name, **more)))
+
+
+def engine_of(actions: list[Action]) -> str:
+    (send,) = actions
+    assert isinstance(send, Send)
+    return send.decision.engine
+
+
+def answered(tokens: int = 50, **more: object) -> CallResult:
+    return CallResult(**{"ok": True, "prompt_tokens": 100, "output_tokens": tokens, **more})  # type: ignore[arg-type]
+
+
+# Promises.
+
+
+def test_a_claim_loosens_the_targets_of_a_class_and_never_tightens_them() -> None:
+    made = core(classes=(SloClass(name="chat", ttft_s=1.0, tpot_s=0.1),))
+    tight = promised(made, given=facts("a", slo_class="chat", claims=Claims(ttft_s=0.1, tpot_s=0.5)))
+    assert (tight.ttft_s, tight.tpot_s) == (1.0, 0.5)
+
+
+def test_a_tenant_claims_urgency_only_up_to_its_entitlement() -> None:
+    made = core(tenants=(Tenant(name="vip", max_urgency=0),))
+    levels = [
+        promised(made, given=facts(tenant, tenant=tenant, claims=Claims(urgency=0))).urgency
+        for tenant in ("vip", "other")
+    ]
+    assert levels == [0, 2]
+
+
+def test_no_call_is_due_before_the_fastest_engine_could_have_answered_it() -> None:
+    call = promised(core(), 5.0, facts(claims=Claims(deadline_s=0.001)))
+    assert call.due_s == pytest.approx(5.0 + COST.call_seconds(call))
+    assert call.deadline_s == pytest.approx(5.001)
+
+
+def test_an_unknown_class_is_an_error_only_where_classes_are_configured() -> None:
+    made = core(classes=(SloClass(name="chat"),))
+    with pytest.raises(UnknownSloClass, match="class 'batch' is unknown; known are chat"):
+        made.draft(0.0, facts(slo_class="batch"))
+    assert promised(core(), given=facts(slo_class="batch")).slo_class == "batch"
+
+
+def test_tokens_to_book_are_the_prompt_and_every_predicted_answer() -> None:
+    draft = core().draft(0.0, facts(sequences=3, max_tokens=10))
+    assert not isinstance(draft, DropReason)
+    assert draft.tokens_to_book == 100 + 3 * 10
+
+
+def test_a_declared_stage_gets_a_share_of_its_workflows_time_and_an_undeclared_one_follows_history() -> None:
+    made = core()
+    declared = tuple(StageFacts(name=name, after=after) for name, after in (("plan", ()), ("write", ("plan",))))
+    flow = WorkflowFacts(id=WorkflowId("w"), scope="t", deadline_at_s=100.0, cutoff_at_s=110.0, stages=declared)
+    assert made.stage_grant(0.0, flow, "plan", "m").due_at_s == pytest.approx(50.0)
+    assert made.stage_grant(0.0, flow, "write", "m").due_at_s == 100.0
+    undeclared = replace(flow, stages=())
+    assert made.stage_grant(0.0, undeclared, "plan", "m").due_at_s == 100.0
+    own_s = made.lengths.stage_seconds(("t", "plan", "m"), [COST])
+    made.remaining_work.observe(("t", "plan"), 3 * own_s)
+    grant = made.stage_grant(0.0, undeclared, "plan", "m")
+    assert (grant.due_at_s, grant.rest_s) == (pytest.approx(25.0), pytest.approx(3 * own_s))
+
+
+# Failures.
+
+
+def test_a_call_that_lost_its_engine_goes_to_another_one_and_is_given_up_after_that() -> None:
+    made = core()
+    first = engine_of(arrived(made, "a"))
+    second = engine_of(made.on_attempt_failed(0.1, CallId("a"), Failure.GONE))
+    assert first != second
+    (last,) = made.on_attempt_failed(0.2, CallId("a"), Failure.GONE)
+    assert isinstance(last, GiveUp)
+
+
+def test_retries_after_errors_share_a_budget_and_retries_after_lost_connections_do_not() -> None:
+    made = core(engines=2, max_inflight=None)
+    for index in range(10):
+        arrived(made, str(index))
+    errors = [made.on_attempt_failed(0.1, CallId(str(index)), Failure.FAILED)[0] for index in range(5)]
+    assert [isinstance(action, GiveUp) for action in errors] == [False, False, False, True, True]
+    lost = [made.on_attempt_failed(0.1, CallId(str(index)), Failure.GONE)[0] for index in range(5, 10)]
+    assert all(isinstance(action, Send) for action in lost)
+
+
+def test_an_engine_that_fails_three_calls_in_a_row_is_ejected_unless_it_is_the_last() -> None:
+    made = core()
+    assert [made.on_engine_result(0.0, EngineId("e0"), ok=False) for _ in range(3)] == [None, None, 1.0]
+    assert {engine_of(arrived(made, str(index), 0.5)) for index in range(6)} == {"e1"}
+    assert [made.on_engine_result(0.5, EngineId("e1"), ok=False) for _ in range(5)] == [None] * 5
+    assert {engine_of(arrived(made, f"later {index}", 1.5)) for index in range(6)} == {"e0"}
+
+
+def test_a_doubtful_engine_gets_calls_only_while_every_engine_is_doubtful() -> None:
+    made = core()
+    made.on_engine(0.0, EngineFacts(id=EngineId("e0"), cost=COST, health=Health.DOUBTFUL))
+    assert {engine_of(arrived(made, str(index))) for index in range(4)} == {"e1"}
+    made.on_engine(0.0, EngineFacts(id=EngineId("e1"), cost=COST, health=Health.DOUBTFUL))
+    assert "e0" in {engine_of(arrived(made, f"more {index}")) for index in range(4)}
+    for name in ("e0", "e1"):
+        made.on_engine(0.0, EngineFacts(id=EngineId(name), cost=COST, health=Health.DOWN))
+    (shed,) = arrived(made, "none")
+    assert isinstance(shed, Shed)
+    assert shed.reason is DropReason.NO_ENGINES
+
+
+# Late predictions.
+
+
+def test_a_late_prediction_moves_a_waiting_call() -> None:
+    made = core(engines=1, max_inflight=1, policy="sjf")
+    for name in ("out", "first", "second"):
+        arrived(made, name)
+    made.on_prediction(0.1, CallId("second"), output_predicted=3)
+    assert [call.id for call in made.dispatcher.waiting_calls()] == ["second", "first"]
+    (send,) = made.on_end(0.2, CallId("out"), CallResult(ok=False))
+    assert (send.call.id, send.call.output_predicted) == ("second", 3)
+
+
+def test_a_predicted_urgency_is_bounded_by_the_tenants_entitlement() -> None:
+    made = core(engines=1, max_inflight=1, policy="priority", tenants=(Tenant(name="vip", max_urgency=1),))
+    arrived(made, "out")
+    for tenant in ("plain", "vip"):
+        arrived(made, tenant, tenant=tenant)
+        made.on_prediction(0.1, CallId(tenant), urgency=0)
+    assert [(call.id, call.urgency) for call in made.dispatcher.waiting_calls()] == [("vip", 1), ("plain", 2)]
+
+
+# Learning.
+
+
+def test_lengths_follow_the_answers_of_the_same_kind() -> None:
+    made = core()
+    for index in range(30):
+        arrived(made, str(index), tenant="t")
+        made.on_end(1.0, CallId(str(index)), answered(7))
+    assert promised(made, given=facts("next", tenant="t")).output_predicted == 7
+
+
+def test_the_speed_of_an_engine_without_a_profile_is_learned_and_a_profile_is_kept() -> None:
+    result = answered(11, sent_at_s=0.0, first_at_s=0.5, finished_at_s=1.5)
+    learns, keeps = core(1, profile=None), core(1)
+    for made in (learns, keeps):
+        for index in range(40):
+            arrived(made, str(index))
+            made.on_end(2.0, CallId(str(index)), result)
+    (learned,) = learns.engines.costs()
+    assert learned.step_s + learned.decode_s == pytest.approx(0.1, rel=0.05)
+    assert keeps.engines.costs() == [COST]
+
+
+def test_service_is_counted_by_tenant_and_weight() -> None:
+    made = core(tenants=(Tenant(name="heavy", weight=3.0),))
+    for tenant in ("heavy", "light"):
+        arrived(made, tenant, tenant=tenant)
+        made.on_end(0.0, CallId(tenant), answered(200))
+    assert made.tenant_service.shares(0.0) == pytest.approx({"heavy": 0.25, "light": 0.75})
+
+
+def test_a_group_knows_where_its_calls_are_until_they_end() -> None:
+    made = core(engines=1)
+    for name in "ab":
+        arrived(made, name, group="q", group_size=2)
+    assert made.dispatcher.group_at("q") == {"e0": 2}
+    for name in "ab":
+        made.on_end(1.0, CallId(name), answered())
+    assert made.dispatcher.group_at("q") == {}
+
+
+@pytest.mark.parametrize("policy", sorted(policies.POLICIES))
+def test_every_policy_serves_every_call_of_the_gateways_queue(policy: str) -> None:
+    made = core(engines=1, max_inflight=1, policy=policy)
+    pending = [action for index in range(20) for action in arrived(made, str(index), 0.1 * index)]
+    served = []
+    while pending:
+        send = pending.pop()
+        served.append(send.call.id)
+        pending += made.on_end(5.0, send.call.id, answered())
+    assert sorted(served) == sorted(str(index) for index in range(20))
