@@ -1,6 +1,7 @@
-"""A wire-level fake engine for tests of the gateway: speaks as much of vLLM as the gateway hears, and misbehaves on demand.
+"""A wire-level fake engine for tests of the gateway: it has the part of vLLM's API that the gateway uses, and
+misbehaves on demand.
 
-Not a simulator (that is `tidegate_sim`): it knows no batches and no accelerators, only tokens at a pace.
+The simulator is `tidegate_sim`. This engine has no batches and no accelerator, only tokens at a pace.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from aiohttp import web
 
 @dataclass(slots=True, kw_only=True)
 class FakeEngine:
-    """How the engine behaves, and what it has seen; tests change the former while it runs."""
+    """How the engine behaves, and which requests it got; tests change the behaviour while the engine runs."""
 
     model: str = "fake"
     tokens: int = 4
@@ -23,7 +24,7 @@ class FakeEngine:
     token_s: float = 0.0
     first_s: float = 0.0
     status: int = 200
-    """Of completions."""
+    """The status of completions."""
     hang: bool = False
     """Completions are accepted and never answered."""
     hang_after: int | None = None

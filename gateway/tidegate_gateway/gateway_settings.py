@@ -1,9 +1,8 @@
-"""What the gateway is told at start: one YAML or JSON file, and the few environment variables of `from_environment`.
+"""The settings of a gateway: one YAML or JSON file, and the few environment variables of `from_environment`.
 
 Each group is one concern; each field has its default, its unit and the reason for it. The operator renders this file into
-a ConfigMap, so key names follow the `ServingPool` where both have the same thing. `decode` reads it; `app` hands the
-groups to those who need them.
-"""
+a ConfigMap, so key names follow the `ServingPool` where both have the same thing. `settings_decoder` reads it; `app`
+hands the groups to the parts that need them."""
 
 import dataclasses
 import pathlib
@@ -26,25 +25,25 @@ STORE_URLS = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen:
-    """Where the gateway answers."""
+    """The addresses and ports of the gateway."""
 
     host: str = "127.0.0.1"
-    """Address of the client ports; loopback unless told otherwise."""
+    """Address of the client ports; loopback by default."""
     port: int = 8000
     """HTTP; 0 picks a free one."""
     status_page: bool = True
-    """The page at / of the HTTP port, which shows engines, tenants and recent decisions to whoever reaches the port."""
+    """The page at / of the HTTP port, which shows engines, tenants and recent decisions to every client of the port."""
     client_metrics: bool = True
     """/metrics at the HTTP port too."""
     grpc_port: int | None = 9000
     """gRPC; null = none, 0 picks a free one."""
     admin_host: str = "127.0.0.1"
-    """Address of the admin and metrics ports: whoever reaches the admin port may switch the policy."""
+    """Address of the admin and metrics ports. Every client of the admin port may switch the policy."""
     admin_port: int | None = 8001
     """/admin/state, /admin/policy; null = none, 0 picks a free one."""
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
-    """/metrics, /health and /ready where no client comes; null = at the admin port (metrics) and the HTTP port (all)."""
+    """/metrics, /health and /ready on a port without clients; null = the admin port (metrics) and the HTTP port (all)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +78,14 @@ class EngineService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """When an engine counts as able to serve (names as in Envoy's outlier detection)."""
+    """When an engine may take calls (names as in Envoy's outlier detection)."""
 
     interval_s: float = 1.0
-    """Between two looks at /health and /metrics."""
+    """Between two health checks."""
     timeout_s: float = 3.0
-    """For one look; an engine that only accepts connections is found by this."""
+    """For one health check; it finds an engine that only accepts connections."""
     unhealthy_after: int = 3
-    """Looks that fail in a row before an engine is down; where nobody listens, one is enough."""
+    """Failed health checks in a row before an engine is down; one refused connection is enough."""
     consecutive_failures: int = 3
     """Calls that fail in a row, by the engine's fault, before it is ejected."""
     base_ejection_s: float = 1.0
@@ -107,22 +106,22 @@ class Template:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """How an engine is chosen for a call."""
+    """The choice of an engine for a call."""
 
     rule: str = "least-delay"
-    """Or score (HexGen eq 4), least-requests, power-of-two, round-robin."""
+    """The dispatch rule: least-delay, score (HexGen eq 4), least-requests, power-of-two or round-robin."""
     alpha: float | Literal["auto"] = "auto"
-    """Of score: 0 = load alone, 1 = speed alone; auto = 0.2, a constant at present."""
+    """For `score`: 0 = load alone, 1 = speed alone; auto = 0.2, a constant at present."""
     beta: float = 300.0
-    """Of score, in seconds squared; see `choose.Dispatch`. The default is what the benchmark uses."""
+    """For `score`, in seconds squared; see `routing.DispatchSettings`. The benchmark uses the default."""
     cap: int | Literal["auto"] | None = "auto"
-    """Calls out at one engine, above which calls wait here; auto = enough to keep its batch full; null = early binding."""
+    """Sequences at one engine at most; further calls wait here. auto = enough to keep its batch full; null = no bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
     max_requests: int = 5000
-    """Calls that may wait here; the next that would have to is refused as saturated."""
+    """Calls that may wait here; the next one that would have to wait is shed as saturated."""
     ttl_s: float = 60.0
     """Longest wait here of a call without a deadline; one with a deadline waits until that."""
 
@@ -132,33 +131,33 @@ class Store:
     """Valkey or Redis, shared by all gateways of a pool."""
 
     url: str | None = None
-    """Such as redis://127.0.0.1:6379/0; null = none: single calls are served, workflows are refused."""
+    """Such as redis://127.0.0.1:6379/0; null = no store: single calls are served, workflows are shed."""
     password: str | None = None
-    """Given by TIDEGATE_STORE_PASSWORD rather than in the file."""
+    """Better set by TIDEGATE_STORE_PASSWORD than in the file."""
     pool: str = "default"
     """Name under which this pool's gateways share their state in the store."""
     timeout_s: float = 1.0
-    """For one command, waiting for a connection included: what a workflow call hangs at most when the store does."""
+    """For one command, including the wait for a connection: a silent store delays a workflow call by no more."""
     connections: int = 64
     sync_s: float = 0.2
     """Between two exchanges of backlogs with the other gateways."""
     lease_s: float = 5.0
-    """Silence after which a gateway counts as dead and its backlogs as gone."""
+    """Silence after which a gateway counts as dead, and its backlogs are forgotten."""
     grace_s: float = 10.0
-    """After its deadline a workflow may still be finished for this long."""
+    """Time after its deadline in which a workflow may still be finished."""
     retention_s: float = 3600.0
-    """How long the record of an ended workflow, and the answer to an Idempotency-Key, is kept."""
+    """How long the store keeps the record of an ended workflow and the answer to an Idempotency-Key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     name: str = policies.DEFAULT
-    """Order of the calls that wait here until someone (steering, or a person) says otherwise."""
+    """The scheduling policy of the waiting calls, until steering or a person chooses another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one client may ask of this process."""
+    """The bounds of one client's use of this process."""
 
     body_bytes: int = 16 * 1024 * 1024
     """A request's body; about four million tokens."""
@@ -167,7 +166,7 @@ class Limits:
     idle_s: float = 10.0
     """For a request's headers to arrive, and between two requests of a connection."""
     write_s: float = 60.0
-    """For a client to take the next 64 KiB of its answer, or the next gRPC message; then its call is cancelled."""
+    """For a client to take the next 64 KiB of its answer, or the next gRPC message; after that its call is cancelled."""
     connections: int = 10_000
     choices: int = 16
     """`n` times the prompts of one call: each choice is a sequence in the engine."""
@@ -177,19 +176,19 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """When an engine that holds a call is given up."""
+    """How long the gateway waits for an engine, and for calls when it stops."""
 
     connect_s: float = 2.0
     first_token_s: float = 60.0
-    """Beyond the wait and the work that were predicted for the call."""
+    """To the first token, in addition to the predicted wait and work of the call."""
     answer_s: float = 600.0
     """For an answer that is not streamed, while its engine is seen to generate."""
     next_token_s: float = 60.0
     """Between two tokens of a stream; a preempted call may have to compute its prompt again."""
     drain_s: float = 30.0
-    """After SIGTERM, for the calls that are under way."""
+    """After SIGTERM, for the calls under way to finish."""
     announce_s: float = 0.0
-    """After SIGTERM, how long /ready says no before new calls are refused, for load balancers to notice."""
+    """After SIGTERM, how long /ready says no before new calls are shed, so that load balancers notice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,20 +196,20 @@ class Tracing:
     endpoint: str | None = None
     """OTLP collector over gRPC, such as http://127.0.0.1:4317; null = no spans."""
     required: bool = True
-    """Refuse to start without the exporter; else warn and go on without spans, as for an endpoint from the environment."""
+    """Without the exporter, true ends the start with an error. False (an endpoint from the environment) logs a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     model: str | None = None
-    """The model that every engine serves; null = what the first engine says."""
+    """The model that every engine serves; null = the first model that an engine lists."""
     listen: Listen = field(default_factory=Listen)
     engines: tuple[StaticEngine, ...] = ()
     services: tuple[EngineService, ...] = ()
     health: Health = field(default_factory=Health)
     classes: tuple[promises.SloClass, ...] = ()
     default_class: str | None = None
-    """Class of the calls that name none."""
+    """The class of calls that name none."""
     tenants: tuple[promises.Tenant, ...] = ()
     workflows: tuple[Template, ...] = ()
     dispatch: Dispatch = field(default_factory=Dispatch)
@@ -241,7 +240,7 @@ def from_mapping(document: object) -> Settings:
 
 
 def from_environment(settings: Settings, environment: Mapping[str, str]) -> Settings:
-    """Overrides what only the place knows where it runs: TIDEGATE_STORE_URL, TIDEGATE_STORE_PASSWORD, TIDEGATE_HOST and
+    """Overrides the settings that depend on the place: TIDEGATE_STORE_URL, TIDEGATE_STORE_PASSWORD, TIDEGATE_HOST and
     OpenTelemetry's own OTEL_EXPORTER_OTLP_ENDPOINT."""
     store: dict[str, Any] = {}
     if url := environment.get("TIDEGATE_STORE_URL"):

@@ -1,8 +1,8 @@
-"""Turns a YAML or JSON document into the dataclasses of `settings`, and says exactly where it is wrong.
+"""Turns a YAML or JSON document into the dataclasses of `gateway_settings`, and names the path of a wrong value.
 
 A key is its field's name in camelCase. A field whose name ends in `_s` holds seconds: its key drops the ending, and its
-value is a number of seconds or a duration such as `60ms`, `1m30s` or `10m`. Unknown keys are refused. It knows types,
-not meanings; those belong to `settings`.
+value is a number of seconds or a duration such as `60ms`, `1m30s` or `10m`. Unknown keys are errors. The decoder
+knows types and not meanings; those belong to `gateway_settings` (docs/decisions/0012).
 """
 
 import contextlib

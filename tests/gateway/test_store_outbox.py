@@ -106,6 +106,6 @@ async def test_a_store_in_cluster_mode_is_named_as_what_it_is() -> None:
     async with await asyncio.start_server(moved, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         kept = valkey_store.Valkey(gateway_settings.Store(url=f"redis://127.0.0.1:{port}/0", pool="p"), gateway="g1")
-        with pytest.raises(store_contract.Unavailable, match="cluster mode, which is not spoken"):
+        with pytest.raises(store_contract.Unavailable, match="cluster mode, which is not supported"):
             await kept.get("w")
         await kept.close()

@@ -1,10 +1,10 @@
 """An HTTP listener that bounds what a client can do to it, over aiohttp's low-level server.
 
-aiohttp's parser is strict (sizes and number of headers, control characters, contradicting lengths); what it lacks is here:
-a deadline for headers, bodies and answers that nobody reads, a bound on connections and bodies, and every refusal as an
-OpenAI error object, the parser's own included. Routing is an allow-list: a path that is not in the table does not exist.
-`web` and `admin` bring the handlers.
-"""
+aiohttp's parser is strict (sizes and number of headers, control characters, contradicting lengths). This module adds a time
+limit for headers, for bodies and for answers that the client does not read, a bound on connections and bodies, and an
+OpenAI error object for every error, including those of the parser. Routing is an allow-list: a path that is not in
+the table does not exist. `http_api` and `admin_api` bring the handlers. `tests/gateway/test_aiohttp_compat.py` names
+the private hooks of aiohttp that are used here."""
 
 import asyncio
 import contextlib
@@ -34,13 +34,13 @@ PATH_BYTES, HEADER_BYTES, HEADERS = 8000, 8190, 128
 """Longest path, longest header, most headers. The parser tells a long path from a long header by its limit only, so the
 two differ."""
 TAKEN_BYTES = 64 * 1024
-"""What a client must take of an answer within `limits.write_s`, or all that is left of it."""
+"""The bytes of an answer that a client must take within `limits.write_s`, or all that are left."""
 LAST_REQUEST_S = 1.0
-"""For connections that were made before the port closed to bring their request."""
+"""Time for connections made before the port closed to bring their request."""
 LAST_BYTES_S = 1.0
-"""For answers that are complete to reach their clients."""
+"""Time for complete answers to reach their clients."""
 LINGER_S = 2.0
-"""For which the rest of a refused body is still read, so that the client sees the refusal."""
+"""How long the rest of a rejected body is still read, so that the client sees the error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +90,7 @@ class Routes:
 
 
 class Connection(web_protocol.RequestHandler):
-    """One client connection; what it sends that is not HTTP gets our error object too, and it is cut when it does not
-    read."""
+    """One client connection. Bytes that are not HTTP get our error object too, and a client that does not read is cut."""
 
     __slots__ = ("_write_s",)
 
@@ -126,13 +125,13 @@ class Connection(web_protocol.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         if status == 400:
-            error = _parsers_refusal(exc, message or "")
+            error = _parsers_error(exc, message or "")
         else:
             logger.error("request %s failed", request.path, exc_info=exc)
             error = error_table.GatewayError("internal_error", "the gateway failed on this request; its log says why")
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun; nothing can be added to it")
-        response = refusal(error)
+        response = error_response(error)
         response.force_close()
         return _named(request, response)
 
@@ -185,14 +184,14 @@ class Server(web.Server):
             handler, arguments = self._routes.find(request.method, request.path)
             response = await handler(request, **arguments)
         except error_table.GatewayError as error:
-            response = refusal(error)
+            response = error_response(error)
         if self._leaving() and not response.prepared:
             response.force_close()
         return _named(request, response)
 
 
 async def close(listening: asyncio.Server, server: Server) -> None:
-    """Stops listening without a reset: who has connected by now is accepted, and answered if his request comes soon."""
+    """Stops listening without a reset: clients that have connected by now are accepted, and answered if they send soon."""
     loop = asyncio.get_running_loop()
     doors = [socket.socket(fileno=os.dup(door.fileno())) for door in listening.sockets]
     listening.close()
@@ -209,8 +208,8 @@ async def close(listening: asyncio.Server, server: Server) -> None:
     await server.shutdown(LAST_BYTES_S)
 
 
-def refusal(error: error_table.GatewayError) -> web.Response:
-    """The response that says it."""
+def error_response(error: error_table.GatewayError) -> web.Response:
+    """The response for an error."""
     return web.Response(
         status=error.row.status, body=error.body(), content_type="application/json", headers=error.headers()
     )
@@ -228,7 +227,7 @@ async def body(request: web.BaseRequest, limits: gateway_settings.Limits) -> byt
     if (request.content_length or 0) > most:
         raise too_large
     if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise BadRequest("compressed bodies are not taken; send the JSON as it is")
+        raise BadRequest("compressed bodies are not supported; send the JSON uncompressed")
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
@@ -268,20 +267,20 @@ def _named(request: web.BaseRequest, response: web.StreamResponse) -> web.Stream
 _MALFORMED: dict[type, str] = {
     http_exceptions.InvalidHeader: "a header is malformed",
     http_exceptions.InvalidURLError: "the path is malformed",
-    http_exceptions.BadHttpMethod: "the method is malformed, or this is TLS, which is not spoken here",
+    http_exceptions.BadHttpMethod: "the method is malformed, or the client speaks TLS, which this port does not",
     http_exceptions.BadStatusLine: "the first line must be METHOD /path HTTP/1.1",
 }
 
 
-def _parsers_refusal(problem: BaseException | None, message: str) -> error_table.GatewayError:
-    """What the parser says, without the bytes that it says it of."""
+def _parsers_error(problem: BaseException | None, message: str) -> error_table.GatewayError:
+    """The parser's error without the bytes that caused it."""
     if isinstance(problem, http_exceptions.LineTooLong) and problem.args[1] == PATH_BYTES:
         return BadRequest(
-            f"the path is longer than {PATH_BYTES} bytes; send what is long in the body", code="path_too_long"
+            f"the path is longer than {PATH_BYTES} bytes; send long values in the body", code="path_too_long"
         )
     if isinstance(problem, http_exceptions.LineTooLong) or message.startswith("Too many headers"):
         return BadRequest(
-            f"at most {HEADERS} headers of at most {HEADER_BYTES} bytes are taken; send fewer or shorter ones",
+            f"at most {HEADERS} headers of at most {HEADER_BYTES} bytes are allowed; send fewer or shorter ones",
             code="headers_too_large",
         )
     why = _MALFORMED.get(type(problem), re.sub(r"[^\x20-\x7e]", " ", message.partition(":\n")[0])[:120])

@@ -1,6 +1,6 @@
-"""Reads the few numbers that matter from vLLM's metrics page, by its newer and older names, and believes none blindly.
+"""Reads the few numbers that the gateway needs from vLLM's metrics page, by their newer and older names.
 
-A page that is garbled, or a number that is absurd, gives None for that number; no engine is judged by its metrics alone.
+A garbled page or an absurd number gives None for that number. No engine is judged by its metrics alone.
 """
 
 import math
@@ -21,7 +21,7 @@ _LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})?[ \t]+(\S+)", re.M
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """An engine's load as it tells it; None = it does not, or not credibly."""
+    """An engine's load as it reports it; None = not reported, or not credible."""
 
     running: int | None = None
     waiting: int | None = None

@@ -1,8 +1,7 @@
-"""What the gateway tells of itself: Prometheus metrics, with bounded labels, in base units.
+"""The Prometheus metrics of a gateway, with bounded labels, in base units.
 
-Names are contracts (`docs/`); every label that a client can choose is capped, and what exceeds the cap is `other`. One
-registry for each gateway, so that two of them in one process do not mix.
-"""
+Names are contracts (`docs/`); every label that a client can choose has a bounded number of values, and further values
+are `other`. One registry for each gateway, so that two of them in one process do not mix."""
 
 import collections
 

@@ -76,7 +76,7 @@ SENTENCES: dict[DropReason, str] = {
 
 
 class GatewayError(Exception):
-    """An error that the client is told about."""
+    """An error that the client gets."""
 
     def __init__(
         self, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None

@@ -1,7 +1,7 @@
 """What does the client ask for? An endpoint, a body and the checked fields beside it in, a `ParsedRequest` out.
 
 HTTP and gRPC produce the same value. Only the parts of a body that the gateway itself reads are checked here; the engine
-checks the rest, and its own refusal reaches the client in its words. `lifecycle.admission` turns the request into a call,
+checks the rest, and its own error reaches the client in its words. `lifecycle.admission` turns the request into a call,
 `engine_body` writes it for the engine.
 """
 

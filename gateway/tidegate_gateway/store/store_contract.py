@@ -1,11 +1,11 @@
-"""The seam to what is shared by gateways or outlives them: its nouns, its refusals, and what a store must do.
+"""The contract of a store: the state that gateways share or that outlives them, its values, its errors and its operations.
 
-`store` implements it over Valkey; `workflows` and `gateway` use it. Instants are the store's own milliseconds: clocks of
-gateways play no part.
+`valkey_store` implements it over Valkey; `workflows`, `lifecycle` and `coordination` use it. Instants are the store's own
+milliseconds, so the clocks of gateways do not matter.
 
     StoreError
     ├── Unavailable         no answer in time; nothing is known about the change
-    └── Rejected            the store said no, with a code of `errors.TABLE` (or too_many_stages, too_many_calls)
+    └── Rejected            the store rejected it, with a code of `error_table.TABLE`, too_many_stages or too_many_calls
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ MOST_CALLS = 10_000
 
 
 class StoreError(Exception):
-    """The store did not do it."""
+    """The store did not carry out an operation."""
 
 
 class Unavailable(StoreError):
@@ -31,7 +31,7 @@ class Unavailable(StoreError):
 
 
 class Rejected(StoreError):
-    """The store answered, and refused."""
+    """The store answered, and rejected the operation."""
 
     def __init__(self, code: str, state: str | None = None) -> None:
         super().__init__(code)
@@ -75,7 +75,7 @@ class Record:
 class NewWorkflow:
     id: str
     deadline_ms: int
-    """From now."""
+    """Milliseconds from now."""
     template: str = ""
     tenant: str = ""
     stages: tuple[stage_declaration.StageDeclaration, ...] = ()
@@ -83,17 +83,17 @@ class NewWorkflow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A policy that someone chose."""
+    """A policy that a person or the steering loop chose."""
 
     policy: str
     reason: str
     left_s: float | None
-    """Until it lapses; None = it does not."""
+    """Seconds until the choice ends; None = it does not end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """What a gateway learns from one exchange with the others."""
+    """The answer to one exchange with the other gateways."""
 
     others: Mapping[EngineId, Backlog] = field(default_factory=dict)
     dead: tuple[str, ...] = ()
@@ -104,13 +104,13 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idempotency:
-    """A client's key and what it was sent with."""
+    """A client's key, and the request that it was sent with."""
 
     key: str
     scope: str
     """Tenant, method and path; the same key elsewhere is another key."""
     print: str = ""
-    """Of the body: the same key with another body is a mistake."""
+    """A hash of the body: the same key with another body is an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,20 +125,21 @@ class End:
 class Store(Protocol):
     """The contract; `tests/gateway` holds every implementation to it.
 
-    `by` is the tenant that a request names: the workflows of others are unknown to it. None sees them all.
+    `by` is the tenant that a request names; the workflows of other tenants are unknown to it. None sees all workflows.
     """
 
     async def create(self, workflow: NewWorkflow, *, once: Idempotency | None = None) -> Record: ...
     async def join(
         self, workflow: str, stage: str, call: str, *, deadline_ms: int | None, tenant: str, key: str | None = None
     ) -> Record:
-        """A call enters a stage; creates the workflow if it is unknown and there is a deadline. A tenant is its `by` too.
+        """A call enters a stage. An unknown workflow is created if there is a deadline. The tenant is `by` too.
 
-        One whose Idempotency-Key is that of a call of the stage that ended well enters nothing: its answer was lost.
+        If a call of the stage with the same idempotency key ended well, the record does not change: the answer of that call
+        was lost.
         """
 
     async def finish(self, workflow: str, call: str, *, ok: bool) -> Record:
-        """A call ends; a good end counts once, also when the call was forgotten meanwhile or has the key of another."""
+        """A call ends. A good end counts once, even if the call was forgotten meanwhile or has the key of another call."""
 
     async def complete_stage(
         self, workflow: str, stage: str, *, by: str | None = None, once: Idempotency | None = None
@@ -147,27 +148,28 @@ class Store(Protocol):
     async def cancel(self, workflow: str, *, by: str | None = None) -> Record: ...
     async def get(self, workflow: str, *, by: str | None = None) -> Record: ...
     async def listed(self, state: State | None, limit: int, *, by: str | None = None) -> list[Record]:
-        """The newest by creation, newest first; fewer than `limit` only if there are no more."""
+        """The newest workflows by creation, newest first; fewer than `limit` only if there are no more."""
 
     async def expire(self, limit: int) -> None:
         """Ends workflows whose grace is over."""
 
     async def ends(self, limit: int) -> list[End]:
-        """Workflows that ended, by whatever operation of any gateway; each end is told once."""
+        """Workflows that ended by any operation of any gateway; each end is reported once."""
 
     async def forget(self, gateway: str, limit: int) -> bool:
         """Takes a dead gateway's calls out of their workflows; False while some are left."""
 
     async def exchange(self, backlogs: Mapping[EngineId, Backlog]) -> Exchange:
-        """Renews the lease. Who has let it run out is dead, but nobody until gateways have exchanged for a whole lease."""
+        """Renews the lease. A gateway whose lease expired is dead, but only after one full lease of uninterrupted
+        exchanges."""
 
     async def leave(self) -> None:
-        """This gateway ends, after its last exchange: its backlogs and its lease are gone at once."""
+        """This gateway ends after its last exchange; its backlogs and its lease are removed at once."""
 
     async def choose_policy(
         self, kind: Literal["override", "steered"], policy: str | None, reason: str, for_s: float | None
     ) -> Exchange:
-        """Sets or clears a chosen policy; the policies as they are now."""
+        """Sets or clears a chosen policy; the choices as they are then."""
 
     async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
-        """Books a tenant's tokens; seconds until it may come again, 0 = booked. What is `used` is always booked."""
+        """Books a tenant's tokens; seconds until the tenant may try again, 0 = booked. Used tokens are always booked."""

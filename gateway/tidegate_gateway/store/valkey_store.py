@@ -1,11 +1,10 @@
-"""What outlives a gateway, or is shared by several: workflows, backlogs, the active policy, tenants' counters.
+"""The store over Valkey or Redis: workflows, backlogs, the active policy and tenants' counters.
 
-The only module that speaks to Valkey (or Redis). Each change is one atomic script from `lua/`; keys carry a schema version
-and one hash tag for each pool, so that they share a slot behind a proxy that shards (cluster mode itself is not spoken),
-and everything has a time to live. Instants are the server's; gateways' clocks play no part. What is acknowledged is stored,
-but Valkey may lose acknowledged writes in a failover: clients are promised at-least-once with idempotency keys, not
-exactly-once. `records` is the contract.
-"""
+This is the only module that speaks to Valkey. Each change is one atomic script from `lua/`. Keys carry a schema
+version and one hash tag for each pool, so that they share a slot behind a proxy that shards; the cluster mode itself
+is not supported. Every key has a time to live. Instants are the server's, so the clocks of gateways do not matter. An
+acknowledged change is stored, but Valkey may lose acknowledged writes in a failover: clients are promised
+at-least-once with idempotency keys, not exactly-once. `store_contract` is the contract."""
 
 import asyncio
 import contextlib
@@ -30,36 +29,36 @@ logger = logging.getLogger("tidegate.gateway")
 
 SCHEMA = "v1"
 OWN_MS = 60_000
-"""For which the answer to a key of our own is kept; a command is sent again at once or never."""
+"""How long the answer to a key of our own is stored; a command is sent again at once or never."""
 SCRIPTS = ("workflow", "list", "share", "spend")
 LAPSED = 100
 """Overdue workflows that are ended before a list is read."""
 MOST_CANCELLED = 1000
-"""Cancelled workflows that one exchange tells of."""
+"""Cancelled workflows that one exchange reports."""
 
 
 class Valkey:
     """The store in Valkey or Redis."""
 
-    def __init__(self, told: gateway_settings.Store, *, gateway: str) -> None:
-        if told.url is None:
+    def __init__(self, settings: gateway_settings.Store, *, gateway: str) -> None:
+        if settings.url is None:
             raise ValueError("a store needs its url")
         self.gateway = gateway
-        self._told = told
-        # The password comes from its own setting and is never part of a url that could be logged.
-        address = told.url.replace("valkeys://", "rediss://").replace("valkey://", "redis://")
+        self._settings = settings
+        # The password has its own setting, so that it is never part of a url that could be logged.
+        address = settings.url.replace("valkeys://", "rediss://").replace("valkey://", "redis://")
         self._pool = valkey.BlockingConnectionPool.from_url(
             address,
-            password=told.password,
-            max_connections=told.connections,
-            timeout=told.timeout_s,
-            socket_timeout=told.timeout_s,
-            socket_connect_timeout=told.timeout_s,
+            password=settings.password,
+            max_connections=settings.connections,
+            timeout=settings.timeout_s,
+            socket_timeout=settings.timeout_s,
+            socket_connect_timeout=settings.timeout_s,
             health_check_interval=30,
             retry=retry.Retry(backoff.NoBackoff(), 1),
         )
         self._client = valkey.Redis(connection_pool=self._pool)
-        self._prefix = f"tidegate:{SCHEMA}:{{{told.pool}}}:"
+        self._prefix = f"tidegate:{SCHEMA}:{{{settings.pool}}}:"
         self._scripts = {name: self._client.register_script(_script(name)) for name in SCRIPTS}
         self._since_ms = 0
 
@@ -164,7 +163,7 @@ class Valkey:
         own = {engine: [item.calls, item.work_us, item.output_tokens] for engine, item in backlogs.items()}
         answer = await self._share(
             "sync",
-            lease_ms=round(self._told.lease_s * 1000),
+            lease_ms=round(self._settings.lease_s * 1000),
             backlogs=own,
             since_ms=self._since_ms,
             most=MOST_CANCELLED,
@@ -212,21 +211,21 @@ class Valkey:
         arguments = {
             "id": workflow,
             "gateway": self.gateway,
-            "grace_ms": round(self._told.grace_s * 1000),
-            "retention_ms": round(self._told.retention_s * 1000),
+            "grace_ms": round(self._settings.grace_s * 1000),
+            "retention_ms": round(self._settings.retention_s * 1000),
             "most_stages": stage_declaration.MOST_STAGES,
             "most_calls": store_contract.MOST_CALLS,
             **arguments,
         }
-        kept = ""
+        key = ""
         if once is not None:
-            kept = hashlib.sha256(f"{once.scope}\0{once.key}".encode()).hexdigest()
+            key = hashlib.sha256(f"{once.scope}\0{once.key}".encode()).hexdigest()
             kept_ms = arguments["retention_ms"] if once.scope else OWN_MS
             arguments |= {"key": once.key, "print": once.print, "kept_ms": kept_ms}
         keys = [
             self._key(f"workflow:{workflow}"),
             *map(self._key, store_contract.STATES),
-            self._key(f"once:{kept}"),
+            self._key(f"once:{key}"),
             self._key(f"calls:{arguments['gateway']}"),
             self._key(f"members:{workflow}"),
             self._key(f"answered:{workflow}"),
@@ -258,7 +257,7 @@ class Valkey:
             raise store_contract.Unavailable("the store is read-only here") from error
         except exceptions.AskError as error:
             raise store_contract.Unavailable(
-                "the store answers in cluster mode, which is not spoken; name one without it"
+                "the store answers in cluster mode, which is not supported; name a store without it"
             ) from error
         except (exceptions.RedisError, OSError) as error:
             raise store_contract.Unavailable(f"the store does not answer ({type(error).__name__})") from error
@@ -267,7 +266,7 @@ class Valkey:
         task = asyncio.current_task()
         before = 0 if task is None else task.cancelling()
         try:
-            async with asyncio.timeout(self._told.timeout_s):
+            async with asyncio.timeout(self._settings.timeout_s):
                 return await command
         finally:
             # The client library turns a cancellation that meets its own timeout into an error or a result.

@@ -1,7 +1,7 @@
 """Workflows as the gateway serves them: created by a request or by a call's header, joined, finished, ended.
 
 Between the edges and the store. The end of a call is recorded before its last bytes go out. An end that the store cannot
-take now waits in an outbox until the store can, so that nothing is lost that a client was told. Without a store workflows
+take now waits in an outbox until the store can, so no end is lost that a client has seen. Without a store workflows
 are shed and single calls go on.
 """
 
@@ -72,7 +72,7 @@ class Workflows:
         self._metrics = metrics
         self._templates = {item.name: item for item in templates}
         self._outbox: dict[bool, collections.deque[tuple[str, str]]] = {ok: collections.deque() for ok in (True, False)}
-        """Ends that wait for the store, good ones first: clients were told of those."""
+        """Ends that wait for the store, good ones first: clients have seen those."""
 
     @property
     def unrecorded(self) -> int:

@@ -1,7 +1,7 @@
 -- The newest workflows of some states, in one look at all of them. Nothing is written.
 --
 -- KEYS: ids by creation, an index for each state.
--- ARGV: 1 how many at most, 2 what the key of a record begins with.
+-- ARGV: 1 how many at most, 2 the prefix of the keys of records.
 -- Answers: the server's milliseconds, then the records, newest first.
 
 local most = tonumber(ARGV[1])

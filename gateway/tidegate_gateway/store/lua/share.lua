@@ -1,4 +1,4 @@
--- What the gateways of a pool tell each other. One exchange renews the caller's lease, publishes its backlogs, and answers
+-- The exchange between the gateways of a pool. One exchange renews the caller's lease, publishes its backlogs, and answers
 -- everything that it must know of the others.
 --
 -- KEYS: 1 leases (gateway -> instant at which it counts as dead), 2 backlogs (gateway -> JSON), 3 policy
@@ -27,8 +27,8 @@ local function policies()
   return found
 end
 
--- Gateways whose leases have run out. After a time in which nobody exchanged (the store was away, so all leases ran out)
--- none counts as dead for another lease: the living need time to renew theirs.
+-- Gateways whose leases expired. After a time without any exchange (the store was away, so all leases expired) no gateway
+-- counts as dead for another lease: live gateways need time to renew theirs.
 local function lapsed()
   local since_ms = tonumber(redis.call('GET', steady) or now_ms)
   redis.call('SET', steady, since_ms, 'PX', math.ceil(args.lease_ms / 2))
@@ -52,7 +52,7 @@ function operations.sync()
     if all[i] ~= args.gateway then others[#others + 1] = cjson.decode(all[i + 1]) end
   end
   -- Cancelled since the last exchange: a little overlap costs nothing, a gap would lose one. When there are more than fit,
-  -- the next exchange goes on from the last that is told now.
+  -- the next exchange goes on from the last one of this answer.
   local ids, since_ms = {}, now_ms - 2000
   local found = redis.call('ZRANGEBYSCORE', cancelled, args.since_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, args.most)
   for i = 1, #found, 2 do ids[#ids + 1] = found[i] end

@@ -2,10 +2,10 @@
 --
 -- KEYS: 1 the instant at which the bucket is empty again; 2 the answer to this very command, which may be sent twice over a
 --       broken connection.
--- ARGV: 1 tokens (negative: given back), 2 tokens a minute, 3 '1' if they are used already and cannot be refused.
+-- ARGV: 1 tokens (negative: given back), 2 tokens a minute, 3 '1' if they are used already and are always booked.
 
-local told = redis.call('GET', KEYS[2])
-if told then return tonumber(told) end
+local answered = redis.call('GET', KEYS[2])
+if answered then return tonumber(answered) end
 
 local function answer(wait_ms)
   redis.call('SET', KEYS[2], wait_ms, 'PX', 10000)

@@ -1,12 +1,12 @@
 -- One atomic change to one workflow. Nothing is written before everything has been checked.
 --
 -- KEYS: 1 the record; 2-5 ids by state: running (scored by the end of their grace), done, cancelled, expired (by their end);
---       6 the answer kept for an Idempotency-Key; 7 ids of workflows in which the calling gateway has calls;
+--       6 the stored answer for an Idempotency-Key; 7 ids of workflows in which the calling gateway has calls;
 --       8 the calls that run: id -> stage, newline, gateway, and for one with an Idempotency-Key newline, key;
 --       9 the calls that ended well and may be repeated: stage, newline, key;
 --       10 the ends that no gateway has counted yet: [template, outcome];
 --       11 the calls of gateways that seemed dead, as in 8: they run no more, but a good end still counts;
---       12 what the indexes for lists begin with: ids by state, as in 2-5, scored by their creation.
+--       12 the prefix of the indexes for lists: ids by state, as in 2-5, scored by their creation.
 -- ARGV: 1 the operation, 2 its arguments as JSON; `by` is the tenant that the request names, if it names one.
 -- Answers JSON: the record with `now_ms`, or {"error": code, ...}.
 --
@@ -48,7 +48,7 @@ local function settle(doc)
 end
 
 -- A stage is over when its declared calls are done. Without their number one call is the stage, unless more of them
--- showed up; then, and in a workflow that nobody declared, only a later stage or the client can tell that it is over.
+-- ran at the same time. Then, and in an undeclared workflow, only a later stage or the client can end the stage.
 local function settle_stage(doc, stage)
   if stage.expected > 0 then
     stage.over = stage.over or stage.done >= stage.expected
@@ -57,12 +57,12 @@ local function settle_stage(doc, stage)
   end
 end
 
--- In a workflow that nobody declared, a later stage ends one only until its next call: agents loop.
+-- In an undeclared workflow a later stage ends a stage only until its next call, because agents loop.
 local function over_for_good(doc, stage)
   return stage.over and (doc.declared or stage.completed)
 end
 
--- Takes a call out of its stage, or out of the forgotten ones; nil if it is in neither (any more), else what was kept of it.
+-- Takes a call out of its stage, or out of the forgotten ones; nil if it is in neither (any more), else its entry.
 -- However many calls with one Idempotency-Key end well, they count once.
 local function release(doc, id, ok)
   if doc.state ~= 'running' then return nil end
@@ -150,7 +150,7 @@ local function save(doc, before)
   redis.call('SET', record, cjson.encode(doc), 'PX', ttl_ms)
 end
 
--- The record of a workflow that runs; else nil, the refusal, and the record if there is one.
+-- The record of a running workflow; else nil, the rejection, and the record if there is one.
 local function open()
   local doc, late = load()
   if not doc then return nil, fail('workflow_not_found') end
@@ -180,7 +180,7 @@ local function create(stages, declared)
   return doc
 end
 
--- A stage that nobody declared comes after the stages that have begun and have no call running now.
+-- An undeclared stage comes after the stages that have begun and have no call running now.
 local function extend(doc, name)
   local before = {}
   for _, stage in ipairs(doc.stages) do
@@ -274,8 +274,8 @@ function operations.forget()
 end
 
 function operations.complete_stage()
-  local doc, refusal = open()
-  if not doc then return refusal end
+  local doc, rejection = open()
+  if not doc then return rejection end
   local stage = find(doc, args.stage)
   if not stage then return fail('stage_not_found') end
   if over_for_good(doc, stage) then return fail('stage_already_done') end
@@ -288,8 +288,8 @@ function operations.complete_stage()
 end
 
 function operations.complete()
-  local doc, refusal = open()
-  if not doc then return refusal end
+  local doc, rejection = open()
+  if not doc then return rejection end
   for _, stage in ipairs(doc.stages) do stage.over = true end
   finish(doc, 'done')
   save(doc, 'running')
@@ -297,9 +297,9 @@ function operations.complete()
 end
 
 function operations.cancel()
-  local doc, refusal, past = open()
+  local doc, rejection, past = open()
   if past and past.state == 'cancelled' then return answer(past) end
-  if not doc then return refusal end
+  if not doc then return rejection end
   finish(doc, 'cancelled')
   save(doc, 'running')
   return answer(doc)
@@ -318,11 +318,11 @@ function operations.get()
 end
 
 if args.key then
-  local kept = redis.call('GET', idempotency)
-  if kept then
-    kept = cjson.decode(kept)
-    if kept.print ~= args.print then return fail('idempotency_key_reused') end
-    return kept.answer
+  local stored = redis.call('GET', idempotency)
+  if stored then
+    stored = cjson.decode(stored)
+    if stored.print ~= args.print then return fail('idempotency_key_reused') end
+    return stored.answer
   end
 end
 return operations[ARGV[1]]()
