@@ -1,8 +1,11 @@
-"""The settings of a gateway: one YAML or JSON file, and the few environment variables of `from_environment`.
+"""The settings of a gateway, in one file so that all names, defaults and units can be read together.
+
+They come from one YAML or JSON file and the few environment variables of `from_environment`.
 
 Each group is one concern; each field has its default, its unit and the reason for it. The operator renders this file into
 a ConfigMap, so key names follow the `ServingPool` where both have the same thing. `settings_decoder` reads it; `app`
-hands the groups to the parts that need them."""
+hands the groups to the parts that need them.
+"""
 
 import dataclasses
 import pathlib

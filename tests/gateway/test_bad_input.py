@@ -180,7 +180,7 @@ async def test_ambiguous_heads_are_400(up: Any, head: bytes) -> None:
             "send fewer",
             id="many headers",
         ),
-        pytest.param(b"\x16\x03\x01\x02\x00\x01", 400, "this is TLS", id="TLS"),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01", 400, "speaks TLS", id="TLS"),
         pytest.param(b"hello", 400, "the method is malformed", id="no HTTP"),
         pytest.param(b"GET / HTTP/7.9\r\nHost: x", 400, "the first line must be", id="unknown version"),
         pytest.param(b"GET / HTTP/1.1\r\nHost: x\r\nno colon", 400, "Invalid header token", id="no header"),

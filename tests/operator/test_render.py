@@ -8,6 +8,7 @@ import tidegate_profiles
 from tidegate_gateway import gateway_settings
 from tidegate_operator import render, spec, spread
 from tidegate_policy import cost
+from tidegate_policy.admit import promises
 
 KNOWN = spec.Known(
     policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency"}), profiles=frozenset({"a100-70b-tp8"})
@@ -141,7 +142,7 @@ def test_the_settings_are_what_the_gateway_reads():
     text = pick(manifests(), "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
     read = gateway_settings.from_mapping(yaml.safe_load(text))
     assert [service.name for service in read.services] == ["chat-engine-a100.prod.svc", "chat-engine-a6000.prod.svc"]
-    assert read.classes[0] == gateway_settings.SloClass(name="interactive", ttft_s=1.0, tpot_s=0.06, weight=4.0)
+    assert read.classes[0] == promises.SloClass(name="interactive", ttft_s=1.0, tpot_s=0.06, weight=4.0)
     assert read.workflows[0].stages[1].after == ("link",)
     assert read.store.pool == "prod.chat"
 

@@ -2,7 +2,8 @@
 settings.
 
 The choices live in the store, so that all gateways of a pool follow the same one. Without a store they live in this
-process."""
+process.
+"""
 
 import dataclasses
 import logging

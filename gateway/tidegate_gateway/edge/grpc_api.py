@@ -2,7 +2,8 @@
 
 `grpc_requests` turns messages into the values that HTTP requests become too; from there both wires take the same way.
 Errors carry `ErrorInfo` (our code as its reason) and `RetryInfo`. A client that cancels a stream, or does not read
-it, stops the engine."""
+it, stops the engine.
+"""
 
 import asyncio
 import contextlib

@@ -4,7 +4,8 @@ aiohttp's parser is strict (sizes and number of headers, control characters, con
 limit for headers, for bodies and for answers that the client does not read, a bound on connections and bodies, and an
 OpenAI error object for every error, including those of the parser. Routing is an allow-list: a path that is not in
 the table does not exist. `http_api` and `admin_api` bring the handlers. `tests/gateway/test_aiohttp_compat.py` names
-the private hooks of aiohttp that are used here."""
+the private hooks of aiohttp that are used here.
+"""
 
 import asyncio
 import contextlib

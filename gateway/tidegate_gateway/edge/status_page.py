@@ -1,5 +1,6 @@
 """The page at `/`: the state of the gateway for a person with a browser. Rendered from `state_snapshot`, without
-scripts."""
+scripts.
+"""
 
 import html
 from collections.abc import Iterable, Mapping

@@ -2,7 +2,8 @@
 
 An engine is trusted once it has answered /health and lists the gateway's model. Its metrics are shown to people and count
 only in its favour: while the engine is seen to generate, calls wait longer for it. The gateway core decides whether
-calls go there."""
+calls go there.
+"""
 
 import asyncio
 import contextlib

@@ -2,7 +2,8 @@
 
 A `Relay` sends the call to the engine of its placement, moves it to another engine while no token has come, reads the
 answer with a time limit on every token, and settles the call in every case. Cancelling the task (the client hung up)
-closes the engine's connection on the way out."""
+closes the engine's connection on the way out.
+"""
 
 import asyncio
 from collections.abc import Callable

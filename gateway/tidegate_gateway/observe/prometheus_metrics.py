@@ -1,7 +1,8 @@
 """The Prometheus metrics of a gateway, with bounded labels, in base units.
 
 Names are contracts (`docs/`); every label that a client can choose has a bounded number of values, and further values
-are `other`. One registry for each gateway, so that two of them in one process do not mix."""
+are `other`. One registry for each gateway, so that two of them in one process do not mix.
+"""
 
 import collections
 

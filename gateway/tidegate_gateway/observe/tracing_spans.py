@@ -3,7 +3,8 @@
 Without a collector there are no spans. The parent span is opened at arrival, so that the engine's spans can be its
 children. Our own children are written at the end from the instants in the call's record, so tracing costs the hot
 path nothing in between. Attributes follow the GenAI conventions (still in development). Spans contain no prompt and
-no answer."""
+no answer.
+"""
 
 import logging
 import time

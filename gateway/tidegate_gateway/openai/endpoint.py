@@ -2,7 +2,8 @@
 
 `chat_completions` and `completions` each define one endpoint, and `endpoint_registry` lists them. The HTTP routes,
 the paths at the engines, the names of traces and the checks of answers follow from these values. An endpoint opens no
-socket."""
+socket.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

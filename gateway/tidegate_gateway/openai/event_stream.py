@@ -2,7 +2,8 @@
 
 Bytes leave only in whole events, so that an error event can follow any block. The meter counts events with content
 and reads the usage. The one event that may be left out is the usage event that the gateway asked for and the client
-did not."""
+did not.
+"""
 
 from dataclasses import dataclass
 

@@ -4,7 +4,8 @@ This is the only module that speaks to Valkey. Each change is one atomic script 
 version and one hash tag for each pool, so that they share a slot behind a proxy that shards; the cluster mode itself
 is not supported. Every key has a time to live. Instants are the server's, so the clocks of gateways do not matter. An
 acknowledged change is stored, but Valkey may lose acknowledged writes in a failover: clients are promised
-at-least-once with idempotency keys, not exactly-once. `store_contract` is the contract."""
+at-least-once with idempotency keys, not exactly-once. `store_contract` is the contract.
+"""
 
 import asyncio
 import contextlib
@@ -13,7 +14,7 @@ import importlib.resources
 import itertools
 import logging
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import orjson
@@ -22,7 +23,7 @@ from redis import backoff, exceptions
 from redis.asyncio import retry
 
 from tidegate_gateway import gateway_settings, stage_declaration
-from tidegate_gateway.store import store_contract
+from tidegate_gateway.store import store_answers, store_contract
 from tidegate_policy.model import Backlog, EngineId
 
 logger = logging.getLogger("tidegate.gateway")
@@ -132,7 +133,7 @@ class Valkey:
         keys = [self._key(f"created:{each}:{by}" if by else f"created:{each}") for each in wanted]
         answer = await self._run("list", keys, [limit, self._key("workflow:")])
         now_ms, *found = cast("list[Any]", answer)
-        return [_record(orjson.loads(raw) | {"now_ms": now_ms}) for raw in found]
+        return [store_answers.record(orjson.loads(raw) | {"now_ms": now_ms}) for raw in found]
 
     async def expire(self, limit: int) -> None:
         seconds, microseconds = await self._guard(self._client.time())
@@ -171,15 +172,15 @@ class Valkey:
         self._since_ms = answer["since_ms"]
         others: dict[EngineId, Backlog] = {}
         for engine, (calls, work_us, output_tokens) in itertools.chain.from_iterable(
-            item.items() for item in _rows(answer["others"]) if isinstance(item, dict)
+            item.items() for item in store_answers.rows(answer["others"]) if isinstance(item, dict)
         ):
             more = Backlog(calls=calls, work_us=work_us, output_tokens=output_tokens)
             others[EngineId(engine)] = others.get(EngineId(engine), Backlog()) + more
         return store_contract.Exchange(
             others=others,
-            dead=tuple(gateway for gateway in _rows(answer["dead"]) if gateway != self.gateway),
-            cancelled=tuple(_rows(answer["cancelled"])),
-            **_chosen(answer["policy"]),
+            dead=tuple(gateway for gateway in store_answers.rows(answer["dead"]) if gateway != self.gateway),
+            cancelled=tuple(store_answers.rows(answer["cancelled"])),
+            **store_answers.chosen(answer["policy"]),
         )
 
     async def leave(self) -> None:
@@ -195,7 +196,7 @@ class Valkey:
             reason=reason,
             for_ms=None if for_s is None else round(for_s * 1000),
         )
-        return store_contract.Exchange(**_chosen(answer))
+        return store_contract.Exchange(**store_answers.chosen(answer))
 
     async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
         keys = [self._key(f"tokens:{tenant}"), self._key(f"once:{_own().key}")]
@@ -236,7 +237,7 @@ class Valkey:
         answer = orjson.loads(cast("bytes", await self._run("workflow", keys, [operation, _encoded(arguments)])))
         if "error" in answer:
             raise store_contract.Rejected(answer["error"], answer.get("state"))
-        return _record(answer)
+        return store_answers.record(answer)
 
     async def _share(self, operation: str, **arguments: Any) -> dict[str, Any]:
         names = ("leases", "backlogs", "policy", "cancelled", "steady", f"calls:{self.gateway}")
@@ -293,47 +294,3 @@ def _encoded(arguments: Mapping[str, Any]) -> bytes:
 
 def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _rows(value: object) -> Iterable[Any]:
-    """A Lua list; an empty one arrives as an object."""
-    return value if isinstance(value, list) else ()
-
-
-def _chosen(answer: object) -> dict[str, Any]:
-    found = answer if isinstance(answer, dict) else {}
-    return {
-        kind: store_contract.Chosen(
-            policy=item["policy"],
-            reason=item.get("reason", ""),
-            left_s=None if item.get("left_ms") is None else item["left_ms"] / 1000,
-        )
-        for kind, item in found.items()
-    }
-
-
-def _record(answer: Mapping[str, Any]) -> store_contract.Record:
-    stages = [
-        store_contract.Stage(
-            name=item["name"],
-            after=tuple(filter(None, item["after"].split("\n"))),
-            parallel=item["parallel"],
-            passes=item["passes"],
-            declared=item.get("declared", False),
-            started=item["started"],
-            over=item["over"],
-            running=item["running"],
-            done=item["done"],
-        )
-        for item in _rows(answer["stages"])
-    ]
-    return store_contract.Record(
-        id=answer["id"],
-        state=answer["state"],
-        template=answer["template"],
-        tenant=answer["tenant"],
-        created_ms=answer["created_ms"],
-        deadline_ms=answer["deadline_ms"],
-        now_ms=answer["now_ms"],
-        stages=tuple(stages),
-    )
