@@ -77,7 +77,7 @@ async def test_the_page_and_the_metrics_can_be_taken_off_the_client_port(up: Any
         [],
     ],
 )
-async def test_wrong_choices_are_refused(up: Any, body: Any) -> None:
+async def test_a_wrong_choice_of_policy_is_a_bad_request(up: Any, body: Any) -> None:
     async with up(store=False) as client:
         status, answer = await put(client, body)
         assert status == 400

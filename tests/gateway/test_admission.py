@@ -47,7 +47,7 @@ async def test_an_impossible_claim_is_due_when_the_fastest_engine_could_have_ans
             assert 2000 < claimed < 5000, "four steps of 1 s, and the time until it was sent"
 
 
-async def test_a_claim_may_loosen_what_its_class_promises_but_not_tighten_it(up: Any) -> None:
+async def test_a_claim_may_loosen_the_promise_of_its_class_but_not_tighten_it(up: Any) -> None:
     classes = [
         {"name": "chat", "ttft": "20s", "tpot": "1s"},
         {"name": "batch", "deadline": "10m"},
@@ -79,7 +79,7 @@ async def test_tokens_are_counted_of_calls_that_are_cut(up: Any, until: Any) -> 
         assert (status, headers["x-tidegate-reason"]) == (429, "tenant-limit")
 
 
-async def test_a_refused_workflow_call_gives_its_tokens_back(up: Any) -> None:
+async def test_a_rejected_workflow_call_gives_its_tokens_back(up: Any) -> None:
     tenants = [{"name": "small", "tokensPerMinute": 600}]
     async with fake_engine.engine(prompt_tokens=280) as engine, up(engine, tenants=tenants) as client:
         small = {"x-tidegate-tenant": "small"}

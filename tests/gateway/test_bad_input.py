@@ -143,7 +143,7 @@ async def test_control_characters_in_headers_are_400(up: Any, character: bytes) 
 
 
 @pytest.mark.parametrize("name", ["x-tidegate-tenant", "X-Tidegate-Urgency", "idempotency-key"])
-async def test_a_header_of_ours_that_says_two_things_is_400(up: Any, name: str) -> None:
+async def test_a_header_of_ours_with_two_different_values_is_400(up: Any, name: str) -> None:
     async with fake_engine.engine() as engine, up(engine, store=False) as client:
         for second, expected in (("3", 400), ("4", 200)):
             body, headers = {"model": "fake", "messages": HELLO}, [(name, "4"), (name, second)]
@@ -187,7 +187,7 @@ async def test_ambiguous_heads_are_400(up: Any, head: bytes) -> None:
         pytest.param(b"GET / HTTP/1.1\r\nx: y", 400, "Missing 'Host' header", id="no host"),
     ],
 )
-async def test_what_is_no_http_is_refused_in_a_sentence(up: Any, request_: bytes, status: int, says: str) -> None:
+async def test_bytes_that_are_not_http_get_an_error_sentence(up: Any, request_: bytes, status: int, says: str) -> None:
     async with up(store=False) as client:
         head, _, body = (await raw(client, request_ + b"\r\n\r\n")).partition(b"\r\n\r\n")
         assert int(head.split()[1]) == status
@@ -224,7 +224,7 @@ async def test_slow_heads_and_bodies_are_given_up(up: Any) -> None:
         assert time.monotonic() - started < 8
 
 
-async def test_compressed_bodies_are_refused(up: Any) -> None:
+async def test_a_compressed_body_is_a_bad_request(up: Any) -> None:
     async with fake_engine.engine() as engine, up(engine, store=False) as client:
         status, answer, _ = await client.send("POST", CHAT, data=b"xx", headers={"Content-Encoding": "gzip"})
         assert status == 400
@@ -279,7 +279,7 @@ async def test_head_is_get_without_the_body(up: Any) -> None:
             assert (int(head.split()[1]), body) == (status, b"")
 
 
-async def test_an_idle_keepalive_connection_survives_a_refusal(up: Any) -> None:
+async def test_an_idle_keepalive_connection_survives_an_error(up: Any) -> None:
     async with fake_engine.engine() as engine, up(engine, store=False) as client:
         connector = aiohttp.TCPConnector(limit=1)
         async with aiohttp.ClientSession(connector=connector) as one:

@@ -71,7 +71,7 @@ class Control(control_pb2_grpc.EngineControlServicer):
         return control_pb2.EngineState(policy="edf", simulated_profile="a100", fallback_reason="")
 
 
-async def test_what_the_control_port_says_is_shown(up: Any, until: Any) -> None:
+async def test_the_state_shows_the_facts_of_the_control_port(up: Any, until: Any) -> None:
     server = grpc.aio.server()
     control_pb2_grpc.add_EngineControlServicer_to_server(Control(), server)
     port = server.add_insecure_port("127.0.0.1:0")

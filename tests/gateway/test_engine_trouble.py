@@ -110,7 +110,7 @@ async def test_a_pool_of_full_engines_is_saturated(up: Any) -> None:
     "garbage",
     [b"", b"hello", b"\x00\xff", b'{"choices": 5}', b"[1,2]", b"data: hello\n\n", b"data: {\n\n", b"x: y\n\n" * 9],
 )
-async def test_rubbish_answers_count_as_failures(up: Any, garbage: bytes) -> None:
+async def test_garbled_answers_count_as_failures(up: Any, garbage: bytes) -> None:
     async with (
         fake_engine.engine(garbage=garbage) as bad,
         fake_engine.engine() as good,

@@ -34,7 +34,7 @@ async def test_a_connection_that_brings_its_request_late_is_still_answered(up: A
     assert b'"code":"draining"' in answer
 
 
-async def test_calls_that_outlast_the_drain_are_told_so(up: Any, until: Any) -> None:
+async def test_calls_that_outlast_the_drain_get_an_error(up: Any, until: Any) -> None:
     async with (
         aiohttp.ClientSession() as http,  # the client's own session closes before its gateway
         asyncio.TaskGroup() as group,
@@ -60,7 +60,7 @@ async def test_calls_that_outlast_the_drain_are_told_so(up: Any, until: Any) -> 
     assert orjson.loads(error)["error"]["code"] == "draining"
 
 
-async def test_the_line_of_a_call_says_only_what_is_known(up: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_line_of_a_call_names_only_known_fields(up: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="tidegate.gateway"):
         async with fake_engine.engine() as engine, up(engine) as client:
             await client.ask("/v1/completions", prompt="x")

@@ -30,7 +30,7 @@ async def test_sdk_streams(up: Any) -> None:
         assert all(event.usage is None for event in events)
 
 
-async def test_usage_reaches_only_those_who_asked_for_it(up: Any) -> None:
+async def test_usage_reaches_only_clients_that_asked_for_it(up: Any) -> None:
     async with fake_engine.engine() as engine, up(engine) as client, client.openai() as sdk:
         stream = await sdk.chat.completions.create(
             model="fake",
@@ -129,7 +129,7 @@ async def test_a_class_fills_in_targets_and_headers_may_loosen_them(up: Any) -> 
         assert 0 < arguments["tg.budget_ms"] <= 120_000
 
 
-async def test_an_engines_own_refusal_passes_through(up: Any) -> None:
+async def test_an_engines_rejection_passes_through(up: Any) -> None:
     async with fake_engine.engine(status=400) as engine, up(engine) as client, client.openai() as sdk:
         with pytest.raises(openai.BadRequestError, match="the engine rejects the request: as told") as caught:
             await sdk.chat.completions.create(model="fake", messages=[{"role": "user", "content": "hi"}])

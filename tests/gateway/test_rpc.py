@@ -85,7 +85,7 @@ async def test_wrong_requests_have_their_code_and_reason(
         assert engine.bodies == []
 
 
-async def test_refusals_name_fields_not_headers(up: Any) -> None:
+async def test_errors_name_fields_not_headers(up: Any) -> None:
     async with (
         fake_engine.engine() as engine,
         up(engine, listen=LISTEN) as client,
@@ -164,7 +164,7 @@ async def test_an_empty_name_is_an_invalid_argument(up: Any) -> None:
             assert details(caught.value)["ErrorInfo"].metadata["param"] == param
 
 
-async def test_refusals_say_when_to_retry(up: Any) -> None:
+async def test_a_shed_call_carries_the_delay_after_which_to_retry(up: Any) -> None:
     async with up(listen=LISTEN) as client, grpc.aio.insecure_channel(client.grpc) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(chat()):
@@ -175,7 +175,7 @@ async def test_refusals_say_when_to_retry(up: Any) -> None:
         assert found["RetryInfo"].retry_delay.seconds >= 1
 
 
-async def test_an_engines_own_refusal_passes_in_its_words(up: Any) -> None:
+async def test_an_engines_rejection_reaches_the_client_in_its_words(up: Any) -> None:
     async with fake_engine.engine(status=400) as engine, up(engine, listen=LISTEN) as client:
         async with grpc.aio.insecure_channel(client.grpc) as channel:
             with pytest.raises(grpc.aio.AioRpcError, match="as told") as caught:

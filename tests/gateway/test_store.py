@@ -166,7 +166,7 @@ async def test_a_call_and_its_retry_through_another_gateway_count_once(
     assert (ended.state, ended.stages[0].running, ended.stages[0].done) == ("running", 0, 1)
 
 
-async def test_after_a_silence_nobody_is_dead_for_another_lease(valkey_url: str) -> None:
+async def test_after_a_silence_no_gateway_is_dead_for_another_lease(valkey_url: str) -> None:
     shared = told(valkey_url, lease_s=0.5)
     one, other = valkey_store.Valkey(shared, gateway="g1"), valkey_store.Valkey(shared, gateway="g2")
     server, leases = valkey.Redis.from_url(valkey_url), f"tidegate:v1:{{{shared.pool}}}:leases"
@@ -215,7 +215,7 @@ async def test_forgetting_goes_in_batches(two: tuple[store_contract.Store, store
     assert [record.stages[0].running for record in await other.listed(None, 100)] == [0] * 7
 
 
-async def test_idempotency_keys_repeat_the_answer_and_refuse_another_body(
+async def test_an_idempotency_key_repeats_the_answer_and_rejects_another_body(
     two: tuple[store_contract.Store, store_contract.Store],
 ) -> None:
     one, other = two
@@ -286,7 +286,7 @@ async def test_more_cancelled_workflows_than_fit_are_announced_in_turn(
     assert told[0] | told[1] == set(names)
 
 
-async def test_every_end_is_told_once_whoever_finds_it(valkey_url: str) -> None:
+async def test_every_end_is_reported_once_by_whichever_operation(valkey_url: str) -> None:
     shared = told(valkey_url)
     one, late = (
         valkey_store.Valkey(shared, gateway="g1"),

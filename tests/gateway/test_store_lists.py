@@ -55,7 +55,7 @@ async def test_ids_whose_records_are_gone_take_no_place_in_a_list(valkey_url: st
             assert ids(await kept.listed(None, 100, by=by)) == ["w4", "w3", "w1", "w0"]
 
 
-async def test_a_list_shows_what_is_overdue_as_expired(valkey_url: str) -> None:
+async def test_a_list_shows_overdue_workflows_as_expired(valkey_url: str) -> None:
     async with pool(valkey_url, grace_s=0.0) as (kept, _, _):
         await kept.create(flow(1, deadline_ms=1))
         await kept.create(flow(2))

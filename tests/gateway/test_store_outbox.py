@@ -39,7 +39,7 @@ def member(call: str) -> workflow_service.Membership:
     return workflow_service.Membership(stage="a", call=call, record=record)
 
 
-async def test_a_call_of_which_the_store_was_never_told_needs_no_end() -> None:
+async def test_a_call_that_never_reached_the_store_needs_no_end() -> None:
     settings = gateway_settings.Store(url="redis://127.0.0.1:1/0", pool=secrets.token_hex(4))
     absent = valkey_store.Valkey(settings, gateway="g1")
     flows, _ = over(absent)
@@ -53,7 +53,7 @@ async def test_a_call_of_which_the_store_was_never_told_needs_no_end() -> None:
     await absent.close()
 
 
-async def test_when_too_many_wait_the_ends_that_no_client_was_told_of_go_first() -> None:
+async def test_when_too_many_ends_wait_those_that_no_client_has_seen_are_dropped_first() -> None:
     kept = Notebook()
     flows, link = over(kept)
     link.up = False
@@ -84,7 +84,7 @@ async def test_an_end_is_kept_until_the_store_has_said_that_it_has_it() -> None:
     assert kept.ends == [("c", False)]
 
 
-async def test_an_end_that_nobody_waits_for_any_more_is_still_recorded_as_it_was() -> None:
+async def test_an_end_whose_client_went_away_is_still_recorded_as_it_was() -> None:
     kept = Notebook()
     flows, _ = over(kept)
     ending = asyncio.create_task(flows.ended(member("served"), ok=True))
@@ -97,7 +97,7 @@ async def test_an_end_that_nobody_waits_for_any_more_is_still_recorded_as_it_was
     assert kept.ends == [("served", True)]
 
 
-async def test_a_store_in_cluster_mode_is_named_as_what_it_is() -> None:
+async def test_a_store_in_cluster_mode_has_its_own_error() -> None:
     async def moved(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer):
             while await reader.read(65536):

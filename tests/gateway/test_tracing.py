@@ -39,7 +39,7 @@ async def test_a_call_is_a_span_with_its_stages_and_the_engine_continues_it(up: 
     assert "a-secret" not in str([span.to_json() for span in found.values()])
 
 
-async def test_a_refused_call_is_an_error_span(up: Any) -> None:
+async def test_a_shed_call_is_an_error_span(up: Any) -> None:
     async with up(store=False) as client:
         spans = traced(client)
         await client.ask()

@@ -39,7 +39,7 @@ class Line:
     ("policy", "expected"),
     [("fcfs", ["late", "none", "soon"]), ("edf", ["soon", "late", "none"]), ("urgency", ["soon", "late", "none"])],
 )
-async def test_calls_above_the_cap_wait_in_the_policys_order(
+async def test_calls_above_max_inflight_wait_in_the_order_of_the_policy(
     up: Any, until: Any, policy: str, expected: list[str]
 ) -> None:
     settings = {"dispatch": {"cap": 1}, "policy": {"name": policy}}
@@ -52,7 +52,7 @@ async def test_calls_above_the_cap_wait_in_the_policys_order(
         assert await line.release() == expected
 
 
-async def test_switching_the_policy_reorders_those_who_wait_and_loses_none(up: Any, until: Any) -> None:
+async def test_a_policy_switch_orders_waiting_calls_anew_and_loses_none(up: Any, until: Any) -> None:
     settings = {"dispatch": {"cap": 1}, "policy": {"name": "fcfs"}}
     async with fake_engine.engine() as engine, up(engine, **settings) as client, asyncio.TaskGroup() as group:
         line = Line(client, engine, group, until)
@@ -82,7 +82,7 @@ async def test_a_call_binds_late_to_whichever_engine_has_room(up: Any, until: An
         holders[stuck.bodies[0]["vllm_xargs"]["tg.session"]].cancel()
 
 
-async def test_no_cap_is_early_binding(up: Any, until: Any) -> None:
+async def test_no_bound_on_inflight_calls_is_early_binding(up: Any, until: Any) -> None:
     async with (
         fake_engine.engine(first_s=3600) as engine,
         up(engine, dispatch={"cap": None}) as client,
@@ -95,7 +95,7 @@ async def test_no_cap_is_early_binding(up: Any, until: Any) -> None:
             call.cancel()
 
 
-async def test_a_full_queue_refuses_as_saturated(up: Any, until: Any) -> None:
+async def test_a_full_queue_sheds_as_saturated(up: Any, until: Any) -> None:
     settings = {"dispatch": {"cap": 1}, "queue": {"maxRequests": 1}}
     async with fake_engine.engine() as engine, up(engine, **settings) as client, asyncio.TaskGroup() as group:
         line = Line(client, engine, group, until)
@@ -107,7 +107,7 @@ async def test_a_full_queue_refuses_as_saturated(up: Any, until: Any) -> None:
         await line.release()
 
 
-async def test_sheddable_classes_are_refused_first(up: Any, until: Any) -> None:
+async def test_sheddable_classes_are_shed_first(up: Any, until: Any) -> None:
     classes = [{"name": "batch", "sheddable": True}]
     settings = {"dispatch": {"cap": 1}, "queue": {"maxRequests": 2}, "classes": classes}
     async with fake_engine.engine() as engine, up(engine, **settings) as client, asyncio.TaskGroup() as group:

@@ -201,7 +201,7 @@ async def test_an_idempotency_key_is_its_tenants_own(up: Any) -> None:
         assert len(set(answers.values())) == 2
 
 
-async def test_a_tenants_workflows_are_unknown_to_others_and_open_to_those_who_name_none(up: Any) -> None:
+async def test_a_tenants_workflows_are_unknown_to_other_tenants_and_open_to_anonymous_requests(up: Any) -> None:
     async with fake_engine.engine() as engine, up(engine) as client:
         _, flow = await create(client, deadline_ms=60_000, stages=THREE, tenant="one")
         path = f"/v1/workflows/{flow['id']}"
@@ -313,7 +313,7 @@ async def test_a_workflow_expires_after_its_deadline_and_grace_once(up: Any, unt
         assert (await state_of(client, flow["id"]))["state"] == "expired"
 
 
-async def test_housekeeping_expires_workflows_that_nobody_looks_at(up: Any, until: Any) -> None:
+async def test_housekeeping_expires_workflows_without_requests(up: Any, until: Any) -> None:
     async with fake_engine.engine() as engine, up(engine, store_options={"grace": 0.01}) as client:
         _, flow = await create(client, deadline_ms=1, stages=THREE)
         counted = client.gateway.metrics.registry.get_sample_value
@@ -339,7 +339,7 @@ async def test_workflows_are_listed_by_state(up: Any) -> None:
         assert (status, answer["error"]["param"]) == (400, "state")
 
 
-async def test_a_list_has_at_most_as_many_rows_as_it_may_and_says_whether_there_are_more(up: Any) -> None:
+async def test_a_list_has_at_most_its_limit_of_rows_and_says_whether_there_are_more(up: Any) -> None:
     async with up(seen=False) as client:
         for _ in range(3):
             await create(client, deadline_ms=60_000)
@@ -456,7 +456,7 @@ async def test_a_clients_own_id_exists_once(up: Any) -> None:
         pytest.param({"deadline_ms": 1000, "stages": [{"name": "a", "after": 0}]}, "stages[0].after", id="after"),
     ],
 )
-async def test_a_wrong_declaration_is_refused_with_its_field(up: Any, body: dict[str, Any], param: str) -> None:
+async def test_a_wrong_declaration_is_an_error_that_names_its_field(up: Any, body: dict[str, Any], param: str) -> None:
     async with up(seen=False) as client:
         status, answer = await create(client, **body)
         assert (status, answer["error"]["param"]) == (400, param)

@@ -3,6 +3,7 @@
 gRPC metadata uses the same names, so `edge.grpc_requests` reads it through here too.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 
 from tidegate_gateway.openai import request_fields
@@ -56,7 +57,7 @@ def find(headers: Headers, field: request_fields.Field) -> tuple[str, object] | 
 
 def read(headers: Headers) -> request_fields.RequestFields:
     """The fields of an HTTP request. Raises `BadRequest`."""
-    return request_fields.read(lambda field: find(headers, field), request_fields.HTTP_NAMES)
+    return request_fields.read(functools.partial(find, headers), request_fields.HTTP_NAMES)
 
 
 def tenant(headers: Headers) -> str | None:
