@@ -9,7 +9,7 @@ CACHE := $(or $(TIDEGATE_CACHE),$(HOME)/.cache/tidegate)
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
-SOURCES := policy gateway operator engine-image/tidegate_engine sim cli profiles tests tools proto/generate
+SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles tests tools proto/generate
 SUITE ?= text2sql
 
 .PHONY: help install up test lint e2e bench lock proto kubernetes clean

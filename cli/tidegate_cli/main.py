@@ -1,5 +1,7 @@
-"""The command table. Each command is a module with `add_arguments(parser)` and `run(options) -> exit code`; a component
-that runs in a container brings its own parser and is handed the rest of the line. Imports happen when a command runs, so
+"""The `tidegate` program: the table of its commands.
+
+A command is a module with `add_arguments(parser)` and `run(options) -> exit code`. A component that runs in a container
+has a parser of its own and receives the rest of the command line. A module is imported when its command runs, so
 `tidegate version` loads neither vLLM nor a Kubernetes client.
 """
 
@@ -10,35 +12,35 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tidegate_cli.errors import CommandError
+from tidegate_cli.command_errors import CommandError
 
 COMPONENTS = {
     "operator": ("tidegate_operator.__main__", "the Kubernetes operator, as its container runs it"),
-    "engine": ("tidegate_engine.serve", "vLLM with Tidegate's scheduler; vLLM's flags pass through"),
-    "sim-engine": ("tidegate_sim.serve", "a simulated engine that speaks vLLM's HTTP"),
+    "engine": ("tidegate_engine.vllm_server", "vLLM with Tidegate's scheduler; vLLM's flags pass through"),
+    "sim-engine": ("tidegate_sim.engine_double", "a simulated engine with vLLM's HTTP API"),
     "bench": ("tidegate_sim.bench", "evaluate policies in virtual time with vLLM's real scheduler"),
 }
 COMMANDS = {
-    "gateway": ("tidegate_cli.gateway", "the gateway, as its container runs it"),
-    "up": ("tidegate_cli.up", "the whole system on this machine"),
-    "replay": ("tidegate_cli.replay", "replay a trace against a running gateway, open loop"),
-    "policy": ("tidegate_cli.policy", "read or override the active policy"),
-    "version": ("tidegate_cli.version", "versions of Tidegate and what it stands on"),
+    "gateway": ("tidegate_cli.gateway_command", "the gateway, as its container runs it"),
+    "up": ("tidegate_cli.up_command", "the whole system on this machine"),
+    "replay": ("tidegate_cli.replay_command", "replay a trace against a running gateway, open loop"),
+    "policy": ("tidegate_cli.policy_command", "read or override the active policy"),
+    "version": ("tidegate_cli.version_command", "versions of Tidegate and of the packages that it uses"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0, 1 for a failure, 2 for a usage error."""
     words = list(sys.argv[1:] if argv is None else argv)
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a peer that goes away is no news
-    logging.getLogger("grpc._common").setLevel(logging.CRITICAL)  # who asked tells of an answer that cannot be read
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC would log every peer that disconnects
+    logging.getLogger("grpc._common").setLevel(logging.CRITICAL)  # our callers report unreadable answers
     try:
         return _run(words)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("tidegate"):
             raise
         sys.stderr.write(
-            f"tidegate {words[0]}: the package {error.name} is not installed; `make install` installs all\n"
+            f"tidegate {words[0]}: the package {error.name} is not installed; `make install` installs all packages\n"
         )
         return 1
 
@@ -59,7 +61,9 @@ def _run(words: list[str]) -> int:
 
 def _parser(chosen: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="tidegate", description="Deadline-aware LLM serving.", epilog="`tidegate COMMAND --help` tells more."
+        prog="tidegate",
+        description="Deadline-aware LLM serving.",
+        epilog="`tidegate COMMAND --help` explains a command.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, (_, summary) in COMPONENTS.items():

@@ -1,8 +1,8 @@
-"""Open-loop load on a gateway: every call leaves at its instant, however late the answers to others are.
+"""Open-loop load on a gateway: each call is sent at its own instant, even when answers to earlier calls are late.
 
-Prompts are made of common words, about one token each; answers are asked for at exact lengths (`ignore_eos`). A call with
-`after` leaves its delay after the last of those has finished. Times are the client's own. It knows neither policies nor
-reports.
+Prompts consist of common words of about one token each. Answers have exact lengths (`ignore_eos`). A call with `after` is
+sent its delay after the last of those calls has finished. All times are measured by the client. `replay_command` makes the
+report.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ CONNECT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One call to make."""
+    """A call to make."""
 
     id: str
     at_s: float
-    """Since the start of the run; since the end of the last of `after` where there are some."""
+    """Seconds since the start of the run, or since the end of the last call in `after`."""
     prompt_tokens: int
     output_tokens: int
     headers: Mapping[str, str]
@@ -33,36 +33,36 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the client saw; instants in seconds since the start of the run."""
+    """What the client measured; instants are in seconds since the start of the run."""
 
     id: str
-    sent_s: float
-    first_s: float | None = None
-    last_s: float | None = None
+    sent_at_s: float
+    first_at_s: float | None = None
+    last_at_s: float | None = None
     tokens: int = 0
     engine: str = ""
     error: str = ""
-    """Empty, or the status and the gateway's own sentence."""
+    """Empty for a success; else the status and the gateway's message."""
 
     @property
     def ttft_s(self) -> float | None:
-        return None if self.first_s is None else self.first_s - self.sent_s
+        return None if self.first_at_s is None else self.first_at_s - self.sent_at_s
 
     @property
     def e2e_s(self) -> float | None:
-        return None if self.error or self.last_s is None else self.last_s - self.sent_s
+        return None if self.error or self.last_at_s is None else self.last_at_s - self.sent_at_s
 
     @property
     def tpot_s(self) -> float | None:
-        if self.error or self.first_s is None or self.last_s is None or self.tokens < 2:
+        if self.error or self.first_at_s is None or self.last_at_s is None or self.tokens < 2:
             return None
-        return (self.last_s - self.first_s) / (self.tokens - 1)
+        return (self.last_at_s - self.first_at_s) / (self.tokens - 1)
 
 
 async def run(
     planned: Sequence[Planned], *, url: str, model: str | None, timeout_s: float, progress: asyncio.Queue[Outcome]
 ) -> list[Outcome]:
-    """Makes all calls and returns their outcomes in the order of `planned`; each is also put into `progress`."""
+    """Makes all calls and returns their outcomes in the order of `planned`; puts each outcome into `progress` too."""
     start = asyncio.get_running_loop().time()
     ended = {call.id: asyncio.Event() for call in planned}
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
@@ -95,7 +95,7 @@ async def only_model(url: str) -> str | None:
 
 async def _call(session: aiohttp.ClientSession, call: Planned, url: str, model: str | None, start: float) -> Outcome:
     loop = asyncio.get_running_loop()
-    sent_s, first_s, last_s, tokens, engine = loop.time() - start, None, None, 0, ""
+    sent_at_s, first_at_s, last_at_s, tokens, engine = loop.time() - start, None, None, 0, ""
     error = "the stream ended without [DONE]"
     try:
         headers = {"content-type": "application/json", **call.headers}
@@ -114,11 +114,19 @@ async def _call(session: aiohttp.ClientSession, call: Planned, url: str, model: 
                         break
                     tokens = (fields.get("usage") or {}).get("completion_tokens", tokens)
                     if any(choice.get("text") for choice in fields.get("choices", ())):
-                        last_s = loop.time() - start
-                        first_s = last_s if first_s is None else first_s
+                        last_at_s = loop.time() - start
+                        first_at_s = last_at_s if first_at_s is None else first_at_s
     except (aiohttp.ClientError, TimeoutError, ValueError) as failure:
         error = f"{type(failure).__name__}: {failure}"
-    return Outcome(id=call.id, sent_s=sent_s, first_s=first_s, last_s=last_s, tokens=tokens, engine=engine, error=error)
+    return Outcome(
+        id=call.id,
+        sent_at_s=sent_at_s,
+        first_at_s=first_at_s,
+        last_at_s=last_at_s,
+        tokens=tokens,
+        engine=engine,
+        error=error,
+    )
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
@@ -144,7 +152,7 @@ def _body(call: Planned, model: str | None) -> bytes:
 
 
 def prompt(tokens: int, seed: int) -> str:
-    """About `tokens` tokens of common words; another seed gives other words from the first one on."""
+    """About `tokens` tokens of common words. Prompts of two seeds differ from the first word on."""
     state = seed * 2_654_435_761 + 12_345
     words = []
     for _ in range(tokens):

@@ -1,7 +1,7 @@
-"""The child processes of `tidegate up`: started with a log file each, watched, and stopped in reverse order.
+"""The process supervisor of `tidegate up`: each child process has a log file, is watched, and is stopped in reverse order.
 
-A log begins anew with each run and the one before is kept beside it (`name.log.1`); a child that is restarted goes on in
-its own. A child is told by the kernel to end when its parent dies, so not even SIGKILL leaves one behind.
+Each run begins a new log and keeps the previous one as `name.log.1`; a restarted child appends to its log. The kernel
+ends a child when its parent dies, so even SIGKILL of the parent leaves no child behind.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidegate_cli.errors import Failed, Usage
+from tidegate_cli.command_errors import Failed, Usage
 
 _TAIL_BYTES = 2000
 _UNTIL_PARENT_DIES = """
@@ -24,7 +24,8 @@ ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
-"""Run by each child before it becomes its command; not between fork and exec, which gRPC's threads here do not survive."""
+"""Each child runs this program before it becomes its command. A function between fork and exec is not possible, because the
+parent runs gRPC's threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,25 +39,25 @@ class Child:
     stop_s: float
     """Seconds between SIGTERM and SIGKILL."""
     environment: Mapping[str, str]
-    """Beside this process's own."""
+    """Environment variables in addition to those of this process."""
 
     def end(self) -> str:
-        """How it ended, for people."""
+        """A description of how the process ended."""
         code = self.process.returncode
         if code is None:
-            return "runs"
+            return "is running"
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"{how}; its log is {self.log}"
 
     def last_words(self) -> str:
-        """The end of its log."""
+        """The end of the log."""
         with self.log.open("rb") as file:
             file.seek(max(self.log.stat().st_size - _TAIL_BYTES, 0))
             return file.read().decode(errors="replace").strip()
 
 
 class Family:
-    """All children; leaves none behind."""
+    """All child processes. `stop` leaves none behind."""
 
     def __init__(self, logs: pathlib.Path) -> None:
         self._logs = logs
@@ -64,7 +65,7 @@ class Family:
 
     @property
     def names(self) -> list[str]:
-        """In the order of their start; they are stopped in the reverse of it."""
+        """In the order of their start; `stop` ends them in the reverse order."""
         return [child.name for child in self._children]
 
     async def start(
@@ -81,14 +82,14 @@ class Family:
         return child
 
     async def restart(self, dead: Child) -> Child:
-        """Starts a child that has ended once more, as it was and in its place."""
+        """Starts an ended child again with the same command, at the same position in the order of stopping."""
         _kill_group(dead)
         child = await _started(dead.name, dead.command, dead.log, dead.stop_s, dead.environment)
         self._children[self._children.index(dead)] = child
         return child
 
-    async def first_death(self) -> Child:
-        """Waits until some child has ended by itself."""
+    async def first_crash(self) -> Child:
+        """Waits until a child has ended without being stopped, and returns it."""
         waits = {asyncio.ensure_future(child.process.wait()): child for child in self._children}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -98,19 +99,19 @@ class Family:
                 wait.cancel()
 
     async def stop(self) -> None:
-        """Ends all of them, last started first."""
+        """Ends all children, the last started first."""
         while self._children:
             await _end(self._children[-1])
             self._children.pop()
 
     def kill(self) -> None:
-        """Ends all of them, and what they have started, at once; `stop` then has nothing left to wait for."""
+        """Kills all children and their descendants at once; `stop` then returns without waiting."""
         for child in self._children:
             _kill_group(child)
 
 
 async def wait_until(child: Child, ready: Callable[[], Awaitable[bool]], *, patience_s: float) -> None:
-    """Polls `ready` until it holds. Raises `Failed` when the child ends or the patience does."""
+    """Polls `ready` until it is true. Raises `Failed` when the child ends first or `patience_s` has passed."""
     try:
         async with asyncio.timeout(patience_s):
             while not await ready():
@@ -122,7 +123,7 @@ async def wait_until(child: Child, ready: Callable[[], Awaitable[bool]], *, pati
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
+    """A loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -130,7 +131,7 @@ def free_port() -> int:
 
 
 def check_free(host: str, port: int, option: str) -> None:
-    """Raises `Failed` with one sentence when `port` is taken."""
+    """Raises `Failed` with one sentence when `port` is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -145,7 +146,7 @@ def check_free(host: str, port: int, option: str) -> None:
 
 
 def ourselves(*words: str) -> list[str]:
-    """The command line of another `tidegate` command in this environment."""
+    """The command line of another `tidegate` command in the same Python environment."""
     return [sys.executable, "-m", "tidegate_cli.main", *words]
 
 
@@ -186,6 +187,6 @@ async def _end(child: Child) -> None:
 
 
 def _kill_group(child: Child) -> None:
-    """Ends what is left of a child and of all that it has started: vLLM's processes outlive the one that started them."""
+    """Kills the rest of a child's process group: vLLM's worker processes outlive the process that started them."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.process.pid, signal.SIGKILL)

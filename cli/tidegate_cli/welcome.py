@@ -1,14 +1,14 @@
-"""What `tidegate up` says when it is ready: where things are, a first call to paste, and what could surprise."""
+"""The message of `tidegate up` when it is ready: addresses, a first call to paste, and notes."""
 
 import argparse
 import json
 from collections.abc import Iterator, Sequence
 
-from tidegate_cli import engines
+from tidegate_cli import engine_spec
 
 
-def text(options: argparse.Namespace, wanted: Sequence[engines.Engine], *, url: str, model: str) -> str:
-    """For a gateway that answers at `url` for `model`; `options` are those of `tidegate up`."""
+def text(options: argparse.Namespace, wanted: Sequence[engine_spec.Engine], *, url: str, model: str) -> str:
+    """The message for a gateway at `url` that serves `model`; `options` are those of `tidegate up`."""
     question = {"role": "user", "content": "What is the capital of France?"}
     body = json.dumps({"model": model, "messages": [question], "max_tokens": 24})
     names = ", ".join(engine.name for engine in wanted)
@@ -20,14 +20,14 @@ def text(options: argparse.Namespace, wanted: Sequence[engines.Engine], *, url: 
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\",
         f"    -d '{body}'",
         "",
-        f"The page at {url}/ shows what happens; http://127.0.0.1:{options.admin_port}/admin/state has it as JSON.",
+        f"The page at {url}/ shows the live state; http://127.0.0.1:{options.admin_port}/admin/state has the same as JSON.",
         "Ctrl-C stops everything.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _notes(wanted: Sequence[engines.Engine]) -> Iterator[str]:
-    if any(isinstance(engine, engines.Simulated) for engine in wanted):
-        yield "The engines are simulated: times and queues are real, the words are filler; --engines vllm runs a model."
-    if any(isinstance(engine, engines.Running) for engine in wanted):
-        yield "Engines given by URL keep their own order: a policy changes only the gateway's queue."
+def _notes(wanted: Sequence[engine_spec.Engine]) -> Iterator[str]:
+    if any(isinstance(engine, engine_spec.Simulated) for engine in wanted):
+        yield "The engines are simulated: times and queues are real, the text is filler. --engines vllm runs a model."
+    if any(isinstance(engine, engine_spec.Running) for engine in wanted):
+        yield "Engines given by URL keep their own scheduler: a policy changes only the gateway's queue."

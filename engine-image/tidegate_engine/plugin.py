@@ -1,8 +1,9 @@
-"""What vLLM loads: `--scheduler-cls tidegate_engine.plugin.scheduler`, and an early word at start.
+"""vLLM's entry points into Tidegate: `--scheduler-cls tidegate_engine.plugin.scheduler`, and a warning at start.
 
-vLLM's engine core calls `scheduler` where it would construct its own class. It picks ours for the platform (async or
-not), starts `control` beside it, and gives vLLM its own scheduler when ours cannot run there: serving with less is better
-than not serving, as long as it is said. It is said in the log, in `GetState.fallback_reason`, and SetPolicy is refused.
+vLLM's engine core calls `scheduler` where it would construct its own class. `scheduler` picks Tidegate's class for the
+platform (async or not) and starts the control server beside it. When Tidegate's scheduler cannot run, it gives vLLM its
+own scheduler, because a server without Tidegate's scheduling is better than no server. Then the log and
+`GetState.fallback_reason` give the reason, and the engine rejects SetPolicy.
 """
 
 import importlib
@@ -11,22 +12,24 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tidegate_engine import compat, control, governor, settings
+from tidegate_control import control_contract, control_server
+from tidegate_engine import compat, engine_settings
 from tidegate_policy import cost
+from tidegate_policy.engine import regulators
 
 log = logging.getLogger("vllm.tidegate")  # below vLLM's logger, which has the handlers
 
 
 def register() -> None:
-    """Entry point `vllm.general_plugins`, run in each of vLLM's processes: says before the weights are loaded that the
-    scheduler will not be ours."""
-    if settings.PREFIX + "CONTROL_ADDRESS" in os.environ and (reason := compat.problem()):
+    """Entry point `vllm.general_plugins`, run in each of vLLM's processes. It warns, before the weights are loaded, that
+    Tidegate's scheduler will not be used."""
+    if engine_settings.PREFIX + "CONTROL_ADDRESS" in os.environ and (reason := compat.problem()):
         log.warning("Tidegate's scheduler will not be used: %s", reason)
 
 
 def scheduler(*args: Any, **kwargs: Any) -> Any:
-    """Called by vLLM's engine core with its scheduler's arguments; returns ours, or vLLM's own and says why."""
-    loaded = settings.load()
+    """vLLM's engine core calls this with its scheduler's arguments. Returns Tidegate's scheduler, or vLLM's own."""
+    loaded = engine_settings.load()
     reason = compat.problem()
     built = None
     if reason is None:
@@ -38,8 +41,8 @@ def scheduler(*args: Any, **kwargs: Any) -> Any:
     if built is None:
         log.warning("FALLBACK: vLLM's own %s scheduler runs: %s", _policy(*args, **kwargs), reason)
         built = _stock(*args, **kwargs)
-    governed: governor.Governor = built if reason is None else governor.Fallback(reason)
-    stop = control.serve(
+    governed: control_contract.ControlledEngine = built if reason is None else control_contract.Fallback(reason)
+    stop = control_server.serve(
         governed, address=loaded.control_address, engine_version=importlib.import_module("vllm").__version__
     )
     vllms_shutdown = built.shutdown
@@ -64,14 +67,21 @@ def cost_model(profile: str) -> cost.CostModel | None:
     return cost.from_mapping(loaded["cost"])
 
 
-def _ours(loaded: settings.Settings, *args: Any, **kwargs: Any) -> Any:
+def _ours(loaded: engine_settings.Settings, *args: Any, **kwargs: Any) -> Any:
     from tidegate_engine import meters
     from tidegate_engine import scheduler as schedulers
 
     ahead = _vllm_config(*args, **kwargs).scheduler_config.async_scheduling
     chosen = schedulers.TidegateAsyncScheduler if ahead else schedulers.TidegateScheduler
     model = cost_model(loaded.profile) or schedulers.GENERIC
-    return chosen(*args, **kwargs, cost=model, policy=loaded.policy, meter=meters.Prometheus())
+    return chosen(
+        *args,
+        **kwargs,
+        cost=model,
+        policy=loaded.policy,
+        regulators=regulators.create(engine_settings.names(loaded.regulators)),
+        meter=meters.Prometheus(),
+    )
 
 
 def _stock(*args: Any, **kwargs: Any) -> Any:

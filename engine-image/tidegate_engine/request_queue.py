@@ -1,75 +1,59 @@
-"""vLLM's `RequestQueue` over the policy library's `WaitingQueue`: who waits, in the order of the active policy.
+"""vLLM's `RequestQueue` over the policy library's `WaitingQueue`: waiting requests in the order of the active policy.
 
-vLLM 0.32 has two: `waiting`, and `kv_holding_waiting` for requests that wait while they hold KV blocks; `scheduler`
-replaces both. The queue knows nothing of time or engines; the desk turns a request into a ticket.
+vLLM 0.32 has two such queues: `waiting`, and `kv_holding_waiting` for requests that wait while they hold KV blocks. The
+scheduler mixin replaces both. This module translates vLLM's four ways of putting a request into a queue; the engine core
+knows the calls.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from vllm.v1.core.sched import request_queue
 from vllm.v1.request import Request
 
-from tidegate_engine import labels
-from tidegate_policy.cost import CostModel
-from tidegate_policy.policies import Policy, QueuedRequest
-from tidegate_policy.waiting_queue import WaitingQueue
-
-
-class Desk:
-    """The tickets of all requests in the engine, waiting or running, from arrival to end."""
-
-    def __init__(self, cost: CostModel) -> None:
-        self._cost = cost
-        self._tickets: dict[str, QueuedRequest] = {}
-
-    def admit(self, now: float, request: Request) -> QueuedRequest:
-        ticket = labels.ticket(now, request, self._cost)
-        self._tickets[ticket.call.id] = ticket
-        return ticket
-
-    def evicted(self, request: Request) -> None:
-        """The request lost its KV and has more work ahead than it had."""
-        self._tickets[request.request_id] = labels.after_eviction(self.of(request), request, self._cost)
-
-    def dismiss(self, request: Request) -> None:
-        self._tickets.pop(request.request_id, None)
-
-    def of(self, request: Request) -> QueuedRequest:
-        return self._tickets[request.request_id]
+from tidegate_policy.engine.engine_core import EngineCore
+from tidegate_policy.model import CallId
+from tidegate_policy.waiting_queue import Start, WaitingQueue
 
 
 class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM ships no types that mypy can follow
-    """Requests in the order of a policy that can be switched while they wait."""
+    """One of the engine's waiting queues. The engine core switches its policy."""
 
-    def __init__(self, order: Policy, desk: Desk) -> None:
-        self._queue = WaitingQueue(order)
-        self._desk = desk
+    def __init__(
+        self, queue: WaitingQueue, core: EngineCore, starts: dict[str, Start], clock: Callable[[], float]
+    ) -> None:
+        """`starts` holds the starts of the current step; all queues of the engine share it."""
+        self._queue = queue
+        self._core = core
+        self._starts = starts
+        self._clock = clock
         self._requests: dict[str, Request] = {}
-
-    def switch(self, order: Policy) -> int:
-        """Re-orders everybody in place; returns how many wait."""
-        self._queue.switch(order)
-        return len(self._queue)
 
     def add_request(self, request: Request) -> None:
         self._requests[request.request_id] = request
-        self._queue.push(self._desk.of(request))
+        self._queue.push(self._core.item(CallId(request.request_id)))
 
     def pop_request(self) -> Request:
-        return self._requests.pop(self._queue.pop().call.id)
+        """Counts as a start. vLLM also pops requests that it then skips; `prepend_requests` undoes these starts."""
+        start = self._queue.pop(self._clock())
+        self._starts[start.item.call.id] = start
+        return self._requests.pop(start.item.call.id)
 
     def peek_request(self) -> Request:
         return self._requests[self._queue.peek().call.id]
 
     def prepend_request(self, request: Request) -> None:
-        """For a preempted request: before its equals, with the work of the recomputation added to its ticket."""
-        self._desk.evicted(request)
-        self._return(request)
+        """vLLM calls this for a preempted request: it comes back before its equals, with its recomputation as work."""
+        call_id = CallId(request.request_id)
+        item = self._core.on_preemption(self._clock(), call_id, output_tokens=request.num_output_tokens)
+        request.priority = self._core.rank(call_id)
+        self._requests[request.request_id] = request
+        self._queue.push_preempted(item)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """For requests that a step has skipped: back to where they were. As in vLLM's queue, the last one goes first."""
+        """vLLM calls this for requests that the step skipped: each returns to its old place."""
         for request in requests:
-            self._return(request)
+            self._requests[request.request_id] = request
+            self._queue.skip(self._clock(), self._starts.pop(request.request_id))
 
     def remove_request(self, request: Request) -> None:
         """Raises `ValueError` if the request does not wait here."""
@@ -90,8 +74,4 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        return (self._requests[ticket.call.id] for ticket in self._queue)
-
-    def _return(self, request: Request) -> None:
-        self._requests[request.request_id] = request
-        self._queue.push_front(self._desk.of(request))
+        return (self._requests[item.call.id] for item in self._queue)

@@ -1,18 +1,19 @@
-"""vLLM's scheduler with Tidegate's order of waiting, choice of victims and bounds of a step.
+"""vLLM's scheduler as a driver of Tidegate's engine core.
 
-One mixin, two classes: over `AsyncScheduler` where vLLM schedules ahead of the device (GPUs), over `Scheduler` where it
-does not (the CPU platform). Everything that vLLM does in a step stays vLLM's; the mixin replaces the waiting queues, sets
-each request's `priority` to its key, so that vLLM's own victim choice follows the order reversed, and moves the limits
-that vLLM reads. Under `fcfs` it switches vLLM's `policy` to FCFS, and the schedule is vLLM's own, step by step.
+`TidegateSchedulerMixin` stands before one of two vLLM classes: `AsyncScheduler`, where vLLM schedules ahead of the device
+(GPUs), or `Scheduler`, where it does not (the CPU platform). Everything that vLLM does in a step stays vLLM's. The mixin
+replaces the waiting queues, carries out the plan of each step, and reports the facts of each step to the core. It sets
+each request's `priority` to its rank, so that vLLM preempts in the reverse of the policy's order. Under `fcfs` it sets
+vLLM's own policy to FCFS, and the schedule is vLLM's own, step by step.
 
-The engine core calls from its one thread, `control` from another. One lock guards both; a policy is in force as soon as
-the lock is released, also while the engine core is idle and blocks on its input.
+The engine core process calls from one thread, the control server from others. One lock guards both. A policy is in force
+as soon as the lock is released, also while the engine is idle and blocks on its input.
 """
 
 import threading
 import time
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -22,19 +23,29 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from tidegate_engine import governor, meters, request_queue
-from tidegate_policy import policies
+from tidegate_engine import meters, request_queue, vllm_labels
+from tidegate_policy import policies, waiting_queue
 from tidegate_policy.cost import CostModel
+from tidegate_policy.engine import engine_core, engine_status
+from tidegate_policy.engine.regulators import Regulator
+from tidegate_policy.engine.step import EngineLimits, StepPlan
 from tidegate_policy.model import CallId
-from tidegate_policy.qos import Qos
-from tidegate_policy.window import Recorder
 
 GENERIC = CostModel(step_s=0.02, prefill_s=1e-4)
-"""For engines without a profile. Orders compare calls on one engine, so proportions matter more than seconds."""
+"""For engines without a profile. Policies compare calls on one engine, so proportions matter more than seconds."""
 
 
-class Governed(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types that mypy can follow
-    """The mixin; stands before one of vLLM's scheduler classes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A step that vLLM has scheduled and not yet reported."""
+
+    began_s: float
+    prompt_tokens: Mapping[str, int]
+    """Prompt tokens in the step, by request."""
+
+
+class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types that mypy can follow
+    """The scheduler mixin."""
 
     max_num_active_reqs: int
     max_num_scheduled_tokens: int
@@ -42,8 +53,9 @@ class Governed(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types
     def __init__(
         self,
         *args: Any,
+        policy: str,
         cost: CostModel = GENERIC,
-        policy: str = "fcfs",
+        regulators: Sequence[Regulator] = (),
         clock: Callable[[], float] = time.monotonic,
         meter: meters.Meter = meters.SILENT,
         **kwargs: Any,
@@ -52,194 +64,207 @@ class Governed(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types
         self._lock = threading.RLock()
         self._clock = clock
         self._meter = meter
-        self._desk = request_queue.Desk(cost)
-        order = policies.named(policy)
-        self._queues = tuple(request_queue.OrderedQueue(order, self._desk) for _ in range(2))
-        self.waiting, self.kv_holding_waiting = self._queues
-        self._own_limits: tuple[int, int] = (self.max_num_active_reqs, self.max_num_scheduled_tokens)
-        self._controls = governor.Controls()
-        self._steps: dict[int, float] = {}
+        self._core = engine_core.EngineCore(
+            clock(), cost=cost, limits=self._limits(), policy=policy, regulators=regulators, queues=2
+        )
+        self._starts: dict[str, waiting_queue.Start] = {}
+        self.kv_holding_waiting, self.waiting = (
+            request_queue.OrderedQueue(queue, self._core, self._starts, clock) for queue in self._core.queues
+        )
+        self._steps: dict[int, _Step] = {}
         self._last_step_s = clock()
-        self._ended: list[Request] = []
-        self._watches: list[_Watch] = []
-        self._preemptions = 0
-        self._apply(order, reason="at start")
+        self._ended: dict[CallId, bool] = {}
+        self._kept: dict[CallId, Request] = {}
+        """Requests that ended and whose KV blocks a plan keeps."""
+        self._follow_policy()
 
-    # What the engine core calls.
+    # The calls of vLLM's engine core.
 
     def add_request(self, request: Request) -> None:
         with self._lock:
             if request.request_id not in self.requests:
-                ticket = self._desk.admit(self._clock(), request)
-                self._prioritise(request)
-                for watch in self._watches:
-                    watch.recorder.on_arrival(ticket.call, ticket.service_s)
+                now = self._clock()
+                self._core.on_arrival(now, vllm_labels.call(now, request))
+                request.priority = self._core.rank(CallId(request.request_id))
             super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         with self._lock:
             began_s = self._clock()
+            self._starts.clear()
+            self._carry_out(self._core.take_plan())
             output = super().schedule(*args, **kwargs)
-            self._steps[id(output)] = began_s
-            evicted = len(output.preempted_req_ids or ())
-            if evicted:
-                self._on_evictions(output.preempted_req_ids)
-            self._meter.scheduled(self._clock() - began_s, evicted)
+            self._steps[id(output)] = _Step(began_s=began_s, prompt_tokens=self._prompt_tokens(output))
+            self._meter.scheduled(self._clock() - began_s, len(output.preempted_req_ids or ()))
             return output
 
     def update_from_output(self, output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
             results = super().update_from_output(output, *args, **kwargs)
             now = self._clock()
-            self._on_step(now, output)
-            if self._watches:
-                for batch in results.values():
-                    for result in batch.outputs:
-                        self._on_tokens(now, CallId(result.request_id), len(result.new_token_ids))
-            self._forget_ended(now)
+            step = self._steps.pop(id(output), None) or _Step(began_s=now, prompt_tokens={})
+            self._core.on_step(
+                now,
+                step_s=self._step_seconds(now, step, output),
+                computed=_computed(step, results),
+                ended=self._take_ended(),
+                running=[CallId(request.request_id) for request in self.running],
+                kv_usage=self.get_kv_cache_usage(),
+            )
             return results
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
             finished = super().finish_requests(*args, **kwargs)
-            self._forget_ended(self._clock())
+            now = self._clock()
+            for call_id, completed in self._take_ended().items():
+                self._core.on_end(now, call_id, finished=completed)
             return finished
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         with self._lock:
             return bool(super().reset_prefix_cache(*args, **kwargs))
 
-    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        self._ended.append(request)
-        return super()._free_request(request, *args, **kwargs)
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        call_id = CallId(request.request_id)
+        self._ended[call_id] = request.status != RequestStatus.FINISHED_ABORTED
+        keep = call_id in self._core.plan.keep
+        freed = super()._free_request(request, delay_free_blocks=delay_free_blocks or keep)
+        if keep and not delay_free_blocks:
+            self._kept[call_id] = request
+        return freed
 
-    # What `control` calls (`governor.Governor`).
+    # The calls of the control server, from its threads.
 
-    def set_policy(self, name: str, reason: str) -> governor.Switched:
-        order = policies.named(name)
+    def set_policy(
+        self, name: str, reason: str, parameters: Mapping[str, float] | None = None
+    ) -> engine_status.Switched:
         with self._lock:
-            previous = self._order.name
-            reordered = sum(queue.switch(order) for queue in self._queues)
-            self._apply(order, reason)
-            return governor.Switched(policy=order.name, previous=previous, reordered=reordered)
+            switched = self._core.set_policy(self._clock(), name, parameters or {}, reason)
+            self._follow_policy()
+            return switched
 
-    def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> governor.Controls:
-        """Bounds only tighten: each stays within the engine's own limit, and a step has at least one token for each
-        sequence that may run, so that no decode starves."""
+    def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> engine_status.Controls:
         with self._lock:
-            now = self._controls
-            running = now.max_running if max_running is None else max_running
-            tokens = now.max_step_tokens if max_step_tokens is None else max_step_tokens
-            own_running, own_tokens = self._own_limits
-            self.max_num_active_reqs = min(running or own_running, own_running)
-            floor = max(self.max_num_active_reqs, len(self.running))
-            self.max_num_scheduled_tokens = min(max(tokens or own_tokens, floor), own_tokens)
-            self._controls = governor.Controls(
-                max_running=self.max_num_active_reqs if running else 0,
-                max_step_tokens=self.max_num_scheduled_tokens if tokens else 0,
-            )
-            return self._controls
+            return self._core.set_controls(max_running=max_running, max_step_tokens=max_step_tokens)
 
-    def state(self) -> governor.State:
+    def state(self) -> engine_status.State:
         with self._lock:
-            waiting = (request.request_id for queue in reversed(self._queues) for request in queue)
-            return governor.State(
-                policy=self._order.name,
-                policy_reason=self._reason,
-                policy_age_s=self._clock() - self._since_s,
-                controls=self._controls,
-                running=len(self.running),
-                waiting=sum(map(len, self._queues)),
-                kv_usage=self.get_kv_cache_usage(),
-                waiting_ids=tuple(islice(waiting, governor.SHOWN_WAITING)),
-                preemptions=self._preemptions,
-            )
+            return self._core.state(self._clock(), kv_usage=self.get_kv_cache_usage())
 
-    def watch(self) -> governor.Watch:
+    def watch(self) -> "_Watch":
         with self._lock:
-            watch = _Watch(self, Recorder(self._clock()))
-            self._watches.append(watch)
-            return watch
+            return _Watch(self, self._core.watch(self._clock()))
 
-    def cut(self, watch: "_Watch") -> tuple[str, Qos, float]:
+    def cut(self, watch: engine_core.QosWatch) -> engine_status.WatchReport:
         with self._lock:
-            busy_s, watch.busy_s = watch.busy_s, 0.0
-            window = watch.recorder.cut(
-                self._clock(),
-                running=len(self.running),
-                waiting=sum(map(len, self._queues)),
-                kv_usage=self.get_kv_cache_usage(),
-            )
-            return self._order.name, window, busy_s
+            return self._core.cut(self._clock(), watch, kv_usage=self.get_kv_cache_usage())
 
-    def unwatch(self, watch: "_Watch") -> None:
+    def unwatch(self, watch: engine_core.QosWatch) -> None:
         with self._lock:
-            self._watches.remove(watch)
+            self._core.unwatch(watch)
 
-    # The machinery.
+    # Carrying out plans.
 
-    def _apply(self, order: policies.Policy, reason: str) -> None:
-        self._order = order
-        self._reason = reason[: governor.KEPT_REASON]
-        self._since_s = self._clock()
-        self.policy = SchedulingPolicy.FCFS if order.name == "fcfs" else SchedulingPolicy.PRIORITY
-        for request in (*self.running, *self.waiting, *self.kv_holding_waiting):
-            self._prioritise(request)
+    def _limits(self) -> EngineLimits:
+        """The limits with which vLLM was started, and the tokens without which it cannot start a request."""
+        drafts = self.num_spec_tokens
+        if not self.scheduler_config.enable_chunked_prefill:
+            start = self.max_model_len
+        elif self.need_mamba_block_aligned_split:
+            start = self.block_size + self.num_prefill_lookahead
+        else:
+            start = 1 + max(drafts, self.num_prefill_lookahead)
+        return EngineLimits(
+            max_running=self.max_num_active_reqs,
+            max_step_tokens=self.max_num_scheduled_tokens,
+            tokens_per_sequence=1 + drafts,
+            start_tokens=start,
+        )
 
-    def _prioritise(self, request: Request) -> None:
-        """vLLM evicts the running request with the greatest (priority, arrival): ours is (lane, *key)."""
-        ticket = self._desk.of(request)
-        request.priority = (self._order.lane(ticket), *self._order.key(ticket))
+    def _carry_out(self, plan: StepPlan) -> None:
+        for call_id in plan.preempt:
+            self._preempt(call_id)
+        self.max_num_scheduled_tokens = plan.max_step_tokens
+        self.max_num_active_reqs = plan.max_running
+        if plan.max_starts is not None:
+            held = len(self.running) + self.num_waiting_for_streaming_input
+            self.max_num_active_reqs = min(plan.max_running, held + plan.max_starts)
+        for call_id in [call_id for call_id in self._kept if call_id not in plan.keep]:
+            self._free_blocks(self._kept.pop(call_id))
+        if self._core.policy.keys_change:
+            self._rank_requests()
 
-    def _on_evictions(self, evicted: Any) -> None:
-        self._preemptions += len(evicted)
-        for request_id in evicted:
-            if request_id in self.requests:
-                self._prioritise(self.requests[request_id])
-            for watch in self._watches:
-                watch.recorder.on_preemption()
+    def _preempt(self, call_id: CallId) -> None:
+        """Preempts a running request by vLLM's own method."""
+        request = self.requests.get(call_id)
+        if request is None or request.status != RequestStatus.RUNNING or request not in self.running:
+            return
+        if self._request_blocks_can_be_freed(request):
+            self.running.remove(request)
+            self._preempt_request(request, time.monotonic())
+            self.prev_step_scheduled_req_ids.discard(call_id)  # it may resume in this step
 
-    def _on_step(self, now: float, output: SchedulerOutput) -> None:
-        """With async scheduling steps overlap; a step's time starts when the one before it has ended."""
-        began_s = max(self._steps.pop(id(output), now), self._last_step_s)
+    def _follow_policy(self) -> None:
+        """Makes vLLM's choice of the request to preempt follow the active policy."""
+        self.policy = SchedulingPolicy.FCFS if self._core.policy.name == "fcfs" else SchedulingPolicy.PRIORITY
+        self._rank_requests()
+
+    def _rank_requests(self) -> None:
+        for request in self.running:
+            request.priority = self._core.rank(CallId(request.request_id))
+
+    # Reporting facts.
+
+    def _prompt_tokens(self, output: SchedulerOutput) -> dict[str, int]:
+        """The prompt tokens of each request in a step; vLLM has just advanced `num_computed_tokens` by its tokens."""
+        found = {}
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            left = request.num_prompt_tokens - request.num_computed_tokens + tokens
+            found[request_id] = max(min(tokens, left), 0)
+        return found
+
+    def _step_seconds(self, now: float, step: _Step, output: SchedulerOutput) -> float:
+        """With async scheduling steps overlap; a step's time starts when the step before it has ended."""
+        began_s = max(step.began_s, self._last_step_s)
         self._last_step_s = now
-        if output.total_num_scheduled_tokens:
-            self._meter.stepped(now - began_s, output.num_scheduled_tokens.values())
-            for watch in self._watches:
-                watch.busy_s += now - began_s
+        if not output.total_num_scheduled_tokens:
+            return 0.0
+        self._meter.stepped(now - began_s, output.num_scheduled_tokens.values())
+        return now - began_s
 
-    def _on_tokens(self, now: float, call_id: CallId, tokens: int) -> None:
-        if tokens:
-            for watch in self._watches:
-                watch.recorder.on_tokens(now, call_id, tokens)
+    def _take_ended(self) -> dict[CallId, bool]:
+        ended, self._ended = self._ended, {}
+        return ended
 
-    def _forget_ended(self, now: float) -> None:
-        ended, self._ended = self._ended, []
-        for request in ended:
-            finished = request.status != RequestStatus.FINISHED_ABORTED
-            for watch in self._watches:
-                watch.recorder.on_end(now, CallId(request.request_id), finished=finished)
-            self._desk.dismiss(request)
+
+def _computed(step: _Step, results: Mapping[int, Any]) -> dict[CallId, policies.Computed]:
+    """The tokens of a step by call: prompt tokens that it computed, and output tokens that it delivered."""
+    delivered = {result.request_id: len(result.new_token_ids) for batch in results.values() for result in batch.outputs}
+    return {
+        CallId(request_id): policies.Computed(step.prompt_tokens.get(request_id, 0), delivered.get(request_id, 0))
+        for request_id in {**step.prompt_tokens, **delivered}
+    }
 
 
 class _Watch:
-    """One watcher's recorder: watchers with different periods do not share windows."""
+    """One watcher's windows."""
 
-    def __init__(self, scheduler: Governed, recorder: Recorder) -> None:
+    def __init__(self, scheduler: TidegateSchedulerMixin, watch: engine_core.QosWatch) -> None:
         self._scheduler = scheduler
-        self.recorder = recorder
-        self.busy_s = 0.0
+        self._watch = watch
 
-    def cut(self) -> tuple[str, Qos, float]:
-        return self._scheduler.cut(self)
+    def cut(self) -> engine_status.WatchReport:
+        return self._scheduler.cut(self._watch)
 
     def close(self) -> None:
-        self._scheduler.unwatch(self)
+        self._scheduler.unwatch(self._watch)
 
 
-class TidegateScheduler(Governed, Scheduler):  # type: ignore[misc]
-    """Where vLLM waits for each step's output before it schedules the next."""
+class TidegateScheduler(TidegateSchedulerMixin, Scheduler):  # type: ignore[misc]
+    """For platforms on which vLLM waits for each step's output before it schedules the next step."""
 
 
-class TidegateAsyncScheduler(Governed, AsyncScheduler):  # type: ignore[misc]
-    """Where vLLM schedules a step while the one before it still runs."""
+class TidegateAsyncScheduler(TidegateSchedulerMixin, AsyncScheduler):  # type: ignore[misc]
+    """For platforms on which vLLM schedules a step while the step before it still runs."""

@@ -1,7 +1,7 @@
-"""`python -m tidegate_operator`, and `tidegate operator`: the parts put together.
+"""`python -m tidegate_operator`, and `tidegate operator`: the composition of the operator.
 
-Waits for the Lease, then runs kopf's watches and `control` until SIGTERM, or until the Lease is lost, in which case
-it ends with status 1 so that its pod starts again as one that waits.
+The program waits for the Lease, then runs kopf's watches and the `controller` until SIGTERM. When it loses the Lease, it
+ends with status 1, so that Kubernetes restarts its pod, which then waits for the Lease.
 """
 
 import argparse
@@ -18,8 +18,8 @@ import kopf
 from kubernetes.aio import client, config
 
 import tidegate_profiles
-from tidegate_operator import control, gateway_admin, handlers, health, reconcile, render, spec, steer_pool
-from tidegate_operator.cluster import api_server, lease
+from tidegate_operator import controller, gateway_admin, handlers, liveness, pool_steering, reconcile, render, spec
+from tidegate_operator.cluster import api_server, lease, watch_cache
 from tidegate_policy import policies
 
 log = logging.getLogger("tidegate_operator")
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--operator-namespace",
         default=_own_namespace(),
-        help="where its Lease and its own pod are (default: %(default)s)",
+        help="namespace of its Lease and of its own pod (default: %(default)s)",
     )
     add("--lease", default="tidegate-operator", help="name of its Lease (default: %(default)s)")
     add("--identity", default=f"{socket.gethostname()}-{os.getpid()}", help="its name in the Lease and in events")
@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--image-pull-policy", default="IfNotPresent", choices=["Always", "IfNotPresent", "Never"])
     add("--image-pull-secret", action="append", default=[], help="Secret of each pool's namespace (repeatable)")
     add("--health-port", type=int, default=8080, help="port of /healthz (default: %(default)s)")
+    add("--resync", type=float, default=60.0, metavar="SECONDS", help="check each pool this often without an event")
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     return parser
 
@@ -74,9 +75,9 @@ def _own_namespace() -> str:
 
 
 async def run(options: argparse.Namespace) -> None:
-    """Runs until told to stop. Raises LostError when the Lease is lost."""
+    """Runs until SIGTERM. Raises LostError when the Lease is lost."""
     await config.load_config()
-    async with client.ApiClient() as api, aiohttp.ClientSession() as session, health.served(options.health_port):
+    async with client.ApiClient() as api, aiohttp.ClientSession() as session, liveness.served(options.health_port):
         server = api_server.ApiServer(api, instance=options.identity)
         await lease.hold(
             server.lease(options.operator_namespace, options.lease),
@@ -96,17 +97,19 @@ async def _act(options: argparse.Namespace, server: api_server.ApiServer, sessio
         known=spec.Known(policies=frozenset(policies.POLICIES), profiles=frozenset(tidegate_profiles.names())),
         operator_namespace=options.operator_namespace,
     )
-    steering = steer_pool.Steering(
+    cache = watch_cache.WatchCache()
+    steering = pool_steering.PoolSteering(
         server,
         rules,
-        admin_of=lambda pool: gateway_admin.GatewayAdmin(session, steer_pool.admin_url(pool)),
-        clock=control.now,
+        reads=cache,
+        admin_of=lambda pool: gateway_admin.GatewayAdmin(session, pool_steering.admin_url(pool)),
+        clock=controller.now,
     )
-    controlling = control.Control(server, rules, steering)
+    controlling = controller.Controller(server, cache, rules, steering, resync_s=options.resync)
     ready, stop = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         working = group.create_task(controlling.run())
-        # Ours ends first: kopf waits for tasks that it does not know, and cancels them.
+        # The controller must end before kopf, which would wait for a task that it does not know and then cancel it.
         working.add_done_callback(lambda _: stop.set())
         group.create_task(
             kopf.operator(

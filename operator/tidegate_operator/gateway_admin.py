@@ -1,8 +1,8 @@
-"""A pool's gateways, as steering sees them: has a person overridden the policy, and do they follow the decided one?
+"""A client of a pool's gateways: reads a manual override of the policy, and sets the decided policy.
 
-Asked and told through any one gateway's admin port; the gateways share both through their store, where an override
-also has its expiry: one truth. When no gateway answers, the answer is "as last seen", until its time is over: an override
-neither starts nor ends because a gateway restarts.
+The admin port of any one gateway is enough, because the gateways share the override, its expiry and the policy through
+their store. While no gateway answers, the last answer counts until the override expires. So an override neither starts
+nor ends because a gateway restarts.
 """
 
 import logging
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from tidegate_operator import steering
+from tidegate_policy.steer import steering_loop
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +26,12 @@ class _Seen:
     source: str
     reason: str
     alpha: float
-    until_s: float | None
-    """When the policy's time is over, by the clock given; None = it has no end."""
+    ends_at_s: float | None
+    """When the override ends, by the given clock; None when it has no end."""
 
 
 class GatewayAdmin:
-    """The admin API of the gateways at one address."""
+    """Calls the admin API of the gateways at one address."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, *, clock: Callable[[], float] = time.time) -> None:
         """`clock` gives seconds of the wall clock."""
@@ -41,17 +41,17 @@ class GatewayAdmin:
         self._seen: _Seen | None = None
 
     @property
-    def heard(self) -> bool:
-        """Whether a gateway has ever answered; until one has, nobody knows of an override."""
+    def has_answered(self) -> bool:
+        """Whether a gateway has ever answered; until then it is unknown whether there is an override."""
         return self._seen is not None
 
     @property
     def alpha(self) -> float | None:
-        """The weight of speed against load that the gateways use, as last seen."""
+        """The weight of speed against load that a gateway last reported."""
         return None if self._seen is None else self._seen.alpha
 
-    async def override(self) -> steering.Override | None:
-        """What a person has set; None when nobody has, its time is over, or no gateway was `heard`."""
+    async def override(self) -> steering_loop.Override | None:
+        """The manual override; None when there is none, when it has expired, or when no gateway `has_answered`."""
         try:
             async with self._session.get(f"{self._url}/admin/state", timeout=TIMEOUT) as answer:
                 answer.raise_for_status()
@@ -63,26 +63,31 @@ class GatewayAdmin:
                 source=policy["source"],
                 reason=policy["reason"],
                 alpha=float(state["dispatch"]["alpha"]),
-                until_s=None if left_s is None else self._clock() + float(left_s),
+                ends_at_s=None if left_s is None else self._clock() + float(left_s),
             )
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
-            log.debug("%s does not tell its state: %r", self._url, error)
+            log.debug("%s does not report its state: %r", self._url, error)
         seen = self._seen
-        if seen is None or seen.source != "override" or (seen.until_s is not None and self._clock() >= seen.until_s):
+        if (
+            seen is None
+            or seen.source != "override"
+            or (seen.ends_at_s is not None and self._clock() >= seen.ends_at_s)
+        ):
             return None
-        return steering.Override(policy=seen.policy, reason=seen.reason, until_s=seen.until_s)
+        return steering_loop.Override(policy=seen.policy, reason=seen.reason, ends_at_s=seen.ends_at_s)
 
     async def follow(self, policy: str, reason: str) -> None:
-        """Makes `policy` the order of the gateways' own waiting queues, unless it is or a person has set another.
+        """Sets `policy` for the gateways' own queues, unless it is in force or a person has set another.
 
-        A failure is left to the next look: gateways only queue what engines have no room for.
+        The next observation repeats a failed call. A short delay is harmless, because gateways queue only the calls
+        that engines have no room for.
         """
         seen = self._seen
         if seen is None or seen.source == "override" or (seen.policy, seen.source) == (policy, "steered"):
             return
-        told = {"policy": policy, "reason": reason[:MAX_REASON], "source": "steered"}
+        body = {"policy": policy, "reason": reason[:MAX_REASON], "source": "steered"}
         try:
-            async with self._session.put(f"{self._url}/admin/policy", json=told, timeout=TIMEOUT) as answer:
+            async with self._session.put(f"{self._url}/admin/policy", json=body, timeout=TIMEOUT) as answer:
                 answer.raise_for_status()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            log.debug("%s does not take %s: %r", self._url, policy, error)
+            log.debug("%s does not accept policy %s: %r", self._url, policy, error)

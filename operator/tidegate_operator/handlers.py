@@ -1,28 +1,31 @@
-"""What kopf watches, and whom a change wakes.
+"""What kopf watches: pools, their children and their engine pods. Every event goes to the `controller`.
 
-kopf keeps the watches alive; everything else is level-based work of `control`. So there are plain event handlers
-only: no kopf timers, daemons or change handlers, which would put finalizers and annotations on the pools and make
-them impossible to delete while the operator is down.
+kopf keeps the watches alive; the rest is level-based work. So there are plain event handlers only: kopf's timers, daemons
+and change handlers would put finalizers and annotations on the pools, and then a pool could not be deleted while the
+operator is down.
 """
 
 from typing import Any
 
 import kopf
 
-from tidegate_operator import control
-from tidegate_operator.render import labels
+from tidegate_operator import controller, objects
+from tidegate_operator.render import child_metadata
+from tidegate_operator.spec import Json
 
 registry = kopf.OperatorRegistry()
 
 
 @kopf.on.startup(registry=registry)
 def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
-    settings.peering.standalone = True  # the Lease decides who acts
+    settings.peering.standalone = True  # the Lease decides which operator acts
     settings.posting.enabled = False  # the operator posts its few events itself
     settings.scanning.disabled = True  # the chart's role does not include listing namespaces and CRDs
     settings.networking.request_timeout = 30.0
-    for kind in ("deployments", "statefulsets"):
-        settings.watching.label_selectors["apps", kind] = labels.POOL
+    for kind in objects.CHILD_KINDS:
+        settings.watching.label_selectors[kind.group, kind.version, kind.plural] = child_metadata.POOL
+    engine_pods = f"{child_metadata.POOL},{child_metadata.COMPONENT}=engine"
+    settings.watching.label_selectors["", "v1", "pods"] = engine_pods
 
 
 @kopf.on.login(registry=registry, retries=10)
@@ -30,12 +33,25 @@ def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
     return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
 
-@kopf.on.event(labels.GROUP, labels.VERSION, labels.PLURAL, registry=registry)
-async def pool_changed(memo: control.Control, namespace: str | None, name: str, **_: Any) -> None:
-    memo.wake(str(namespace), name)
+@kopf.on.event(child_metadata.GROUP, child_metadata.VERSION, child_metadata.PLURAL, registry=registry)
+async def pool_event(memo: controller.Controller, event: kopf.RawEvent, **_: Any) -> None:
+    memo.on_pool(event["type"], _without_managed_fields(event["object"]))
 
 
-@kopf.on.event("apps", "v1", "deployments", registry=registry)
-@kopf.on.event("apps", "v1", "statefulsets", registry=registry)
-async def child_changed(memo: control.Control, namespace: str | None, meta: kopf.Meta, **_: Any) -> None:
-    memo.wake(str(namespace), meta.labels[labels.POOL])
+async def child_event(memo: controller.Controller, event: kopf.RawEvent, **_: Any) -> None:
+    memo.on_child(event["type"], _without_managed_fields(event["object"]))
+
+
+for child_kind in objects.CHILD_KINDS:
+    kopf.on.event(child_kind.group, child_kind.version, child_kind.plural, registry=registry)(child_event)
+
+
+@kopf.on.event("", "v1", "pods", registry=registry)
+async def engine_pod_event(memo: controller.Controller, event: kopf.RawEvent, **_: Any) -> None:
+    memo.on_pod(event["type"], _without_managed_fields(event["object"]))
+
+
+def _without_managed_fields(body: Any) -> Json:
+    """The object without its record of field owners, which is half of its size and which nothing reads."""
+    metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
+    return {**body, "metadata": metadata}

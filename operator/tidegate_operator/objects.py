@@ -1,4 +1,4 @@
-"""Kubernetes objects as this operator names them: a kind, a reference, a path."""
+"""How the operator names Kubernetes objects: kinds, references and paths."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +12,17 @@ class Kind:
     kind: str
     plural: str
 
+    @property
+    def group(self) -> str:
+        """The API group; empty for the core group."""
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def version(self) -> str:
+        return self.api_version.rpartition("/")[2]
+
     def path(self, namespace: str | None, name: str | None = None) -> str:
-        """Where the API server serves it; all namespaces when None."""
+        """The path at the API server; a namespace of None means all namespaces."""
         root = "/apis" if "/" in self.api_version else "/api"
         scope = f"/namespaces/{namespace}" if namespace else ""
         return f"{root}/{self.api_version}{scope}/{self.plural}" + (f"/{name}" if name else "")
@@ -28,7 +37,7 @@ CHILD_KINDS = (
     Kind(api_version="policy/v1", kind="PodDisruptionBudget", plural="poddisruptionbudgets"),
     Kind(api_version="networking.k8s.io/v1", kind="NetworkPolicy", plural="networkpolicies"),
 )
-"""What a pool owns directly; the chart's role grants these and no others."""
+"""The kinds of object that a pool owns. The chart's role grants access to these kinds and to no others."""
 
 _KINDS = {(kind.api_version, kind.kind): kind for kind in CHILD_KINDS}
 

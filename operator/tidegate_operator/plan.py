@@ -1,27 +1,31 @@
-"""What must be written so that what exists becomes what is desired?
+"""Which writes turn the objects that exist into the desired ones?
 
-Pure: manifests and observed objects in, steps out; running the steps and asking again gives none. `reconcile` carries
-them out, `status` says how the pool fares meanwhile.
+Pure: manifests and observed objects in, steps out. Once the steps are carried out, there are no further steps. `reconcile`
+carries them out, and `pool_status` reports the progress.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidegate_operator import objects, status
-from tidegate_operator.render import labels
+from tidegate_operator import objects, pool_status
+from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 
-APPLIED = f"{labels.GROUP}/applied"
-"""Annotation with the digest of the manifest last applied: a field that we no longer state must be withdrawn too."""
+APPLIED = f"{child_metadata.GROUP}/applied"
+"""Annotation with the digest of the manifest last applied. It reveals that a manifest has lost a field, which server-side
+apply must then withdraw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
     apply: tuple[Json, ...]
     delete: tuple[tuple[objects.Reference, str], ...]
-    """References and uids of children that are no longer wanted; they go once the pool `can_spare` them."""
+    """References and uids of children that are no longer desired; they are deleted once the pool `can_spare` them."""
     taken: tuple[objects.Reference, ...]
-    """Names that we need and somebody else's object has; nothing of theirs is touched."""
+    """Desired names that objects of other owners have; such objects are never touched."""
+
+
+NOTHING = Steps(apply=(), delete=(), taken=())
 
 
 def steps(owner: str, desired: Iterable[Json], observed: Iterable[Json]) -> Steps:
@@ -42,43 +46,45 @@ def steps(owner: str, desired: Iterable[Json], observed: Iterable[Json]) -> Step
         delete=tuple(
             (reference, existing[reference]["metadata"]["uid"])
             for reference in existing
-            if reference in ours and reference not in wanted and not _is_leaving(existing[reference])
+            if reference in ours and reference not in wanted and not _is_being_deleted(existing[reference])
         ),
         taken=tuple(taken),
     )
 
 
 def can_spare(desired: Iterable[Json], current: Iterable[Json]) -> bool:
-    """Whether the pool can do without what is no longer wanted: every engine and gateway that is wanted runs as
-    `desired` says, or no engine is wanted any more.
+    """Whether children that are no longer desired may be deleted: every desired engine and gateway runs as `desired`
+    says, or no engine is desired.
 
-    A renamed node pool's engines so serve until their successors do, and until every gateway knows these.
+    So the engines of a renamed node pool serve until their successors are ready and every gateway knows the successors.
     """
     wanted = [manifest for manifest in desired if manifest["kind"] == "Deployment"]
-    if not any(item["spec"]["replicas"] for item in wanted if labels.NODE_POOL in item["metadata"]["labels"]):
+    if not any(item["spec"]["replicas"] for item in wanted if child_metadata.NODE_POOL in item["metadata"]["labels"]):
         return True
     seen = {objects.Reference.of(body): body for body in current}
     found = [seen.get(objects.Reference.of(manifest)) for manifest in wanted]
-    return all(body is not None and not _is_leaving(body) and status.Workload.of(body).settled for body in found)
+    return all(
+        body is not None and not _is_being_deleted(body) and pool_status.Workload.of(body).settled for body in found
+    )
 
 
 def _stamped(manifest: Json) -> Json:
     metadata = manifest["metadata"]
-    annotations = {**metadata.get("annotations", {}), APPLIED: labels.digest(manifest)}
+    annotations = {**metadata.get("annotations", {}), APPLIED: child_metadata.digest(manifest)}
     return {**manifest, "metadata": {**metadata, "annotations": annotations}}
 
 
 def _is_so(manifest: Json, body: Json | None) -> bool:
-    """Whether `body` already is what `manifest` says, defaults and other owners' fields aside."""
-    return body is not None and not _is_leaving(body) and _covers(body, manifest)
+    """Whether `body` already agrees with `manifest`, apart from defaults and the fields of other owners."""
+    return body is not None and not _is_being_deleted(body) and _covers(body, manifest)
 
 
-def _is_leaving(body: Json) -> bool:
+def _is_being_deleted(body: Json) -> bool:
     return "deletionTimestamp" in body["metadata"]
 
 
 def _covers(actual: object, stated: object) -> bool:
-    """Whether `actual` holds all that is `stated`. The API server leaves out empty values and adds defaults."""
+    """Whether `actual` has every `stated` value. The API server omits empty values and adds defaults."""
     if isinstance(stated, Mapping):
         if not isinstance(actual, Mapping):
             return not stated and actual is None

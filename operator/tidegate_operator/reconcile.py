@@ -1,17 +1,18 @@
-"""One pool, from what its spec says to what exists: the only way in which this operator changes anything.
+"""Reconciles one pool: from its spec to the objects that exist. Only this module changes them.
 
-Level-based: it reads everything, decides by the pure modules (`spec`, `spread`, `render`, `plan`, `status`), writes
-the difference, and can be stopped between any two writes, because running it again starts from what is there. It does
-not care what woke it. A spec that cannot be built changes the status alone: what runs keeps running.
+Level-based: a reconcile starts from what exists and decides by the pure modules (`spec`, `replica_allocation`, `render`,
+`plan`, `pool_status`). It writes the difference and may be stopped between any two writes, because the next run starts from
+what exists then. The cause of a run does not matter. A spec that cannot be built changes the status alone: the pool keeps
+running as it was.
 """
 
 import datetime
 import enum
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from tidegate_operator import cluster, objects, plan, render, spec, spread, status
+from tidegate_operator import cluster, objects, plan, pool_status, render, replica_allocation, spec
 from tidegate_operator.spec import Json
 
 log = logging.getLogger(__name__)
@@ -19,12 +20,12 @@ log = logging.getLogger(__name__)
 WRITER = "tidegate-operator"
 """Field manager of the part of the status that is written here."""
 COUNTED = ("desired", "ready")
-"""Fields of a node pool in the status that are stated while the spec has it."""
+"""Fields of a node pool in the status that are stated while the spec has the node pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What is the same for all pools of an operator."""
+    """The configuration that all pools of an operator share."""
 
     images: render.Images
     known: spec.Known
@@ -34,9 +35,9 @@ class Rules:
 class Result(enum.Enum):
     GONE = "gone"
     SETTLED = "settled"
-    """Nothing more is to be done until something changes."""
-    REFUSED = "refused"
-    """The API server has refused something; later it may not."""
+    """The pool needs nothing until something changes."""
+    REJECTED = "rejected"
+    """The API server rejected a write; it may accept the write later."""
 
 
 def timestamp(instant: datetime.datetime) -> str:
@@ -45,44 +46,70 @@ def timestamp(instant: datetime.datetime) -> str:
 
 
 async def reconcile(api: cluster.Cluster, namespace: str, name: str, *, rules: Rules, now: datetime.datetime) -> Result:
-    """Brings one pool to what it should be.
+    """Reads one pool from the API server and brings it to its desired state.
 
     Raises ClusterError when the API server cannot be asked; the caller tries again later.
     """
-    body = await api.pool(namespace, name)
+    body, children = await api.pool(namespace, name), await api.children(namespace, name)
+    return await carry_out(api, body, children, rules=rules, now=now)
+
+
+async def carry_out(
+    api: cluster.Cluster, body: Json | None, children: Sequence[Json], *, rules: Rules, now: datetime.datetime
+) -> Result:
+    """Brings a pool from `children`, as the API server just listed them, to its desired state. Raises ClusterError."""
     if body is None or "deletionTimestamp" in body["metadata"]:
-        return Result.GONE  # and its children by garbage collection
-    children = list(await api.children(namespace, name))
+        return Result.GONE  # garbage collection deletes the children
     try:
         pool = spec.parse(body, rules.known)
     except spec.InvalidSpecError as error:
-        await _report(api, body, children, [("InvalidSpec", str(problem)) for problem in error.problems], now)
+        await _write_report(api, body, _report(body, children, _invalid(error), now))
         return Result.SETTLED
-    desired = render.manifests(
-        pool, spread.desired(pool), images=rules.images, operator_namespace=rules.operator_namespace
-    )
+    desired = _desired(pool, rules)
     observed = [*children, *await _same_names(api, desired, children)]
     todo = plan.steps(pool.uid, desired, observed)
-    problems = [("NameTaken", f"{reference} exists and belongs to someone else") for reference in todo.taken]
+    problems = [("NameTaken", f"{reference} exists and belongs to another owner") for reference in todo.taken]
     written: list[Json] = []
     for manifest in todo.apply:
         try:
             written.append(await api.apply(manifest))
-        except cluster.RefusedError as error:
+        except cluster.RejectedError as error:
             problems.append(("Refused", f"{objects.Reference.of(manifest)}: {error}"))
     current = _newest(children, written)
-    leaving = dict(todo.delete)
+    pending_deletion = dict(todo.delete)
     if not problems and plan.can_spare(desired, current.values()):
-        for reference, uid in leaving.items():
+        for reference, uid in pending_deletion.items():
             await api.delete(reference, uid)
             del current[reference]
-        leaving = {}
-    await _report(api, body, [*current.values()], problems, now, leaving={item.name for item in leaving})
-    return Result.REFUSED if problems else Result.SETTLED
+        pending_deletion = {}
+    names = {reference.name for reference in pending_deletion}
+    await _write_report(api, body, _report(body, current.values(), problems, now, pending_deletion=names))
+    return Result.REJECTED if problems else Result.SETTLED
+
+
+def is_settled(body: Json | None, children: Sequence[Json], *, rules: Rules, now: datetime.datetime) -> bool:
+    """Whether `carry_out` would write nothing for a pool and children that are up to date."""
+    if body is None or "deletionTimestamp" in body["metadata"]:
+        return False
+    try:
+        pool = spec.parse(body, rules.known)
+    except spec.InvalidSpecError as error:
+        return not _is_news(body, _report(body, children, _invalid(error), now))
+    todo = plan.steps(pool.uid, _desired(pool, rules), children)
+    return todo == plan.NOTHING and not _is_news(body, _report(body, children, (), now))
+
+
+def _desired(pool: spec.Pool, rules: Rules) -> Sequence[Json]:
+    counts = replica_allocation.desired(pool)
+    return render.manifests(pool, counts, images=rules.images, operator_namespace=rules.operator_namespace)
+
+
+def _invalid(error: spec.InvalidSpecError) -> list[tuple[str, str]]:
+    return [("InvalidSpec", str(problem)) for problem in error.problems]
 
 
 async def _same_names(api: cluster.Cluster, desired: Sequence[Json], children: Sequence[Json]) -> list[Json]:
-    """Objects under the names that we want which do not carry our label, so were not listed."""
+    """Objects that have a desired name but not the pool's label, so that no list of children holds them."""
     listed = {objects.Reference.of(child) for child in children}
     unlisted = [reference for reference in map(objects.Reference.of, desired) if reference not in listed]
     found = [await api.get(reference) for reference in unlisted]
@@ -93,39 +120,47 @@ def _newest(children: Sequence[Json], written: Sequence[Json]) -> dict[objects.R
     return {objects.Reference.of(body): body for body in [*children, *written]}
 
 
-async def _report(
-    api: cluster.Cluster,
+def _report(
     body: Json,
-    children: Sequence[Json],
+    children: Iterable[Json],
     problems: Sequence[tuple[str, str]],
     now: datetime.datetime,
     *,
-    leaving: Collection[str] = (),
-) -> None:
-    metadata, before = body["metadata"], body.get("status", {})
-    parts = status.workloads(child for child in children if objects.controller_uid(child) == metadata["uid"])
-    stated = status.timed(
-        status.conditions(parts, problems, leaving=leaving),
-        before.get("conditions", ()),
+    pending_deletion: Collection[str] = (),
+) -> Json:
+    """The part of the status that reconciling writes."""
+    metadata = body["metadata"]
+    parts = pool_status.workloads(child for child in children if objects.controller_uid(child) == metadata["uid"])
+    conditions = pool_status.timed(
+        pool_status.conditions(parts, problems, pending_deletion=pending_deletion),
+        body.get("status", {}).get("conditions", ()),
         generation=metadata["generation"],
         now=timestamp(now),
     )
-    told = {item["type"]: item for item in before.get("conditions", ())}
-    for condition in stated:
-        if event := _event(metadata, told.get(condition["type"], {}), condition):
+    return pool_status.of_reconcile(parts, conditions, pool=metadata["name"], generation=metadata["generation"])
+
+
+def _is_news(body: Json, report: Json) -> bool:
+    return pool_status.changed(body.get("status", {}), report, owns=COUNTED)
+
+
+async def _write_report(api: cluster.Cluster, body: Json, report: Json) -> None:
+    metadata = body["metadata"]
+    before = {item["type"]: item for item in body.get("status", {}).get("conditions", ())}
+    for condition in report["conditions"]:
+        if event := _event(metadata, before.get(condition["type"], {}), condition):
             log.info("%s/%s: %s: %s", metadata["namespace"], metadata["name"], event.reason, event.message)
             await api.record(event)
-    ours = status.of_reconcile(parts, stated, pool=metadata["name"], generation=metadata["generation"])
-    if status.changed(before, ours, owns=COUNTED):
-        await api.apply_status(metadata["namespace"], metadata["name"], ours, writer=WRITER)
+    if _is_news(body, report):
+        await api.apply_status(metadata["namespace"], metadata["name"], report, writer=WRITER)
 
 
-def _event(metadata: Json, before: Json, condition: Json) -> status.Event | None:
+def _event(metadata: Json, before: Json, condition: Json) -> pool_status.Event | None:
     """The event that goes with a condition's change: one when the pool turns ready, one for each new trouble."""
     turned = before.get("status") != condition["status"] or before.get("message") != condition["message"]
     if condition["status"] != "True" or not turned or condition["type"] not in ("Ready", "Degraded"):
         return None
-    return status.Event(
+    return pool_status.Event(
         namespace=metadata["namespace"],
         pool=metadata["name"],
         uid=metadata["uid"],

@@ -1,8 +1,8 @@
-"""What does a ServingPool ask for? Its body, as the API server stores it, becomes one frozen value.
+"""Translates the body of a ServingPool, as the API server stores it, into one frozen value.
 
-The schema and CEL rules of `crds/` have filled the defaults and refused what they can see; what they cannot (a cycle
-of stages, an unknown policy) is refused here, each problem with its field and its reason. This module knows neither
-the API server nor how a pool is built: `spread` divides the engines, `render` turns the value into manifests.
+The schema and the CEL rules of `crds/` have filled in the defaults and rejected most mistakes. This module finds the
+rest (a cycle of stages, an unknown policy) and reports each problem with its field and its reason. `replica_allocation`
+then divides the engines among the node pools, and `render` turns the value into manifests.
 """
 
 import graphlib
@@ -10,19 +10,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate_policy import duration
+from tidegate_policy import duration, policies
 
 Json = Mapping[str, Any]
 """A piece of a Kubernetes object."""
-
-FALLBACK_POLICY = "fcfs"
-"""Always allowed: the way back from any other policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     field: str
-    """Such as spec.workflows[text2sql].stages."""
+    """For example spec.workflows[text2sql].stages."""
     why: str
 
     def __str__(self) -> str:
@@ -30,7 +27,7 @@ class Problem:
 
 
 class InvalidSpecError(ValueError):
-    """The spec cannot be built; `problems` says what to change."""
+    """The spec cannot be built; `problems` names each field to change."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("; ".join(map(str, problems)))
@@ -49,7 +46,7 @@ class Engine:
     simulated: bool
     sim_speed: float
     image: str | None
-    """None = the operator's default for this kind."""
+    """None selects the operator's default image for this kind of engine."""
     command: tuple[str, ...]
     args: tuple[str, ...]
     env: tuple[Json, ...]
@@ -64,7 +61,7 @@ class Engine:
     volume_mounts: tuple[Json, ...]
     pod_annotations: Json
     pod_fields: Json
-    """Given to the pod as they are: imagePullSecrets, priorityClassName, runtimeClassName."""
+    """Copied to the pod unchanged: imagePullSecrets, priorityClassName, runtimeClassName."""
     pull_policy: str | None
 
 
@@ -86,7 +83,7 @@ class NodePool:
 
     @property
     def engine_cost(self) -> float:
-        """Relative cost of one engine; what `spread` compares."""
+        """Relative cost of one engine, by which `replica_allocation` ranks node pools."""
         return max(self.gpus, 1) * self.cost_weight
 
 
@@ -97,13 +94,13 @@ class Gateway:
     service_type: str
     resources: Json
     rule: str
-    """How an engine is chosen for a call."""
+    """The dispatch rule, which chooses an engine for a call."""
     alpha: float | None
-    """Weight of an engine's speed against its load; None = the gateway's own, 0.2 at present."""
+    """Weight of an engine's speed against its load; None selects the gateway's default."""
     beta: float
     """Scale of an engine's load, in seconds squared."""
     traces_to: str | None
-    """OTLP collector over gRPC; None = no spans."""
+    """OTLP collector over gRPC; None sends no spans."""
     max_waiting: int
     ttl_s: float
     default_class: str | None
@@ -112,22 +109,24 @@ class Gateway:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
     url: str | None
-    """None = one Valkey of this pool's own."""
+    """None selects an embedded Valkey for this pool."""
     secret: tuple[str, str] | None
-    """Name of a Secret and its key that hold the password."""
+    """Name of the Secret that holds the password, and the key in it."""
     storage: tuple[str, str | None] | None
-    """Size and StorageClass of the own Valkey's volume; None = its node's disk."""
+    """Size and StorageClass of the embedded Valkey's volume; None selects the disk of its node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steering:
     fixed: str | None
-    """The one policy, when a person has chosen; None = the loop decides."""
+    """The policy that the spec fixes; None lets the steering loop decide."""
     allow: tuple[str, ...]
     interval_s: float
     dwell_s: float
     rollback_window_s: float
     rollback_rho: float
+    selector: str
+    """Name of the selector (`tidegate_policy.steer.selectors`) that proposes policies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,21 +137,21 @@ class Pool:
     generation: int
     model: Model
     replicas: int | None
-    """Engines in all; None = each node pool's own number."""
+    """Total number of engines; None selects the number of each node pool."""
     engine: Engine
     node_pools: tuple[NodePool, ...]
     gateway: Gateway
     store: Store
     steering: Steering
     classes: tuple[Json, ...]
-    """These three are as the spec has them: the gateway reads the same keys."""
+    """Classes, tenants and workflows are unchanged copies of the spec: the gateway reads the same keys."""
     tenants: tuple[Json, ...]
     workflows: tuple[Json, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """Names that this version has, and a spec may use."""
+    """The names that this version implements and a spec may use."""
 
     policies: frozenset[str]
     profiles: frozenset[str]
@@ -262,11 +261,12 @@ def _store(item: Json) -> Store:
 def _steering(item: Json) -> Steering:
     return Steering(
         fixed=item.get("name"),
-        allow=tuple(dict.fromkeys([*item["allow"], FALLBACK_POLICY])),
+        allow=tuple(dict.fromkeys([*item["allow"], policies.SAFE])),
         interval_s=duration.seconds(item["interval"]),
         dwell_s=duration.seconds(item["dwell"]),
         rollback_window_s=duration.seconds(item["rollback"]["window"]),
         rollback_rho=float(item["rollback"]["rho"]),
+        selector=item["selector"],
     )
 
 
@@ -292,5 +292,6 @@ def _workflow_problems(workflows: Sequence[Json]) -> Iterator[Problem]:
         except graphlib.CycleError as error:
             circle = " -> ".join(reversed(error.args[1]))
             yield Problem(
-                field=f"spec.workflows[{workflow['name']}].stages", why=f"stages wait for each other: {circle}"
+                field=f"spec.workflows[{workflow['name']}].stages",
+                why=f"stages wait for each other in a cycle: {circle}",
             )

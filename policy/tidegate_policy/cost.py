@@ -82,9 +82,21 @@ class CostModel:
 
     def charge(self, call: Call, cached_tokens: int = 0) -> Backlog:
         """What a call adds to an engine's backlog: the work that batching cannot share, and its decode steps."""
-        prefill_us = round(self.prefill_seconds(call.prompt_tokens, cached_tokens) * MICROSECONDS)
+        return self._charge(call, self.prefill_seconds(call.prompt_tokens, cached_tokens))
+
+    def service_and_charge(self, call: Call, cached_tokens: int = 0) -> tuple[float, Backlog]:
+        """`call_seconds` and `charge` of a call, with the prefill computed once."""
+        twins = call.sequences - 1
+        prefill_s = self.prefill_seconds(call.prompt_tokens, cached_tokens)
+        service_s = prefill_s + self.decode_seconds(
+            call.prompt_tokens, call.output_predicted, beside=twins, beside_context=twins * call.prompt_tokens
+        )
+        return service_s, self._charge(call, prefill_s)
+
+    def _charge(self, call: Call, prefill_s: float) -> Backlog:
         decode = self.decode_charge(call, 0)
-        return Backlog(calls=decode.calls, work_us=prefill_us + decode.work_us, output_tokens=decode.output_tokens)
+        work_us = round(prefill_s * MICROSECONDS) + decode.work_us
+        return Backlog(calls=decode.calls, work_us=work_us, output_tokens=decode.output_tokens)
 
     def decode_charge(self, call: Call, tokens_done: int) -> Backlog:
         """What is left of a call's charge once its prompt is done and `tokens_done` tokens of all its sequences have come

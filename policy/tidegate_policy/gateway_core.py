@@ -115,7 +115,7 @@ class GatewayCore:
         self.engines = engine_table.EngineTable(settings.max_inflight, settings.ejection)
         self.dispatcher = dispatcher.Dispatcher(
             self.engines,
-            policy=policies.named(settings.policy),
+            policy=policies.create(settings.policy),
             settings=settings.dispatch,
             limits=settings.limits,
             retry=settings.retry,
@@ -264,9 +264,10 @@ class GatewayCore:
         """Discovery no longer lists the engine."""
         return self._seen(self.dispatcher.on_engine_gone(now, engine))
 
-    def on_policy(self, name: str) -> int:
-        """Orders the waiting calls by another policy; returns their number. Raises `policies.UnknownPolicy`."""
-        return self.dispatcher.on_policy(policies.named(name))
+    def on_policy(self, now: float, name: str, parameters: Mapping[str, float] | None = None) -> int:
+        """Orders the waiting calls by another policy; returns their number. Raises `policies.UnknownPolicy`,
+        `policies.BadParameter`."""
+        return self.dispatcher.on_policy(now, policies.create(name, parameters))
 
     def on_tick(self, now: float) -> list[Action]:
         """Sheds the calls whose time in the gateway is over, and sends waiting calls to engines that came back."""

@@ -1,8 +1,8 @@
-"""What travels with a call into its engine: flat `tg.*` keys, one table for writer and reader.
+"""The labels that travel with a call into its engine: flat `tg.*` keys, with one table for writer and reader.
 
 The gateway writes them into `vllm_xargs`; the engine plugin and the simulators read them. Clocks do not cross processes,
-so instants travel as durations from "now". A missing key has a default, an unknown or senseless one is ignored: a plain
-vLLM client that sends none is served fairly, and no client of the gateway can set them (the gateway strips them).
+so an instant travels as a duration from "now". A missing key has a default; an unknown key or a senseless value is
+ignored. A plain vLLM client that sends no labels is served fairly. The gateway strips labels that its clients send.
 """
 
 import math
@@ -32,6 +32,11 @@ def write(now: float, call: Call) -> dict[str, Label]:
         "tg.stage": call.stage,
         "tg.left_ms": _ms(call.left_s) or None,
         "tg.session": call.session,
+        "tg.relquery": call.group,
+        "tg.relquery_size": call.group_size or None,
+        "tg.tool": call.tool,
+        "tg.tool_ms": _ms(call.tool_s),
+        "tg.tool_return": call.tool_return_tokens or None,
     }
     return {key: value for key, value in labels.items() if value is not None}
 
@@ -44,7 +49,7 @@ def read(
     prompt_tokens: int,
     max_tokens: int,
 ) -> Call:
-    """The call as the engine sees it; `max_tokens` stands in for an output length that nobody predicted."""
+    """The call as the engine sees it. `max_tokens` stands in for the output length if the labels hold no prediction."""
     budget_s, deadline_s = _seconds(labels, "tg.budget_ms"), _seconds(labels, "tg.deadline_ms")
     predicted = _number(labels, "tg.out_pred", 1, 10_000_000)
     urgency = _number(labels, "tg.urgency", MOST_URGENT, LEAST_URGENT)
@@ -68,6 +73,11 @@ def read(
         workflow=WorkflowId(workflow) if workflow else None,
         stage=_text(labels, "tg.stage"),
         session=_text(labels, "tg.session"),
+        group=_text(labels, "tg.relquery"),
+        group_size=int(_number(labels, "tg.relquery_size", 1, 10_000_000) or 0),
+        tool=_text(labels, "tg.tool"),
+        tool_s=_duration(labels, "tg.tool_ms"),
+        tool_return_tokens=int(_number(labels, "tg.tool_return", 1, 10_000_000) or 0),
     )
 
 
@@ -77,6 +87,11 @@ def _ms(instant_or_duration_s: float | None, now: float = 0.0) -> int | None:
 
 def _seconds(labels: Mapping[str, object], key: str) -> float | None:
     value = _number(labels, key, -1e12, 1e12)
+    return None if value is None else value / 1000
+
+
+def _duration(labels: Mapping[str, object], key: str) -> float | None:
+    value = _number(labels, key, 0, 1e12)
     return None if value is None else value / 1000
 
 

@@ -35,19 +35,19 @@ class DropReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One model call as the schedulers see it: sizes, promises and kinship, never its text."""
+    """One model call as the schedulers see it: sizes, promises, and the calls that it belongs to, never its text."""
 
     id: CallId
     arrival_s: float
     """Instant at which the holder of this value received the call."""
     prompt_tokens: int
-    """Of all its prompts."""
+    """Tokens of all its prompts."""
     output_predicted: int
     """Tokens expected of each sequence; the point estimate that costs are computed with."""
     output_upper: int = 0
-    """Tokens of a sequence that few of its kind exceed; 0 = unknown. Engines are told; no order reads it yet."""
+    """Tokens of a sequence that few calls of its kind exceed; 0 = unknown. Engines receive it; no policy reads it."""
     sequences: int = 1
-    """That an engine runs for it side by side: `n` times its prompts."""
+    """Sequences that an engine runs for it side by side: `n` times its prompts."""
     model: str = ""
     tenant: str = ""
     slo_class: str = ""
@@ -62,20 +62,26 @@ class Call:
     deadline_s: float | None = None
     """Instant after which the answer is worthless to the client (its own or its workflow's deadline)."""
     left_s: float = 0.0
-    """Seconds of work expected in the workflow after this call. Engines are told; no order reads it yet."""
+    """Seconds of work expected in the workflow after this call. It travels to engines; no policy reads it yet."""
     workflow: WorkflowId | None = None
     stage: str | None = None
     session: str | None = None
     group: str | None = None
-    """The request group (relQuery) that the call belongs to."""
+    """The group of calls that its client waits for together (RelServe's relQuery)."""
     group_size: int = 0
-    """Calls of the group in all; 0 = unknown."""
+    """Calls of the whole group; 0 = unknown."""
+    tool: str | None = None
+    """The tool that the client probably runs after this call, before the next call of the session."""
+    tool_s: float | None = None
+    """Seconds that this tool is expected to run."""
+    tool_return_tokens: int = 0
+    """Tokens that the tool's answer is expected to add to the next prompt; 0 = unknown."""
     prefix: tuple[tuple[int, int], ...] = ()
     """(hash, tokens) of the leading parts of the prompt that other prompts may share, in order."""
 
     @property
     def due_or_patience_s(self) -> float:
-        """The instant that deadline orders compare: `due_s`, else arrival plus `PATIENCE_S`."""
+        """The instant that deadline policies compare: `due_s`, else arrival plus `PATIENCE_S`."""
         return self.arrival_s + PATIENCE_S if self.due_s is None else self.due_s
 
 

@@ -18,7 +18,7 @@ from tidegate_policy.cost import CostModel
 from tidegate_policy.dispatch import dispatcher, engine_table
 from tidegate_policy.model import CallId, DropReason, EngineId, WorkflowId
 from tidegate_policy.predict.output_length import CHARACTERS_PER_TOKEN
-from tidegate_sim import engine, history, loop
+from tidegate_sim import history, virtual_engine, virtual_time
 from tidegate_sim.trace_format import TraceCall
 
 PROGRESS_TOKENS = 16
@@ -89,11 +89,13 @@ class Cell:
     def __init__(
         self, pool: Mapping[EngineId, CostModel], row: Row, learned_from: Sequence[TraceCall], *, seed: int
     ) -> None:
-        self._loop = loop.Loop()
+        self._loop = virtual_time.Loop()
         self._row = row
         self._core = gateway_core.GatewayCore(_granting(row.gateway), random.Random(seed))
         self._engines = {
-            name: engine.VirtualEngine(self._loop, model, policy=row.engine_policy or row.gateway.policy, listener=self)
+            name: virtual_engine.VirtualEngine(
+                self._loop, model, policy=row.engine_policy or row.gateway.policy, listener=self
+            )
             for name, model in pool.items()
         }
         for name, model in pool.items():

@@ -1,55 +1,79 @@
-"""A simulated engine in real time: continuous batching over a cost model, no model inside.
+"""A simulated engine in real time: continuous batching over a cost model, without a language model.
 
-Each step admits waiting calls in the active order, prefills in chunks, decodes one token for every running call, and
-lasts as long as the cost model says. `wire` gives it vLLM's face. It answers with filler text and says so; what is real
-is the timing, the queueing and the protocol. For experiments use `engine`, which runs vLLM's scheduler in virtual time.
+It drives the engine core that vLLM's scheduler mixin drives. Each step starts waiting calls in the order of the policy,
+prefills in chunks, decodes one token for each running call, and lasts as long as the cost model says. `openai_double`
+gives it vLLM's HTTP interface. Its answers are filler text; its timing, queueing and protocol are real. For experiments
+use `virtual_engine`, which runs vLLM's scheduler in virtual time.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tidegate_policy import policies, qos, window
+from tidegate_policy import policies
 from tidegate_policy.cost import CostModel
+from tidegate_policy.engine import engine_core
+from tidegate_policy.engine.regulators import Regulator
+from tidegate_policy.engine.step import EngineLimits, StepPlan
 from tidegate_policy.model import Call, CallId
-from tidegate_policy.waiting_queue import WaitingQueue
 
 BEHIND_S = 0.5
-"""A loop that is later than this (a stopped process) does not try to catch up."""
+"""A loop that is later than this (its process was stopped) does not try to catch up."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Sequence:
     call: Call
     output_tokens: int
+    """Tokens that the sequence will produce."""
     prefill_left: int
     index: int
-    """Among those of its request."""
+    """The choice of its request that the sequence produces."""
     out: asyncio.Queue[tuple[int, int]]
     done: int = 0
 
     @property
     def context(self) -> int:
-        return self.call.prompt_tokens - self.prefill_left + self.done
+        """Its tokens in the KV cache."""
+        return self.call.prompt_tokens + self.done - self.prefill_left
+
+    @property
+    def whole(self) -> int:
+        """Its tokens at its end."""
+        return self.call.prompt_tokens + self.output_tokens
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step under way."""
+
+    seconds: float = 0.0
+    produced: list[_Sequence] = field(default_factory=list)
+    """The sequences that get a token."""
+    prompt_tokens: dict[CallId, int] = field(default_factory=dict)
 
 
 class RealtimeEngine:
-    """Calls in, paced tokens out."""
+    """Calls go in, paced tokens come out."""
 
-    def __init__(self, cost: CostModel, *, policy: str = "fcfs") -> None:
+    def __init__(
+        self, cost: CostModel, *, policy: str = policies.DEFAULT, regulators: Sequence[Regulator] = ()
+    ) -> None:
         self.cost = cost
-        self.max_running = cost.max_batch
-        self.max_step_tokens = cost.max_step_tokens
-        self.busy_s = 0.0
-        self._queue = WaitingQueue(policies.named(policy))
+        self.core = engine_core.EngineCore(
+            time.monotonic(),
+            cost=cost,
+            limits=EngineLimits(max_running=cost.max_batch, max_step_tokens=cost.max_step_tokens),
+            policy=policy,
+            regulators=regulators,
+        )
+        self._queue = self.core.queues[0]
         self._sequences: dict[CallId, _Sequence] = {}
         self._running: list[_Sequence] = []
+        self._kept: dict[CallId, int] = {}
+        """Tokens that stay in the KV cache for calls that ended."""
         self._work = asyncio.Event()
-        self._recorders: set[window.Recorder] = set()
-
-    @property
-    def policy(self) -> str:
-        return self._queue.policy.name
 
     @property
     def running(self) -> int:
@@ -61,33 +85,12 @@ class RealtimeEngine:
 
     @property
     def kv_usage(self) -> float:
-        return min(sum(sequence.context for sequence in self._running) / self.cost.kv_tokens, 1.0)
-
-    def waiting_ids(self, limit: int) -> list[str]:
-        """The first `limit` waiting calls in the order in which they will start."""
-        return [ticket.call.id for ticket, _ in zip(self._queue, range(limit), strict=False)]
-
-    def set_policy(self, policy: str) -> int:
-        """Re-orders those who wait; returns how many. Raises `policies.UnknownPolicy`."""
-        self._queue.switch(policies.named(policy))
-        return len(self._queue)
-
-    def record(self) -> window.Recorder:
-        """A recorder that hears of every event from now on, until `forget`."""
-        recorder = window.Recorder(_now())
-        self._recorders.add(recorder)
-        return recorder
-
-    def forget(self, recorder: window.Recorder) -> None:
-        self._recorders.discard(recorder)
-
-    def cut(self, recorder: window.Recorder) -> qos.Qos:
-        """The recorder's window since its last cut."""
-        return recorder.cut(_now(), running=self.running, waiting=self.waiting, kv_usage=self.kv_usage)
+        used = sum(sequence.context for sequence in self._running) + sum(self._kept.values())
+        return min(used / self.cost.kv_tokens, 1.0)
 
     async def generate(self, calls: Sequence[Call], output_tokens: int) -> AsyncIterator[tuple[int, int]]:
-        """The choices of one request side by side, each a call of its own: yields a choice's index and the number of its
-        tokens so far, at each token. Leaving early aborts all."""
+        """Runs the choices of one request side by side, each as a call of its own. Yields, at each token, the index of
+        its choice and the number of tokens of this choice so far. Closing the iterator aborts all choices."""
         out: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
         sequences = [_Sequence(call, output_tokens, call.prompt_tokens, index, out) for index, call in enumerate(calls)]
         try:
@@ -97,91 +100,107 @@ class RealtimeEngine:
                 yield await out.get()
         finally:
             for sequence in sequences:
-                self._leave(sequence)
+                self._abort(sequence)
 
     async def run(self) -> None:
         """Steps until cancelled."""
-        due_s = _now()
+        due_s = time.monotonic()
         while True:
-            if not self._running and not self._queue:
+            if not self._sequences:
                 self._work.clear()
                 await self._work.wait()
-                due_s = _now()
-            self._admit()
-            seconds, produced = self._step()
-            due_s += seconds
-            self.busy_s += seconds
-            late_s = _now() - due_s
+                due_s = time.monotonic()
+            plan = self.core.take_plan()
+            self._carry_out(plan)
+            step = self._step(plan)
+            due_s += step.seconds
+            late_s = time.monotonic() - due_s
             if late_s > BEHIND_S:
-                due_s = _now()
+                due_s = time.monotonic()
             await asyncio.sleep(max(-late_s, 0.0))
-            self._deliver(produced)
+            self._deliver(step)
 
     def _enter(self, sequence: _Sequence) -> None:
-        service_s = self.cost.call_seconds(sequence.call)
-        self._queue.push(policies.QueuedRequest(call=sequence.call, service_s=service_s))
+        self._queue.push(self.core.on_arrival(time.monotonic(), sequence.call))
         self._sequences[sequence.call.id] = sequence
-        for recorder in self._recorders:
-            recorder.on_arrival(sequence.call, service_s)
         self._work.set()
 
-    def _admit(self) -> None:
-        held = sum(sequence.call.prompt_tokens + sequence.output_tokens for sequence in self._running)
-        while self._queue and len(self._running) < self.max_running:
+    def _carry_out(self, plan: StepPlan) -> None:
+        """Preempts the calls that must yield, and starts waiting calls within the bounds of the plan."""
+        now = time.monotonic()
+        for sequence in [sequence for sequence in self._running if sequence.call.id in plan.preempt]:
+            self._running.remove(sequence)
+            sequence.prefill_left = sequence.call.prompt_tokens + sequence.done
+            self._queue.push_preempted(self.core.on_preemption(now, sequence.call.id, output_tokens=sequence.done))
+        self._kept = {call_id: tokens for call_id, tokens in self._kept.items() if call_id in plan.keep}
+        held = sum(sequence.whole for sequence in self._running) + sum(self._kept.values())
+        starts = plan.max_starts if plan.max_starts is not None else len(self._queue)
+        while self._queue and starts > 0 and len(self._running) < plan.max_running:
             sequence = self._sequences[self._queue.peek().call.id]
-            need = sequence.call.prompt_tokens + sequence.output_tokens
-            if self._running and held + need > self.cost.kv_tokens:
+            if self._running and held + sequence.whole > self.cost.kv_tokens:
                 return
-            self._queue.pop()
+            self._queue.pop(now)
             self._running.append(sequence)
-            held += need
+            held += sequence.whole
+            starts -= 1
 
-    def _step(self) -> tuple[float, list[_Sequence]]:
-        """Plans one step: decodes first, then prefill chunks up to the token limit."""
-        budget = self.max_step_tokens
+    def _step(self, plan: StepPlan) -> _Step:
+        """Computes one step: decodes first, then prefill chunks up to the bound on tokens."""
         decoding = [sequence for sequence in self._running if not sequence.prefill_left]
-        budget -= len(decoding)
+        budget = plan.max_step_tokens - len(decoding)
+        context = sum(sequence.context for sequence in decoding)
+        step = _Step(produced=list(decoding))
         uncached = attended = 0
-        produced = list(decoding)
         for sequence in self._running:
             if sequence.prefill_left and budget > 0:
                 chunk = min(sequence.prefill_left, budget)
-                seen = sequence.call.prompt_tokens - sequence.prefill_left
-                attended += chunk * seen + chunk * (chunk + 1) // 2
+                attended += chunk * sequence.context + chunk * (chunk + 1) // 2
                 uncached += chunk
                 budget -= chunk
                 sequence.prefill_left -= chunk
+                step.prompt_tokens[sequence.call.id] = chunk
                 if not sequence.prefill_left:
-                    produced.append(sequence)
-        context = sum(sequence.context for sequence in decoding)
-        return (
-            self.cost.step_seconds(uncached=uncached, attended=attended, decodes=len(decoding), context=context),
-            produced,
+                    step.produced.append(sequence)
+        step.seconds = self.cost.step_seconds(
+            uncached=uncached, attended=attended, decodes=len(decoding), context=context
         )
+        return step
 
-    def _deliver(self, produced: list[_Sequence]) -> None:
-        now = _now()
-        for sequence in produced:
-            if sequence.call.id not in self._sequences:
+    def _deliver(self, step: _Step) -> None:
+        """Hands out the tokens of a step, and reports its facts to the core."""
+        output_tokens: dict[CallId, int] = {}
+        ended: dict[CallId, bool] = {}
+        for sequence in step.produced:
+            call_id = sequence.call.id
+            if self._sequences.get(call_id) is not sequence:
                 continue
             sequence.done += 1
+            output_tokens[call_id] = 1
             sequence.out.put_nowait((sequence.index, sequence.done))
-            for recorder in self._recorders:
-                recorder.on_tokens(now, sequence.call.id, 1)
             if sequence.done >= sequence.output_tokens:
-                self._leave(sequence)
+                if call_id in self.core.plan.keep:
+                    self._kept[call_id] = sequence.context
+                self._drop(sequence)
+                ended[call_id] = True
+        self.core.on_step(
+            time.monotonic(),
+            step_s=step.seconds,
+            computed={
+                call_id: policies.Computed(step.prompt_tokens.get(call_id, 0), output_tokens.get(call_id, 0))
+                for call_id in {**step.prompt_tokens, **output_tokens}
+            },
+            ended=ended,
+            running=[sequence.call.id for sequence in self._running],
+            kv_usage=self.kv_usage,
+        )
 
-    def _leave(self, sequence: _Sequence) -> None:
-        call_id = sequence.call.id
-        if self._sequences.get(call_id) is not sequence:
-            return
-        del self._sequences[call_id]
-        self._queue.remove(call_id)
+    def _abort(self, sequence: _Sequence) -> None:
+        if self._sequences.get(sequence.call.id) is sequence:
+            self._queue.remove(sequence.call.id)
+            self._drop(sequence)
+            self.core.on_end(time.monotonic(), sequence.call.id, finished=False)
+
+    def _drop(self, sequence: _Sequence) -> None:
+        del self._sequences[sequence.call.id]
         if sequence in self._running:
             self._running.remove(sequence)
-        for recorder in self._recorders:
-            recorder.on_end(_now(), call_id, finished=sequence.done >= sequence.output_tokens)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

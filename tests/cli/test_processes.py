@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tidegate_cli import processes
-from tidegate_cli.errors import Failed
+from tidegate_cli.command_errors import Failed
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 STUBBORN = [
@@ -31,20 +31,20 @@ def alive(pid: int) -> bool:
 
 
 async def gone(pid: int) -> None:
-    """Waits until a process that was killed is: it belongs to nobody here who could be asked."""
+    """Waits until a killed process has ended; it is no child of this process."""
     async with asyncio.timeout(10):
         while alive(pid):
             await asyncio.sleep(0.01)
 
 
-async def test_stop_ends_every_child_also_one_that_ignores_sigterm(tmp_path: pathlib.Path) -> None:
+async def test_stop_ends_every_child_even_one_that_ignores_sigterm(tmp_path: pathlib.Path) -> None:
     family = processes.Family(tmp_path)
     children = [await family.start("polite", SLEEP), await family.start("stubborn", STUBBORN, stop_s=0.2)]
     await family.stop()
     assert not any(alive(child.process.pid) for child in children)
 
 
-async def test_a_child_that_ends_at_start_is_reported_with_its_last_words(tmp_path: pathlib.Path) -> None:
+async def test_a_child_that_ends_at_start_is_reported_with_the_end_of_its_log(tmp_path: pathlib.Path) -> None:
     family = processes.Family(tmp_path)
     child = await family.start("broken", [sys.executable, "-c", "raise SystemExit('no such model')"])
 
@@ -58,7 +58,7 @@ async def test_a_child_that_ends_at_start_is_reported_with_its_last_words(tmp_pa
 PARENT = "import subprocess, sys, time; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); time.sleep(600)"
 
 
-async def test_what_a_dead_child_had_started_ends_with_it(tmp_path: pathlib.Path) -> None:
+async def test_the_descendants_of_a_crashed_child_are_killed_before_it_restarts(tmp_path: pathlib.Path) -> None:
     family = processes.Family(tmp_path)
     child = await family.start("engine", [sys.executable, "-c", PARENT, *SLEEP])
 
@@ -79,16 +79,16 @@ async def test_what_a_dead_child_had_started_ends_with_it(tmp_path: pathlib.Path
         await gone(grandchild)
 
 
-async def test_first_death_names_the_child_that_died(tmp_path: pathlib.Path) -> None:
+async def test_first_crash_returns_the_child_that_crashed(tmp_path: pathlib.Path) -> None:
     family = processes.Family(tmp_path)
     await family.start("lives", SLEEP)
     dies = await family.start("dies", SLEEP)
     dies.process.kill()
-    assert (await family.first_death()).name == "dies"
+    assert (await family.first_crash()).name == "dies"
     await family.stop()
 
 
-async def test_a_log_begins_anew_with_each_run_and_the_one_before_is_kept(tmp_path: pathlib.Path) -> None:
+async def test_each_run_begins_a_new_log_and_keeps_the_previous_one(tmp_path: pathlib.Path) -> None:
     for said in ("first", "second", "third"):
         family = processes.Family(tmp_path)
         child = await family.start("speaks", [sys.executable, "-c", f"print({said!r})"])
@@ -97,7 +97,7 @@ async def test_a_log_begins_anew_with_each_run_and_the_one_before_is_kept(tmp_pa
     assert (tmp_path / "speaks.log.1").read_text() == "second\n"
 
 
-async def test_a_restarted_child_goes_on_in_its_log_its_environment_and_its_place(tmp_path: pathlib.Path) -> None:
+async def test_a_restarted_child_keeps_its_log_its_environment_and_its_position(tmp_path: pathlib.Path) -> None:
     family = processes.Family(tmp_path)
     command = [sys.executable, "-c", "import os; print(os.environ['SAID'])"]
     dead = await family.start("speaks", command, environment={"SAID": "hello"})
@@ -110,7 +110,7 @@ async def test_a_restarted_child_goes_on_in_its_log_its_environment_and_its_plac
     await family.stop()
 
 
-async def test_kill_ends_all_at_once_and_what_they_have_started(tmp_path: pathlib.Path) -> None:
+async def test_kill_ends_all_children_and_their_descendants_at_once(tmp_path: pathlib.Path) -> None:
     family = processes.Family(tmp_path)
     parent = f"import subprocess, sys; print(subprocess.Popen({STUBBORN!r}).pid, flush=True); sys.stdin.read()"
     child = await family.start("stubborn", [*STUBBORN], stop_s=600)
@@ -149,7 +149,7 @@ async def test_children_die_with_a_parent_that_is_killed(tmp_path: pathlib.Path)
             await asyncio.sleep(0.02)
 
 
-def test_a_port_in_use_is_one_sentence_with_the_way_out() -> None:
+def test_a_port_in_use_gives_one_sentence_with_the_option_to_change() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

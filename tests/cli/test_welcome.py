@@ -7,21 +7,21 @@ import shlex
 
 import pytest
 
-from tidegate_cli import engines, welcome
+from tidegate_cli import engine_spec, welcome
 
 OPTIONS = argparse.Namespace(grpc_port=9000, admin_port=8001, state=pathlib.Path("/state"))
 URL = "http://127.0.0.1:8000"
 
 
 def said(spec: str) -> str:
-    return welcome.text(OPTIONS, engines.parse(spec, speed=1.0), url=URL, model="a model")
+    return welcome.text(OPTIONS, engine_spec.parse(spec, speed=1.0), url=URL, model="a model")
 
 
-def test_it_names_the_page_the_admin_address_and_the_logs() -> None:
+def test_the_message_names_the_page_the_admin_address_and_the_logs() -> None:
     text = said("sim:a100,a6000")
     assert text.startswith(f"tidegate is ready: {URL} ")
     assert "engines: a100, a6000; logs in /state/logs" in text
-    assert f"The page at {URL}/ shows what happens" in text
+    assert f"The page at {URL}/ shows the live state" in text
     assert "http://127.0.0.1:8001/admin/state" in text
 
 
@@ -29,10 +29,10 @@ def test_it_names_the_page_the_admin_address_and_the_logs() -> None:
     ("spec", "simulated", "own_order"),
     [("sim:a100", True, False), ("vllm", False, False), ("http://127.0.0.1:8100", False, True)],
 )
-def test_it_says_what_could_surprise(spec: str, simulated: bool, own_order: bool) -> None:
+def test_the_message_notes_simulated_and_foreign_engines(spec: str, simulated: bool, own_order: bool) -> None:
     text = said(spec)
     assert ("are simulated" in text) == simulated
-    assert ("keep their own order" in text) == own_order
+    assert ("keep their own scheduler" in text) == own_order
 
 
 def test_the_first_call_can_be_pasted() -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="needs the vLLM CPU build")
 
 import grpc
 
-from tidegate_engine import checkpoints, testing
+from tidegate_engine import checkpoints, live_engine
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 SEQUENCES = "8"
@@ -51,7 +51,7 @@ def greedy():
     def answers(engine):
         texts = {}
         for prompt in PROMPTS:
-            body = json.dumps({"model": testing.MODEL, "prompt": prompt, "max_tokens": 8, "temperature": 0})
+            body = json.dumps({"model": live_engine.MODEL, "prompt": prompt, "max_tokens": 8, "temperature": 0})
             call = urllib.request.Request(
                 f"{engine.http}/v1/completions", body.encode(), {"content-type": "application/json"}
             )
@@ -68,7 +68,10 @@ def stock_soon(logs, greedy):
     def run():
         amputated = ("--scheduler-cls", "without_remove_request.scheduler", "--max-num-seqs", SEQUENCES)
         here = {"PYTHONPATH": str(Path(__file__).parent)}
-        with testing.served(logs / "stock.log", *amputated, environment=here) as engine, control_of(engine) as control:
+        with (
+            live_engine.served(logs / "stock.log", *amputated, environment=here) as engine,
+            control_of(engine) as control,
+        ):
             with pytest.raises(grpc.RpcError) as refusal:
                 control.SetPolicy(control_pb2.SetPolicyRequest(policy="sjf"))
             state = control.GetState(control_pb2.GetStateRequest())
@@ -81,7 +84,7 @@ def stock_soon(logs, greedy):
 @pytest.fixture(scope="session")
 def engine(logs, stock_soon):
     """The engine that most tests use. It must run our scheduler: a run that fell back is no test of it."""
-    with testing.served(logs / "engine.log", "--max-num-seqs", SEQUENCES) as started:
+    with live_engine.served(logs / "engine.log", "--max-num-seqs", SEQUENCES, "--policy", "fcfs") as started:
         with control_of(started) as control:
             reason = control.GetState(control_pb2.GetStateRequest()).fallback_reason
         if reason:

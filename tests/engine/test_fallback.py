@@ -7,7 +7,7 @@ pytest.importorskip("vllm", reason="needs the vLLM CPU build")
 import grpc
 
 from tidegate_engine import compat, plugin
-from tidegate_engine.serve import OURS
+from tidegate_engine.vllm_server import OURS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

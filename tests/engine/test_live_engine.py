@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="needs the vLLM CPU build")
 import aiohttp
 import grpc
 
-from tidegate_engine.testing import until
+from tidegate_engine.live_engine import until
 from tidegate_proto.v1 import control_pb2
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

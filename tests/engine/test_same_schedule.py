@@ -13,7 +13,7 @@ from vllm.v1.request import RequestStatus
 
 from tidegate_engine.scheduler import TidegateAsyncScheduler, TidegateScheduler
 from tidegate_policy.cost import CostModel
-from tidegate_sim import engine
+from tidegate_sim import virtual_engine as engine
 
 pytestmark = pytest.mark.vllm
 
@@ -63,7 +63,7 @@ def facts(output):
 @pytest.mark.parametrize("seed", range(8))
 def test_fcfs_is_vllms_own_fcfs_step_by_step(seed):
     stock = history(engine.build(Scheduler, SMALL, scheduling="fcfs"), seed)
-    ours = history(engine.build(TidegateScheduler, SMALL), seed)
+    ours = history(engine.build(TidegateScheduler, SMALL, policy="fcfs"), seed)
     assert sum(len(step["preempted"]) for step in stock) > 10
     assert ours == stock
 
@@ -71,6 +71,6 @@ def test_fcfs_is_vllms_own_fcfs_step_by_step(seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_fcfs_is_vllms_own_fcfs_with_async_scheduling(seed):
     stock = history(engine.build(AsyncScheduler, SMALL, scheduling="fcfs"), seed, ahead=1)
-    ours = history(engine.build(TidegateAsyncScheduler, SMALL), seed, ahead=1)
+    ours = history(engine.build(TidegateAsyncScheduler, SMALL, policy="fcfs"), seed, ahead=1)
     assert sum(len(step["preempted"]) for step in stock) > 10
     assert ours == stock

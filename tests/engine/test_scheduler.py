@@ -1,6 +1,7 @@
 """Our scheduler in vLLM's loop, without a model: order, victims, bounds, reports."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from tidegate_engine import meters
 from tidegate_engine.scheduler import TidegateAsyncScheduler, TidegateScheduler
 from tidegate_policy import policies
 from tidegate_policy.cost import CostModel
-from tidegate_sim import engine
+from tidegate_sim import virtual_engine as engine
 
 pytestmark = pytest.mark.vllm
 
@@ -212,14 +213,15 @@ def test_a_watch_counts_what_happened_since_the_last_look():
     driven.add("b", output=1, budget_ms=60_000)
     for _ in range(3):
         driven.step()
-    policy, window, busy_s = watch.cut()
-    assert (policy, busy_s, window.window_s) == ("fcfs", 3.0, 3.0)
+    report = watch.cut()
+    window = report.window
+    assert (report.policy, report.busy_s, window.window_s) == ("fcfs", 3.0, 3.0)
     assert (window.arrived, window.finished, window.with_target, window.missed) == (2, 2, 2, 1)
     assert (window.ttft.count, window.tpot.count) == (2, 1)
     assert window.tenants["t"].served_tokens == 3
     assert window.tenants["t"].weight == 2.0
-    _, empty, busy_s = watch.cut()
-    assert (empty.arrived, empty.finished, busy_s) == (0, 0, 0.0)
+    empty = watch.cut()
+    assert (empty.window.arrived, empty.window.finished, empty.busy_s) == (0, 0, 0.0)
 
 
 def test_two_watchers_do_not_share_windows():
@@ -227,12 +229,74 @@ def test_two_watchers_do_not_share_windows():
     first, second = driven.scheduler.watch(), driven.scheduler.watch()
     driven.add("a", output=1)
     driven.step()
-    assert first.cut()[1].finished == 1
-    assert second.cut()[1].finished == 1
+    assert first.cut().window.finished == 1
+    assert second.cut().window.finished == 1
     first.close()
     driven.add("b", output=1)
     driven.step()
-    assert second.cut()[1].finished == 1
+    assert second.cut().window.finished == 1
+
+
+class Scripted:
+    """A regulator that plays one plan change for each step."""
+
+    def __init__(self, *changes):
+        self.changes = list(changes)
+
+    def shape(self, facts, plan):
+        return replace(plan, **self.changes.pop(0)) if self.changes else plan
+
+
+@pytest.mark.parametrize("scheduler", [TidegateScheduler, TidegateAsyncScheduler])
+def test_a_call_that_a_plan_preempts_yields_and_finishes_later(scheduler):
+    driven = Driven(regulators=[Scripted({}, {"preempt": ("a",), "max_starts": 0})], scheduler=scheduler)
+    for name in ("a", "b"):
+        driven.add(name, output=6)
+    assert [sorted(driven.step()) for _ in range(2)] == [["a", "b"], ["a", "b"]]
+    assert driven.step() == ["b"]
+    state = driven.scheduler.state()
+    assert (state.preemptions, state.running, state.waiting_ids) == (1, 1, ("a",))
+    generated = driven.scheduler.requests["a"].num_output_tokens
+    assert generated == 2
+    rest = driven.starts()
+    assert rest.count("a") == 6 - generated, "the call resumes with the tokens that it had"
+
+
+def test_a_plan_bounds_the_starts_of_one_step():
+    limits = CostModel(step_s=0.02, prefill_s=1e-4, kv_tokens=16_000, max_batch=8, max_step_tokens=512)
+    driven = Driven(limits, regulators=[Scripted({"max_starts": 2}, {"max_starts": 0})])
+    driven.add("first")
+    driven.step()
+    for name in "abcd":
+        driven.add(name)
+    assert driven.step() == ["first", "a", "b"]
+    assert driven.step() == ["first", "a", "b"]
+    assert driven.step() == ["first", "a", "b", "c", "d"]
+
+
+def test_the_kv_blocks_of_an_ended_call_stay_for_as_long_as_plans_keep_them():
+    kept = {"keep": frozenset({"a"})}
+    driven = Driven(regulators=[Scripted(kept, kept, kept, {})])
+    driven.add("a", output=2)
+    driven.add("b", output=9)
+    for _ in range(3):
+        driven.step()
+    held = driven.scheduler.get_kv_cache_usage()
+    assert driven.running() == ["b"]
+    for _ in range(2):
+        driven.step()
+    assert driven.scheduler.get_kv_cache_usage() == pytest.approx(held / 2)
+    assert "a" not in driven.scheduler.requests
+
+
+def test_parameters_of_a_policy_reach_the_queue():
+    driven = Driven(CostModel(step_s=0.02, prefill_s=1e-4, kv_tokens=16_000, max_batch=1), policy="two-lane")
+    for name in ("slow0", "slow1", "fast0", "fast1"):
+        driven.add(name, output=1, out_pred=400 if name.startswith("slow") else 10)
+    driven.scheduler.set_policy("two-lane", "", {"fast_share": 0.01})
+    assert driven.scheduler.state().waiting_ids == ("fast0", "slow0", "slow1", "fast1")
+    with pytest.raises(policies.BadParameter, match="fast_share"):
+        driven.scheduler.set_policy("two-lane", "", {"fast_share": 7.0})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the vLLM CPU build")
 
-from tidegate_engine import testing
+from tidegate_engine import live_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -16,7 +16,7 @@ TOKENS = 24
 
 
 def test_a_call_that_runs_when_sigterm_comes_is_answered_in_full(engine):
-    body = {"model": testing.MODEL, "prompt": "Once", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+    body = {"model": live_engine.MODEL, "prompt": "Once", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
     body["stream_options"] = {"include_usage": True}
     call = urllib.request.Request(
         f"{engine.http}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}

@@ -10,7 +10,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from kubernetes.aio import client, config
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "kubernetes"))
 
-from localkube import control_plane, processes, programs  # noqa: E402
+from localkube import background_processes, control_plane, programs  # noqa: E402
 
 from tidegate_operator import reconcile, render, spec  # noqa: E402
 from tidegate_operator.cluster import api_server  # noqa: E402
@@ -36,7 +36,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control_plane.ControlPlane]:
-    """An API server with ServingPools, controllers, a scheduler, and three pretended nodes with eight GPUs each."""
+    """An API server with ServingPools, controllers, a scheduler, and three simulated nodes with eight GPUs each."""
     started = control_plane.start(programs.for_tests(), tmp_path_factory.mktemp("kubernetes"))
     try:
         nodes = [control_plane.fake_gpu_node(name, product=product) for name, product in NODES]
@@ -49,7 +49,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control_plane.Co
 
 @pytest.fixture
 def namespace(plane: control_plane.ControlPlane) -> str:
-    """A namespace of the test's own, which refuses pods that are not `restricted`."""
+    """A namespace of the test's own, which rejects pods that are not `restricted`."""
     return make_namespace(plane, f"test-{next(_numbers)}")
 
 
@@ -73,7 +73,7 @@ def kubectl(plane: control_plane.ControlPlane, namespace: str) -> Kubectl:
 
 @pytest.fixture
 async def cluster(plane: control_plane.ControlPlane) -> AsyncIterator[api_server.ApiServer]:
-    """The API server, for an administrator."""
+    """The API server with the rights of an administrator."""
     async with connected(plane.kubeconfig) as server:
         yield server
 
@@ -137,7 +137,7 @@ def helm(plane: control_plane.ControlPlane) -> Helm:
 
 
 class _JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer when nothing else is to be done."""
+    """An event loop whose clock jumps to the next timer when no task is ready."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,20 +188,20 @@ class Operator:
     def __init__(self, plane: control_plane.ControlPlane, system: str, folder: pathlib.Path) -> None:
         self.system = system
         self._plane = plane
-        self._processes = processes.Processes(folder)
+        self._processes = background_processes.Processes(folder)
         self.token = plane.kubectl("create", "token", "tidegate", "-n", system).strip()
 
     @property
     def user(self) -> str:
         return f"system:serviceaccount:{self.system}:tidegate"
 
-    def start(self, identity: str, *namespaces: str) -> None:
-        (port,) = processes.free_ports(1)
+    def start(self, identity: str, *namespaces: str, arguments: Sequence[str] = ()) -> None:
+        (port,) = background_processes.free_ports(1)
         kubeconfig = self._plane.kubeconfig_for(self.token, f"{self.system}-{identity}")
         command = [
             sys.executable, "-m", "tidegate_operator", "--operator-namespace", self.system, "--lease", "tidegate",
             "--identity", identity, "--health-port", str(port), "--image", "tidegate:test",
-            *(f"--namespace={name}" for name in namespaces),
+            *(f"--namespace={name}" for name in namespaces), *arguments,
         ]  # fmt: skip
         self._processes.start(identity, command, env={**os.environ, "KUBECONFIG": str(kubeconfig)})
 
@@ -237,7 +237,7 @@ def installed(plane: control_plane.ControlPlane, namespace: str, tmp_path: pathl
 
 @pytest.fixture
 async def as_operator(plane: control_plane.ControlPlane, installed: Operator) -> AsyncIterator[api_server.ApiServer]:
-    """The API server, for one who has the chart's rights."""
+    """The API server with the rights that the chart gives the operator."""
     async with connected(plane.kubeconfig_for(installed.token, f"{installed.system}-test")) as server:
         yield server
 

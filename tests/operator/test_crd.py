@@ -6,8 +6,8 @@ import pathlib
 import pytest
 import yaml
 
-from tidegate_operator import testing
-from tidegate_sim import serve
+from tidegate_operator import operator_doubles
+from tidegate_sim import engine_double
 
 EXAMPLE = pathlib.Path(__file__).parent / "golden" / "chat.yaml"
 
@@ -24,11 +24,11 @@ def test_every_field_has_a_description():
     assert list(undescribed(schema, "")) == [".metadata"]
 
 
-def test_the_speeds_of_simulated_engines_are_those_that_they_take():
+def test_the_schema_allows_the_speeds_that_simulated_engines_accept():
     crd = yaml.safe_load((pathlib.Path(__file__).parents[2] / "crds/servingpools.tidegate.dev.yaml").read_text())
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     speed = spec["properties"]["engine"]["properties"]["simSpeed"]
-    assert (speed["minimum"], speed["maximum"]) == (serve.SLOWEST, serve.FASTEST)
+    assert (speed["minimum"], speed["maximum"]) == (engine_double.SLOWEST, engine_double.FASTEST)
 
 
 def undescribed(schema, path):
@@ -41,7 +41,7 @@ def undescribed(schema, path):
             yield from undescribed(schema[key], f"{path}[]")
 
 
-def test_explain_tells_what_a_field_is_for(kubectl):
+def test_kubectl_explain_prints_the_purpose_of_a_field(kubectl):
     assert "Where workflows and backlogs are kept." in kubectl("explain", "spool.spec")
     assert "A duration such as 60ms" in kubectl("explain", "spool.spec.classes.ttft")
 
@@ -52,13 +52,13 @@ def test_the_documented_example_is_accepted_with_these_defaults(kubectl, golden)
     golden("chat.stored.yaml", {"spec": stored["spec"]})
 
 
-def test_a_pool_that_says_nothing_gets_the_measured_beta(kubectl):
-    kubectl("create", "-f", "-", body=testing.pool())
+def test_a_pool_without_a_beta_gets_the_measured_default(kubectl):
+    kubectl("create", "-f", "-", body=operator_doubles.pool())
     assert kubectl("get", "spool", "chat", "-o", "jsonpath={.spec.gateway.dispatch.beta}") == "300"
 
 
-def test_it_is_in_the_category_and_has_its_columns(kubectl):
-    kubectl("create", "-f", "-", body=testing.pool("listed"))
+def test_the_resource_is_in_its_category_and_has_its_columns(kubectl):
+    kubectl("create", "-f", "-", body=operator_doubles.pool("listed"))
     head, row = kubectl("get", "tidegate").splitlines()
     assert head.split() == ["NAME", "READY", "POLICY", "ENGINES", "SLO", "ALPHA", "AGE"]
     assert row.startswith("listed")
@@ -90,8 +90,8 @@ REFUSED = {
     "after a stage that is not there": (stages({"name": "a", "after": ["b"]}), "must name other stages"),
     "after itself": (stages({"name": "a", "after": ["a"]}), "must name other stages"),
     "a workflow without stages": (stages(), "should have at least 1 items"),
-    "fixed without a name": ({"policy": {"mode": "fixed"}}, "policy.name goes with mode: fixed"),
-    "a name without fixed": ({"policy": {"name": "edf"}}, "policy.name goes with mode: fixed"),
+    "fixed without a name": ({"policy": {"mode": "fixed"}}, "policy.name is required with mode: fixed"),
+    "a name without fixed": ({"policy": {"name": "edf"}}, "policy.name is required with mode: fixed"),
     "embedded and url": ({"state": {"valkey": {"embedded": True, "url": "redis://x"}}}, "either embedded: true or url"),
     "neither embedded nor url": ({"state": {"valkey": {"embedded": False}}}, "either embedded: true or url"),
     "an interval shorter than engines can report in": ({"policy": {"interval": "200ms"}}, "must be from 1s to 10m"),
@@ -100,7 +100,7 @@ REFUSED = {
     "a rollback window of a day": ({"policy": {"rollback": {"window": "24h"}}}, "must be from 2s to 1h"),
     "a url with a password in it": ({"state": {"valkey": {"url": "redis://:secret@x"}}}, "should match"),
     "a password without a url": (
-        {"state": {"valkey": {"embedded": True, "secretRef": {"name": "s"}}}}, "secretRef goes with url",
+        {"state": {"valkey": {"embedded": True, "secretRef": {"name": "s"}}}}, "secretRef requires url",
     ),
     "alpha above one": ({"gateway": {"dispatch": {"alpha": "1.5"}}}, "should match"),
     "spans to no address": ({"gateway": {"tracing": {"endpoint": "otel:4317"}}}, "should match"),
@@ -112,14 +112,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_the_api_server_refuses(plane, what):
+def test_the_api_server_rejects_an_invalid_spec(plane, what):
     fields, message = REFUSED[what]
-    body = json.dumps(testing.pool(**fields))
+    body = json.dumps(operator_doubles.pool(**fields))
     assert message in plane.kubectl("create", "--dry-run=server", "-f", "-", stdin=body, check=False)
 
 
-def test_the_api_server_refuses_a_name_that_is_too_long_for_services(kubectl):
-    said = kubectl("create", "--dry-run=server", "-f", "-", body=testing.pool("a" * 31), check=False)
+def test_the_api_server_rejects_a_name_that_is_too_long_for_services(kubectl):
+    said = kubectl("create", "--dry-run=server", "-f", "-", body=operator_doubles.pool("a" * 31), check=False)
     assert "at most 30 characters" in said
 
 
@@ -133,6 +133,6 @@ def test_the_api_server_refuses_a_name_that_is_too_long_for_services(kubectl):
         ),
     ],
 )
-def test_these_never_change(kubectl, change, message):
-    kubectl("create", "-f", "-", body=testing.pool())
-    assert message in kubectl("replace", "-f", "-", body=testing.pool(**change), check=False)
+def test_immutable_fields_cannot_change(kubectl, change, message):
+    kubectl("create", "-f", "-", body=operator_doubles.pool())
+    assert message in kubectl("replace", "-f", "-", body=operator_doubles.pool(**change), check=False)

@@ -21,7 +21,7 @@ def existing(plane, *kinds):
     return {name for kind in kinds for name in plane.kubectl("get", kind, "-o", "name").split()}
 
 
-def test_a_run_that_fails_takes_away_what_it_made_and_nothing_else(plane, e2e):
+def test_a_failed_run_removes_the_objects_that_it_created_and_no_others(plane, e2e):
     theirs = {"namespace/tidegate-e2e", "namespace/tidegate-e2e-system"}
     for name in theirs:
         plane.kubectl("create", *name.split("/"))
@@ -46,7 +46,7 @@ def test_a_run_that_fails_takes_away_what_it_made_and_nothing_else(plane, e2e):
     assert theirs < before
 
 
-def test_a_run_that_has_made_nothing_takes_nothing_away(plane, e2e):
+def test_a_run_that_created_nothing_removes_nothing(plane, e2e):
     before = existing(plane, "namespaces")
     with e2e.given_cluster(str(plane.kubeconfig)):
         pass

@@ -3,24 +3,25 @@
 import pytest
 from aiohttp import ClientSession, web
 
-from tidegate_operator import gateway_admin, steering
+from tidegate_operator import gateway_admin
+from tidegate_policy.steer import steering_loop
 
 
 def state(policy="edf", source="settings", left_s=None):
-    told = {"name": policy, "source": source, "reason": "busy", "left_s": left_s}
-    return {"policy": told, "dispatch": {"rule": "score", "alpha": 0.3, "beta": 1.0}}
+    stated = {"name": policy, "source": source, "reason": "busy", "left_s": left_s}
+    return {"policy": stated, "dispatch": {"rule": "score", "alpha": 0.3, "beta": 1.0}}
 
 
 class Gateway:
-    """Says `answer` to every request and keeps them."""
+    """Answers every request with `answer` and records the requests."""
 
     def __init__(self):
         self.answer = state()
-        self.told = []
+        self.received = []
 
     async def handle(self, request):
         if request.method == "PUT":
-            self.told.append((request.path, await request.json()))
+            self.received.append((request.path, await request.json()))
         return web.json_response(self.answer) if isinstance(self.answer, dict | list) else self.answer()
 
 
@@ -54,33 +55,33 @@ async def admin(gateway, clock):
     await runner.cleanup()
 
 
-async def test_a_persons_choice_is_an_override(gateway, admin):
+async def test_a_policy_set_by_a_person_is_an_override(gateway, admin):
     gateway.answer = state("priority", "override")
-    assert await admin.override() == steering.Override(policy="priority", reason="busy")
+    assert await admin.override() == steering_loop.Override(policy="priority", reason="busy")
     assert admin.alpha == 0.3
 
 
 @pytest.mark.parametrize("source", ["settings", "steered"])
-async def test_any_other_choice_is_none(gateway, admin, source):
+async def test_a_policy_set_by_steering_is_no_override(gateway, admin, source):
     gateway.answer = state("edf", source)
     assert await admin.override() is None
 
 
-async def test_the_gateways_follow_once(gateway, admin):
+async def test_the_gateways_receive_a_policy_once(gateway, admin):
     await admin.override()
     await admin.follow("sjf", "x" * 1000)
-    assert gateway.told == [("/admin/policy", {"policy": "sjf", "reason": "x" * 256, "source": "steered"})]
+    assert gateway.received == [("/admin/policy", {"policy": "sjf", "reason": "x" * 256, "source": "steered"})]
     gateway.answer = state("sjf", "steered")
     await admin.override()
     await admin.follow("sjf", "again")
-    assert len(gateway.told) == 1
+    assert len(gateway.received) == 1
 
 
-async def test_nobody_is_told_while_a_person_has_chosen(gateway, admin):
+async def test_the_gateways_receive_no_policy_during_an_override(gateway, admin):
     gateway.answer = state("priority", "override")
     await admin.override()
     await admin.follow("sjf", "calm")
-    assert gateway.told == []
+    assert gateway.received == []
 
 
 @pytest.mark.parametrize(
@@ -92,35 +93,35 @@ async def test_nobody_is_told_while_a_person_has_chosen(gateway, admin):
         pytest.param([], id="a list"),
     ],
 )
-async def test_an_override_lasts_until_its_end_while_no_gateway_makes_sense(gateway, admin, clock, answer):
+async def test_an_override_lasts_until_its_end_while_no_gateway_gives_a_readable_answer(gateway, admin, clock, answer):
     gateway.answer = state("priority", "override", left_s=60)
     chosen = await admin.override()
-    assert chosen == steering.Override(policy="priority", reason="busy", until_s=clock.now + 60)
+    assert chosen == steering_loop.Override(policy="priority", reason="busy", ends_at_s=clock.now + 60)
     gateway.answer = answer
     clock.now += 59
     assert await admin.override() == chosen
     clock.now += 1
     assert await admin.override() is None
-    assert admin.heard
+    assert admin.has_answered
 
 
-async def test_an_override_that_is_prolonged_lasts_longer(gateway, admin, clock):
+async def test_a_prolonged_override_ends_at_its_new_end(gateway, admin, clock):
     gateway.answer = state("priority", "override", left_s=60)
     await admin.override()
     clock.now += 59
     gateway.answer = state("priority", "override", left_s=600)
-    assert await admin.override() == steering.Override(policy="priority", reason="busy", until_s=clock.now + 600)
+    assert await admin.override() == steering_loop.Override(policy="priority", reason="busy", ends_at_s=clock.now + 600)
 
 
-async def test_nobody_knows_of_an_override_before_a_gateway_has_answered(gateway, admin):
+async def test_no_override_is_known_before_a_gateway_has_answered(gateway, admin):
     gateway.answer = lambda: web.Response(status=503)
-    assert (await admin.override(), admin.heard) == (None, False)
+    assert (await admin.override(), admin.has_answered) == (None, False)
     gateway.answer = state("edf", "steered")
-    assert (await admin.override(), admin.heard) == (None, True)
+    assert (await admin.override(), admin.has_answered) == (None, True)
 
 
-async def test_a_gateway_that_never_answered_is_not_told(gateway, admin):
+async def test_a_gateway_that_never_answered_receives_no_policy(gateway, admin):
     gateway.answer = lambda: web.Response(status=503)
     await admin.override()
     await admin.follow("sjf", "calm")
-    assert gateway.told == []
+    assert gateway.received == []

@@ -9,7 +9,7 @@ from tidegate_operator.cluster import ClusterError, lease
 
 
 class MemoryLease:
-    """One Lease with a resourceVersion, as the API server keeps it, which can be cut off."""
+    """One Lease with a resourceVersion, as the API server stores it. Its connection can be cut."""
 
     def __init__(self):
         self.body = None
@@ -37,7 +37,7 @@ class MemoryLease:
 
 
 class Log:
-    """Who acted when; and whether two ever acted at once."""
+    """The intervals in which each process acted, and whether two acted at the same time."""
 
     def __init__(self):
         self.acting = set()
@@ -57,7 +57,7 @@ class Log:
 
 
 async def alone(coroutines, *, for_s):
-    """Runs the candidates together for a while; returns what each ended with (None = it still ran)."""
+    """Runs the candidates together for a while; returns the result of each (None for one that still ran)."""
     tasks = [asyncio.create_task(item) for item in coroutines]
     await asyncio.wait(tasks, timeout=for_s)
     ends = [(task.exception() or "ended") if task.done() and not task.cancelled() else None for task in tasks]
@@ -67,7 +67,7 @@ async def alone(coroutines, *, for_s):
     return ends
 
 
-def test_of_many_candidates_one_acts(in_virtual_time):
+def test_one_of_many_candidates_acts(in_virtual_time):
     shared, log = MemoryLease(), Log()
     candidates = [lease.hold(shared, identity=f"c{i}", work=log.work(f"c{i}")) for i in range(5)]
     in_virtual_time(alone(candidates, for_s=300))
@@ -75,7 +75,7 @@ def test_of_many_candidates_one_acts(in_virtual_time):
     assert shared.body["spec"]["leaseTransitions"] == 1  # it was given back at the end
 
 
-def test_a_holder_that_ends_lets_the_next_one_in_at_once(in_virtual_time):
+def test_the_next_process_acts_at_once_after_a_holder_has_shut_down(in_virtual_time):
     shared, log = MemoryLease(), Log()
     first = lease.hold(shared, identity="first", work=log.work("first", seconds=60))
     second = lease.hold(shared, identity="second", work=log.work("second"))
@@ -132,7 +132,7 @@ def test_a_short_outage_changes_nothing(in_virtual_time):
     assert len(log.turns) == 1
 
 
-def test_what_the_work_raises_comes_out_and_the_lease_is_given_back(in_virtual_time):
+def test_an_error_of_the_work_is_raised_and_the_lease_is_released(in_virtual_time):
     shared = MemoryLease()
 
     async def broken():

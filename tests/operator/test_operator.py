@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 
-from tidegate_operator import testing
+from tidegate_operator import operator_doubles
 
 
 def columns(kubectl, name="chat"):
@@ -13,8 +13,8 @@ def columns(kubectl, name="chat"):
     return {head[a:b].strip(): row[a:b].strip() for a, b in itertools.pairwise([*starts, None])}
 
 
-def test_a_pool_becomes_ready_scales_changes_and_goes(kubectl, operator, eventually):
-    kubectl("apply", "-f", "-", body=testing.pool())
+def test_a_pool_becomes_ready_scales_changes_and_is_deleted(kubectl, operator, eventually):
+    kubectl("apply", "-f", "-", body=operator_doubles.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     assert columns(kubectl)["READY"] == "True"
     assert columns(kubectl)["ENGINES"] == "3/3"
@@ -48,9 +48,9 @@ def namespace_of(kubectl):
 
 
 def test_a_real_pool_waits_for_gpus_of_its_kind(kubectl, operator, eventually):
-    """Two engines of eight GPUs fit the two pretended A100 nodes; the third has nowhere to go."""
+    """Two engines of eight GPUs fit the two simulated A100 nodes; no node is left for the third."""
     node_pools = [{"name": "a100", "accelerator": "NVIDIA-A100-SXM4-80GB", "tensorParallel": 8, "replicas": 2}]
-    kubectl("apply", "-f", "-", body=testing.pool(engine={"kind": "vllm"}, nodePools=node_pools))
+    kubectl("apply", "-f", "-", body=operator_doubles.pool(engine={"kind": "vllm"}, nodePools=node_pools))
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     nodes = kubectl("get", "pods", "-l", "tidegate.dev/node-pool=a100", "-o", "jsonpath={.items[*].spec.nodeName}")
     assert sorted(nodes.split()) == ["a100-0", "a100-1"]
@@ -60,38 +60,38 @@ def test_a_real_pool_waits_for_gpus_of_its_kind(kubectl, operator, eventually):
     assert "chat-engine-a100 has 2 of 3 ready" in kubectl("get", "spool/chat", "-o", "jsonpath={.status.conditions}")
 
 
-def test_a_scale_beyond_the_node_pools_is_refused(kubectl, operator):
-    kubectl("apply", "-f", "-", body=testing.pool(nodePools=[{"name": "a", "maxReplicas": 2}]))
+def test_a_scale_beyond_the_node_pools_is_rejected(kubectl, operator):
+    kubectl("apply", "-f", "-", body=operator_doubles.pool(nodePools=[{"name": "a", "maxReplicas": 2}]))
     assert "more than all spec.nodePools[].maxReplicas" in kubectl("scale", "spool/chat", "--replicas=3", check=False)
 
 
-def test_a_deleted_child_comes_back(kubectl, operator, eventually):
-    kubectl("apply", "-f", "-", body=testing.pool())
+def test_a_deleted_child_is_created_again(kubectl, operator, eventually):
+    kubectl("apply", "-f", "-", body=operator_doubles.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     kubectl("delete", "deployment/chat-gateway")
     eventually(lambda: "chat-gateway" in kubectl("get", "deployments"))
 
 
-def test_pools_that_changed_while_no_operator_ran_are_caught_up_with(kubectl, operator, namespace, eventually):
-    kubectl("apply", "-f", "-", body=testing.pool())
+def test_changes_made_while_no_operator_ran_are_carried_out(kubectl, operator, namespace, eventually):
+    kubectl("apply", "-f", "-", body=operator_doubles.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     operator.stop()
     kubectl("scale", "spool/chat", "--replicas=1")
-    kubectl("apply", "-f", "-", body=testing.pool("second"))
+    kubectl("apply", "-f", "-", body=operator_doubles.pool("second"))
     operator.start("again", namespace)
     eventually(lambda: columns(kubectl)["ENGINES"] == "1/1")
     kubectl("wait", "spool/second", "--for=condition=Ready", "--timeout=60s")
 
 
 def test_a_pool_can_be_deleted_while_no_operator_runs(kubectl, operator, eventually):
-    kubectl("apply", "-f", "-", body=testing.pool())
+    kubectl("apply", "-f", "-", body=operator_doubles.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     operator.stop()
     kubectl("delete", "spool/chat", "--timeout=20s")
     eventually(lambda: not kubectl("get", "deployments", "-o", "name").strip())
 
 
-def test_of_two_operators_one_acts_and_the_other_takes_over(kubectl, installed, namespace, plane, eventually):
+def test_one_of_two_operators_acts_and_the_other_takes_over(kubectl, installed, namespace, plane, eventually):
     def holder():
         return plane.kubectl(
             "get", "lease/tidegate", "-n", installed.system, "-o", "jsonpath={.spec.holderIdentity}", check=False
@@ -100,11 +100,11 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(kubectl, installed, 
     installed.start("one", namespace)
     eventually(lambda: holder() == "one")
     installed.start("two", namespace)
-    kubectl("apply", "-f", "-", body=testing.pool())
+    kubectl("apply", "-f", "-", body=operator_doubles.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     assert holder() == "one"
     assert "holds the Lease" not in installed.said("two")
-    installed.stop("one")  # politely: the Lease is given back, and two need not wait for it to run out
+    installed.stop("one")  # a shutdown releases the Lease, so the second operator need not wait for its expiry
     eventually(lambda: holder() == "two", timeout_s=8)
     kubectl("scale", "spool/chat", "--replicas=4")
     eventually(lambda: columns(kubectl)["ENGINES"] == "4/4")
@@ -116,11 +116,11 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(kubectl, installed, 
     assert writers <= {"one", "two"}
 
 
-def test_an_operator_that_dies_is_replaced_when_its_lease_has_run_out(kubectl, installed, namespace, eventually):
+def test_a_dead_operator_is_replaced_when_its_lease_has_expired(kubectl, installed, namespace, eventually):
     installed.start("one", namespace)
     eventually(lambda: "holds the Lease" in installed.said("one"))
     installed.start("two", namespace)
-    kubectl("apply", "-f", "-", body=testing.pool())
+    kubectl("apply", "-f", "-", body=operator_doubles.pool())
     installed.kill("one")
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     assert "holds the Lease" in installed.said("two")

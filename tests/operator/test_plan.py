@@ -16,7 +16,7 @@ def manifest(name, kind="ConfigMap", **body):
 
 
 def stored(applied, uid="u", **more):
-    """An applied manifest as the API server keeps it: with a uid, defaults, and without empty values."""
+    """An applied manifest as the API server stores it: with a uid, defaults, and without empty values."""
     body = copy.deepcopy(dict(applied))
     body["metadata"]["uid"] = uid
     body.update(more)
@@ -24,7 +24,7 @@ def stored(applied, uid="u", **more):
 
 
 def after(steps, observed):
-    """The world once the steps are carried out."""
+    """The objects that exist after the steps."""
     gone = {reference for reference, _ in steps.delete}
     kept = {objects.Reference.of(body): body for body in observed}
     kept |= {objects.Reference.of(body): stored(body) for body in steps.apply}
@@ -35,18 +35,18 @@ def names(items):
     return [item["metadata"]["name"] for item in items]
 
 
-def test_what_is_missing_is_applied_in_the_given_order():
+def test_missing_objects_are_applied_in_the_given_order():
     steps = plan.steps(OWNER, [manifest("b"), manifest("a")], [])
     assert names(steps.apply) == ["b", "a"]
 
 
-def test_what_exists_as_stated_is_left_alone_whatever_else_it_has():
+def test_an_object_with_the_stated_values_is_not_applied_whatever_else_it_has():
     (applied,) = plan.steps(OWNER, [manifest("a", data={"x": "1"}, empty={}, none=[])], []).apply
     world = [stored(applied, immutable=False, data={"x": "1", "theirs": "2"})]
     assert plan.steps(OWNER, [manifest("a", data={"x": "1"}, empty={}, none=[])], world).apply == ()
 
 
-def test_a_value_that_someone_has_changed_is_stated_again():
+def test_a_changed_value_is_applied_again():
     (applied,) = plan.steps(OWNER, [manifest("a", data={"x": "1"})], []).apply
     assert names(plan.steps(OWNER, [manifest("a", data={"x": "1"})], [stored(applied, data={"x": "2"})]).apply) == ["a"]
 
@@ -56,13 +56,13 @@ def test_a_value_that_is_no_longer_stated_is_withdrawn():
     assert names(plan.steps(OWNER, [manifest("a", data={"x": "1"})], [stored(applied)]).apply) == ["a"]
 
 
-def test_what_is_no_longer_wanted_is_deleted_by_its_uid():
+def test_an_object_that_is_no_longer_desired_is_deleted_by_its_uid():
     (applied,) = plan.steps(OWNER, [manifest("old")], []).apply
     ((reference, uid),) = plan.steps(OWNER, [], [stored(applied, uid="old-uid")]).delete
     assert (str(reference), uid) == ("ConfigMap old", "old-uid")
 
 
-def test_what_is_being_deleted_is_neither_deleted_again_nor_taken_for_there():
+def test_an_object_under_deletion_is_not_deleted_again_and_counts_as_missing():
     (applied,) = plan.steps(OWNER, [manifest("a")], []).apply
     leaving = stored(applied)
     leaving["metadata"]["deletionTimestamp"] = "now"
@@ -70,7 +70,7 @@ def test_what_is_being_deleted_is_neither_deleted_again_nor_taken_for_there():
     assert names(plan.steps(OWNER, [manifest("a")], [leaving]).apply) == ["a"]
 
 
-def test_nothing_of_anyone_else_is_touched():
+def test_objects_of_other_owners_are_not_touched():
     theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "prod", "uid": "x"}}
     steps = plan.steps(OWNER, [manifest("a"), manifest("b")], [theirs])
     assert [str(reference) for reference in steps.taken] == ["ConfigMap a"]
@@ -79,7 +79,7 @@ def test_nothing_of_anyone_else_is_touched():
 
 
 def deployment(name, *, replicas=1, node_pool=None, ready=None):
-    """A workload as it is wanted; with `ready`, as its controller reports it."""
+    """A desired workload; with `ready`, the workload as its controller reports it."""
     body = manifest(name, "Deployment", spec={"replicas": replicas})
     tags = {"app.kubernetes.io/component": "engine" if node_pool else "gateway"}
     body["metadata"]["labels"] = {**tags, **({"tidegate.dev/node-pool": node_pool} if node_pool else {})}
@@ -100,7 +100,7 @@ def deployment(name, *, replicas=1, node_pool=None, ready=None):
         pytest.param(None, 1, False, id="an engine is not there yet"),
     ],
 )
-def test_what_is_no_longer_wanted_stays_until_what_is_wanted_serves(engines, gateway, spared):
+def test_old_engines_stay_until_the_desired_engines_and_gateways_serve(engines, gateway, spared):
     desired = [deployment("new", node_pool="new"), deployment("gateway")]
     current = [deployment("old", node_pool="old", ready=1), deployment("gateway", ready=gateway)]
     if engines is not None:
@@ -108,14 +108,14 @@ def test_what_is_no_longer_wanted_stays_until_what_is_wanted_serves(engines, gat
     assert plan.can_spare(desired, current) is spared
 
 
-def test_where_no_engine_is_wanted_nothing_is_waited_for():
+def test_a_pool_without_desired_engines_waits_for_nothing():
     desired = [deployment("new", node_pool="new", replicas=0), deployment("gateway")]
     assert plan.can_spare(desired, [deployment("gateway", ready=0)])
 
 
 @st.composite
 def worlds(draw):
-    """Some manifests that are wanted, and a world left over from others that were wanted before."""
+    """Some desired manifests, and the objects that exist for other manifests that were desired before."""
 
     def some():
         chosen = draw(st.lists(st.sampled_from("abcdef"), unique=True))
@@ -128,7 +128,7 @@ def worlds(draw):
 
 
 @given(worlds())
-def test_carrying_out_the_steps_leaves_nothing_to_do(world):
+def test_no_steps_are_left_after_the_steps_are_carried_out(world):
     desired, observed = world
     done = after(plan.steps(OWNER, desired, observed), observed)
     assert plan.steps(OWNER, desired, done) == plan.Steps(apply=(), delete=(), taken=())

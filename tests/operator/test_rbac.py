@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from tidegate_operator import objects, reconcile, render, spec, spread, testing
+from tidegate_operator import objects, operator_doubles, reconcile, render, replica_allocation, spec
 
 UNSEEN = {
     # Server-side apply creates what is not there: the API server checks "create", and the audit log says "patch".
@@ -59,7 +59,7 @@ def asked(plane, user):
 async def test_the_operator_needs_all_its_rights_and_no_others(
     plane, kubectl, operator, namespace, cluster, rules, eventually
 ):
-    kubectl("apply", "-f", "-", body=testing.pool())
+    kubectl("apply", "-f", "-", body=operator_doubles.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     # Children of every kind that an older version has left must go.
     pool = spec.parse(await cluster.pool(namespace, "chat"), rules.known)
@@ -81,12 +81,12 @@ async def test_the_operator_needs_all_its_rights_and_no_others(
 
 
 def one_of_each(pool, rules):
-    manifests = render.manifests(pool, spread.desired(pool), images=rules.images, operator_namespace="x")
+    manifests = render.manifests(pool, replica_allocation.desired(pool), images=rules.images, operator_namespace="x")
     return {manifest["kind"]: manifest for manifest in manifests}.values()
 
 
 @pytest.mark.parametrize("right", sorted(UNSEEN), ids=":".join)
-async def test_without_a_right_that_leaves_no_trace_it_does_not_work(
+async def test_each_right_that_the_audit_log_does_not_show_is_needed(
     plane, kubectl, installed, as_operator, namespace, rules, right
 ):
     group, resource, verb = right
@@ -97,7 +97,7 @@ async def test_without_a_right_that_leaves_no_trace_it_does_not_work(
         role["rules"].append({"apiGroups": [group], "resources": [resource], "verbs": fewer})
     role["rules"] = [rule for rule in role["rules"] if rule["resources"] and rule["verbs"]]
     kubectl("replace", "-f", "-", body=role)
-    kubectl("create", "-f", "-", body=testing.pool())
+    kubectl("create", "-f", "-", body=operator_doubles.pool())
     now = datetime.datetime.now(datetime.UTC)
     result = await reconcile.reconcile(as_operator, namespace, "chat", rules=rules, now=now)
-    assert result is reconcile.Result.REFUSED
+    assert result is reconcile.Result.REJECTED

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tidegate_operator import objects, plan, reconcile, render, spec, spread, testing
+from tidegate_operator import objects, operator_doubles, plan, reconcile, render, replica_allocation, spec
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 
@@ -24,8 +24,8 @@ def conditions(body):
     return {item["type"]: item for item in body["status"]["conditions"]}
 
 
-async def test_a_pool_gets_its_children_and_running_again_writes_nothing(cluster, kubectl, namespace, rules):
-    kubectl("create", "-f", "-", body=testing.pool())
+async def test_a_pool_gets_its_children_and_a_second_reconcile_writes_nothing(cluster, kubectl, namespace, rules):
+    kubectl("create", "-f", "-", body=operator_doubles.pool())
     assert await run(cluster, namespace, rules) is reconcile.Result.SETTLED
     pool = await cluster.pool(namespace, "chat")
     assert identities(await cluster.children(namespace, "chat"), owned_by=pool["metadata"]["uid"]) == sorted(
@@ -44,14 +44,14 @@ async def test_a_pool_gets_its_children_and_running_again_writes_nothing(cluster
     kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=60s")
     kubectl("rollout", "status", "statefulset/chat-valkey", "--timeout=60s")
     await run(cluster, namespace, rules)
-    watchful = testing.MortalCluster(cluster, after=0)
+    watchful = operator_doubles.MortalCluster(cluster, after=0)
     await run(watchful, namespace, rules)  # any write would be its death
     assert conditions(await cluster.pool(namespace, "chat"))["Ready"]["status"] == "True"
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sim"])
 async def test_a_full_spec_settles_too(cluster, kubectl, namespace, rules, kind):
-    """Every field that a spec may have comes back from the API server as it was stated."""
+    """The API server returns every field of a full spec as it was stated."""
     more = {
         "engine": {
             "kind": kind, "image": "x:1", "env": [{"name": "A", "value": ""}, {"name": "B", "value": "b"}],
@@ -63,16 +63,18 @@ async def test_a_full_spec_settles_too(cluster, kubectl, namespace, rules, kind)
         "nodePools": [{"name": "a", "accelerator": "NVIDIA-A100-SXM4-80GB", "tensorParallel": 2, "args": ["--x"]}],
         "state": {"valkey": {"embedded": True, "storage": {"size": "1Gi"}}},
     }  # fmt: skip
-    kubectl("create", "-f", "-", body=testing.pool(**more))
+    kubectl("create", "-f", "-", body=operator_doubles.pool(**more))
     await run(cluster, namespace, rules)
     children = await cluster.children(namespace, "chat")
     pool = spec.parse(await cluster.pool(namespace, "chat"), rules.known)
-    desired = render.manifests(pool, spread.desired(pool), images=rules.images, operator_namespace="tidegate-system")
+    desired = render.manifests(
+        pool, replica_allocation.desired(pool), images=rules.images, operator_namespace="tidegate-system"
+    )
     assert plan.steps(pool.uid, desired, children) == plan.Steps(apply=(), delete=(), taken=())
 
 
-async def test_what_someone_else_changes_is_put_right_and_what_they_add_stays(cluster, kubectl, namespace, rules):
-    kubectl("create", "-f", "-", body=testing.pool())
+async def test_changes_of_others_are_undone_and_their_additions_stay(cluster, kubectl, namespace, rules):
+    kubectl("create", "-f", "-", body=operator_doubles.pool())
     await run(cluster, namespace, rules)
     kubectl("scale", "deployment/chat-engine-fast", "--replicas=7")
     kubectl("delete", "service/chat-gateway")
@@ -83,7 +85,7 @@ async def test_what_someone_else_changes_is_put_right_and_what_they_add_stays(cl
     kubectl("get", "service/chat-gateway")
 
 
-RENAMED = testing.pool(nodePools=[{"name": "fast", "replicas": 2}, {"name": "new"}])
+RENAMED = operator_doubles.pool(nodePools=[{"name": "fast", "replicas": 2}, {"name": "new"}])
 
 
 async def engines_of(cluster, namespace, kind="Deployment"):
@@ -96,8 +98,8 @@ def wait_until_settled(kubectl):
         kubectl("rollout", "status", name, "--timeout=120s")
 
 
-async def test_a_node_pool_that_is_renamed_serves_until_its_successor_does(cluster, kubectl, namespace, rules):
-    kubectl("create", "-f", "-", body=testing.pool())
+async def test_a_renamed_node_pool_serves_until_its_successor_serves(cluster, kubectl, namespace, rules):
+    kubectl("create", "-f", "-", body=operator_doubles.pool())
     await run(cluster, namespace, rules)
     kubectl("replace", "-f", "-", body=RENAMED)
     await run(cluster, namespace, rules)
@@ -113,15 +115,15 @@ async def test_a_node_pool_that_is_renamed_serves_until_its_successor_does(clust
     assert conditions(pool)["Ready"]["status"] == "True"
 
 
-async def test_a_node_pool_whose_successor_is_refused_is_not_deleted(cluster, kubectl, namespace, rules, eventually):
-    kubectl("create", "-f", "-", body=testing.pool())
+async def test_a_node_pool_whose_successor_is_rejected_is_not_deleted(cluster, kubectl, namespace, rules, eventually):
+    kubectl("create", "-f", "-", body=operator_doubles.pool())
     await run(cluster, namespace, rules)
     wait_until_settled(kubectl)
     kubectl("create", "quota", "full", "--hard=count/deployments.apps=3")
     eventually(lambda: kubectl("get", "quota/full", "-o", "jsonpath={.status.used}"))
     kubectl("replace", "-f", "-", body=RENAMED)
     for _ in range(2):  # once more with everything else settled
-        assert await run(cluster, namespace, rules) is reconcile.Result.REFUSED
+        assert await run(cluster, namespace, rules) is reconcile.Result.REJECTED
         wait_until_settled(kubectl)
         for kind in ("Deployment", "Service", "PodDisruptionBudget"):
             assert await engines_of(cluster, namespace, kind) >= {"chat-engine-fast", "chat-engine-slow"}
@@ -133,23 +135,28 @@ async def test_a_node_pool_whose_successor_is_refused_is_not_deleted(cluster, ku
     assert await engines_of(cluster, namespace) == {"chat-engine-fast", "chat-engine-new"}
 
 
-async def test_a_field_that_the_spec_gives_up_is_withdrawn(cluster, kubectl, namespace, rules):
-    kubectl("create", "-f", "-", body=testing.pool(engine={"kind": "sim", "priorityClassName": "system-node-critical"}))
+async def test_a_field_that_the_spec_no_longer_has_is_withdrawn(cluster, kubectl, namespace, rules):
+    kubectl(
+        "create",
+        "-f",
+        "-",
+        body=operator_doubles.pool(engine={"kind": "sim", "priorityClassName": "system-node-critical"}),
+    )
     await run(cluster, namespace, rules)
-    kubectl("replace", "-f", "-", body=testing.pool())
+    kubectl("replace", "-f", "-", body=operator_doubles.pool())
     await run(cluster, namespace, rules)
     deployment = json.loads(kubectl("get", "deployment/chat-engine-fast", "-o", "json"))
     assert "priorityClassName" not in deployment["spec"]["template"]["spec"]
 
 
-async def test_a_spec_that_cannot_be_built_is_told_and_what_runs_keeps_running(cluster, kubectl, namespace, rules):
-    kubectl("create", "-f", "-", body=testing.pool())
+async def test_an_invalid_spec_is_reported_and_the_pool_keeps_running(cluster, kubectl, namespace, rules):
+    kubectl("create", "-f", "-", body=operator_doubles.pool())
     await run(cluster, namespace, rules)
     before = identities(
         await cluster.children(namespace, "chat"), owned_by=(await cluster.pool(namespace, "chat"))["metadata"]["uid"]
     )
     circle = [{"name": "w", "stages": [{"name": "a", "after": ["b"]}, {"name": "b", "after": ["a"]}]}]
-    kubectl("replace", "-f", "-", body=testing.pool(nodePools=[{"name": "other"}], workflows=circle))
+    kubectl("replace", "-f", "-", body=operator_doubles.pool(nodePools=[{"name": "other"}], workflows=circle))
     await run(cluster, namespace, rules)
     pool = await cluster.pool(namespace, "chat")
     assert identities(await cluster.children(namespace, "chat"), owned_by=pool["metadata"]["uid"]) == before
@@ -161,26 +168,26 @@ async def test_a_spec_that_cannot_be_built_is_told_and_what_runs_keeps_running(c
     assert "InvalidSpec" in kubectl("events", "--for", "servingpool/chat")
 
 
-async def test_a_name_that_somebody_else_has_is_left_alone_and_told(cluster, kubectl, namespace, rules):
+async def test_an_object_of_another_owner_is_not_touched_and_is_reported(cluster, kubectl, namespace, rules):
     kubectl("create", "configmap", "chat-gateway", "--from-literal=mine=yes")
-    kubectl("create", "-f", "-", body=testing.pool())
-    assert await run(cluster, namespace, rules) is reconcile.Result.REFUSED
+    kubectl("create", "-f", "-", body=operator_doubles.pool())
+    assert await run(cluster, namespace, rules) is reconcile.Result.REJECTED
     assert kubectl("get", "configmap/chat-gateway", "-o", "jsonpath={.data}") == '{"mine":"yes"}'
     degraded = conditions(await cluster.pool(namespace, "chat"))["Degraded"]
     assert (degraded["reason"], degraded["message"]) == (
         "NameTaken",
-        "ConfigMap chat-gateway exists and belongs to someone else",
+        "ConfigMap chat-gateway exists and belongs to another owner",
     )
     kubectl("delete", "configmap/chat-gateway")
     assert await run(cluster, namespace, rules) is reconcile.Result.SETTLED
 
 
-async def test_what_the_api_server_refuses_is_told_in_its_words_and_the_rest_is_built(
+async def test_a_rejection_is_reported_in_the_api_servers_words_and_the_other_objects_are_built(
     cluster, kubectl, namespace, rules
 ):
     broken = {"kind": "sim", "volumeMounts": [{"name": "missing", "mountPath": "/x"}]}
-    kubectl("create", "-f", "-", body=testing.pool(engine=broken))
-    assert await run(cluster, namespace, rules) is reconcile.Result.REFUSED
+    kubectl("create", "-f", "-", body=operator_doubles.pool(engine=broken))
+    assert await run(cluster, namespace, rules) is reconcile.Result.REJECTED
     degraded = conditions(await cluster.pool(namespace, "chat"))["Degraded"]
     assert degraded["reason"] == "Refused"
     assert 'volumeMounts[1].name: Not found: "missing"' in degraded["message"]
@@ -189,7 +196,7 @@ async def test_what_the_api_server_refuses_is_told_in_its_words_and_the_rest_is_
 
 async def test_pods_that_the_namespace_forbids_make_the_pool_degraded(cluster, kubectl, namespace, rules):
     root = {"kind": "sim", "volumes": [{"name": "host", "hostPath": {"path": "/"}}]}
-    kubectl("create", "-f", "-", body=testing.pool(engine=root))
+    kubectl("create", "-f", "-", body=operator_doubles.pool(engine=root))
     await run(cluster, namespace, rules)
     kubectl("wait", "deployment/chat-engine-fast", "--for=condition=ReplicaFailure", "--timeout=30s")
     await run(cluster, namespace, rules)
@@ -198,45 +205,45 @@ async def test_pods_that_the_namespace_forbids_make_the_pool_degraded(cluster, k
     assert "violates PodSecurity" in degraded["message"]
 
 
-async def test_a_pool_that_is_gone_is_nothing_to_do(cluster, namespace, rules):
+async def test_a_deleted_pool_needs_nothing(cluster, namespace, rules):
     assert await run(cluster, namespace, rules) is reconcile.Result.GONE
 
 
-async def test_killed_between_any_two_writes_it_leaves_children_neither_missing_nor_double(
+async def test_an_operator_killed_between_any_two_writes_leaves_no_child_missing_or_duplicated(
     cluster, kubectl, namespace, rules
 ):
     """Creation and an edit that adds, changes and removes children, each cut short at every write."""
     no_engines = [{"name": "fast", "replicas": 0}, {"name": "new", "replicas": 0}]  # so "slow" may go at once
     edited = {"nodePools": no_engines, "tenants": [{"name": "t"}]}
-    kubectl("create", "-f", "-", body=testing.pool("whole"))
+    kubectl("create", "-f", "-", body=operator_doubles.pool("whole"))
     creating = await writes_of_a_whole_run(cluster, namespace, rules, "whole")
     born = await names_after(cluster, namespace, "whole")
-    kubectl("replace", "-f", "-", body=testing.pool("whole", **edited))
+    kubectl("replace", "-f", "-", body=operator_doubles.pool("whole", **edited))
     editing = await writes_of_a_whole_run(cluster, namespace, rules, "whole")
     changed = await names_after(cluster, namespace, "whole")
     assert (creating, editing) == (20, 10)
 
     for after in range(creating):
         name = f"born-{after}"
-        kubectl("create", "-f", "-", body=testing.pool(name))
+        kubectl("create", "-f", "-", body=operator_doubles.pool(name))
         await die_and_recover(cluster, namespace, rules, name, after)
         assert await names_after(cluster, namespace, name) == born
     for after in range(editing):
         name = f"born-{after}"
-        kubectl("replace", "-f", "-", body=testing.pool(name, **edited))
+        kubectl("replace", "-f", "-", body=operator_doubles.pool(name, **edited))
         await die_and_recover(cluster, namespace, rules, name, after)
         assert await names_after(cluster, namespace, name) == changed
 
 
 async def writes_of_a_whole_run(cluster, namespace, rules, name):
-    counting = testing.MortalCluster(cluster, after=1000)
+    counting = operator_doubles.MortalCluster(cluster, after=1000)
     await run(counting, namespace, rules, name)
     return counting.writes
 
 
 async def die_and_recover(cluster, namespace, rules, name, after):
-    with pytest.raises(testing.Died):
-        await run(testing.MortalCluster(cluster, after=after), namespace, rules, name)
+    with pytest.raises(operator_doubles.Died):
+        await run(operator_doubles.MortalCluster(cluster, after=after), namespace, rules, name)
     assert await run(cluster, namespace, rules, name) is reconcile.Result.SETTLED
 
 
@@ -256,25 +263,25 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-async def test_what_the_api_server_does_not_understand_is_said_and_stops_nothing_else(
+async def test_an_object_that_the_api_server_cannot_type_is_reported_and_the_others_are_built(
     cluster, kubectl, namespace, rules, mistake
 ):
-    kubectl("create", "-f", "-", body=testing.pool(engine={"kind": "sim", **MISTAKES[mistake]}))
-    assert await run(cluster, namespace, rules) is reconcile.Result.REFUSED
+    kubectl("create", "-f", "-", body=operator_doubles.pool(engine={"kind": "sim", **MISTAKES[mistake]}))
+    assert await run(cluster, namespace, rules) is reconcile.Result.REJECTED
     degraded = conditions(await cluster.pool(namespace, "chat"))["Degraded"]
     assert (degraded["status"], degraded["reason"]) == ("True", "Refused")
     assert "Deployment chat-engine-fast: " in degraded["message"]
     kubectl("get", "deployment/chat-gateway")
 
 
-async def test_a_spec_may_replace_what_every_pod_is_given(cluster, kubectl, namespace, rules):
+async def test_a_spec_may_replace_the_defaults_of_every_pod(cluster, kubectl, namespace, rules):
     engine = {
         "kind": "sim",
         "env": [{"name": "HOME", "value": "/cache"}],
         "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "9Gi"}}, {"name": "cache", "emptyDir": {}}],
         "volumeMounts": [{"name": "cache", "mountPath": "/tmp"}],
     }
-    kubectl("create", "-f", "-", body=testing.pool(engine=engine))
+    kubectl("create", "-f", "-", body=operator_doubles.pool(engine=engine))
     assert await run(cluster, namespace, rules) is reconcile.Result.SETTLED
     pod = json.loads(kubectl("get", "deployment/chat-engine-fast", "-o", "jsonpath={.spec.template.spec}"))
     (container,) = pod["containers"]

@@ -6,7 +6,7 @@ import yaml
 
 import tidegate_profiles
 from tidegate_gateway import gateway_settings
-from tidegate_operator import render, spec, spread
+from tidegate_operator import render, replica_allocation, spec
 from tidegate_policy import cost
 from tidegate_policy.admit import promises
 
@@ -24,7 +24,9 @@ def body(**changes):
 
 def manifests(**changes):
     pool = spec.parse(body(**changes), KNOWN)
-    return list(render.manifests(pool, spread.desired(pool), images=IMAGES, operator_namespace="tidegate-system"))
+    return list(
+        render.manifests(pool, replica_allocation.desired(pool), images=IMAGES, operator_namespace="tidegate-system")
+    )
 
 
 def pick(found, kind, name):
@@ -62,11 +64,11 @@ def test_the_longest_names_still_fit():
     longest = body(nodePools=[node_pool])
     longest["metadata"]["name"] = "p" * 30
     pool = spec.parse(longest, KNOWN)
-    for item in render.manifests(pool, spread.desired(pool), images=IMAGES, operator_namespace="x"):
+    for item in render.manifests(pool, replica_allocation.desired(pool), images=IMAGES, operator_namespace="x"):
         assert len(item["metadata"]["name"]) <= 63
 
 
-def test_a_store_of_ones_own_is_not_replaced_by_ours():
+def test_a_pool_with_an_external_store_gets_no_embedded_one():
     valkey = {"url": "redis://valkey.stores:6379/0", "secretRef": {"name": "store", "key": "password"}}
     found = manifests(state={"valkey": valkey})
     assert not [item for item in found if "valkey" in item["metadata"]["name"]]
@@ -87,7 +89,7 @@ def test_a_gateway_restarts_when_its_settings_change_and_only_then():
     assert digest() == digest(replicas=3)
 
 
-def test_a_simulated_engine_runs_our_image_at_its_profile():
+def test_a_simulated_engine_runs_tidegates_image_at_its_profile():
     engine = {**body()["spec"]["engine"], "kind": "sim", "simSpeed": 10, "args": []}
     del engine["image"]
     container = engine_container(manifests(engine=engine))
@@ -106,14 +108,14 @@ def test_the_gateway_predicts_a_simulated_engine_at_its_speed(speed):
     text = pick(manifests(engine=engine), "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
     profiled, unprofiled = gateway_settings.from_mapping(yaml.safe_load(text)).services
     shipped = tidegate_profiles.load("a100-70b-tp8")["cost"]
-    told = shipped if profiled.cost is None else profiled.cost
-    predicted = cost.from_mapping(told).step_seconds(uncached=1000, attended=500_000, decodes=3, context=3000)
+    stated = shipped if profiled.cost is None else profiled.cost
+    predicted = cost.from_mapping(stated).step_seconds(uncached=1000, attended=500_000, decodes=3, context=3000)
     alone = cost.from_mapping(shipped).step_seconds(uncached=1000, attended=500_000, decodes=3, context=3000)
     assert predicted == pytest.approx(alone / speed)
     assert unprofiled.cost is None
 
 
-def test_devices_may_come_by_a_resource_claim():
+def test_devices_may_come_from_a_resource_claim():
     node_pool = {**body()["spec"]["nodePools"][0], "resourceClaimTemplateName": "eight-gpus"}
     found = manifests(nodePools=[node_pool])
     pod = pick(found, "Deployment", "chat-engine-a100")["spec"]["template"]["spec"]
@@ -126,19 +128,19 @@ def test_devices_may_come_by_a_resource_claim():
     ("uri", "expected"),
     [("hf://Qwen/Qwen3-8B", "Qwen/Qwen3-8B"), ("file:///models/qwen", "/models/qwen"), (None, "demo")],
 )
-def test_the_weights_are_found(uri, expected):
+def test_the_location_of_the_weights_reaches_vllm(uri, expected):
     model = {"name": "demo", **({"uri": uri} if uri else {})}
     assert f"--model={expected}" in engine_container(manifests(model=model))["args"]
 
 
 @pytest.mark.parametrize("endpoint", [None, "http://otel.observability:4317"])
-def test_spans_go_where_the_spec_says(endpoint):
+def test_spans_go_to_the_collector_of_the_spec(endpoint):
     gateway = {**body()["spec"]["gateway"], "tracing": {"endpoint": endpoint} if endpoint else {}}
     text = pick(manifests(gateway=gateway), "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
     assert gateway_settings.from_mapping(yaml.safe_load(text)).tracing.endpoint == endpoint
 
 
-def test_the_settings_are_what_the_gateway_reads():
+def test_the_gateway_can_read_the_rendered_settings():
     text = pick(manifests(), "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
     read = gateway_settings.from_mapping(yaml.safe_load(text))
     assert [service.name for service in read.services] == ["chat-engine-a100.prod.svc", "chat-engine-a6000.prod.svc"]
@@ -147,12 +149,14 @@ def test_the_settings_are_what_the_gateway_reads():
     assert read.store.pool == "prod.chat"
 
 
-def test_pull_secrets_reach_every_pod_and_a_pools_own_replace_them_for_its_engines():
+def test_pull_secrets_reach_every_pod_and_a_pools_secrets_replace_them_for_its_engines():
     images = dataclasses.replace(IMAGES, pull_secrets=("registry",))
 
     def secrets(**changes):
         pool = spec.parse(body(**changes), KNOWN)
-        found = render.manifests(pool, spread.desired(pool), images=images, operator_namespace="tidegate-system")
+        found = render.manifests(
+            pool, replica_allocation.desired(pool), images=images, operator_namespace="tidegate-system"
+        )
         pods = {
             item["metadata"]["name"]: item["spec"]["template"]["spec"]
             for item in found

@@ -23,7 +23,7 @@ def problems(**changes):
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_the_documented_example_is_understood():
+def test_the_documented_example_is_parsed():
     pool = spec.parse(stored(), KNOWN)
     assert pool.model == spec.Model(name="Qwen/Qwen3-8B", uri="hf://Qwen/Qwen3-8B", max_model_len=32768)
     assert [(item.name, item.gpus, item.max_replicas) for item in pool.node_pools] == [
@@ -35,43 +35,43 @@ def test_the_documented_example_is_understood():
     assert pool.steering.interval_s == 30
 
 
-def test_the_way_back_is_always_allowed():
+def test_the_safe_policy_is_always_allowed():
     policy = {**stored()["spec"]["policy"], "allow": ["edf"]}
     assert spec.parse(stored(policy=policy), KNOWN).steering.allow == ("edf", "fcfs")
 
 
-def test_simulated_engines_ask_for_no_gpu():
+def test_simulated_engines_request_no_gpu():
     engine = {**stored()["spec"]["engine"], "kind": "sim"}
     assert [item.gpus for item in spec.parse(stored(engine=engine), KNOWN).node_pools] == [0, 0]
 
 
-def test_a_policy_that_does_not_exist_is_named_with_those_that_do():
+def test_an_unknown_policy_is_reported_with_the_known_ones():
     policy = {**stored()["spec"]["policy"], "allow": ["edf", "fifo"]}
     assert problems(policy=policy) == [
         "spec.policy.allow: there is no policy 'fifo'; this version has edf, fcfs, priority, sjf, two-lane, urgency"
     ]
 
 
-def test_a_profile_that_does_not_exist_is_named_with_its_node_pool():
+def test_an_unknown_profile_is_reported_with_its_node_pool():
     node_pools = [{**stored()["spec"]["nodePools"][0], "profile": "abacus"}]
     assert problems(nodePools=node_pools) == [
         "spec.nodePools[a100].profile: there is no profile 'abacus'; this version has a100-70b-tp8"
     ]
 
 
-def test_stages_that_wait_for_each_other_are_named_in_their_circle():
+def test_a_cycle_of_stages_is_reported_with_the_names_of_its_stages():
     def stage(name, *after):
         return {"name": name, "after": list(after)}
 
     workflows = [{"name": "loop", "stages": [stage("a", "c"), stage("b", "a"), stage("c", "b"), stage("d")]}]
     (problem,) = problems(workflows=workflows)
-    assert problem.startswith("spec.workflows[loop].stages: stages wait for each other: ")
+    assert problem.startswith("spec.workflows[loop].stages: stages wait for each other in a cycle: ")
     circle = problem.rpartition(": ")[2].split(" -> ")
     assert set(circle) == {"a", "b", "c"}
     assert circle[0] == circle[-1]
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_reported_at_once():
     policy = {**stored()["spec"]["policy"], "allow": ["fifo"]}
     node_pools = [{**stored()["spec"]["nodePools"][0], "profile": "abacus"}]
     assert len(problems(policy=policy, nodePools=node_pools)) == 2

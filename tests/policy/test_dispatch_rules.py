@@ -28,7 +28,13 @@ def context(
 ) -> routing.RoutingContext:
     settings = routing.DispatchSettings(**{"rule": "score", **dispatch})  # type: ignore[arg-type]
     return routing.RoutingContext(
-        now=now, call=call, engines=engines, settings=settings, turn=turn, rng=random.Random(seed)
+        now=now,
+        call=call,
+        engines=engines,
+        settings=settings,
+        turn=turn,
+        rng=random.Random(seed),
+        prices=routing.Prices(call),
     )
 
 

@@ -40,7 +40,7 @@ class Gate(Dispatcher):
         self.table = EngineTable(max_inflight, OutlierSettings())
         super().__init__(
             self.table,
-            policy=policies.named(policy),
+            policy=policies.create(policy),
             settings=DispatchSettings(),
             limits=Limits(**limits),  # type: ignore[arg-type]
             retry=RetrySettings(max_attempts=5),
@@ -96,7 +96,7 @@ def test_a_switch_reorders_the_waiting_calls() -> None:
     gate = dispatcher("fcfs", max_inflight=1, engines=1)
     for each in (call("out"), call("long", output=500), call("short", output=5)):
         gate.on_arrival(0.0, each)
-    assert gate.on_policy(policies.named("sjf")) == 2
+    assert gate.on_policy(0.0, policies.create("sjf")) == 2
     assert [waiting.id for waiting in gate.waiting_calls()] == ["short", "long"]
 
 
@@ -305,7 +305,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(policy=st.sampled_from(sorted(policies.POLICIES)))
     def switch(self, policy: str) -> None:
-        self.gate.on_policy(policies.named(policy))
+        self.gate.on_policy(self.now, policies.create(policy))
 
     @invariant()
     def every_call_waits_or_is_at_an_engine(self) -> None:

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tidegate_policy import policies
 from tidegate_policy.qos import Histogram, Qos, Tally
-from tidegate_policy.steer import guards, rules
+from tidegate_policy.steer import guards, proposal, rules
 
 ALLOW = frozenset(policies.POLICIES)
-THRESHOLDS = rules.Thresholds()
+RULES = rules.Rules()
 CAREFUL = guards.GuardSettings()
 
 
@@ -35,11 +35,11 @@ def window(*, ttft_s: float = 0.1, calls: int = 100, missed: int = 0, blocked: i
 
 
 def proposed(qos: Qos, active: str = "fcfs", allow: frozenset[str] = ALLOW) -> str | None:
-    proposal = rules.propose(qos, active, allow, THRESHOLDS)
+    proposal = RULES.propose(qos, active, allow)
     return None if proposal is None else proposal.policy
 
 
-def test_a_pool_that_does_well_is_left_alone() -> None:
+def test_a_pool_without_symptoms_keeps_its_policy() -> None:
     assert proposed(window()) is None
 
 
@@ -57,35 +57,35 @@ def test_short_calls_behind_long_ones_ask_for_lanes() -> None:
     assert proposed(window(blocked=40, service=mixed)) == "two-lane"
 
 
-def test_waiting_among_equals_is_no_reason_for_lanes() -> None:
+def test_waiting_among_equal_calls_does_not_propose_lanes() -> None:
     assert proposed(window(blocked=40)) is None
 
 
-def test_nobody_waits_so_no_order_can_help() -> None:
+def test_without_waiting_calls_no_policy_is_proposed() -> None:
     assert proposed(window(missed=50, waiting=0)) is None
 
 
-def test_few_calls_prove_nothing() -> None:
+def test_few_calls_are_no_evidence() -> None:
     assert proposed(window(calls=3, missed=3, waiting=2)) is None
 
 
 def test_thrashing_and_silence_are_emergencies() -> None:
     for qos in (window(preemptions=90), window(engines=1, silent=2)):
-        proposal = rules.propose(qos, "edf", ALLOW, THRESHOLDS)
+        proposal = RULES.propose(qos, "edf", ALLOW)
         assert proposal is not None
         assert (proposal.policy, proposal.emergency) == ("fcfs", True)
 
 
-def test_what_is_not_allowed_is_not_proposed() -> None:
+def test_a_policy_that_is_not_allowed_is_not_proposed() -> None:
     assert proposed(window(missed=20), allow=frozenset({"fcfs"})) is None
 
 
-def state(active: str = "fcfs", since_s: float = 0.0) -> guards.SteerState:
-    return guards.SteerState(active=active, since_s=since_s)
+def state(active: str = "fcfs", since_at_s: float = 0.0) -> guards.SteerState:
+    return guards.SteerState(active=active, since_at_s=since_at_s)
 
 
-EDF = rules.Proposal(policy="edf", reason="misses")
-PANIC = rules.Proposal(policy="fcfs", reason="thrash", emergency=True)
+EDF = proposal.Proposal(policy="edf", reason="misses")
+PANIC = proposal.Proposal(policy="fcfs", reason="thrash", emergency=True)
 
 
 def test_a_proposal_waits_for_the_dwell() -> None:
@@ -101,7 +101,7 @@ def test_a_proposal_waits_for_the_dwell() -> None:
 )
 def test_a_proposal_takes_effect_once_the_minimum_dwell_is_over(kind: guards.Kind, returns: int, dwell_s: int) -> None:
     quick = guards.GuardSettings(dwell_s=10.0, bypass_s=30.0)
-    active = guards.SteerState(active="fcfs", since_s=0.0, kind=kind, returns=returns)
+    active = guards.SteerState(active="fcfs", since_at_s=0.0, kind=kind, returns=returns)
     assert guards.minimum_dwell_s(active, quick) == dwell_s
     assert guards.step(dwell_s - 0.1, active, window(), EDF, quick)[1].kind is guards.Kind.KEEP
     assert guards.step(dwell_s, active, window(), EDF, quick)[1].kind is guards.Kind.SWITCH
@@ -112,7 +112,7 @@ def test_a_bypass_does_not_wait() -> None:
     assert (verdict.kind, verdict.policy) == (guards.Kind.BYPASS, "fcfs")
 
 
-def test_a_switch_that_made_it_worse_is_rolled_back_and_banned() -> None:
+def test_a_switch_that_worsened_the_service_is_rolled_back_and_banned() -> None:
     after, _ = guards.step(60.0, state(), window(ttft_s=0.1), EDF, CAREFUL)
     back, verdict = guards.step(70.0, after, window(ttft_s=0.5), None, CAREFUL)
     assert (verdict.kind, verdict.policy) == (guards.Kind.ROLLBACK, "fcfs")
@@ -135,7 +135,7 @@ def test_no_misses_before_and_one_after_is_no_reason_to_roll_back() -> None:
     assert guards.step(70.0, after, window(missed=10), None, CAREFUL)[1].kind is guards.Kind.ROLLBACK
 
 
-def test_an_override_wins_and_its_end_hands_back_to_the_rules() -> None:
+def test_an_override_takes_precedence_and_its_end_returns_to_the_rules() -> None:
     held, verdict = guards.step(1.0, state(), window(), PANIC, CAREFUL, override="edf")
     assert (verdict.kind, verdict.policy) == (guards.Kind.OVERRIDE, "edf")
     held, verdict = guards.step(2.0, held, window(), PANIC, CAREFUL, override="edf")
@@ -151,28 +151,35 @@ def test_one_override_after_another_still_ends_where_it_began() -> None:
     assert guards.step(3.0, held, window(), None, CAREFUL)[1].policy == "sjf"
 
 
-def test_the_end_of_an_override_forgets_nothing() -> None:
+def test_the_end_of_an_override_keeps_the_memory() -> None:
     known = guards.SteerState(
-        active="edf", since_s=0.0, strikes={"sjf": 2}, banned_until_s={"sjf": 99.0}, left_s={"sjf": 3.0}, returns=2
+        active="edf",
+        since_at_s=0.0,
+        strikes={"sjf": 2},
+        banned_until_at_s={"sjf": 99.0},
+        left_at_s={"sjf": 3.0},
+        returns=2,
     )
     held, _ = guards.step(10.0, known, window(), None, CAREFUL, override="priority", allow=("edf", "sjf"))
     after, verdict = guards.step(20.0, held, window(), None, CAREFUL, allow=("edf", "sjf"))
     assert (verdict.kind, verdict.policy, verdict.reason) == (guards.Kind.SWITCH, "edf", "the override has ended")
-    assert (after.strikes, after.banned_until_s) == (known.strikes, known.banned_until_s)
-    assert (after.left_s, after.returns) == (known.left_s, known.returns)
+    assert (after.strikes, after.banned_until_at_s) == (known.strikes, known.banned_until_at_s)
+    assert (after.left_at_s, after.returns) == (known.left_at_s, known.returns)
 
 
-@pytest.mark.parametrize(("allow", "policy"), [(("sjf", "fcfs"), "sjf"), (("two-lane",), "fcfs")])
-def test_an_order_that_is_not_allowed_is_left_at_once(allow: tuple[str, ...], policy: str) -> None:
-    known = guards.SteerState(active="edf", since_s=0.0, strikes={"urgency": 1})
+@pytest.mark.parametrize(("allow", "policy"), [(("urgency", "fcfs"), "urgency"), (("two-lane",), "fcfs")])
+def test_a_policy_that_is_not_allowed_is_left_at_once(allow: tuple[str, ...], policy: str) -> None:
+    known = guards.SteerState(active="edf", since_at_s=0.0, strikes={"sjf": 1})
     after, verdict = guards.step(1.0, known, window(), None, CAREFUL, allow=allow)
     assert (verdict.kind, verdict.policy, verdict.reason) == (guards.Kind.SWITCH, policy, "edf is not allowed")
-    assert after.strikes == {"urgency": 1}
+    assert after.strikes == {"sjf": 1}
     assert guards.step(2.0, after, window(), None, CAREFUL, allow=allow)[1].kind is guards.Kind.KEEP
 
 
 PROPOSALS = st.none() | st.builds(
-    lambda policy, emergency: rules.Proposal(policy="fcfs" if emergency else policy, reason="x", emergency=emergency),
+    lambda policy, emergency: proposal.Proposal(
+        policy="fcfs" if emergency else policy, reason="x", emergency=emergency
+    ),
     st.sampled_from(sorted(ALLOW)),
     st.booleans(),
 )
@@ -189,12 +196,12 @@ HISTORIES = st.lists(
 @settings(deadline=None)
 @given(HISTORIES)
 def test_over_any_history_no_two_chosen_switches_are_closer_than_the_dwell(
-    history: list[tuple[float, rules.Proposal | None, Qos]],
+    history: list[tuple[float, proposal.Proposal | None, Qos]],
 ) -> None:
     current, now, last_change = state(), 0.0, 0.0
-    for seconds, proposal, qos in history:
+    for seconds, proposed, qos in history:
         now += seconds
-        current, verdict = guards.step(now, current, qos, proposal, CAREFUL)
+        current, verdict = guards.step(now, current, qos, proposed, CAREFUL)
         if verdict.kind is guards.Kind.SWITCH:
             assert now - last_change >= CAREFUL.dwell_s
         if verdict.kind is not guards.Kind.KEEP:
@@ -204,16 +211,18 @@ def test_over_any_history_no_two_chosen_switches_are_closer_than_the_dwell(
 
 @settings(deadline=None)
 @given(HISTORIES)
-def test_over_any_history_there_is_a_way_back_to_fcfs(history: list[tuple[float, rules.Proposal | None, Qos]]) -> None:
+def test_over_any_history_there_is_a_way_back_to_fcfs(
+    history: list[tuple[float, proposal.Proposal | None, Qos]],
+) -> None:
     current, now = state(), 0.0
-    for seconds, proposal, qos in history:
+    for seconds, proposed, qos in history:
         now += seconds
-        current, _ = guards.step(now, current, qos, proposal, CAREFUL)
+        current, _ = guards.step(now, current, qos, proposed, CAREFUL)
         _, verdict = guards.step(now, current, qos, PANIC, CAREFUL)
         assert verdict.policy == "fcfs"
 
 
-def test_rules_that_disagree_with_reality_oscillate_less_and_less() -> None:
+def test_a_proposal_that_always_worsens_the_service_is_tried_less_and_less_often() -> None:
     current, now = state(), 0.0
     switches = []
     while now < 86_400:
@@ -233,13 +242,13 @@ def switches_of(period_s: float, until_s: float) -> list[float]:
     while now < until_s:
         now += 10.0
         wanted = "two-lane" if now // period_s % 2 else "edf"
-        current, verdict = guards.step(now, current, window(), rules.Proposal(policy=wanted, reason="x"), CAREFUL)
+        current, verdict = guards.step(now, current, window(), proposal.Proposal(policy=wanted, reason="x"), CAREFUL)
         if verdict.kind is guards.Kind.SWITCH:
             switches.append(now)
     return switches
 
 
-def test_symptoms_that_take_turns_switch_less_and_less() -> None:
+def test_alternating_symptoms_cause_fewer_and_fewer_switches() -> None:
     switches = switches_of(period_s=20.0, until_s=86_400)
     gaps = [later - earlier for earlier, later in itertools.pairwise(switches)]
     assert gaps[0] < 2 * CAREFUL.dwell_s
@@ -247,11 +256,13 @@ def test_symptoms_that_take_turns_switch_less_and_less() -> None:
     assert len(switches) < 100
 
 
-def test_a_load_that_changes_slowly_is_followed_every_time() -> None:
+def test_every_slow_change_of_the_load_causes_a_switch() -> None:
     hours = 6
     assert len(switches_of(period_s=3600.0, until_s=hours * 3600)) == hours
 
 
-@pytest.mark.parametrize("allow", [frozenset({"sjf", "fcfs"}), frozenset({"fcfs", "edf"})])
-def test_a_pool_starts_with_short_jobs_first_where_it_may(allow: frozenset[str]) -> None:
-    assert rules.start(allow) == ("sjf" if "sjf" in allow else "fcfs")
+@pytest.mark.parametrize("allow", [frozenset({policies.DEFAULT, "edf"}), frozenset({"edf"})])
+def test_a_pool_starts_with_the_default_policy_where_it_is_allowed_else_with_the_safe_one(
+    allow: frozenset[str],
+) -> None:
+    assert guards.start_policy(allow) == (policies.DEFAULT if policies.DEFAULT in allow else policies.SAFE)

@@ -1,26 +1,61 @@
-"""The queue keeps everybody, once, in the order of the active policy."""
+"""The queue keeps each call, once, in the order of the active policy."""
+
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from tidegate_policy import policies
+from tidegate_policy import policies, waiting_queue
 from tidegate_policy.model import Call, CallId
-from tidegate_policy.waiting_queue import DuplicateCall, NobodyWaits, WaitingQueue
-
-POLICIES = st.sampled_from(sorted(policies.POLICIES))
+from tidegate_policy.waiting_queue import DuplicateCall, EmptyQueue, WaitingQueue
 
 
-def ticket(
-    name: str, *, due_s: float | None = None, service_s: float = 1.0, urgency: int = 2
-) -> policies.QueuedRequest:
+class Attained(policies.StaticPolicy):
+    """A policy of this test whose keys change with service: the call with the least output goes first."""
+
+    name = "attained"
+    keys_change = True
+
+    def __init__(self, **parameters: float) -> None:
+        super().__init__(**parameters)
+        self.output: dict[CallId, int] = {}
+
+    def key(self, item: policies.QueuedRequest) -> policies.Key:
+        return (float(self.output.get(item.call.id, 0)),)
+
+    def on_tokens(self, now: float, computed: Mapping[CallId, policies.Computed]) -> policies.Changed:
+        for call_id, tokens in computed.items():
+            self.output[call_id] = self.output.get(call_id, 0) + tokens.output_tokens
+        return list(computed)
+
+
+class Broken(policies.StaticPolicy):
+    """A policy that cannot give a key to one call."""
+
+    name = "broken"
+
+    def key(self, item: policies.QueuedRequest) -> policies.Key:
+        if item.call.id == "cursed":
+            raise RuntimeError("no key")
+        return (item.service_s,)
+
+
+def made(name: str) -> policies.Policy:
+    return Attained() if name == "attained" else policies.create(name)
+
+
+NAMES = [*sorted(policies.POLICIES), "attained"]
+
+
+def item(name: str, *, due_s: float | None = None, service_s: float = 1.0, urgency: int = 2) -> policies.QueuedRequest:
     call = Call(id=CallId(name), arrival_s=0.0, prompt_tokens=10, output_predicted=10, due_s=due_s, urgency=urgency)
     return policies.QueuedRequest(call=call, service_s=service_s)
 
 
-TICKETS = st.builds(
-    ticket,
+ITEMS = st.builds(
+    item,
     st.uuids().map(str),
     due_s=st.none() | st.floats(-10, 1000),
     service_s=st.floats(0, 100),
@@ -29,52 +64,67 @@ TICKETS = st.builds(
 
 
 class QueueAgainstList(RuleBasedStateMachine):
-    """The queue against the plainest model of it: a list of (rank, ticket), sorted when asked."""
+    """The queue against the plainest model of it: a list of (rank, item) that is sorted whenever it is read.
+
+    The model owns a second policy object, so that shared state cannot hide a missing call of the queue."""
 
     waiting = Bundle("waiting")
+    started = Bundle("started")
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = WaitingQueue(policies.named("fcfs"))
-        self.gate = self.queue.policy.gate()
+        self.queue = WaitingQueue(policies.create("fcfs"))
+        self.twin = policies.create("fcfs")
         self.model: dict[str, tuple[int, policies.QueuedRequest]] = {}
         self.back = self.front = 0
 
+    def lanes(self) -> set[int]:
+        return {self.twin.lane(each) for _, each in self.model.values()}
+
     def expected(self) -> policies.QueuedRequest:
-        order = self.queue.policy
-        lanes = {order.lane(t) for _, t in self.model.values()}
-        lane = self.gate.next_lane(lanes)
+        lane = self.twin.turns.next_lane(self.lanes())
         return min(
-            ((order.key(t), rank, t) for rank, t in self.model.values() if order.lane(t) == lane),
+            ((self.twin.key(each), rank, each) for rank, each in self.model.values() if self.twin.lane(each) == lane),
             key=lambda row: row[:2],
         )[2]
 
-    @rule(target=waiting, new=TICKETS)
+    @rule(target=waiting, new=ITEMS)
     def push(self, new: policies.QueuedRequest) -> str:
         self.queue.push(new)
         self.back += 1
         self.model[new.call.id] = (self.back, new)
         return new.call.id
 
-    @rule(target=waiting, new=TICKETS)
-    def push_front(self, new: policies.QueuedRequest) -> str:
-        self.queue.push_front(new)
-        self.front -= 1
-        self.model[new.call.id] = (self.front, new)
-        return new.call.id
-
-    @rule()
-    def pop(self) -> None:
+    @rule(target=started)
+    def pop(self) -> object:
         if not self.model:
-            with pytest.raises(NobodyWaits):
-                self.queue.pop()
-            return
-        expected = self.expected()
+            with pytest.raises(EmptyQueue):
+                self.queue.pop(0.0)
+            return multiple()
+        expected, lanes = self.expected(), self.lanes()
         assert self.queue.peek() == expected
-        lanes = {self.queue.policy.lane(t) for _, t in self.model.values()}
-        assert self.queue.pop() == expected
-        self.gate.on_pop(self.queue.policy.lane(expected), lanes)
-        del self.model[expected.call.id]
+        start = self.queue.pop(0.0)
+        assert (start.item, start.lanes) == (expected, lanes)
+        self.twin.turns.take(self.twin.lane(expected), lanes)
+        rank, _ = self.model.pop(expected.call.id)
+        return (start, rank, self.twin)
+
+    @rule(target=waiting, taken=consumes(started))
+    def skip(self, taken: tuple[waiting_queue.Start, int, policies.Policy]) -> str:
+        start, rank, twin = taken
+        self.queue.skip(0.0, start)
+        if twin is self.twin:
+            twin.turns.give_back(start.lane, start.lanes)
+        self.model[start.item.call.id] = (rank, start.item)
+        return start.item.call.id
+
+    @rule(target=waiting, taken=consumes(started), service_s=st.floats(0, 100))
+    def preempt(self, taken: tuple[waiting_queue.Start, int, policies.Policy], service_s: float) -> str:
+        again = policies.QueuedRequest(call=taken[0].item.call, service_s=service_s)
+        self.queue.push_preempted(again)
+        self.front -= 1
+        self.model[again.call.id] = (self.front, again)
+        return again.call.id
 
     @rule(name=consumes(waiting))
     def remove(self, name: str) -> None:
@@ -82,34 +132,44 @@ class QueueAgainstList(RuleBasedStateMachine):
         known = self.model.pop(name, None)
         assert removed == (None if known is None else known[1])
 
-    @rule(target=waiting, name=waiting, service_s=st.floats(0, 100))
-    def rekey(self, name: str, service_s: float) -> object:
+    @rule(name=waiting, service_s=st.floats(0, 100))
+    def update(self, name: str, service_s: float) -> None:
         if name not in self.model:
             with pytest.raises(KeyError):
-                self.queue.rekey(ticket(name))
-            return multiple()
+                self.queue.update(item(name))
+            return
         rank, old = self.model[name]
         new = policies.QueuedRequest(call=old.call, service_s=service_s)
-        self.queue.rekey(new)
+        self.queue.update(new)
         self.model[name] = (rank, new)
-        return multiple()
 
-    @rule(policy=POLICIES)
+    @rule(name=waiting, tokens=st.integers(1, 9))
+    def serve_tokens(self, name: str, tokens: int) -> None:
+        computed = {CallId(name): policies.Computed(output_tokens=tokens)}
+        self.queue.rekey(self.queue.policy.on_tokens(0.0, computed))
+        self.twin.on_tokens(0.0, computed)
+
+    @rule(policy=st.sampled_from(NAMES))
     def switch(self, policy: str) -> None:
-        order = policies.named(policy)
-        self.queue.switch(order)
-        self.gate = order.gate()
+        self.queue.switch(made(policy))
+        self.twin = made(policy)
 
     @invariant()
-    def nobody_is_lost_or_doubled(self) -> None:
-        listed = [t.call.id for t in self.queue]
+    def no_call_is_lost_or_doubled(self) -> None:
+        listed = [each.call.id for each in self.queue]
         assert sorted(listed) == sorted(self.model)
         assert len(self.queue) == len(self.model)
 
     @invariant()
-    def iteration_is_the_order_of_pops(self) -> None:
-        if self.model:
-            assert next(iter(self.queue)) == self.queue.peek()
+    def the_first_k_calls_are_the_next_k_pops(self) -> None:
+        turns, left = self.twin.turns.copy(), dict(self.model)
+        for seen in self.queue.first(3):
+            lanes = {self.twin.lane(each) for _, each in left.values()}
+            lane = turns.next_lane(lanes)
+            rows = [(self.twin.key(e), r, e.call.id) for r, e in left.values() if self.twin.lane(e) == lane]
+            assert seen.call.id == min(rows)[2]
+            turns.take(lane, lanes)
+            del left[seen.call.id]
 
 
 QueueAgainstList.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
@@ -117,35 +177,111 @@ TestQueueAgainstList = QueueAgainstList.TestCase
 
 
 @pytest.mark.parametrize("policy", sorted(policies.POLICIES))
-def test_iteration_gives_exactly_what_pops_give(policy: str) -> None:
-    queue = WaitingQueue(policies.named(policy))
+def test_iteration_gives_exactly_the_calls_that_pops_give(policy: str) -> None:
+    queue = WaitingQueue(policies.create(policy))
     for index in range(50):
-        queue.push(ticket(str(index), due_s=(index * 37) % 50, service_s=(index * 13) % 11, urgency=index % 5))
+        queue.push(item(str(index), due_s=(index * 37) % 50, service_s=(index * 13) % 11, urgency=index % 5))
     listed = list(queue)
-    assert [queue.pop() for _ in range(50)] == listed
+    assert queue.first(7) == listed[:7]
+    assert [queue.pop(0.0).item for _ in range(50)] == listed
 
 
-def test_a_call_that_came_back_goes_before_its_equals() -> None:
-    queue = WaitingQueue(policies.named("fcfs"))
-    queue.push(ticket("a"))
-    queue.push(ticket("b"))
-    first = queue.pop()
-    queue.push_front(first)
-    assert [t.call.id for t in queue] == ["a", "b"]
+def test_a_preempted_call_goes_before_its_equals() -> None:
+    queue = WaitingQueue(policies.create("fcfs"))
+    for name in "abc":
+        queue.push(item(name))
+    queue.pop(0.0)
+    second = queue.pop(0.0)
+    queue.push_preempted(second.item)
+    assert [each.call.id for each in queue] == ["b", "c"]
+
+
+def test_a_skipped_call_stands_where_it_stood_among_calls_that_were_preempted_meanwhile() -> None:
+    queue = WaitingQueue(policies.create("fcfs"))
+    for name in "abc":
+        queue.push(item(name))
+    a, b = queue.pop(0.0), queue.pop(0.0)
+    queue.push_preempted(a.item)
+    queue.skip(0.0, b)
+    assert [each.call.id for each in queue] == ["a", "b", "c"]
+
+
+def test_a_start_that_is_skipped_after_a_switch_takes_no_turn_from_the_new_policy() -> None:
+    queue = WaitingQueue(policies.create("two-lane"))
+    for name, service_s in (("fast", 1.0), ("slow", 60.0)):
+        queue.push(item(name, service_s=service_s))
+    start = queue.pop(0.0)
+    queue.switch(policies.create("two-lane"))
+    fresh = queue.policy.turns.copy()
+    queue.skip(0.0, start)
+    assert queue.policy.turns == fresh
+
+
+def test_a_switch_to_a_policy_that_raises_changes_nothing() -> None:
+    queue = WaitingQueue(policies.create("fcfs"))
+    for name in ("b", "cursed", "a"):
+        queue.push(item(name))
+    before = queue.policy
+    with pytest.raises(RuntimeError, match="no key"):
+        queue.switch(Broken())
+    assert queue.policy is before
+    assert [each.call.id for each in queue] == ["b", "cursed", "a"]
+
+
+def test_two_queues_switch_together_or_not_at_all() -> None:
+    shared = policies.create("fcfs")
+    first, second = WaitingQueue(shared), WaitingQueue(shared)
+    first.push(item("a"))
+    second.push(item("cursed"))
+    with pytest.raises(RuntimeError, match="no key"):
+        waiting_queue.switch([first, second], Broken())
+    assert first.policy is second.policy is shared
+
+
+def test_two_queues_of_one_scheduler_share_the_turns_of_the_lanes() -> None:
+    shared = policies.create("two-lane", {"fast_share": 0.5})
+    queues = [WaitingQueue(shared), WaitingQueue(shared)]
+    for index, queue in enumerate(queues):
+        for count in range(4):
+            queue.push(item(f"fast{index}{count}", service_s=1.0))
+            queue.push(item(f"slow{index}{count}", service_s=60.0))
+    lanes = [queues[turn % 2].pop(0.0).item.call.id[:4] for turn in range(4)]
+    assert lanes == ["fast", "slow", "fast", "slow"], "with turns of its own, each queue would start with its fast lane"
+
+
+def test_a_call_skipped_into_the_other_queue_goes_before_its_equals_there() -> None:
+    shared = policies.create("fcfs")
+    first, second = WaitingQueue(shared), WaitingQueue(shared)
+    second.push(item("b"))
+    first.push(item("a"))
+    second.skip(0.0, first.pop(0.0))
+    assert [each.call.id for each in second] == ["a", "b"]
+
+
+def test_only_the_calls_that_the_policy_names_are_sorted_again() -> None:
+    policy = Attained()
+    queue = WaitingQueue(policy)
+    for name in "abcd":
+        queue.push(item(name))
+    queue.rekey(policy.on_tokens(0.0, {CallId("b"): policies.Computed(output_tokens=3)}))
+    policy.on_tokens(0.0, {CallId("a"): policies.Computed(output_tokens=9)})  # the queue is not told
+    assert [each.call.id for each in queue] == ["a", "c", "d", "b"]
+    queue.rekey([CallId("a"), CallId("not here")])
+    assert [each.call.id for each in queue] == ["c", "d", "b", "a"]
 
 
 def test_the_same_call_cannot_wait_twice() -> None:
-    queue = WaitingQueue(policies.named("edf"))
-    queue.push(ticket("a"))
+    queue = WaitingQueue(policies.create("edf"))
+    queue.push(item("a"))
     with pytest.raises(DuplicateCall, match="'a' already waits"):
-        queue.push(ticket("a"))
+        queue.push(item("a"))
 
 
 def test_cancelled_calls_leave_no_garbage_behind() -> None:
-    queue = WaitingQueue(policies.named("edf"))
-    queue.push(ticket("last", due_s=1.0))
+    queue = WaitingQueue(policies.create("edf"))
+    queue.push(item("last", due_s=1.0))
     for index in range(10_000):
-        queue.push(ticket(str(index), due_s=5.0))
+        queue.push(item(str(index), due_s=5.0))
         queue.remove(CallId(str(index)))
-    assert sum(len(slots) for slots in queue._lanes.values()) < 200
-    assert queue.pop().call.id == "last"
+    assert sum(len(slots) for slots in queue._heaps.lanes.values()) < 200
+    assert queue.pop(0.0).item.call.id == "last"

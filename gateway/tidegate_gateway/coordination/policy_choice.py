@@ -98,7 +98,7 @@ class PolicyChoice:
             return
         self.active = active
         if active.name != before:
-            count = self._core.on_policy(active.name)
+            count = self._core.on_policy(self._clock(), active.name)
             self._metrics.on_policy(before, active.name, active.source)
             logger.warning(
                 "policy %s -> %s (%s): %d waiting calls ordered anew", before, active.name, active.reason, count

@@ -23,7 +23,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .image.repository }}:{{ .image.tag | default .appVersion }}
 {{- end }}
 
-{{/* What the operator may do in the namespaces that it serves: tests/operator checks that it needs all of it and no more. */}}
+{{/* The rights of the operator in the namespaces that it serves. tests/operator checks that it needs each right and no other. */}}
 {{- define "tidegate.rules" -}}
 - apiGroups: [tidegate.dev]
   resources: [servingpools]
@@ -31,7 +31,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [tidegate.dev]
   resources: [servingpools/status]
   verbs: [patch]
-# To own children with blockOwnerDeletion, where the cluster checks that (OpenShift does).
+# Owner references with blockOwnerDeletion need this right where the cluster checks it, as OpenShift does.
 - apiGroups: [tidegate.dev]
   resources: [servingpools/finalizers]
   verbs: [update]
@@ -40,17 +40,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [serviceaccounts, configmaps, services]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, list, create, patch, delete]
-# Where the engines are.
+  verbs: [get, list, watch, create, patch, delete]
+# The addresses of the engines.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list]
+  verbs: [list, watch]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

@@ -1,47 +1,51 @@
-"""What the operator needs of a cluster: a port, and the errors that come through it.
+"""What does the operator need of a cluster? Reads and writes as protocols, and the errors that they raise.
 
-`api_server` is the one implementation, over HTTP; tests wrap it to make it fail. `lease` says whether this process
-may act at all. Nothing outside this package talks to the API server, kopf's watches aside.
+`api_server` implements both over HTTP; tests wrap it to make it fail. `watch_cache` implements the reads without a request.
+`lease` decides whether this process may act at all. Apart from kopf's watches, only this package talks to the API server.
 
-    ClusterError            the API server said no, or could not be asked: trying again may help
-        RefusedError        it will say no again until something else changes: a quota, an admission rule, a missing right
+    ClusterError            the API server answered with an error or could not be asked: trying again may help
+        RejectedError       it rejects the request until something else changes: a quota, an admission rule, a missing right
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from tidegate_operator import objects, status
+from tidegate_operator import objects, pool_status
 from tidegate_operator.spec import Json
 
 
 class ClusterError(Exception):
-    """The API server said no, or could not be asked. Trying again may help."""
+    """The API server answered with an error or could not be asked. Trying again may help."""
 
 
-class RefusedError(ClusterError):
-    """The API server understood and refused; the message is its own."""
+class RejectedError(ClusterError):
+    """The API server understood the request and rejected it; the message is the API server's own."""
 
 
-class Cluster(Protocol):
-    """What the operator needs of a cluster. `ApiServer` is the one implementation; tests wrap it to make it fail."""
+class Reader(Protocol):
+    """The objects of a pool, as far as the implementation knows them."""
 
     async def pool(self, namespace: str, name: str) -> Json | None: ...
 
     async def children(self, namespace: str, pool: str) -> Sequence[Json]:
         """Every object that carries the pool's label, of the kinds that a pool owns."""
 
-    async def get(self, reference: objects.Reference) -> Json | None: ...
-
     async def engine_pods(self, namespace: str, pool: str) -> Sequence[Json]: ...
 
+
+class Cluster(Reader, Protocol):
+    """Reads and writes of a cluster. `ApiServer` is the one implementation; tests wrap it to make it fail."""
+
+    async def get(self, reference: objects.Reference) -> Json | None: ...
+
     async def apply(self, manifest: Json) -> Json:
-        """Makes the object so; returns it as it is now."""
+        """Creates or changes the object to what the manifest states; returns the resulting object."""
 
     async def delete(self, reference: objects.Reference, uid: str) -> None:
-        """Deletes that very object, and what it owns after it; no error when it is gone."""
+        """Deletes the object with this uid, and in the background what it owns; no error when it does not exist."""
 
     async def apply_status(self, namespace: str, name: str, body: Json, *, writer: str) -> None:
-        """States everything that `writer` has to say in the pool's status; what other writers say stays."""
+        """States everything that `writer` reports in the pool's status; the fields of other writers stay."""
 
-    async def record(self, event: status.Event) -> None:
-        """Posts an event; the same event twice is posted once."""
+    async def record(self, event: pool_status.Event) -> None:
+        """Posts an event. Posting the same event twice has the effect of posting it once."""

@@ -1,8 +1,11 @@
-"""A cluster, by the requests that its API server answers.
+"""The cluster over HTTP: requests to the API server.
 
-Reads are lists and gets; writes are server-side apply: each states the full intent under this operator's own field
-manager, so what others own in an object stays theirs and nothing is overwritten from a stale read. It decides
-nothing: `plan` says what to write.
+Reads are lists and gets. Writes are server-side apply: each states the full intent under the operator's own field
+manager, so the fields of other owners stay, and a stale read overwrites nothing. `plan` decides what is written.
+
+The requests use the client's transport (`ApiClient`) with paths and plain JSON. The typed models would drop unknown
+fields of a pod spec that a ServingPool passes through, and the dynamic client would ask the API server for its
+resources first, for which the chart grants no right.
 """
 
 import json
@@ -15,10 +18,10 @@ import aiohttp
 from kubernetes.aio import client
 from kubernetes.aio.client import exceptions
 
-from tidegate_operator import status
-from tidegate_operator.cluster import ClusterError, RefusedError
+from tidegate_operator import pool_status
+from tidegate_operator.cluster import ClusterError, RejectedError
 from tidegate_operator.objects import CHILD_KINDS, Kind, Reference
-from tidegate_operator.render import labels
+from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 
 log = logging.getLogger(__name__)
@@ -26,8 +29,13 @@ log = logging.getLogger(__name__)
 FIELD_MANAGER = "tidegate-operator"
 TIMEOUT_S = 20.0
 UNTYPED = ("failed to create typed patch object", "failed to convert new object")
-"""How it begins, with status 500, when the fault is in what was applied: a field unknown, doubled or of a wrong type."""
-POOLS = Kind(api_version=f"{labels.GROUP}/{labels.VERSION}", kind=labels.KIND, plural=labels.PLURAL)
+"""How the message of status 500 begins when the applied object has a field that is unknown, duplicated or of a wrong
+type."""
+POOLS = Kind(
+    api_version=f"{child_metadata.GROUP}/{child_metadata.VERSION}",
+    kind=child_metadata.KIND,
+    plural=child_metadata.PLURAL,
+)
 PODS = Kind(api_version="v1", kind="Pod", plural="pods")
 LEASES = Kind(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
 EVENTS = Kind(api_version="events.k8s.io/v1", kind="Event", plural="events")
@@ -37,7 +45,7 @@ class ApiServer:
     """A `Cluster` over HTTP."""
 
     def __init__(self, api: client.ApiClient, *, instance: str) -> None:
-        """`instance` is this process's name, which its events carry."""
+        """`instance` is the name of this process in its events."""
         self._api = api
         self._instance = instance
 
@@ -45,14 +53,14 @@ class ApiServer:
         return await self.read(POOLS.path(namespace, name))
 
     async def children(self, namespace: str, pool: str) -> Sequence[Json]:
-        selector = f"{labels.POOL}={pool}"
+        selector = f"{child_metadata.POOL}={pool}"
         return [item for kind in CHILD_KINDS for item in await self._list(kind, namespace, selector)]
 
     async def get(self, reference: Reference) -> Json | None:
         return await self.read(reference.path)
 
     async def engine_pods(self, namespace: str, pool: str) -> Sequence[Json]:
-        wanted = labels.selector(pool, "engine").items()
+        wanted = child_metadata.selector(pool, "engine").items()
         return await self._list(PODS, namespace, ",".join(f"{k}={v}" for k, v in wanted))
 
     async def apply(self, manifest: Json) -> Json:
@@ -63,22 +71,22 @@ class ApiServer:
         try:
             await self.ask("DELETE", reference.path, options)
         except exceptions.ApiException as error:
-            gone_or_another = error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
-            if not gone_or_another:
+            is_gone_or_replaced = error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
+            if not is_gone_or_replaced:
                 raise _translate(error) from error
 
     async def apply_status(self, namespace: str, name: str, body: Json, *, writer: str) -> None:
         manifest = {"apiVersion": POOLS.api_version, "kind": POOLS.kind, "metadata": {"name": name}, "status": body}
         await self._apply(f"{POOLS.path(namespace, name)}/status", manifest, writer)
 
-    async def record(self, event: status.Event) -> None:
-        body = event.manifest(controller=labels.MANAGED_BY, instance=self._instance)
+    async def record(self, event: pool_status.Event) -> None:
+        body = event.manifest(controller=child_metadata.MANAGED_BY, instance=self._instance)
         try:
             await self.ask("POST", EVENTS.path(event.namespace), body)
         except exceptions.ApiException as error:
             if error.status != HTTPStatus.CONFLICT:
                 log.warning(
-                    "event %s on %s/%s was not posted: %s", event.reason, event.namespace, event.pool, _said(error)
+                    "event %s on %s/%s was not posted: %s", event.reason, event.namespace, event.pool, _message(error)
                 )
 
     def lease(self, namespace: str, name: str) -> "Lease":
@@ -90,7 +98,7 @@ class ApiServer:
             found = await self.ask("GET", kind.path(namespace), query=query)
         except exceptions.ApiException as error:
             raise _translate(error) from error
-        # Items of a list carry no type of their own.
+        # The items of a list carry no apiVersion and kind.
         return [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in found["items"]]
 
     async def read(self, path: str) -> Json | None:
@@ -117,7 +125,7 @@ class ApiServer:
         query: Sequence[tuple[str, str]] = (),
         content_type: str = "application/json",
     ) -> Mapping[str, Any]:
-        """One request. Raises ApiException for an answer that is not a success, ClusterError for none."""
+        """One request. Raises ApiException for an answer with an error status, and ClusterError without an answer."""
         headers = {"Accept": "application/json", "Content-Type": content_type}
         request = await self._api.param_serialize(
             method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
@@ -136,7 +144,7 @@ class ApiServer:
 
 
 class Lease:
-    """A `lease.Leases` over HTTP."""
+    """A `lease.LeaseStore` over HTTP."""
 
     def __init__(self, server: ApiServer, namespace: str, name: str) -> None:
         self._server = server
@@ -160,13 +168,13 @@ class Lease:
 
 
 def _translate(error: exceptions.ApiException) -> ClusterError:
-    said = _said(error)
-    refused = error.status in (400, 403, 405, 409, 413, 415, 422) or said.startswith(UNTYPED)
-    return (RefusedError if refused else ClusterError)(said)
+    message = _message(error)
+    is_rejected = error.status in (400, 403, 405, 409, 413, 415, 422) or message.startswith(UNTYPED)
+    return (RejectedError if is_rejected else ClusterError)(message)
 
 
-def _said(error: exceptions.ApiException) -> str:
-    """The API server's own sentence, cut so that no Secret of a length worth having reaches a log."""
+def _message(error: exceptions.ApiException) -> str:
+    """The API server's message, truncated so that no long secret reaches a log."""
     try:
         return str(json.loads(error.body)["message"])[:400]
     except (ValueError, TypeError, KeyError):

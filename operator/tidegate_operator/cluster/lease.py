@@ -1,9 +1,10 @@
-"""May this process act? Only while it holds the Lease; so two operators never act at the same time.
+"""May this process act? Only while it holds the Lease, so two operators never act at the same time.
 
-The holder renews the Lease every RETRY_S. One that could not for RENEW_S stops acting, well before DURATION_S has
-passed and another may start. Each process judges by its own monotonic clock, from the moment at which it saw the
-Lease change, so clocks that differ do no harm; two that try at the same time are told apart by the Lease's
-resourceVersion. A holder that ends politely gives the Lease back, and the next takes over at once.
+The holder renews the Lease every RETRY_S. A holder that could not renew it for RENEW_S stops acting. Another process
+may take the Lease only after DURATION_S, which is longer. Each process measures by its own monotonic clock from the
+moment at which it saw the Lease change, so different clocks do no harm. If two processes write at the same time, the
+Lease's resourceVersion lets only one succeed. A holder that shuts down releases the Lease, and the next process takes
+over at once.
 """
 
 import asyncio
@@ -21,29 +22,29 @@ DURATION_S = 15
 RENEW_S = 10
 RETRY_S = 2
 CALL_S = 4
-"""One request to the API server; one that hangs must not make a holder overlook that its time is over."""
+"""Time limit of one request to the API server: a hanging request must not hide that the holder's time is over."""
 
 
 class LostError(Exception):
     """The Lease could not be renewed: this process must not act any more."""
 
 
-class Leases(Protocol):
-    """One Lease, as the API server keeps it. Both raise ClusterError."""
+class LeaseStore(Protocol):
+    """One Lease at the API server. Both methods raise ClusterError."""
 
     async def read(self) -> Json | None: ...
 
     async def write(self, body: Json) -> Json | None:
-        """Creates or replaces it; None when someone else was faster (its resourceVersion is not the body's)."""
+        """Creates or replaces the Lease; None when another process wrote it first (the resourceVersion differs)."""
 
 
-async def hold(leases: Leases, *, identity: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Waits for the Lease, runs `work` while it is held, gives it back when `work` ends.
+async def hold(leases: LeaseStore, *, identity: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Waits for the Lease, runs `work` while it is held, and releases it when `work` ends.
 
-    Raises LostError, with `work` cancelled, when the Lease is lost meanwhile; and whatever `work` raises.
+    When the Lease is lost, cancels `work` and raises LostError. Errors of `work` are raised unchanged.
     """
     candidate = _Candidate(leases, identity)
-    while not await candidate.tries():
+    while not await candidate.try_to_hold():
         await asyncio.sleep(RETRY_S)
     log.info("%s holds the Lease", identity)
     try:
@@ -54,14 +55,14 @@ async def hold(leases: Leases, *, identity: str, work: Callable[[], Coroutine[An
     except* Exception as errors:
         raise errors.exceptions[0] from errors
     finally:
-        await candidate.gives_back()
+        await candidate.release()
 
 
 async def _renew(candidate: "_Candidate") -> None:
-    """Renews until it cannot; whatever hangs, it ends RENEW_S after the last renewal."""
+    """Renews the Lease; raises LostError at the latest RENEW_S after the last renewal, even when a request hangs."""
     while True:
         try:
-            async with asyncio.timeout_at(candidate.renewed_s + RENEW_S):
+            async with asyncio.timeout_at(candidate.renewed_at_s + RENEW_S):
                 await _renew_once(candidate)
         except TimeoutError:
             raise LostError(f"the Lease could not be renewed for {RENEW_S} s") from None
@@ -70,28 +71,28 @@ async def _renew(candidate: "_Candidate") -> None:
 async def _renew_once(candidate: "_Candidate") -> None:
     while True:
         await asyncio.sleep(RETRY_S)
-        if await candidate.tries():
+        if await candidate.try_to_hold():
             return
         if candidate.holder != candidate.identity:
-            raise LostError(f"{candidate.holder or 'nobody'} has the Lease now")
+            raise LostError(f"the Lease is held by {candidate.holder or 'no process'} now")
 
 
 class _Candidate:
-    """One process and what it has seen of the Lease."""
+    """One process, and the Lease as it last saw it."""
 
-    def __init__(self, leases: Leases, identity: str) -> None:
+    def __init__(self, leases: LeaseStore, identity: str) -> None:
         self.identity = identity
         self.holder = ""
-        """As last seen."""
-        self.renewed_s = 0.0
-        """When the last request that took or renewed it was sent."""
+        """The holder that this process last saw."""
+        self.renewed_at_s = 0.0
+        """When the last successful request for the Lease was sent."""
         self._leases = leases
         self._version: str | None = None
-        self._seen_s = 0.0
+        self._seen_at_s = 0.0
 
-    async def tries(self) -> bool:
-        """Takes or renews the Lease; false when another has it, or the API server does not answer in time."""
-        sent_s = asyncio.get_running_loop().time()
+    async def try_to_hold(self) -> bool:
+        """Takes or renews the Lease; false when another process holds it or the API server does not answer in time."""
+        sent_at_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(CALL_S):
                 taken = await self._take()
@@ -99,28 +100,28 @@ class _Candidate:
             log.warning("the Lease: %s", str(error) or "no answer in time")
             return False
         if taken:
-            self.renewed_s = sent_s
+            self.renewed_at_s = sent_at_s
         return taken
 
     async def _take(self) -> bool:
         body = await self._leases.read()
-        self._look(body)
-        if self.holder not in ("", self.identity) and not self._has_run_out(body):
+        self._observe(body)
+        if self.holder not in ("", self.identity) and not self._is_expired(body):
             return False
         written = await self._leases.write(self._claim(body, self.identity))
-        self._look(written or body)
+        self._observe(written or body)
         return written is not None
 
-    def _look(self, body: Json | None) -> None:
+    def _observe(self, body: Json | None) -> None:
         self.holder = (body or {}).get("spec", {}).get("holderIdentity") or ""
         version = (body or {}).get("metadata", {}).get("resourceVersion")
         if version != self._version:
-            self._version, self._seen_s = version, asyncio.get_running_loop().time()
+            self._version, self._seen_at_s = version, asyncio.get_running_loop().time()
 
-    def _has_run_out(self, body: Json | None) -> bool:
-        """Whether the holder has let its own duration pass without a change that we saw."""
+    def _is_expired(self, body: Json | None) -> bool:
+        """Whether the Lease has not changed for the duration that its holder states."""
         duration_s = (body or {}).get("spec", {}).get("leaseDurationSeconds", DURATION_S)
-        return bool(asyncio.get_running_loop().time() - self._seen_s > duration_s)
+        return bool(asyncio.get_running_loop().time() - self._seen_at_s > duration_s)
 
     def _claim(self, body: Json | None, holder: str) -> Json:
         old: Json = (body or {}).get("spec", {})
@@ -135,12 +136,12 @@ class _Candidate:
         }
         return {**(body or {}), "spec": spec}
 
-    async def gives_back(self) -> None:
-        """Lets the next one in at once. Best effort: without it the Lease runs out by itself."""
+    async def release(self) -> None:
+        """Releases the Lease so that the next process can take it at once. If this fails, the Lease expires."""
         try:
             async with asyncio.timeout(CALL_S):
                 body = await self._leases.read()
                 if body is not None and body["spec"].get("holderIdentity") == self.identity:
                     await self._leases.write(self._claim(body, ""))
         except (ClusterError, TimeoutError) as error:
-            log.warning("the Lease was not given back and runs out by itself: %s", error)
+            log.warning("the Lease was not released and will expire: %s", error)

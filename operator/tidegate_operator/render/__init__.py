@@ -1,21 +1,21 @@
-"""What must exist for a pool? A list of complete manifests, in the order in which they are applied.
+"""Which objects must exist for a pool? A list of complete manifests, in the order in which they are applied.
 
-Pure: the same pool gives the same manifests, byte for byte, under the same names, so that applying them again after a
-crash changes nothing. `labels` names things and says whose they are, `pods` makes them safe, `engines`, `gateway` and
-`store` are the three parts. `plan` compares the result with what exists.
+Pure: the same pool gives the same manifests, byte for byte and under the same names, so applying them again after a crash
+changes nothing. `child_metadata` gives names, labels and owners, and `pods` gives secure pod specs. `engine_deployments`,
+`gateway_deployment` and `store_statefulset` render the three components. `plan` compares the result with what exists.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate_operator import spec
-from tidegate_operator.render import engines, gateway, pods, store
-from tidegate_operator.render.labels import Manifest
+from tidegate_operator.render import engine_deployments, gateway_deployment, pods, store_statefulset
+from tidegate_operator.render.child_metadata import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """What a pool runs when it names no image itself."""
+    """The images of a pool whose spec names none."""
 
     tidegate: str
     """Gateway, embedded Valkey and simulated engines."""
@@ -23,27 +23,27 @@ class Images:
     """vLLM with Tidegate's scheduler."""
     pull_policy: str = "IfNotPresent"
     pull_secrets: tuple[str, ...] = ()
-    """Names of Secrets that each pool's namespace has."""
+    """Names of Secrets that exist in the namespace of each pool."""
 
     def image(self, name: str, pull_policy: str | None = None) -> pods.Image:
-        """The image `name`, pulled as all of them are unless `pull_policy` says otherwise."""
+        """The image `name` with the common pull policy, unless `pull_policy` is given."""
         return pods.Image(name=name, pull_policy=pull_policy or self.pull_policy, pull_secrets=self.pull_secrets)
 
 
 def manifests(
     pool: spec.Pool, counts: Mapping[str, int], *, images: Images, operator_namespace: str
 ) -> tuple[Manifest, ...]:
-    """Everything that `pool` owns. `counts` is the engines of each node pool (`spread.desired`)."""
+    """All objects of `pool`. `counts` is the number of engines of each node pool (`replica_allocation.desired`)."""
     engine_image = pool.engine.image or (images.tidegate if pool.engine.simulated else images.engine)
     return (
-        *store.manifests(pool, image=images.image(images.tidegate)),
-        *engines.manifests(
+        *store_statefulset.manifests(pool, image=images.image(images.tidegate)),
+        *engine_deployments.manifests(
             pool,
             counts,
             image=images.image(engine_image, pool.engine.pull_policy),
             operator_namespace=operator_namespace,
         ),
-        *gateway.manifests(
+        *gateway_deployment.manifests(
             pool,
             image=images.image(pool.gateway.image or images.tidegate),
             operator_namespace=operator_namespace,

@@ -1,8 +1,8 @@
-"""Pods that the `restricted` Pod Security Standard accepts.
+"""Pod specs that the `restricted` Pod Security Standard accepts.
 
-No root, no capabilities, the default seccomp profile, a read-only root file system with /tmp beside it, and no token
-of the API server. The user has no entry in the image's passwd file, so HOME and USER are set for libraries that ask.
-Where a spec says something else for one of these names or paths, the spec's word is the one that counts.
+The pods have no root user, no capabilities, the default seccomp profile, a read-only root file system, a writable /tmp,
+and no token of the API server. HOME and USER are set, because the user has no entry in the image's passwd file and some
+libraries read it. A variable, volume or mount of the spec replaces the default of the same name or path.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ ENVIRONMENT = ({"name": "HOME", "value": "/tmp"}, {"name": "USER", "value": "tid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """What a container runs, and how the node gets it."""
+    """The image of a container, and how the node pulls it."""
 
     name: str
     pull_policy: str
@@ -31,7 +31,7 @@ def pod(
     volumes: Sequence[Mapping[str, Any]] = (),
     **more: Any,
 ) -> dict[str, Any]:
-    """A pod's spec around `containers` of `image`, with a writable /tmp."""
+    """The spec of a pod with `containers` of `image` and a writable /tmp."""
     secrets = [{"name": name} for name in image.pull_secrets]
     return {
         "serviceAccountName": account,
@@ -72,7 +72,7 @@ def container(
 
 
 def _last_by(key: str, *items: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The items in their order; of those with the same `key` only the last, since the API server takes no two."""
+    """The items in their order, but only the last of those with the same `key`: the API server rejects duplicates."""
     return list({item[key]: item for item in items}.values())
 
 

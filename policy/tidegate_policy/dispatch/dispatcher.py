@@ -17,12 +17,11 @@ from dataclasses import dataclass, field, replace
 
 from tidegate_policy import policies
 from tidegate_policy.admit import retries
-from tidegate_policy.cost import mean_call_seconds
 from tidegate_policy.dispatch import rules
 from tidegate_policy.dispatch.engine_table import Engine, EngineTable
-from tidegate_policy.dispatch.routing import DispatchSettings, RoutingContext
+from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutingContext
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, Decision, DropReason, EngineId
-from tidegate_policy.waiting_queue import WaitingQueue
+from tidegate_policy.waiting_queue import Start, WaitingQueue
 
 SLACK_EXPIRIES = 64
 """Expiries of calls that no longer wait, tolerated beyond one for each waiting call."""
@@ -77,6 +76,9 @@ class _Out:
     engine: EngineId
     charge: Backlog
     attempt: int
+    item: policies.QueuedRequest
+    tokens: int = 0
+    """Tokens that the policy was told of."""
     answered: bool = False
     """The engine has sent the first token."""
 
@@ -85,6 +87,7 @@ class _Out:
 class _Waiting:
     """What is remembered of a waiting call beside its place in the queue."""
 
+    prices: Prices
     expires_at_s: float
     """Instant at which its wait here ends: its deadline, or the end of its time to live if it has none."""
     attempt: int = 1
@@ -163,8 +166,11 @@ class Dispatcher:
             return [self._shed(call, DropReason.NO_ENGINES)]
         if len(self._queue) >= self._limits.max_waiting and not any(engine.has_room for engine in accepting):
             return [self._shed(call, DropReason.SATURATED)]
-        self._queue.push(self._queued(call))
-        self._wait(call, _Waiting(expires_at_s=self._expires_at_s(now, call)))
+        prices = Prices(call)
+        item = self._queued(call, prices)
+        self._queue.rekey(self._queue.policy.on_arrival(now, item))
+        self._queue.push(item)
+        self._wait(call, _Waiting(prices=prices, expires_at_s=self._expires_at_s(now, call)))
         return self.pump(now)
 
     def on_first_token(self, now: float, call_id: CallId) -> None:
@@ -180,12 +186,18 @@ class Dispatcher:
         engine = None if out is None else self._engines.get(out.engine)
         if out is not None and engine is not None:
             self._recharge(out, engine.cost.decode_charge(out.call, tokens))
+        if out is not None and tokens > out.tokens:
+            served = {call_id: policies.Computed(0 if out.tokens else out.call.prompt_tokens, tokens - out.tokens)}
+            out.tokens = tokens
+            self._queue.rekey(self._queue.policy.on_tokens(now, served))
 
     def on_prediction(self, now: float, call: Call) -> None:
         """A late prediction changed what is known of a call: a waiting call is ordered anew, a call at an engine keeps its
         engine and is charged anew at its next progress."""
-        if call.id in self._waiting:
-            self._queue.rekey(self._queued(call))
+        waiting = self._waiting.get(call.id)
+        if waiting is not None:
+            waiting.prices = Prices(call)
+            self._queue.update(self._queued(call, waiting.prices))
         elif call.id in self._out:
             self._out[call.id].call = call
 
@@ -202,10 +214,17 @@ class Dispatcher:
         self._settle(now, call_id)
         if not again:
             return [GiveUp(call=out.call), *self.pump(now)]
-        waiting = _Waiting(expires_at_s=self._expires_at_s(now, out.call), attempt=out.attempt + 1, avoid={out.engine})
+        waiting = _Waiting(
+            prices=Prices(out.call),
+            expires_at_s=self._expires_at_s(now, out.call),
+            attempt=out.attempt + 1,
+            avoid={out.engine},
+        )
         if not self._may_serve(now, waiting):
             return [self._shed(out.call, DropReason.NO_ENGINES), *self.pump(now)]
-        self._queue.push_front(self._queued(out.call))
+        item = self._queued(out.call, waiting.prices)
+        self._queue.rekey(self._queue.policy.on_arrival(now, item))
+        self._queue.push_preempted(item)
         self._wait(out.call, waiting)
         return self.pump(now)
 
@@ -218,6 +237,7 @@ class Dispatcher:
         """The client went away."""
         if self._queue.remove(call_id) is not None:
             del self._waiting[call_id]
+            self._queue.rekey(self._queue.policy.on_end(now, call_id))
             return []
         return self.on_end(now, call_id)
 
@@ -227,8 +247,17 @@ class Dispatcher:
         self._rule.on_engine_gone(now, engine)
         return self.pump(now)
 
-    def on_policy(self, policy: policies.Policy) -> int:
-        """Orders the waiting calls by another policy; returns their number."""
+    def on_policy(self, now: float, policy: policies.Policy) -> int:
+        """Orders the waiting calls by another policy; returns their number. The policy is told of all calls that are here,
+        as if it had been in force since they came."""
+        for item in (*self._queue, *(out.item for out in self._out.values())):
+            policy.on_arrival(now, item)
+        for out in self._out.values():
+            policy.on_start(now, out.item)
+        served = {
+            id: policies.Computed(out.call.prompt_tokens, out.tokens) for id, out in self._out.items() if out.tokens
+        }
+        policy.on_tokens(now, served)
         self._queue.switch(policy)
         return len(self._queue)
 
@@ -246,34 +275,45 @@ class Dispatcher:
     def pump(self, now: float) -> list[Action]:
         """Sends calls from the head of the queue while some engine has room for them."""
         actions: list[Action] = []
-        skipped: list[policies.QueuedRequest] = []
+        skipped: list[Start] = []
         while self._queue:
             rooms = [engine for engine in self._engines.accepting(now) if engine.has_room]
             if not rooms:
                 break
-            item = self._queue.pop()
+            start = self._queue.pop(now)
+            item = start.item
             avoid = self._waiting[item.call.id].avoid
             allowed = [engine for engine in rooms if engine.facts.id not in avoid] if avoid else rooms
             if not allowed:
-                skipped.append(item)
+                skipped.append(start)
             elif item.call.deadline_s is not None and item.call.deadline_s <= now:
                 del self._waiting[item.call.id]
+                self._queue.rekey(self._queue.policy.on_end(now, item.call.id))
                 actions.append(self._shed(item.call, DropReason.DEADLINE_UNREACHABLE))
             else:
-                actions.append(self._send(now, item.call, allowed))
-        for item in reversed(skipped):
-            self._queue.push_front(item)
+                actions.append(self._send(now, item, allowed))
+        for start in reversed(skipped):
+            self._queue.skip(now, start)
         return actions
 
     # The machinery.
 
-    def _send(self, now: float, call: Call, engines: Sequence[Engine]) -> Send:
+    def _send(self, now: float, item: policies.QueuedRequest, engines: Sequence[Engine]) -> Send:
+        call = item.call
         routable = [engine.routable for engine in engines]
-        cached = self._rule.cached_tokens(now, call)
-        for item in routable:
-            item.cached_tokens = cached.get(item.id, 0)
+        waited = self._waiting.pop(call.id)
+        if self._rule.knows_caches:
+            cached = self._rule.cached_tokens(now, call)
+            for engine in routable:
+                engine.cached_tokens = cached.get(engine.id, 0)
         context = RoutingContext(
-            now=now, call=call, engines=routable, settings=self.settings, turn=self._turn, rng=self._rng
+            now=now,
+            call=call,
+            engines=routable,
+            settings=self.settings,
+            turn=self._turn,
+            rng=self._rng,
+            prices=waited.prices,
         )
         choice = self._rule.choose(context)
         chosen, price = choice.engine, context.price(choice.engine)
@@ -286,13 +326,12 @@ class Dispatcher:
             scores=choice.scores,
         )
         self._turn += 1
-        waited = self._waiting.pop(call.id)
         target = self._engines.get(chosen.id)
         if target is None:
             raise AssertionError(f"rule {self.settings.rule!r} named engine {chosen.id!r}, which is not in the pool")
         neighbours = target.backlog.calls
         target.set_own(target.own + price.charge)
-        self._out[call.id] = _Out(call, chosen.id, price.charge, waited.attempt)
+        self._out[call.id] = _Out(call, chosen.id, price.charge, waited.attempt, item)
         if call.group is not None:
             self._groups.setdefault(call.group, Counter())[chosen.id] += 1
         self._rule.on_sent(now, call, chosen.id)
@@ -303,6 +342,7 @@ class Dispatcher:
         if out is None:
             return
         self._recharge(out, NO_BACKLOG)
+        self._queue.rekey(self._queue.policy.on_end(now, call_id))
         self._rule.on_end(now, out.call, out.engine)
         if out.call.group is not None:
             members = self._groups[out.call.group]
@@ -318,9 +358,8 @@ class Dispatcher:
             engine.set_own(engine.own + (left - out.charge))
         out.charge = left
 
-    def _queued(self, call: Call) -> policies.QueuedRequest:
-        models = [engine.cost for engine in self._engines]
-        return policies.QueuedRequest(call=call, service_s=mean_call_seconds(models, call) if models else 0.0)
+    def _queued(self, call: Call, prices: Prices) -> policies.QueuedRequest:
+        return policies.QueuedRequest(call=call, service_s=prices.mean_service_s([item.cost for item in self._engines]))
 
     def _may_serve(self, now: float, waiting: _Waiting) -> bool:
         return any(engine.facts.id not in waiting.avoid for engine in self._engines.accepting(now))
@@ -342,6 +381,7 @@ class Dispatcher:
     def _expire(self, now: float, call_id: CallId) -> Shed:
         item = self._queue.remove(call_id)
         waiting = self._waiting.pop(call_id)
+        self._queue.rekey(self._queue.policy.on_end(now, call_id))
         if item is None:
             raise AssertionError(f"call {call_id!r} has an expiry but does not wait")
         if not self._may_serve(now, waiting):

@@ -5,7 +5,8 @@ Health checks report `EngineFacts`. The table adds what the gateway core knows b
 backlog.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
@@ -75,7 +76,7 @@ class Engine:
 
     @property
     def has_room(self) -> bool:
-        return self.limit is None or self.routable.backlog.calls < self.limit
+        return self.limit is None or self.routable.calls < self.limit
 
     def set_own(self, own: Backlog) -> None:
         self.own = own
@@ -91,6 +92,9 @@ class EngineTable:
         self._engines: dict[EngineId, Engine] = {}
         self._models: dict[CostModel, CostModel] = {}
         """Equal cost models are one object, so that a call is priced once for each kind of engine."""
+        self._accepting: Sequence[Engine] = ()
+        self._accepting_until_at_s = -math.inf
+        """The instant at which `_accepting` must be computed again because an ejection ends."""
 
     def __iter__(self) -> Iterator[Engine]:
         return iter(self._engines.values())
@@ -112,6 +116,7 @@ class EngineTable:
             self._engines[facts.id] = known = fresh
             self._engines = dict(sorted(self._engines.items()))
         known.facts = facts
+        self._accepting_until_at_s = -math.inf
         self._set_cost(known, facts.cost or known.speed.predict())
         known.set_own(known.own)
 
@@ -123,13 +128,17 @@ class EngineTable:
 
     def remove(self, engine: EngineId) -> None:
         self._engines.pop(engine, None)
+        self._accepting_until_at_s = -math.inf
 
-    def accepting(self, now: float) -> list[Engine]:
+    def accepting(self, now: float) -> Sequence[Engine]:
         """The engines that may be given a call: up and not ejected; doubtful ones only when no other engine serves."""
-        serving = [item for item in self if item.facts.health is Health.UP and not item.record.ejected(now)]
-        if serving:
-            return serving
-        return [item for item in self if item.facts.health is Health.DOUBTFUL and not item.record.ejected(now)]
+        if now >= self._accepting_until_at_s:
+            free = [item for item in self if not item.record.ejected(now)]
+            serving = [item for item in free if item.facts.health is Health.UP]
+            self._accepting = serving or [item for item in free if item.facts.health is Health.DOUBTFUL]
+            ejections = (item.record.ejected_until_at_s for item in self if item.record.ejected(now))
+            self._accepting_until_at_s = min(ejections, default=math.inf)
+        return self._accepting
 
     def on_attempt(self, now: float, engine: EngineId, *, ok: bool) -> float | None:
         """An engine did its part in a call, or failed it. Returns the seconds of the ejection that follows, if one does.
@@ -144,6 +153,8 @@ class EngineTable:
         if ejects and not self._others_serve(now, engine):
             return None
         known.record = after
+        if ejects:
+            self._accepting_until_at_s = -math.inf
         return after.ejected_until_at_s - now if ejects else None
 
     def on_answer(self, engine: EngineId, seen: SpeedObservation) -> None:

@@ -28,7 +28,7 @@ class DispatchSettings:
 class RoutableEngine:
     """One engine as a dispatch rule sees it. The dispatcher keeps one object for each engine and updates it in place."""
 
-    __slots__ = ("backlog", "cached_tokens", "cost", "id", "shared_s")
+    __slots__ = ("backlog", "cached_tokens", "calls", "cost", "id", "shared_s")
 
     def __init__(self, id: EngineId, cost: CostModel, backlog: Backlog = NO_BACKLOG, *, cached_tokens: int = 0) -> None:
         self.id = id
@@ -40,6 +40,8 @@ class RoutableEngine:
     def set_backlog(self, backlog: Backlog) -> None:
         """Records the work on the engine, the work of other gateways included."""
         self.backlog = backlog
+        self.calls = backlog.calls
+        """Sequences on the engine."""
         self.shared_s = backlog.work_us / MICROSECONDS
         """Seconds of queued work that batching cannot share."""
 
@@ -53,12 +55,43 @@ class RoutableEngine:
 class Price:
     """What one call costs on one kind of engine."""
 
+    cost: CostModel
     service_s: float
     """Seconds of the call alone on the engine (HexGen eq 2)."""
     charge: Backlog
     """What the call adds to the engine's backlog."""
     work_s: float
     """Seconds of the charge that batching cannot share."""
+
+
+class Prices:
+    """The prices of one call, computed once for each cost model and number of cached tokens."""
+
+    __slots__ = ("_call", "_known")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._known: dict[tuple[int, int], Price] = {}
+        """By the identity of the cost model; the price holds the model, so an identity is not used twice."""
+
+    def of(self, cost: CostModel, cached_tokens: int = 0) -> Price:
+        """The price on an engine with this cost model."""
+        key = (id(cost), cached_tokens)
+        found = self._known.get(key)
+        if found is None:
+            service_s, charge = cost.service_and_charge(self._call, cached_tokens)
+            work_s = charge.work_us / MICROSECONDS
+            found = self._known[key] = Price(cost=cost, service_s=service_s, charge=charge, work_s=work_s)
+        return found
+
+    def mean_service_s(self, costs: Sequence[CostModel]) -> float:
+        """`mean_comp` of HexGen eq 5: the call's seconds averaged over the engines with these cost models; 0 for none."""
+        total, service_s, last = 0.0, 0.0, None
+        for cost in costs:
+            if cost is not last:
+                last, service_s = cost, self.of(cost).service_s
+            total += service_s
+        return total / len(costs) if costs else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,37 +106,40 @@ class RoutingContext:
     turn: int
     """The number of calls dispatched before this one, for rules that rotate."""
     rng: random.Random
-    _prices: dict[tuple[int, int], Price] = field(default_factory=dict)
+    prices: Prices
+    _finishes: list[tuple[RoutableEngine, Price, float]] = field(default_factory=list)
 
     def price(self, engine: RoutableEngine) -> Price:
-        """The price of the call on the engine, computed once for each cost model and number of cached tokens."""
-        key = (id(engine.cost), engine.cached_tokens)
-        found = self._prices.get(key)
-        if found is None:
-            charge = engine.cost.charge(self.call, engine.cached_tokens)
-            found = self._prices[key] = Price(
-                service_s=engine.cost.call_seconds(self.call, engine.cached_tokens),
-                charge=charge,
-                work_s=charge.work_us / MICROSECONDS,
-            )
-        return found
+        """The price of the call on the engine."""
+        return self.prices.of(engine.cost, engine.cached_tokens)
 
-    def finish_s(self, engine: RoutableEngine) -> float:
-        """Seconds until the call would end if it joined the engine's batch now: its own time, stretched by the work of the
-        other calls that batching cannot share."""
-        return self.price(engine).service_s + engine.shared_s
+    def finishes(self) -> Sequence[tuple[RoutableEngine, Price, float]]:
+        """Each engine with the price of the call and the seconds until the call would end if it joined the engine's batch
+        now: its own time, stretched by the work of the other calls that batching cannot share. Computed once."""
+        rows = self._finishes
+        if not rows:
+            # In a pool of few kinds of engines most neighbours have the same price: the loop asks for it only on a change.
+            cost, cached, price = None, -1, None
+            for engine in self.engines:
+                if price is None or engine.cost is not cost or engine.cached_tokens != cached:
+                    cost, cached, price = engine.cost, engine.cached_tokens, self.price(engine)
+                rows.append((engine, price, price.service_s + engine.shared_s))
+        return rows
 
     def slack_s(self, engine: RoutableEngine) -> float | None:
         """Seconds between the predicted finish and the due instant; None for a call without a deadline."""
-        return None if self.call.due_s is None else self.call.due_s - self.now - self.finish_s(engine)
-
-    def in_time(self) -> Sequence[RoutableEngine]:
-        """The engines that are predicted to finish the call by its due instant; all engines if none is, or if the call has
-        no deadline."""
         if self.call.due_s is None:
-            return self.engines
+            return None
+        return self.call.due_s - self.now - (self.price(engine).service_s + engine.shared_s)
+
+    def in_time(self) -> Sequence[tuple[RoutableEngine, Price, float]]:
+        """The rows of `finishes` for the engines that are predicted to finish the call by its due instant; all rows if no
+        engine is, or if the call has no deadline."""
+        rows = self.finishes()
+        if self.call.due_s is None:
+            return rows
         left_s = self.call.due_s - self.now
-        return [engine for engine in self.engines if left_s - self.finish_s(engine) >= 0] or self.engines
+        return [row for row in rows if left_s - row[2] >= 0] or rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,22 +1,31 @@
-"""The policy pool: which waiting call goes next?
+"""The scheduling policies, and the one registry of their names.
 
-An order gives each call a *lane* and, within the lane, an immutable *key* (smaller goes first; ties go by arrival in the
-queue). A key never depends on the current time, so a queue is a heap that needs no re-sorting while time passes. An
-order with several lanes also owns a *gate*, the only state there is, which says whose turn it is. `waiting` keeps the
-queue, `POLICIES` is the one list of names.
+`policy_contract` says what a policy must answer. Each other module is one policy. `waiting_queue` keeps waiting calls in
+the order of a policy. `POLICIES` is the only list of names; gateway, engines, operator and benchmarks read it.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Mapping
 
-from tidegate_policy.policies.contract import FreeGate, Gate, Key, Policy, QueuedRequest
 from tidegate_policy.policies.edf import Edf
 from tidegate_policy.policies.fcfs import Fcfs
+from tidegate_policy.policies.policy_contract import (
+    NONE_CHANGED,
+    Changed,
+    Computed,
+    Key,
+    Parameter,
+    Policy,
+    QueuedRequest,
+    StaticPolicy,
+    Turns,
+)
 from tidegate_policy.policies.priority import Priority
 from tidegate_policy.policies.sjf import Sjf
 from tidegate_policy.policies.two_lane import TwoLane
 from tidegate_policy.policies.urgency import Urgency
 
-POLICIES: dict[str, Callable[[], Policy]] = {
+POLICIES: dict[str, type[StaticPolicy]] = {
     "fcfs": Fcfs,
     "edf": Edf,
     "sjf": Sjf,
@@ -25,23 +34,54 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "priority": Priority,
 }
 
-
 DEFAULT = "urgency"
 """The policy that gateways, engines, steering and benchmarks start with unless a setting names another."""
 SAFE = "fcfs"
-"""The policy that needs no prediction: the way back when no other one can be trusted."""
+"""The policy that needs no prediction. Steering returns to it when no other policy can be trusted."""
 
 
 class UnknownPolicy(ValueError):
-    """A policy name that is not in the pool; the message lists those that are."""
+    """The name is not in `POLICIES`; the message lists the names that are."""
 
 
-def named(name: str) -> Policy:
-    """A fresh order (gate state included) by its public name. Raises `UnknownPolicy`."""
-    try:
-        return POLICIES[name]()
-    except KeyError:
-        raise UnknownPolicy(f"unknown policy {name!r}; known are {', '.join(sorted(POLICIES))}") from None
+class BadParameter(ValueError):
+    """The policy has no such parameter, or the value is out of range; the message gives the range."""
 
 
-__all__ = ["POLICIES", "FreeGate", "Gate", "Key", "Policy", "QueuedRequest", "UnknownPolicy", "named"]
+def create(name: str, parameters: Mapping[str, float] | None = None) -> Policy:
+    """A new policy object. Parameters that are not given take their default. Raises `UnknownPolicy`, `BadParameter`."""
+    kind = POLICIES.get(name)
+    if kind is None:
+        raise UnknownPolicy(f"unknown policy {name!r}; known are {', '.join(sorted(POLICIES))}")
+    given = dict(parameters or {})
+    declared = {parameter.name: parameter for parameter in kind.PARAMETERS}
+    for key, value in given.items():
+        if key not in declared:
+            known = f"known are {', '.join(sorted(declared))}" if declared else "it has none"
+            raise BadParameter(f"policy {name!r} has no parameter {key!r}; {known}")
+        low, high = declared[key].low, declared[key].high
+        if not (math.isfinite(value) and low <= value <= high):
+            raise BadParameter(
+                f"parameter {key!r} of policy {name!r} must be between {low:g} and {high:g} ({declared[key].unit}), "
+                f"not {value:g}"
+            )
+    return kind(**given)
+
+
+__all__ = [
+    "DEFAULT",
+    "NONE_CHANGED",
+    "POLICIES",
+    "SAFE",
+    "BadParameter",
+    "Changed",
+    "Computed",
+    "Key",
+    "Parameter",
+    "Policy",
+    "QueuedRequest",
+    "StaticPolicy",
+    "Turns",
+    "UnknownPolicy",
+    "create",
+]

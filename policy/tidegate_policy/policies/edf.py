@@ -1,12 +1,12 @@
-"""Earliest deadline first: right while the load is feasible, prone to cascades of misses when it is not."""
+"""`edf`: the earliest deadline goes first. It is right while the load is feasible; under overload misses cascade."""
 
-from tidegate_policy.policies.contract import Key, OneLane, QueuedRequest
+from tidegate_policy.policies.policy_contract import Key, QueuedRequest, StaticPolicy
 
 
-class Edf(OneLane):
-    """By the instant at which the call is due; calls without a deadline age (`model.PATIENCE_S`)."""
+class Edf(StaticPolicy):
+    """The key is the instant at which the call is due. A call without a deadline ages (`model.PATIENCE_S`)."""
 
     name = "edf"
 
-    def key(self, ticket: QueuedRequest) -> Key:
-        return (ticket.call.due_or_patience_s,)
+    def key(self, item: QueuedRequest) -> Key:
+        return (item.call.due_or_patience_s,)

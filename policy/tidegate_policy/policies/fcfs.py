@@ -1,12 +1,12 @@
-"""First come, first served: vLLM's own order, and the place to flee to when nothing else can be trusted."""
+"""`fcfs`: first come, first served. It is vLLM's own schedule, and it needs no prediction."""
 
-from tidegate_policy.policies.contract import Key, OneLane, QueuedRequest
+from tidegate_policy.policies.policy_contract import Key, QueuedRequest, StaticPolicy
 
 
-class Fcfs(OneLane):
-    """Everybody has the same key, so the queue's own arrival sequence decides."""
+class Fcfs(StaticPolicy):
+    """All keys are equal, so the arrival order of the queue decides."""
 
     name = "fcfs"
 
-    def key(self, ticket: QueuedRequest) -> Key:
+    def key(self, item: QueuedRequest) -> Key:
         return ()

@@ -1,16 +1,16 @@
-"""Strict levels: urgency 0 before 1 before 2, first come first served within one level.
+"""`priority`: strict levels. Urgency 0 goes before 1, 1 before 2; within a level the first to come goes first.
 
-The tenant's entitlement has bounded the level before it gets here (the gateway's `admit`). A flood at a high level starves
-the rest; that is what strict means, and why this is not a default.
+The gateway's admission has bounded the level by the tenant's entitlement. A flood at a high level starves the lower
+levels, so this policy is not a default.
 """
 
-from tidegate_policy.policies.contract import Key, OneLane, QueuedRequest
+from tidegate_policy.policies.policy_contract import Key, QueuedRequest, StaticPolicy
 
 
-class Priority(OneLane):
-    """By urgency level."""
+class Priority(StaticPolicy):
+    """The key is the urgency level."""
 
     name = "priority"
 
-    def key(self, ticket: QueuedRequest) -> Key:
-        return (float(ticket.call.urgency),)
+    def key(self, item: QueuedRequest) -> Key:
+        return (float(item.call.urgency),)

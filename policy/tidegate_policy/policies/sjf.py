@@ -1,12 +1,12 @@
-"""Shortest job first: the lowest mean latency, at the price of long calls under sustained overload."""
+"""`sjf`: the shortest job goes first. It gives the lowest mean latency; long calls pay for it under sustained overload."""
 
-from tidegate_policy.policies.contract import Key, OneLane, QueuedRequest
+from tidegate_policy.policies.policy_contract import Key, QueuedRequest, StaticPolicy
 
 
-class Sjf(OneLane):
-    """By predicted seconds of work (HexGen eq 2)."""
+class Sjf(StaticPolicy):
+    """The key is the predicted work in seconds (HexGen eq 2)."""
 
     name = "sjf"
 
-    def key(self, ticket: QueuedRequest) -> Key:
-        return (ticket.service_s,)
+    def key(self, item: QueuedRequest) -> Key:
+        return (item.service_s,)

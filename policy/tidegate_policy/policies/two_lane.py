@@ -1,55 +1,77 @@
-"""H-MAS's two lanes: short calls do not wait behind long ones, and long ones still get their share (section C.2).
+"""`two-lane`: short calls do not wait behind long calls, and long calls still get their share (H-MAS, section C.2).
 
-A call is *fast* when its predicted total time `T_tot = t_ttft + t_tpot * l_pred` is at most the threshold, else *slow*.
-Within a lane the smallest slack `S = D - V_sys - T_tot` goes first; V_sys, the clock, is common to all, so the key is
-the constant `D - T_tot`. The gate gives the fast lane `fast_share` of the pops while both lanes wait, by credit, so the
-slow lane is never starved and no randomness is needed.
+A call belongs to the fast lane when its predicted total time `T_tot = t_ttft + t_tpot * l_pred` is at most the threshold,
+else to the slow lane. Within a lane the smallest slack `S = D - V_sys - T_tot` goes first. V_sys, the clock, is common to
+all calls, so the key is the constant `D - T_tot`. While calls wait in both lanes, the fast lane gets `fast_share` of the
+starts. Credit decides each turn, so the slow lane never starves and no randomness is needed.
 """
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from tidegate_policy.policies.contract import Gate, Key, QueuedRequest
+from tidegate_policy.policies.policy_contract import Key, Parameter, QueuedRequest, StaticPolicy
 
 FAST, SLOW = 0, 1
 
 
 @dataclass(slots=True, kw_only=True)
-class ShareGate:
-    """Hands out turns so that the fast lane gets `fast_share` of them while both lanes wait."""
+class SharedTurns:
+    """Gives the fast lane `fast_share` of the starts while calls wait in both lanes."""
 
     fast_share: float
     fast_credit: float = 0.0
-    """Turns owed to the fast lane, in (-1, 1); it only moves while both lanes wait."""
+    """Starts that the policy owes to the fast lane. It moves only while calls wait in both lanes."""
 
-    def next_lane(self, waiting: AbstractSet[int]) -> int:
-        if len(waiting) == 1:
-            return next(iter(waiting))
+    def next_lane(self, lanes: AbstractSet[int]) -> int:
+        if len(lanes) == 1:
+            return next(iter(lanes))
         return FAST if self.fast_credit + self.fast_share > 0 else SLOW
 
-    def on_pop(self, lane: int, waiting: AbstractSet[int]) -> None:
-        if len(waiting) > 1:
-            self.fast_credit += self.fast_share - (1.0 if lane == FAST else 0.0)
+    def take(self, lane: int, lanes: AbstractSet[int]) -> None:
+        if len(lanes) > 1:
+            self.fast_credit += self._price(lane)
 
-    def copy(self) -> "ShareGate":
+    def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
+        if len(lanes) > 1:
+            self.fast_credit -= self._price(lane)
+
+    def copy(self) -> "SharedTurns":
         return replace(self)
 
+    def _price(self, lane: int) -> float:
+        return self.fast_share - (1.0 if lane == FAST else 0.0)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TwoLane:
-    """Fast and slow lanes, slack within each."""
 
-    name: str = "two-lane"
-    threshold_s: float = 4.0
-    """Predicted seconds that still count as fast."""
-    fast_share: float = 0.75
-    """Share of the turns that the fast lane gets while both lanes wait; in (0, 1)."""
+class TwoLane(StaticPolicy):
+    """A fast and a slow lane; the smallest slack goes first within each lane."""
 
-    def lane(self, ticket: QueuedRequest) -> int:
-        return FAST if ticket.service_s <= self.threshold_s else SLOW
+    name = "two-lane"
+    PARAMETERS = (
+        Parameter(
+            name="threshold_s",
+            default=4.0,
+            low=0.01,
+            high=3600.0,
+            unit="seconds",
+            meaning="A call of at most this much predicted work belongs to the fast lane.",
+        ),
+        Parameter(
+            name="fast_share",
+            default=0.75,
+            low=0.01,
+            high=0.99,
+            unit="share of the starts",
+            meaning="The fast lane gets this share of the starts while calls wait in both lanes.",
+        ),
+    )
 
-    def key(self, ticket: QueuedRequest) -> Key:
-        return (ticket.call.due_or_patience_s - ticket.service_s,)
+    def __init__(self, **parameters: float) -> None:
+        super().__init__(**parameters)
+        self._threshold_s = self.parameters["threshold_s"]
+        self.turns = SharedTurns(fast_share=self.parameters["fast_share"])
 
-    def gate(self) -> Gate:
-        return ShareGate(fast_share=self.fast_share)
+    def lane(self, item: QueuedRequest) -> int:
+        return FAST if item.service_s <= self._threshold_s else SLOW
+
+    def key(self, item: QueuedRequest) -> Key:
+        return (item.call.due_or_patience_s - item.service_s,)

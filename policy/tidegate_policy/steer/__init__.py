@@ -1,6 +1,6 @@
-"""Which order should be active, and was the last switch a mistake? (H-MAS 3.4.1, App. C)
+"""Which scheduling policy should be active, and was the last switch a mistake? (H-MAS 3.4.1, App. C)
 
-`rules` proposes a policy from the QoS that engines delivered; `guards` decides whether the proposal, a bypass or a
-rollback takes effect. Both are pure; the operator (and `tidegate up` without Kubernetes) supplies reports and time, and
-carries the verdict to every engine.
+A selector (`selectors`; `rules` is the default) proposes a policy from the quality of service that engines delivered.
+`guards` decides whether a proposal, a bypass or a rollback takes effect. `loop` collects reports into observations and
+asks both. All of it is pure: the operator and `tidegate up` supply reports and the time, and set the verdict on engines.
 """

@@ -1,10 +1,11 @@
-"""Whether a proposed switch takes effect: dwell, bypass, rollback, bans (H-MAS 3.4.1).
+"""Does a proposed switch take effect? Dwell, bypass, rollback and bans (H-MAS 3.4.1).
 
-State in, verdict out. In order of precedence: a manual override, and its end; an emergency bypass to `fcfs`; a rollback
-when the pool got worse after a switch; and, once the active order has had its minimum dwell, the selector's proposal. An
-order that is not allowed is left at once, unless a person has chosen it. A policy that was rolled back is banned, each time
-twice as long, and an order that comes back soon after it was left must stay twice as long as before: neither a bad order
-nor two symptoms that take turns can make the pool oscillate. `fcfs` is never banned, so there is always a way back.
+State in, verdict out. In order of precedence: a manual override, and its end; an emergency bypass to the safe policy; a
+rollback when the pool got worse after a switch; and, once the active policy has had its minimum dwell, the selector's
+proposal. A policy that is not allowed is left at once, unless a person has chosen it. A policy that was rolled back is
+banned, and each further ban of it is twice as long. A policy that comes back soon after it was left must stay twice as
+long as before. So neither a bad policy nor two alternating symptoms can make the pool oscillate. The safe policy is
+never banned, so there is always a way back.
 """
 
 import math
@@ -12,8 +13,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from tidegate_policy import policies
 from tidegate_policy.qos import Qos
-from tidegate_policy.steer.rules import SAFE, Proposal, start
+from tidegate_policy.steer.proposal import Proposal
 
 
 class Kind(StrEnum):
@@ -31,33 +33,33 @@ class GuardSettings:
     """How cautious the loop is."""
 
     dwell_s: float = 60.0
-    """Seconds that an order stays before a proposal may replace it; doubled each time that proposals take turns."""
+    """Seconds that a policy stays before a proposal may replace it; doubled each time that two proposals alternate."""
     window_s: float = 20.0
     """Seconds after a switch in which it may be rolled back."""
     rho: float = 1.2
     """Roll back when TTFT p99 or the miss ratio is above rho times what it was before the switch."""
     floor_ttft_s: float = 0.05
-    """TTFT baseline below which no worsening counts: it is noise."""
+    """A lower TTFT baseline is raised to this value, because small differences are noise."""
     floor_miss_ratio: float = 0.02
-    """Miss-ratio baseline below which no worsening counts: without a floor one miss after none is infinitely worse."""
+    """A lower miss-ratio baseline is raised to this value: otherwise one miss after none would be infinitely worse."""
     enough: int = 20
-    """Calls a window must have seen before a rollback trusts it."""
+    """Calls that a window must have seen before it can cause a rollback."""
     ban_s: float = 300.0
-    """Seconds that a rolled-back policy is banned the first time; doubled each time, at most a day."""
+    """Seconds of the first ban of a rolled-back policy; doubled for each further ban, at most a day."""
     bypass_s: float = 60.0
-    """Seconds that a bypass lasts at least."""
+    """Shortest duration of a bypass in seconds."""
 
 
 MAX_BAN_S = 86_400.0
 MAX_RETURNS = 4
-"""Doublings of the dwell at most: a quarter of an hour from the default."""
+"""The dwell is doubled at most this often: from the default to 16 minutes."""
 SOON_DWELLS = 2
-"""An order that comes back within so many dwells of when it was left is taken for one of two that take turns."""
+"""A policy that comes back within this many dwells after it was left counts as one of two alternating policies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """How the pool did just before a switch."""
+    """The quality of service just before a switch."""
 
     ttft_p99_s: float
     miss_ratio: float
@@ -65,29 +67,29 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteerState:
-    """All that the loop remembers; the shell keeps it and hands it back."""
+    """The whole memory of the loop. The driver persists it and hands it to a successor."""
 
     active: str
-    since_s: float
+    since_at_s: float
     reason: str = "start"
     kind: Kind = Kind.KEEP
     before: str | None = None
-    """The order that a rollback, or the end of an override, returns to; None when there is nothing to return to."""
-    until_s: float | None = None
-    """When the override ends, as far as its giver said; the shell keeps it and stops to hand the override in."""
+    """The policy that a rollback, or the end of an override, returns to; None when there is none."""
+    ends_at_s: float | None = None
+    """When the override ends, if its source said so. The driver stops to pass the override at that instant."""
     baseline: Baseline | None = None
     strikes: Mapping[str, int] = field(default_factory=dict)
     """How often each policy was rolled back."""
-    banned_until_s: Mapping[str, float] = field(default_factory=dict)
-    left_s: Mapping[str, float] = field(default_factory=dict)
-    """When a proposal last replaced each order."""
+    banned_until_at_s: Mapping[str, float] = field(default_factory=dict)
+    left_at_s: Mapping[str, float] = field(default_factory=dict)
+    """When a proposal last replaced each policy."""
     returns: int = 0
-    """How many proposals in a row brought back an order soon after it had been left."""
+    """How many proposals in a row brought back a policy soon after it had been left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What to do now: `policy` should be in force on every engine, because of `reason`."""
+    """`policy` should be in force on every engine, because of `reason`."""
 
     kind: Kind
     policy: str
@@ -104,16 +106,21 @@ def step(
     override: str | None = None,
     allow: Collection[str] | None = None,
 ) -> tuple[SteerState, Verdict]:
-    """One decision. `qos` covers the time since the last one; call it at least once in `window_s`. `allow` is the orders
-    that may be active, besides `fcfs`, while no person has chosen one; None = any."""
+    """One decision. `qos` covers the time since the last one; call it at least once in `window_s`. `allow` lists the
+    policies that may be active, besides the safe one, while no person has chosen a policy; None allows all."""
     after, verdict = _decide(now, state, qos, proposal, settings, override)
-    if override is not None or allow is None or after.active in (SAFE, *allow):
+    if override is not None or allow is None or after.active in (policies.SAFE, *allow):
         return after, verdict
-    return _switch(now, after, Kind.SWITCH, start(allow), f"{after.active} is not allowed", None)
+    return _switch(now, after, Kind.SWITCH, start_policy(allow), f"{after.active} is not allowed", None)
+
+
+def start_policy(allow: Collection[str]) -> str:
+    """The policy that a pool begins with, and that it takes when its policy is no longer allowed."""
+    return policies.DEFAULT if policies.DEFAULT in allow else policies.SAFE
 
 
 def minimum_dwell_s(state: SteerState, settings: GuardSettings) -> float:
-    """Seconds from `state.since_s` until a proposal may replace the active order."""
+    """Seconds from `state.since_at_s` until a proposal may replace the active policy."""
     dwell_s = settings.dwell_s * (1 << state.returns)
     return max(dwell_s, settings.bypass_s) if state.kind is Kind.BYPASS else dwell_s
 
@@ -129,8 +136,8 @@ def _decide(
         return replace(after, before=overridden), verdict
     if state.kind is Kind.OVERRIDE and state.before is not None:
         return _switch(now, state, Kind.SWITCH, state.before, "the override has ended", None)
-    if proposal is not None and proposal.emergency and state.active != SAFE:
-        return _switch(now, state, Kind.BYPASS, SAFE, proposal.reason, None)
+    if proposal is not None and proposal.emergency and state.active != policies.SAFE:
+        return _switch(now, state, Kind.BYPASS, policies.SAFE, proposal.reason, None)
     regret = _regret(now, state, qos, settings)
     if regret is not None and state.before is not None:
         strikes = state.strikes.get(state.active, 0) + 1
@@ -138,27 +145,27 @@ def _decide(
         punished = replace(
             state,
             strikes={**state.strikes, state.active: strikes},
-            banned_until_s={**state.banned_until_s, state.active: now + ban_s},
+            banned_until_at_s={**state.banned_until_at_s, state.active: now + ban_s},
         )
         return _switch(now, punished, Kind.ROLLBACK, state.before, regret, None)
     if proposal is None or proposal.emergency or proposal.policy == state.active:
         return state, _keep(state)
     dwell_s = minimum_dwell_s(state, settings)
-    if now - state.since_s < dwell_s or now < state.banned_until_s.get(proposal.policy, now):
+    if now - state.since_at_s < dwell_s or now < state.banned_until_at_s.get(proposal.policy, now):
         return state, _keep(state)
-    again = now - state.left_s.get(proposal.policy, -math.inf) <= SOON_DWELLS * dwell_s
-    leaving = replace(
+    again = now - state.left_at_s.get(proposal.policy, -math.inf) <= SOON_DWELLS * dwell_s
+    remembered = replace(
         state,
-        left_s={**state.left_s, state.active: now},
+        left_at_s={**state.left_at_s, state.active: now},
         returns=min(state.returns + 1, MAX_RETURNS) if again else 0,
     )
     baseline = Baseline(ttft_p99_s=qos.ttft.quantile_s(0.99), miss_ratio=qos.miss_ratio)
-    return _switch(now, leaving, Kind.SWITCH, proposal.policy, proposal.reason, baseline)
+    return _switch(now, remembered, Kind.SWITCH, proposal.policy, proposal.reason, baseline)
 
 
 def _regret(now: float, state: SteerState, qos: Qos, settings: GuardSettings) -> str | None:
-    """Why the last switch was a mistake; None when it was not, or it is too late or too early to tell."""
-    if state.baseline is None or now - state.since_s > settings.window_s or qos.ttft.count < settings.enough:
+    """Why the last switch was a mistake; None when it was none, or when it is too late or too early to tell."""
+    if state.baseline is None or now - state.since_at_s > settings.window_s or qos.ttft.count < settings.enough:
         return None
     ttft_s = qos.ttft.quantile_s(0.99)
     ttft_limit_s = settings.rho * max(state.baseline.ttft_p99_s, settings.floor_ttft_s)
@@ -176,11 +183,11 @@ def _switch(
     after = replace(
         state,
         active=policy,
-        since_s=now,
+        since_at_s=now,
         reason=reason,
         kind=kind,
         before=state.active if baseline is not None else None,
-        until_s=None,
+        ends_at_s=None,
         baseline=baseline,
     )
     return after, Verdict(kind=kind, policy=policy, reason=reason)

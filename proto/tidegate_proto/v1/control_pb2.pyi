@@ -7,12 +7,21 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SetPolicyRequest(_message.Message):
-    __slots__ = ("policy", "reason")
+    __slots__ = ("policy", "reason", "parameters")
+    class ParametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     POLICY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     policy: str
     reason: str
-    def __init__(self, policy: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    parameters: _containers.ScalarMap[str, float]
+    def __init__(self, policy: _Optional[str] = ..., reason: _Optional[str] = ..., parameters: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class SetPolicyResponse(_message.Message):
     __slots__ = ("policy", "previous", "reordered")
@@ -49,7 +58,14 @@ class GetStateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class EngineState(_message.Message):
-    __slots__ = ("policy", "policy_reason", "policy_age_s", "controls", "running", "waiting", "kv_usage", "waiting_ids", "engine_version", "fallback_reason", "preemptions", "simulated_profile")
+    __slots__ = ("policy", "policy_reason", "policy_age_s", "controls", "running", "waiting", "kv_usage", "waiting_ids", "engine_version", "fallback_reason", "preemptions", "simulated_profile", "policy_parameters")
+    class PolicyParametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     POLICY_FIELD_NUMBER: _ClassVar[int]
     POLICY_REASON_FIELD_NUMBER: _ClassVar[int]
     POLICY_AGE_S_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +78,7 @@ class EngineState(_message.Message):
     FALLBACK_REASON_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     SIMULATED_PROFILE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     policy: str
     policy_reason: str
     policy_age_s: float
@@ -74,7 +91,8 @@ class EngineState(_message.Message):
     fallback_reason: str
     preemptions: int
     simulated_profile: str
-    def __init__(self, policy: _Optional[str] = ..., policy_reason: _Optional[str] = ..., policy_age_s: _Optional[float] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., waiting_ids: _Optional[_Iterable[str]] = ..., engine_version: _Optional[str] = ..., fallback_reason: _Optional[str] = ..., preemptions: _Optional[int] = ..., simulated_profile: _Optional[str] = ...) -> None: ...
+    policy_parameters: _containers.ScalarMap[str, float]
+    def __init__(self, policy: _Optional[str] = ..., policy_reason: _Optional[str] = ..., policy_age_s: _Optional[float] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., waiting_ids: _Optional[_Iterable[str]] = ..., engine_version: _Optional[str] = ..., fallback_reason: _Optional[str] = ..., preemptions: _Optional[int] = ..., simulated_profile: _Optional[str] = ..., policy_parameters: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class WatchQosRequest(_message.Message):
     __slots__ = ("period_s",)
@@ -83,7 +101,14 @@ class WatchQosRequest(_message.Message):
     def __init__(self, period_s: _Optional[float] = ...) -> None: ...
 
 class QosReport(_message.Message):
-    __slots__ = ("policy", "window_s", "arrived", "finished", "running", "waiting", "kv_usage", "preemptions", "ttft", "tpot", "service", "with_target", "missed", "blocked", "busy_s", "tenants")
+    __slots__ = ("policy", "window_s", "arrived", "finished", "running", "waiting", "kv_usage", "preemptions", "ttft", "tpot", "service", "with_target", "missed", "blocked", "busy_s", "tenants", "policy_parameters")
+    class PolicyParametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     POLICY_FIELD_NUMBER: _ClassVar[int]
     WINDOW_S_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +125,7 @@ class QosReport(_message.Message):
     BLOCKED_FIELD_NUMBER: _ClassVar[int]
     BUSY_S_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     policy: str
     window_s: float
     arrived: int
@@ -116,7 +142,8 @@ class QosReport(_message.Message):
     blocked: int
     busy_s: float
     tenants: _containers.RepeatedCompositeFieldContainer[TenantQos]
-    def __init__(self, policy: _Optional[str] = ..., window_s: _Optional[float] = ..., arrived: _Optional[int] = ..., finished: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., preemptions: _Optional[int] = ..., ttft: _Optional[_Union[Histogram, _Mapping]] = ..., tpot: _Optional[_Union[Histogram, _Mapping]] = ..., service: _Optional[_Union[Histogram, _Mapping]] = ..., with_target: _Optional[int] = ..., missed: _Optional[int] = ..., blocked: _Optional[int] = ..., busy_s: _Optional[float] = ..., tenants: _Optional[_Iterable[_Union[TenantQos, _Mapping]]] = ...) -> None: ...
+    policy_parameters: _containers.ScalarMap[str, float]
+    def __init__(self, policy: _Optional[str] = ..., window_s: _Optional[float] = ..., arrived: _Optional[int] = ..., finished: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., preemptions: _Optional[int] = ..., ttft: _Optional[_Union[Histogram, _Mapping]] = ..., tpot: _Optional[_Union[Histogram, _Mapping]] = ..., service: _Optional[_Union[Histogram, _Mapping]] = ..., with_target: _Optional[int] = ..., missed: _Optional[int] = ..., blocked: _Optional[int] = ..., busy_s: _Optional[float] = ..., tenants: _Optional[_Iterable[_Union[TenantQos, _Mapping]]] = ..., policy_parameters: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("counts", "sum_s")

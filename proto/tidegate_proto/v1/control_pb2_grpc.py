@@ -62,14 +62,15 @@ class EngineControlServicer:
     """
 
     def SetPolicy(self, request, context):
-        """Switches the order of the waiting queue. Answers when the new order is in force.
+        """Switches the scheduling policy of the waiting queue. The answer means that the policy is in force. An unknown policy
+        or parameter, or a parameter out of its range, is INVALID_ARGUMENT and changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetControls(self, request, context):
-        """Bounds what a step may do. Unset fields keep their value; answers when the bounds are in force.
+        """Bounds the engine's steps. Unset fields keep their value. The answer means that the bounds are in force.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,7 +83,7 @@ class EngineControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchQos(self, request, context):
-        """One QosReport for each period until the caller goes away.
+        """Sends one QosReport for each period until the caller ends the stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -18,7 +18,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from localkube import pki, processes
+from localkube import background_processes, pki
 
 ADMIN_TOKEN = "admin-token"
 
@@ -35,7 +35,7 @@ class ControlPlane:
     kubeconfig: pathlib.Path
     audit_log: pathlib.Path
     """One JSON line for each request that the API server has answered: who, verb, resource."""
-    _processes: processes.Processes
+    _processes: background_processes.Processes
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         """What `kubectl` prints, standard error included; raises KubectlError when it fails."""
@@ -73,7 +73,7 @@ class ControlPlane:
 
 def start(programs: pathlib.Path, folder: pathlib.Path) -> ControlPlane:
     """Starts everything in `folder` (empty, private); on any error nothing is left running."""
-    running = processes.Processes(folder)
+    running = background_processes.Processes(folder)
     try:
         return _start(programs, folder, running)
     except BaseException:
@@ -81,8 +81,8 @@ def start(programs: pathlib.Path, folder: pathlib.Path) -> ControlPlane:
         raise
 
 
-def _start(programs: pathlib.Path, folder: pathlib.Path, running: processes.Processes) -> ControlPlane:
-    store_port, peer_port, api_port, manager_port, scheduler_port, kwok_port = processes.free_ports(6)
+def _start(programs: pathlib.Path, folder: pathlib.Path, running: background_processes.Processes) -> ControlPlane:
+    store_port, peer_port, api_port, manager_port, scheduler_port, kwok_port = background_processes.free_ports(6)
     store, server = f"http://127.0.0.1:{store_port}", f"https://127.0.0.1:{api_port}"
     running.start("etcd", [
         programs / "etcd", "--data-dir", folder / "etcd", "--unsafe-no-fsync", "--log-level", "warn",
@@ -146,7 +146,7 @@ AUDIT_POLICY: dict[str, Any] = {
 
 def fake_gpu_node(name: str, *, product: str, gpus: int = 8) -> dict[str, Any]:
     """A node that kwok keeps Ready, labelled as NVIDIA's GPU feature discovery does."""
-    capacity = {"cpu": "128", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": str(gpus)}
+    capacity = {"cpu": "128", "memory": "1Ti", "pods": "1000", "nvidia.com/gpu": str(gpus)}
     return {
         "apiVersion": "v1",
         "kind": "Node",

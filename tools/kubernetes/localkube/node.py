@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from localkube import control_plane, leftovers, network, pki, processes
+from localkube import background_processes, control_plane, leftovers, network, pki
 
 PAUSE_IMAGE = "localhost/pause:1"
 NODE = "node-0"
@@ -29,7 +29,7 @@ class Node:
     """Of its network namespace."""
     kubeconfig: pathlib.Path
     """Good inside the namespace."""
-    _processes: processes.Processes
+    _processes: background_processes.Processes
 
     @property
     def enter(self) -> list[str]:
@@ -56,7 +56,7 @@ def start(programs: pathlib.Path, folder: pathlib.Path, archives: Sequence[pathl
     name = name_of(folder)
     leftovers.clear(folder, name)
     folder.mkdir(parents=True)
-    running = processes.Processes(folder, enter=network.enter(name))
+    running = background_processes.Processes(folder, enter=network.enter(name))
     node = Node(
         folder=folder, programs=programs, name=name, kubeconfig=folder / "admin.kubeconfig", _processes=running
     )  # fmt: skip

@@ -13,6 +13,9 @@ class DispatchRule(ABC):
     `choose` is required. A rule that learns also overrides some of the events, which do nothing by default.
     """
 
+    knows_caches: bool = False
+    """Whether the dispatcher asks for `cached_tokens` before each `choose`."""
+
     @abstractmethod
     def choose(self, context: RoutingContext) -> Choice:
         """Names the engine for the call. The engines of the context are never empty."""

@@ -15,11 +15,9 @@ class LeastDelay(DispatchRule):
 
     def choose(self, context: RoutingContext) -> Choice:
         scores: Scores = {}
-        price = context.price
         best, best_score = None, 0.0
-        for engine in context.in_time():
-            cost = price(engine)
-            score = -(cost.service_s + engine.shared_s + engine.backlog.calls * cost.work_s)
+        for engine, price, finish_s in context.in_time():
+            score = -(finish_s + engine.calls * price.work_s)
             scores[engine.id] = score
             if best is None or score > best_score:
                 best, best_score = engine, score

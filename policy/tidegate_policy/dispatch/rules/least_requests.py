@@ -10,4 +10,4 @@ class LeastRequests(DispatchRule):
     def choose(self, context: RoutingContext) -> Choice:
         start = context.turn % len(context.engines)
         rotated = [*context.engines[start:], *context.engines[:start]]
-        return Choice(engine=min(rotated, key=lambda engine: engine.backlog.calls))
+        return Choice(engine=min(rotated, key=lambda engine: engine.calls))

@@ -9,4 +9,4 @@ class PowerOfTwo(DispatchRule):
 
     def choose(self, context: RoutingContext) -> Choice:
         pair = context.rng.sample(context.engines, min(2, len(context.engines)))
-        return Choice(engine=min(pair, key=lambda engine: engine.backlog.calls))
+        return Choice(engine=min(pair, key=lambda engine: engine.calls))

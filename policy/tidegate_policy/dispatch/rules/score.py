@@ -18,8 +18,8 @@ class Score(DispatchRule):
         alpha, beta = context.settings.alpha, context.settings.beta
         scores: Scores = {}
         ranked: list[tuple[bool, float, float, RoutableEngine]] = []
-        for engine in context.in_time():
-            service_s = context.price(engine).service_s
+        for engine, price, _ in context.in_time():
+            service_s = price.service_s
             queue_s = engine.queue_s
             idle = alpha < 1 and queue_s < IDLE_S
             pull = 0.0 if alpha >= 1 or idle else (1 - alpha) * beta / queue_s

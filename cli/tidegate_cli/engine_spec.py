@@ -1,0 +1,127 @@
+"""Parses the `--engines` option of `tidegate up`, and describes the environment of the engines on this machine.
+
+`sim:a100,a6000` starts one simulated engine for each profile. `vllm` and `vllm:2` start real engines. URLs name engines
+that already run.
+"""
+
+import pathlib
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import tidegate_profiles
+from tidegate_cli.command_errors import Usage
+from tidegate_policy import cost
+
+DEFAULT = "sim:a100,a6000"
+MAX_ENGINES = 16
+SHORT_NAMES = {"a100": "a100-70b-tp8", "a6000": "a6000-70b-tp8", "l40": "l40-70b-tp8"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """A simulated engine to start, paced by a cost profile."""
+
+    name: str
+    profile: str
+    cost: cost.CostModel
+    """Scaled by --sim-speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vllm:
+    """A real engine to start."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """An engine that already runs."""
+
+    name: str
+    url: str
+
+
+Engine = Simulated | Vllm | Running
+
+
+def parse(text: str, *, speed: float) -> list[Engine]:
+    """The engines that `text` names. Raises `Usage`."""
+    if text.startswith("sim:"):
+        engines: list[Engine] = [_simulated(name, speed) for name in text[4:].split(",")]
+    elif match := re.fullmatch(r"vllm(?::(\d{1,2}))?", text):
+        engines = [Vllm(name="vllm") for _ in range(int(match[1] or 1))]
+    elif text.startswith(("http://", "https://")):
+        running = [_running(url) for url in text.split(",")]
+        for name, count in Counter(engine.name for engine in running).items():
+            if count > 1:
+                raise Usage(f"--engines names {name} {count} times; name each engine once")
+        engines = [*running]
+    else:
+        raise Usage(f"--engines {text!r} is not one of sim:PROFILE,..., vllm[:N] and http://HOST:PORT,...")
+    if not 1 <= len(engines) <= MAX_ENGINES:
+        raise Usage(f"--engines {text!r} names {len(engines)} engines; name from 1 to {MAX_ENGINES}")
+    return _numbered(engines)
+
+
+def vllm_environment(engines: int, *, cores: int, given: Mapping[str, str]) -> dict[str, str]:
+    """Environment of each of `engines` vLLM processes on one machine: a share of the cores, a small cache, no downloads.
+
+    Without it every CPU engine uses all cores, and the threads of the engines wait for each other. Variables that the
+    user has set (`given`) stay unchanged.
+    """
+    ours = {
+        "OMP_NUM_THREADS": str(max(cores // engines, 1)),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    return {name: value for name, value in ours.items() if name not in given}
+
+
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA or AMD GPU with a driver."""
+    devices = pathlib.Path("/dev")
+    return any(devices.glob("nvidia[0-9]*")) or (devices / "kfd").exists()
+
+
+def _simulated(name: str, speed: float) -> Simulated:
+    profile = SHORT_NAMES.get(name, name)
+    try:
+        model = cost.from_mapping(tidegate_profiles.load(profile)["cost"])
+    except tidegate_profiles.UnknownProfile as error:
+        raise Usage(f"--engines: {error}; short names are {', '.join(SHORT_NAMES)}") from None
+    return Simulated(name=name, profile=profile, cost=cost.scaled(model, 1 / speed))
+
+
+def _running(url: str) -> Running:
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise Usage(f"--engines: {url!r} is not an address: {error}") from None
+    if not parts.hostname or parts.path not in ("", "/"):
+        raise Usage(f"--engines: {url!r} is not an engine's address such as http://127.0.0.1:8100")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return Running(name=f"{host}:{port}", url=url.rstrip("/"))
+
+
+def _numbered(engines: list[Engine]) -> list[Engine]:
+    """Appends a number to each name that several engines share."""
+    names = [engine.name for engine in engines]
+    seen: dict[str, int] = {}
+    numbered: list[Engine] = []
+    for engine in engines:
+        if names.count(engine.name) == 1 or isinstance(engine, Running):
+            numbered.append(engine)
+            continue
+        index = seen[engine.name] = seen.get(engine.name, -1) + 1
+        name = f"{engine.name}-{index}"
+        if isinstance(engine, Simulated):
+            numbered.append(Simulated(name=name, profile=engine.profile, cost=engine.cost))
+        else:
+            numbered.append(Vllm(name=name))
+    return numbered

@@ -1,0 +1,114 @@
+"""`tidegate policy get|set`: reads or overrides the active policy through the admin API of a running gateway.
+
+The gateway stores the override, and the steering loop sets it on the engines. So `set` waits until every engine that can
+change its policy has done so, and names the engines that have not.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from tidegate_cli.command_errors import Failed, Usage
+from tidegate_policy import duration, policies
+
+ADMIN = "http://127.0.0.1:8001"
+PROPAGATION_S = 15.0
+"""The steering loop observes every few seconds and may need this long to set an override on all engines."""
+POLL_S = 0.5
+IN_FORCE = "in force"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, admin=ADMIN, as_json=False)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="get|set")
+    getting = verbs.add_parser("get", help="print the active policy and its reason")
+    setting = verbs.add_parser("set", help="override the policy until the override expires")
+    setting.add_argument("name", help=f"one of {', '.join(sorted(policies.POLICIES))}, or auto to end the override")
+    setting.add_argument(
+        "--for", dest="duration", metavar="TIME", help="duration of the override: 90s, 10m (the default), 2h"
+    )
+    for verb in (getting, setting):
+        _add_common(verb, admin=argparse.SUPPRESS, as_json=argparse.SUPPRESS)
+
+
+def _add_common(parser: argparse.ArgumentParser, *, admin: str, as_json: str | bool) -> None:
+    """Options that are accepted before and after the verb."""
+    parser.add_argument("--admin", default=admin, metavar="URL", help=f"the gateway's admin address ({ADMIN})")
+    parser.add_argument("--json", action="store_true", default=as_json, help="print one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    body: dict[str, Any] | None = None
+    if options.verb == "set":
+        if options.name not in {*policies.POLICIES, "auto"}:
+            raise Usage(f"unknown policy {options.name!r}; known are auto, {', '.join(sorted(policies.POLICIES))}")
+        body = {"policy": None if options.name == "auto" else options.name}
+        if options.duration is not None:
+            body["for_s"] = _held_s(options.duration)
+    admin = options.admin if "://" in options.admin else f"http://{options.admin}"
+    answer, engines = asyncio.run(_ask(admin.rstrip("/"), body))
+    if options.json:
+        sys.stdout.write(json.dumps({**answer, "engines": engines}) + "\n")
+        return 0
+    left = f", {answer['left_s']:.0f} s left" if answer.get("left_s") is not None else ""
+    sys.stdout.write(f"{answer['name']}  ({answer['source']}{left}: {answer['reason'] or 'no reason given'})\n")
+    sys.stdout.writelines(f"  {name}: {how}\n" for name, how in engines.items())
+    return 0
+
+
+def _held_s(text: str) -> float:
+    try:
+        return duration.seconds(text)
+    except ValueError as error:
+        raise Usage(str(error)) from error
+
+
+def standing(engine: Mapping[str, Any], policy: str) -> str:
+    """Whether `policy` is in force on an engine, and if not, why. `engine` is an entry of `/admin/state`."""
+    if engine["control"] is None:
+        return "has no control port; its own policy stays"
+    if engine["fallback"]:
+        return f"keeps vLLM's own scheduler: {engine['fallback']}"
+    if engine["policy"] is None:
+        return "its control port does not answer"
+    return IN_FORCE if engine["policy"] == policy else f"still {engine['policy']}"
+
+
+async def _ask(admin: str, body: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """The active policy, and its state on each engine. A `body` is sent to the gateway first."""
+    try:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+            if body is not None:
+                await _answer(session, "PUT", f"{admin}/admin/policy", body)
+            give_up = asyncio.get_running_loop().time() + (PROPAGATION_S if body and body["policy"] else 0)
+            while True:
+                state = await _answer(session, "GET", f"{admin}/admin/state")
+                policy: dict[str, Any] = state["policy"]
+                engines = {engine["name"]: standing(engine, policy["name"]) for engine in state["engines"]}
+                waited = {engines[engine["name"]] for engine in state["engines"] if engine["control"]}
+                if waited <= {IN_FORCE} or asyncio.get_running_loop().time() >= give_up:
+                    return policy, engines
+                await asyncio.sleep(POLL_S)
+    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+        raise Failed(
+            f"no gateway's admin API answers at {admin} ({error or 'no answer in time'}); "
+            "give the admin address with --admin. `tidegate up` prints the admin port, which differs from the port of /v1"
+        ) from error
+
+
+async def _answer(
+    session: aiohttp.ClientSession, method: str, url: str, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Raises `Failed` with the gateway's own error message."""
+    async with session.request(method, url, json=body) as response:
+        if response.status == 404:
+            raise ValueError("404: the path does not exist")
+        answer: dict[str, Any] = await response.json()
+    if "error" in answer:
+        raise Failed(answer["error"]["message"])
+    return answer

@@ -1,0 +1,224 @@
+"""EngineControl's client: calls to one engine, and connections to a changing set of engines.
+
+`EngineClient` makes single calls. `EngineConnections` keeps a stream of reports open to each engine of a set, opens it
+again when it breaks, and sets a policy wherever an engine reports another. This module decides nothing.
+"""
+
+import asyncio
+import collections
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Collection
+from dataclasses import dataclass
+
+import grpc
+
+from tidegate_control import translation
+from tidegate_policy import qos
+from tidegate_policy.engine.engine_status import State, Switched
+from tidegate_proto.v1 import control_pb2, control_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+SET_POLICY_TIMEOUT_S = 5.0
+"""An engine acknowledges a policy when it is in force, which may take a step of the engine."""
+RECONNECT_S = 1.0
+"""Pause before a broken stream of reports is opened again."""
+SILENT_PERIODS = 3
+"""An engine is silent when it has not reported for this many periods plus `RECONNECT_S`."""
+MAX_REPORTS = 1000
+"""Reports kept of one engine while the caller does not take them, for example while a pool's spec is invalid."""
+UNREADABLE = "its answer cannot be read"
+
+
+class CallFailed(Exception):
+    """An engine did not answer a call, or answered with an error; the message is `CODE: details`."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(f"{code.name}: {details}")
+        self.is_unreachable = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        """Whether the engine could not be reached, as opposed to having rejected the call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One window of an engine: the policy in force at its end, and the quality of service that was delivered."""
+
+    policy: str
+    qos: qos.Qos
+
+
+class EngineClient:
+    """Calls to the EngineControl at one address (host:port). Every call raises `CallFailed`.
+
+    A call answers None when the engine's answer cannot be read: bytes that are no message, or impossible numbers.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(address)
+        self._stub = control_pb2_grpc.EngineControlStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def get_state(self, *, timeout_s: float) -> State | None:
+        """The engine's state."""
+        try:
+            message = await self._stub.GetState(control_pb2.GetStateRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise _failed(error) from error
+        # grpc.aio answers None for bytes that it cannot parse.
+        return None if message is None else translation.from_state(message)
+
+    async def set_policy(self, policy: str, reason: str, *, timeout_s: float = SET_POLICY_TIMEOUT_S) -> Switched | None:
+        """Puts `policy` in force; returns when it is."""
+        request = control_pb2.SetPolicyRequest(policy=policy, reason=reason)
+        try:
+            answer = await self._stub.SetPolicy(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise _failed(error) from error
+        if answer is None:
+            return None
+        return Switched(policy=answer.policy, previous=answer.previous, reordered=answer.reordered)
+
+    async def watch(self, period_s: float) -> AsyncGenerator[Report | None, None]:
+        """One report for each `period_s` (0.1 to 60 seconds) until the engine ends the stream; None for a report that
+        cannot be read."""
+        stream = self._stub.WatchQos(control_pb2.WatchQosRequest(period_s=period_s))
+        try:
+            async for message in stream:
+                window = None if message is None else translation.from_report(message)
+                yield None if window is None else Report(policy=message.policy, qos=window)
+        except grpc.aio.AioRpcError as error:
+            raise _failed(error) from error
+        finally:
+            stream.cancel()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class EngineConnections:
+    """Connections to a changing set of engines: their reports, and the policy in force on them."""
+
+    def __init__(self, *, report_period_s: float) -> None:
+        self.report_period_s = report_period_s
+        """Time between two reports; a change takes effect at the next `retarget`."""
+        self._connections: dict[str, _Connection] = {}
+
+    async def retarget(self, addresses: Collection[str]) -> None:
+        """Connects to these engines (host:port of EngineControl) and disconnects from all others."""
+        gone = [self._connections.pop(address) for address in [*self._connections] if address not in addresses]
+        for connection in gone:
+            await connection.close()
+        for address in addresses:
+            if address not in self._connections:
+                self._connections[address] = _Connection(address, self.report_period_s)
+            elif self._connections[address].report_period_s != self.report_period_s:
+                await self._connections[address].reopen(self.report_period_s)
+
+    def take_reports(self) -> dict[str, list[qos.Qos]]:
+        """The reports of each engine since the last call, oldest first; an empty list for an engine without any."""
+        return {address: connection.take_reports() for address, connection in self._connections.items()}
+
+    def silent(self) -> set[str]:
+        """Engines whose reports are overdue."""
+        return {address for address, connection in self._connections.items() if connection.is_silent}
+
+    def reported(self) -> set[str]:
+        """Engines that have reported since the last `take_reports`."""
+        return {address for address, connection in self._connections.items() if connection.reports}
+
+    async def put_in_force(self, policy: str, reason: str) -> dict[str, str]:
+        """Sets `policy` on each engine whose last report names another; returns the errors by address."""
+        outdated = [connection for connection in self._connections.values() if connection.policy != policy]
+        errors = await asyncio.gather(*(connection.set_policy(policy, reason) for connection in outdated))
+        return {connection.address: error for connection, error in zip(outdated, errors, strict=True) if error}
+
+    async def close(self) -> None:
+        await self.retarget(())
+
+
+class _Connection:
+    """One engine's stream of reports, opened again whenever it breaks."""
+
+    def __init__(self, address: str, report_period_s: float) -> None:
+        self.address = address
+        self.report_period_s = report_period_s
+        self.policy: str | None = None
+        """The policy that the engine last named; None while it has named none."""
+        self.reports: collections.deque[qos.Qos] = collections.deque(maxlen=MAX_REPORTS)
+        """Since the last `take_reports`."""
+        self._client = EngineClient(address)
+        self._warned = False
+        self._open()
+
+    @property
+    def is_silent(self) -> bool:
+        patience_s = SILENT_PERIODS * self.report_period_s + RECONNECT_S
+        return asyncio.get_running_loop().time() - self._reported_at_s > patience_s
+
+    async def reopen(self, report_period_s: float) -> None:
+        """Asks for reports at another pace; the reports that came are kept."""
+        self.report_period_s = report_period_s
+        await self._stop()
+        self._open()
+
+    def take_reports(self) -> list[qos.Qos]:
+        taken = list(self.reports)
+        self.reports.clear()
+        return taken
+
+    async def set_policy(self, policy: str, reason: str) -> str | None:
+        """Returns the reason of a failure, and None when the policy is in force."""
+        try:
+            switched = await self._client.set_policy(policy, reason)
+        except CallFailed as error:
+            return str(error)
+        if switched is None:
+            return UNREADABLE
+        self.policy = switched.policy
+        return None
+
+    async def close(self) -> None:
+        await self._stop()
+        await self._client.close()
+
+    def _open(self) -> None:
+        self._reported_at_s = asyncio.get_running_loop().time()
+        self._task = asyncio.create_task(self._follow())
+
+    async def _stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._read_stream()
+            except CallFailed as error:
+                self._log(logging.DEBUG if error.is_unreachable else logging.WARNING, str(error))
+            except Exception as error:  # noqa: BLE001  # logged with its traceback
+                self._log(logging.ERROR, "a defect", error)
+            self.policy = None  # another process may answer at this address next time
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _read_stream(self) -> None:
+        """Reads one stream until it ends or carries a report that cannot be read."""
+        async with contextlib.aclosing(self._client.watch(self.report_period_s)) as reports:
+            async for report in reports:
+                if report is None:
+                    self._log(logging.WARNING, UNREADABLE)
+                    return
+                self.reports.append(report.qos)
+                self.policy = report.policy
+                self._reported_at_s = asyncio.get_running_loop().time()
+                self._warned = False
+
+    def _log(self, level: int, why: str, defect: Exception | None = None) -> None:
+        """Logs the first failure at `level`, and further ones at DEBUG until the engine reports again."""
+        shown = logging.DEBUG if self._warned else level
+        log.log(shown, "engine %s does not report: %s", self.address, why, exc_info=defect)
+        self._warned |= level > logging.DEBUG
+
+
+def _failed(error: grpc.aio.AioRpcError) -> CallFailed:
+    return CallFailed(error.code(), error.details() or "")

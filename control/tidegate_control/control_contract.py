@@ -1,0 +1,63 @@
+"""The protocol that an engine implements so that `control_server` can serve EngineControl for it.
+
+Tidegate's vLLM scheduler and the simulated engine implement `ControlledEngine` through the engine core. `Fallback`
+implements it for an engine in which vLLM's own scheduler runs, so that every caller learns why the policy cannot be
+switched.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from tidegate_policy.engine.engine_status import Controls, State, Switched, WatchReport
+
+
+class NotControllable(RuntimeError):
+    """vLLM's own scheduler runs; the message says why."""
+
+
+class Watch(Protocol):
+    """The windows that one watcher receives."""
+
+    def cut(self) -> WatchReport:
+        """Ends the current window and returns it."""
+
+    def close(self) -> None:
+        """Stops counting for this watcher."""
+
+
+class ControlledEngine(Protocol):
+    """An engine as its controller sees it. Any thread may call every method, also while the engine is idle; a change is in
+    force when the method returns."""
+
+    def set_policy(self, name: str, reason: str, parameters: Mapping[str, float] | None = None) -> Switched:
+        """Raises `policies.UnknownPolicy`, `policies.BadParameter`, or `NotControllable`."""
+
+    def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> Controls:
+        """Sets the bounds that are not None; returns all bounds in force. Raises `NotControllable`."""
+
+    def state(self) -> State: ...
+
+    def watch(self) -> Watch:
+        """Raises `NotControllable`."""
+
+
+class Fallback:
+    """The `ControlledEngine` of an engine in which vLLM's own priority scheduler runs."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def set_policy(self, name: str, reason: str, parameters: Mapping[str, float] | None = None) -> Switched:
+        raise self._rejection()
+
+    def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> Controls:
+        raise self._rejection()
+
+    def state(self) -> State:
+        return State(policy="priority", fallback_reason=self._reason)
+
+    def watch(self) -> Watch:
+        raise self._rejection()
+
+    def _rejection(self) -> NotControllable:
+        return NotControllable(f"vLLM's own priority scheduler runs here: {self._reason}")

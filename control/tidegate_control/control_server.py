@@ -1,0 +1,128 @@
+"""EngineControl's server: a gRPC thread beside the engine core that switches, bounds and watches the scheduler.
+
+The server translates messages and asks a `control_contract.ControlledEngine`; it decides nothing. It serves health and
+reflection too. It runs in the engine-core process, because the queue is in that process.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from tidegate_control import control_contract, translation
+from tidegate_policy import policies
+from tidegate_proto.v1 import control_pb2, control_pb2_grpc
+
+MAX_WATCHES = 16
+"""Streams that may be open at the same time; each stream occupies a thread."""
+_SPARE_THREADS = 8
+
+
+class CannotListen(RuntimeError):
+    """The control address is in use or cannot be bound; the message names the address."""
+
+
+class Control(control_pb2_grpc.EngineControlServicer):
+    """The servicer of one engine."""
+
+    def __init__(self, engine: control_contract.ControlledEngine, engine_version: str) -> None:
+        self._engine = engine
+        self._version = engine_version
+        self._stopping = threading.Event()
+        self._watches = threading.BoundedSemaphore(MAX_WATCHES)
+
+    def stop(self) -> None:
+        """Ends every open stream within half a second."""
+        self._stopping.set()
+
+    def SetPolicy(
+        self, request: control_pb2.SetPolicyRequest, context: grpc.ServicerContext
+    ) -> control_pb2.SetPolicyResponse:
+        try:
+            switched = self._engine.set_policy(request.policy, request.reason, dict(request.parameters))
+        except (policies.UnknownPolicy, policies.BadParameter) as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except control_contract.NotControllable as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return control_pb2.SetPolicyResponse(
+            policy=switched.policy, previous=switched.previous, reordered=switched.reordered
+        )
+
+    def SetControls(
+        self, request: control_pb2.SetControlsRequest, context: grpc.ServicerContext
+    ) -> control_pb2.SetControlsResponse:
+        asked = request.controls
+        try:
+            controls = self._engine.set_controls(
+                max_running=asked.max_running if asked.HasField("max_running") else None,
+                max_step_tokens=asked.max_step_tokens if asked.HasField("max_step_tokens") else None,
+            )
+        except control_contract.NotControllable as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return control_pb2.SetControlsResponse(controls=translation.to_controls(controls))
+
+    def GetState(self, request: control_pb2.GetStateRequest, context: grpc.ServicerContext) -> control_pb2.EngineState:
+        return translation.to_state(self._engine.state(), engine_version=self._version)
+
+    def WatchQos(
+        self, request: control_pb2.WatchQosRequest, context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.QosReport]:
+        period_s = request.period_s or 1.0
+        if not 0.1 <= period_s <= 60:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "period_s must be between 0.1 and 60")
+        if not self._watches.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHES} callers already watch this engine")
+        gone = threading.Event()
+        context.add_callback(gone.set)
+        try:
+            watch = self._engine.watch()
+        except control_contract.NotControllable as error:
+            self._watches.release()
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        try:
+            while not _wait(period_s, gone, self._stopping):
+                yield translation.to_report(watch.cut())
+        finally:
+            watch.close()
+            self._watches.release()
+
+
+def serve(engine: control_contract.ControlledEngine, *, address: str, engine_version: str) -> Callable[[], None]:
+    """Starts to serve on `address` and returns a function that stops the server. Raises `CannotListen`."""
+    service = Control(engine, engine_version)
+    server = grpc.server(
+        futures.ThreadPoolExecutor(MAX_WATCHES + _SPARE_THREADS, thread_name_prefix="tidegate-control"),
+        options=(("grpc.so_reuseport", 0),),  # a second engine on this address must fail, not share it
+    )
+    control_pb2_grpc.add_EngineControlServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    health_service = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    name = control_pb2.DESCRIPTOR.services_by_name["EngineControl"].full_name
+    for checked in ("", name):
+        health_service.set(checked, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    try:
+        server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise CannotListen(
+            f"EngineControl cannot listen on {address}: the address is in use or does not belong to this host"
+        ) from error
+    server.start()
+
+    def stop() -> None:
+        service.stop()
+        server.stop(grace=None)
+
+    return stop
+
+
+def _wait(seconds: float, gone: threading.Event, stopping: threading.Event) -> bool:
+    """Waits until the next report is due; True when the stream has ended or the server stops."""
+    left_s = seconds
+    while left_s > 0 and not gone.is_set() and not stopping.is_set():
+        gone.wait(min(left_s, 0.5))
+        left_s -= 0.5
+    return gone.is_set() or stopping.is_set()

@@ -1,0 +1,51 @@
+"""Drives a pool's steering loop over real engines: it collects their reports, and puts the decided policy in force.
+
+`tidegate_policy.steer.steering_loop` decides. The operator has one driver for each ServingPool, and `tidegate up` has one
+without a cluster. A driver knows engines by address only. An engine that reports another policy than the decided one (it
+is new, it restarted, or a call to it failed) is set again by the next `enforce`.
+"""
+
+from collections.abc import Collection
+
+from tidegate_control import control_client
+from tidegate_policy.steer import guards, steering_loop
+
+
+class SteeringDriver:
+    """One pool. At least once in `settings.observation_period_s`: `observe`, persist the outcome, `enforce`."""
+
+    def __init__(self, state: guards.SteerState | None, settings: steering_loop.Settings, *, now: float) -> None:
+        """`state` is what a predecessor left; None for a pool that was never steered."""
+        self._loop = steering_loop.SteeringLoop(state, settings, now=now)
+        self.engines = control_client.EngineConnections(report_period_s=settings.report_period_s)
+
+    @property
+    def settings(self) -> steering_loop.Settings:
+        """The settings in force. A replacement changes the pace of reports at the next `retarget`."""
+        return self._loop.settings
+
+    @settings.setter
+    def settings(self, settings: steering_loop.Settings) -> None:
+        self._loop.settings = settings
+        self.engines.report_period_s = settings.report_period_s
+
+    async def retarget(self, addresses: Collection[str]) -> None:
+        """Steers these engines (host:port of EngineControl) and no others."""
+        await self.engines.retarget(addresses)
+
+    def observe(self, now: float, override: steering_loop.Override | None) -> steering_loop.Outcome:
+        """Takes the reports that have come and decides. `now` is in seconds of the wall clock."""
+        reports = self.engines.take_reports()
+        return self._loop.observe(now, reports, silent=self.engines.silent(), override=override)
+
+    def active_override(self, now: float) -> steering_loop.Override | None:
+        """The override in force unless its time is over: the best guess while its source cannot be asked."""
+        return self._loop.active_override(now)
+
+    async def enforce(self) -> dict[str, str]:
+        """Puts the decided policy in force on every engine that reports another; returns the errors by address."""
+        state = self._loop.state
+        return await self.engines.put_in_force(state.active, state.reason)
+
+    async def close(self) -> None:
+        await self.engines.close()

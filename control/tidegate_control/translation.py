@@ -1,0 +1,121 @@
+"""How do the messages of EngineControl correspond to the values of the program? Both directions, in one place.
+
+A `to_` function makes a message and a `from_` function reads one. A message from another process may hold numbers that
+no engine can have measured; the functions that read such numbers answer None for them.
+"""
+
+import math
+
+from tidegate_policy import qos
+from tidegate_policy.engine.engine_status import Controls, State, WatchReport
+from tidegate_proto.v1 import control_pb2
+
+
+def to_report(report: WatchReport) -> control_pb2.QosReport:
+    """The message of one window."""
+    window = report.window
+    return control_pb2.QosReport(
+        policy=report.policy,
+        policy_parameters=report.policy_parameters,
+        window_s=window.window_s,
+        arrived=window.arrived,
+        finished=window.finished,
+        running=window.running,
+        waiting=window.waiting,
+        kv_usage=window.kv_usage,
+        preemptions=window.preemptions,
+        ttft=to_histogram(window.ttft),
+        tpot=to_histogram(window.tpot),
+        service=to_histogram(window.service),
+        with_target=window.with_target,
+        missed=window.missed,
+        blocked=window.blocked,
+        busy_s=report.busy_s,
+        tenants=[
+            control_pb2.TenantQos(
+                tenant=name, weight=tenant.weight, served_tokens=tenant.served_tokens, waiting=tenant.waiting
+            )
+            for name, tenant in window.tenants.items()
+        ],
+    )
+
+
+def from_report(report: control_pb2.QosReport) -> qos.Qos | None:
+    """The quality of service in a report; None when a number is not finite or a histogram has too many buckets."""
+    histograms = (report.ttft, report.tpot, report.service)
+    numbers = (report.window_s, report.kv_usage, *(each.sum_s for each in histograms))
+    if not all(map(math.isfinite, numbers)) or any(len(each.counts) > len(qos.BOUNDS_S) + 1 for each in histograms):
+        return None
+    return qos.Qos(
+        window_s=report.window_s,
+        arrived=report.arrived,
+        finished=report.finished,
+        running=report.running,
+        waiting=report.waiting,
+        kv_usage=report.kv_usage,
+        preemptions=report.preemptions,
+        ttft=from_histogram(report.ttft),
+        tpot=from_histogram(report.tpot),
+        service=from_histogram(report.service),
+        with_target=report.with_target,
+        missed=report.missed,
+        blocked=report.blocked,
+        tenants={
+            item.tenant: qos.TenantService(weight=item.weight, served_tokens=item.served_tokens, waiting=item.waiting)
+            for item in report.tenants
+        },
+    )
+
+
+def to_histogram(histogram: qos.Histogram) -> control_pb2.Histogram:
+    return control_pb2.Histogram(counts=histogram.counts, sum_s=histogram.sum_s)
+
+
+def from_histogram(message: control_pb2.Histogram) -> qos.Histogram:
+    return qos.Histogram(counts=tuple(message.counts), sum_s=message.sum_s)
+
+
+def to_controls(controls: Controls) -> control_pb2.Controls:
+    return control_pb2.Controls(max_running=controls.max_running, max_step_tokens=controls.max_step_tokens)
+
+
+def from_controls(message: control_pb2.Controls) -> Controls:
+    return Controls(max_running=message.max_running, max_step_tokens=message.max_step_tokens)
+
+
+def to_state(state: State, *, engine_version: str) -> control_pb2.EngineState:
+    return control_pb2.EngineState(
+        policy=state.policy,
+        policy_parameters=state.policy_parameters,
+        policy_reason=state.policy_reason,
+        policy_age_s=state.policy_age_s,
+        controls=to_controls(state.controls),
+        running=state.running,
+        waiting=state.waiting,
+        kv_usage=state.kv_usage,
+        waiting_ids=state.waiting_ids,
+        engine_version=engine_version,
+        fallback_reason=state.fallback_reason,
+        preemptions=state.preemptions,
+        simulated_profile=state.simulated_profile,
+    )
+
+
+def from_state(message: control_pb2.EngineState) -> State | None:
+    """The state of an engine; None when a number is not finite."""
+    if not math.isfinite(message.policy_age_s) or not math.isfinite(message.kv_usage):
+        return None
+    return State(
+        policy=message.policy,
+        policy_parameters=dict(message.policy_parameters),
+        policy_reason=message.policy_reason,
+        policy_age_s=message.policy_age_s,
+        controls=from_controls(message.controls),
+        running=message.running,
+        waiting=message.waiting,
+        kv_usage=message.kv_usage,
+        waiting_ids=tuple(message.waiting_ids),
+        preemptions=message.preemptions,
+        fallback_reason=message.fallback_reason,
+        simulated_profile=message.simulated_profile,
+    )

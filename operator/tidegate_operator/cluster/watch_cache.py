@@ -1,0 +1,121 @@
+"""The pools, their children and their engine pods, as kopf's watches last reported them.
+
+The cache answers the reads that repeat while nothing changes, so an idle pool causes no request to the API server. It is
+not an authority for writes: a reconcile that has something to write reads the API server first (`refresh`).
+
+A watch that starts again lists its objects and reports no object that was deleted in the meantime. So every listing
+event makes the pool's entry unconfirmed, and `refresh` replaces an unconfirmed entry by what the API server answers. An
+event that arrives during a `refresh` is newer than its answer; then the entry stays unconfirmed.
+"""
+
+import contextlib
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tidegate_operator import cluster
+from tidegate_operator.render import child_metadata
+from tidegate_operator.spec import Json
+
+Key = tuple[str, str]
+"""Namespace and name of a pool."""
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entry:
+    """What the watches reported of one pool."""
+
+    pool: Json | None = None
+    children: dict[tuple[str, str], Json] = field(default_factory=dict)
+    """By kind and name."""
+    pods: dict[str, Json] = field(default_factory=dict)
+    """Engine pods by name."""
+    is_confirmed: bool = False
+    """Whether the entry holds no object that a watch has missed the deletion of."""
+    events: int = 0
+
+
+class WatchCache:
+    """A `cluster.Reader` that makes no request."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Key, _Entry] = {}
+
+    async def pool(self, namespace: str, name: str) -> Json | None:
+        return self._entry((namespace, name)).pool
+
+    async def children(self, namespace: str, pool: str) -> Sequence[Json]:
+        return [*self._entry((namespace, pool)).children.values()]
+
+    async def engine_pods(self, namespace: str, pool: str) -> Sequence[Json]:
+        return [*self._entry((namespace, pool)).pods.values()]
+
+    def is_confirmed(self, key: Key) -> bool:
+        """Whether a decision that nothing must be written may rest on the cache."""
+        return self._entry(key).is_confirmed
+
+    async def refresh(self, key: Key, api: cluster.Reader) -> tuple[Json | None, Sequence[Json]]:
+        """The pool and its children from the API server. The cache keeps them unless an event came meanwhile."""
+        before = self._entry(key).events
+        pool, children, pods = await api.pool(*key), await api.children(*key), await api.engine_pods(*key)
+        if pool is None and not children:
+            self._entries.pop(key, None)
+        elif self._entry(key).events == before:
+            self._entries[key] = _Entry(
+                pool=pool,
+                children={(body["kind"], body["metadata"]["name"]): body for body in children},
+                pods={body["metadata"]["name"]: body for body in pods},
+                is_confirmed=True,
+                events=before,
+            )
+        return pool, children
+
+    def on_pool(self, event_type: str | None, body: Json) -> Key:
+        """Takes in an event of a ServingPool; `event_type` None is an object of a listing. Returns the pool's key."""
+        key = (body["metadata"]["namespace"], body["metadata"]["name"])
+        with self._changing(key, event_type) as entry:
+            if event_type != "DELETED":
+                entry.pool = body
+            elif entry.pool is not None and entry.pool["metadata"]["uid"] == body["metadata"]["uid"]:
+                entry.pool = None
+        return key
+
+    def on_child(self, event_type: str | None, body: Json) -> Key:
+        """Takes in an event of a labelled object of a kind that pools own. Returns the key of the pool in its label."""
+        key = _labelled(body)
+        with self._changing(key, event_type) as entry:
+            _take_in(entry.children, (body["kind"], body["metadata"]["name"]), event_type, body)
+        return key
+
+    def on_pod(self, event_type: str | None, body: Json) -> Key:
+        """Takes in an event of an engine's pod. Returns the key of the pool in its label."""
+        key = _labelled(body)
+        with self._changing(key, event_type) as entry:
+            _take_in(entry.pods, body["metadata"]["name"], event_type, body)
+        return key
+
+    def _entry(self, key: Key) -> _Entry:
+        return self._entries.get(key) or _Entry()
+
+    @contextlib.contextmanager
+    def _changing(self, key: Key, event_type: str | None) -> Iterator[_Entry]:
+        entry = self._entries.setdefault(key, _Entry())
+        entry.events += 1
+        if event_type is None:
+            entry.is_confirmed = False
+        yield entry
+        if entry.pool is None and not entry.children and not entry.pods:
+            del self._entries[key]
+
+
+def _labelled(body: Json) -> Key:
+    return (body["metadata"]["namespace"], body["metadata"]["labels"][child_metadata.POOL])
+
+
+def _take_in(bodies: dict[K, Json], key: K, event_type: str | None, body: Json) -> None:
+    """The deletion of an object may be reported after the creation of its namesake, hence the uid decides."""
+    if event_type != "DELETED":
+        bodies[key] = body
+    elif key in bodies and bodies[key]["metadata"]["uid"] == body["metadata"]["uid"]:
+        del bodies[key]

@@ -1,0 +1,90 @@
+"""The operator's two workqueues, which make pools what their specs say and steer them, and the events that fill them.
+
+Events of kopf's watches go into the watch cache and put their pool into the queues. A reconcile first asks the cache
+whether there is something to write. Only if there is, or if the cache is unconfirmed, it reads the API server. Each pool is
+checked again after a while without an event.
+"""
+
+import asyncio
+import datetime
+import logging
+
+from tidegate_operator import cluster, pool_steering, reconcile, workqueue
+from tidegate_operator.cluster import watch_cache
+from tidegate_operator.spec import Json
+
+log = logging.getLogger(__name__)
+
+RETRY_REJECTED_S = 10.0
+"""Time until a write that the API server rejected is tried again."""
+
+
+def now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+class Controller:
+    def __init__(
+        self,
+        api: cluster.Cluster,
+        cache: watch_cache.WatchCache,
+        rules: reconcile.Rules,
+        steering: pool_steering.PoolSteering,
+        *,
+        resync_s: float,
+    ) -> None:
+        """`resync_s` is the time after which a pool is checked again without an event."""
+        self._api = api
+        self._cache = cache
+        self._rules = rules
+        self._steering = steering
+        self._resync_s = resync_s
+        self._to_reconcile: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
+        self._to_steer: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
+        self._steered: set[watch_cache.Key] = set()
+
+    def on_pool(self, event_type: str | None, body: Json) -> None:
+        """An event of a ServingPool; `event_type` None is an object of a listing."""
+        self._wake(self._cache.on_pool(event_type, body))
+
+    def on_child(self, event_type: str | None, body: Json) -> None:
+        """An event of an object that a pool owns."""
+        self._wake(self._cache.on_child(event_type, body))
+
+    def on_pod(self, event_type: str | None, body: Json) -> None:
+        """An event of an engine's pod. The pod's Deployment wakes the pool; steering reads pods at its own pace."""
+        key = self._cache.on_pod(event_type, body)
+        if event_type is None:
+            self._to_reconcile.add(key)  # a listing makes the cache unconfirmed, and a reconcile confirms it
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._to_reconcile.run(self._reconcile))
+                group.create_task(self._to_steer.run(self._steer))
+        finally:
+            await self._steering.close()
+
+    def _wake(self, key: watch_cache.Key) -> None:
+        self._to_reconcile.add(key)
+        if key not in self._steered:  # a steered pool returns to its queue at its own pace
+            self._steered.add(key)
+            self._to_steer.add(key)
+
+    async def _reconcile(self, key: watch_cache.Key) -> float | None:
+        if self._cache.is_confirmed(key):
+            body, children = await self._cache.pool(*key), await self._cache.children(*key)
+            if reconcile.is_settled(body, children, rules=self._rules, now=now()):
+                return self._resync_s
+        body, children = await self._cache.refresh(key, self._api)
+        result = await reconcile.carry_out(self._api, body, children, rules=self._rules, now=now())
+        if result is reconcile.Result.GONE:
+            return None
+        return RETRY_REJECTED_S if result is reconcile.Result.REJECTED else self._resync_s
+
+    async def _steer(self, key: watch_cache.Key) -> float | None:
+        delay_s = await self._steering.steer(key)
+        if delay_s is None:
+            self._steered.discard(key)
+        return delay_s

@@ -1,0 +1,88 @@
+"""Test doubles of the operator: a small pool, a cluster whose writer dies, and the gateways of a pool."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tidegate_operator import cluster, objects, pool_status
+from tidegate_operator.spec import Json
+from tidegate_policy.steer import steering_loop
+
+
+def pool(name: str = "chat", **spec: Any) -> dict[str, Any]:
+    """A ServingPool of two simulated node pools, to apply; `spec` replaces or adds top-level fields of its spec."""
+    return {
+        "apiVersion": "tidegate.dev/v1alpha1",
+        "kind": "ServingPool",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"name": "demo"},
+            "engine": {"kind": "sim"},
+            "nodePools": [{"name": "fast", "replicas": 2}, {"name": "slow", "replicas": 1}],
+            **spec,
+        },
+    }
+
+
+class Died(BaseException):
+    """The writing process has died. It is no Exception, so no code handles it."""
+
+
+class MortalCluster:
+    """A cluster whose writer dies just before its write number `after` + 1."""
+
+    def __init__(self, real: cluster.Cluster, *, after: int) -> None:
+        self._real = real
+        self._left = after
+        self.writes = 0
+
+    def _write(self) -> None:
+        if not self._left:
+            raise Died
+        self._left -= 1
+        self.writes += 1
+
+    async def pool(self, namespace: str, name: str) -> Json | None:
+        return await self._real.pool(namespace, name)
+
+    async def children(self, namespace: str, pool: str) -> Sequence[Json]:
+        return await self._real.children(namespace, pool)
+
+    async def get(self, reference: objects.Reference) -> Json | None:
+        return await self._real.get(reference)
+
+    async def engine_pods(self, namespace: str, pool: str) -> Sequence[Json]:
+        return await self._real.engine_pods(namespace, pool)
+
+    async def apply(self, manifest: Json) -> Json:
+        self._write()
+        return await self._real.apply(manifest)
+
+    async def delete(self, reference: objects.Reference, uid: str) -> None:
+        self._write()
+        await self._real.delete(reference, uid)
+
+    async def apply_status(self, namespace: str, name: str, body: Json, *, writer: str) -> None:
+        self._write()
+        await self._real.apply_status(namespace, name, body, writer=writer)
+
+    async def record(self, event: pool_status.Event) -> None:
+        self._write()
+        await self._real.record(event)
+
+
+class FakeAdmin:
+    """A pool's gateways, which record the policies that they receive."""
+
+    alpha = 0.2
+
+    def __init__(self, *, has_answered: bool = True) -> None:
+        self.has_answered = has_answered
+        self.manual: steering_loop.Override | None = None
+        self.received: list[str] = []
+
+    async def override(self) -> steering_loop.Override | None:
+        return self.manual
+
+    async def follow(self, policy: str, reason: str) -> None:
+        if self.received[-1:] != [policy]:
+            self.received.append(policy)

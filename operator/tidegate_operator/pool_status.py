@@ -1,0 +1,193 @@
+"""The status of a pool: its conditions, counts and events, computed from the objects that exist.
+
+Pure. Two writers share a pool's status by server-side apply, and each states its own part: `reconcile` (counts, Ready,
+Progressing, Degraded) and `pool_steering` (active policy, attainment, PolicyStable). So neither overwrites the other.
+
+    Ready         every part runs as the spec asks
+    Progressing   a change is being rolled out
+    Degraded      a person must act: the spec cannot be built, an object was rejected, or a roll-out is stuck
+    PolicyStable  the scheduling policy has stayed for its dwell
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate_operator.render import child_metadata
+from tidegate_operator.spec import Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    type: str
+    status: bool
+    reason: str
+    """One CamelCase word."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A Kubernetes event of a pool, as `kubectl describe` shows it."""
+
+    namespace: str
+    pool: str
+    uid: str
+    reason: str
+    message: str
+    at: str
+    """RFC 3339. The same event at the same instant is the same object, so posting it again after a crash has no
+    effect."""
+    warning: bool = False
+
+    def manifest(self, *, controller: str, instance: str) -> Json:
+        key = child_metadata.digest([self.uid, self.reason, self.message, self.at])
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": f"{self.pool}.{key}", "namespace": self.namespace},
+            "eventTime": self.at,
+            "reportingController": f"{child_metadata.GROUP}/{controller}",
+            "reportingInstance": instance[:128],
+            "action": self.reason,
+            "reason": self.reason,
+            "note": self.message[:1024],
+            "type": "Warning" if self.warning else "Normal",
+            "regarding": {
+                "apiVersion": f"{child_metadata.GROUP}/{child_metadata.VERSION}",
+                "kind": child_metadata.KIND,
+                "namespace": self.namespace,
+                "name": self.pool,
+                "uid": self.uid,
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A Deployment or StatefulSet as its controller last reported it."""
+
+    name: str
+    component: str
+    node_pool: str | None
+    desired: int
+    ready: int
+    existing: int
+    settled: bool
+    """Every desired pod is ready and of the newest template, and no other pod is left."""
+    stuck: str | None
+    """Why its controller cannot make progress, if so."""
+
+    @staticmethod
+    def of(body: Json) -> "Workload":
+        spec, seen, tags = body["spec"], body.get("status", {}), body["metadata"]["labels"]
+        desired = spec.get("replicas", 1)
+        counts = [seen.get(key, 0) for key in ("replicas", "updatedReplicas", "readyReplicas")]
+        current = seen.get("observedGeneration", 0) >= body["metadata"]["generation"]
+        return Workload(
+            name=body["metadata"]["name"],
+            component=tags[child_metadata.COMPONENT],
+            node_pool=tags.get(child_metadata.NODE_POOL),
+            desired=desired,
+            ready=seen.get("readyReplicas", 0),
+            existing=seen.get("replicas", 0),
+            settled=current and counts == [desired] * 3,
+            stuck=next(_stuck(seen.get("conditions", ())), None),
+        )
+
+
+def _stuck(conditions: Iterable[Json]) -> Iterator[str]:
+    for condition in conditions:
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            yield condition.get("message", "its pods cannot be created")
+        if condition["type"] == "Progressing" and condition["status"] == "False":
+            yield condition.get("message", "its roll-out makes no progress")
+
+
+def workloads(children: Iterable[Json]) -> list[Workload]:
+    return [
+        Workload.of(body)
+        for body in children
+        if body["kind"] in ("Deployment", "StatefulSet") and "deletionTimestamp" not in body["metadata"]
+    ]
+
+
+def conditions(
+    parts: Sequence[Workload], problems: Sequence[tuple[str, str]], *, pending_deletion: Collection[str] = ()
+) -> list[Condition]:
+    """The conditions that `reconcile` states. `problems` are (reason, message) pairs of the obstacles to the spec.
+    `pending_deletion` names parts that the spec no longer has and that stay until the others are ready."""
+    waiting = [part for part in parts if not part.settled]
+    trouble = [*problems, *(("Stuck", f"{part.name}: {part.stuck}") for part in parts if part.stuck)]
+    progress = "; ".join(
+        [
+            *(f"{part.name} has {part.ready} of {part.desired} ready" for part in waiting),
+            *(f"{part.name} stays until the others are ready" for part in parts if part.name in pending_deletion),
+        ]
+    )
+    summary = "; ".join(message for _, message in trouble)
+    if problems:
+        ready = Condition(type="Ready", status=False, reason=problems[0][0], message=summary)
+    elif waiting:
+        ready = Condition(type="Ready", status=False, reason="Waiting", message=progress)
+    else:
+        ready = Condition(type="Ready", status=True, reason="Ready", message="Every part runs as the spec asks.")
+    return [
+        ready,
+        Condition(type="Progressing", status=True, reason="RollingOut", message=progress)
+        if waiting
+        else Condition(type="Progressing", status=False, reason="Settled", message="No change is being rolled out."),
+        Condition(type="Degraded", status=True, reason=trouble[0][0], message=summary)
+        if trouble
+        else Condition(type="Degraded", status=False, reason="AsExpected", message="No person needs to act."),
+    ]
+
+
+def timed(stated: Iterable[Condition], previous: Iterable[Json], *, generation: int, now: str) -> list[dict[str, Any]]:
+    """`stated` in the form of the API: each condition with the instant of the last change of its status."""
+    before = {item["type"]: item for item in previous}
+    result = []
+    for condition in stated:
+        value, old = str(condition.status), before.get(condition.type, {})
+        result.append(
+            {
+                "type": condition.type,
+                "status": value,
+                "reason": condition.reason,
+                "message": condition.message[:32768],
+                "observedGeneration": generation,
+                "lastTransitionTime": old["lastTransitionTime"] if old.get("status") == value else now,
+            }
+        )
+    return result
+
+
+def of_reconcile(
+    parts: Sequence[Workload], stated: Sequence[Mapping[str, Any]], *, pool: str, generation: int
+) -> dict[str, Any]:
+    """The part of the status that `reconcile` writes."""
+    engines = sorted((part for part in parts if part.node_pool), key=lambda part: str(part.node_pool))
+    selector = child_metadata.selector(pool, "engine")
+    return {
+        "observedGeneration": generation,
+        "conditions": list(stated),
+        "replicas": sum(part.existing for part in engines),
+        "selector": ",".join(f"{key}={value}" for key, value in selector.items()),
+        "engines": f"{sum(part.ready for part in engines)}/{sum(part.desired for part in engines)}",
+        "nodePools": [{"name": part.node_pool, "desired": part.desired, "ready": part.ready} for part in engines],
+    }
+
+
+def changed(previous: Json, stated: Json, *, owns: Collection[str]) -> bool:
+    """Whether writing `stated` over `previous` would change anything. Both writers have entries in the same lists; the
+    entries are matched by type or name. `owns` names the optional fields of this writer, at the top or in entries:
+    such a field is removed when it is no longer stated."""
+    return any(key in previous and key not in stated for key in owns) or any(
+        _entries_differ(previous.get(key, ()), value, owns) if isinstance(value, list) else previous.get(key) != value
+        for key, value in stated.items()
+    )
+
+
+def _entries_differ(old: Iterable[Json], new: Iterable[Json], owns: Collection[str]) -> bool:
+    before, after = ({item.get("type") or item["name"]: item for item in items} for items in (old, new))
+    return any(changed(before.get(key, {}), after.get(key, {}), owns=owns) for key in before | after)

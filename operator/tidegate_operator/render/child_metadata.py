@@ -1,0 +1,109 @@
+"""Names, labels and ownership of a pool's children.
+
+A child's name consists of the names of the pool and the node pool. The CRD limits the lengths of both, so that every name
+fits in 63 characters.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+from tidegate_operator import spec
+
+Manifest = dict[str, Any]
+
+GROUP = "tidegate.dev"
+VERSION = "v1alpha1"
+KIND = "ServingPool"
+PLURAL = "servingpools"
+
+MANAGED_BY = "tidegate-operator"
+POOL = f"{GROUP}/pool"
+NODE_POOL = f"{GROUP}/node-pool"
+COMPONENT = "app.kubernetes.io/component"
+CONFIG_DIGEST = f"{GROUP}/config-digest"
+
+OPERATOR_SELECTOR = {"app.kubernetes.io/name": "tidegate-operator"}
+"""Labels that the chart gives the operator's pod; the NetworkPolicies admit it."""
+
+HTTP_PORT = 8000
+GRPC_PORT = 9000
+ADMIN_PORT = 8001
+METRICS_PORT = 8002
+CONTROL_PORT = 9001
+
+
+def component_name(pool: spec.Pool, component: str) -> str:
+    return f"{pool.name}-{component}"
+
+
+def engine_name(pool: spec.Pool, node_pool: str) -> str:
+    return f"{pool.name}-engine-{node_pool}"
+
+
+def selector(pool_name: str, component: str, node_pool: str | None = None) -> dict[str, str]:
+    """Labels that select the pods of one component. They never change, because a Deployment's selector is immutable."""
+    return {POOL: pool_name, COMPONENT: component, **({NODE_POOL: node_pool} if node_pool else {})}
+
+
+def manifest(
+    pool: spec.Pool,
+    api_version: str,
+    kind: str,
+    name: str,
+    component: str,
+    *,
+    node_pool: str | None = None,
+    **body: Any,
+) -> Manifest:
+    """A complete child: named, labelled, and owned by its pool, so that it is deleted with the pool."""
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": pool.namespace,
+            "labels": {
+                "app.kubernetes.io/name": f"tidegate-{component}",
+                "app.kubernetes.io/instance": pool.name,
+                "app.kubernetes.io/part-of": "tidegate",
+                "app.kubernetes.io/managed-by": MANAGED_BY,
+                **selector(pool.name, component, node_pool),
+            },
+            "ownerReferences": [
+                {
+                    "apiVersion": f"{GROUP}/{VERSION}",
+                    "kind": KIND,
+                    "name": pool.name,
+                    "uid": pool.uid,
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+        **body,
+    }
+
+
+def service_account(pool: spec.Pool, component: str) -> Manifest:
+    """An account without rights, whose pods get no token: no component of a pool talks to the API server."""
+    return manifest(
+        pool, "v1", "ServiceAccount", component_name(pool, component), component, automountServiceAccountToken=False
+    )
+
+
+def disruption_budget(pool: spec.Pool, name: str, component: str, node_pool: str | None = None) -> Manifest:
+    """A drain evicts one pod at a time. `minAvailable: all` would block every drain forever."""
+    return manifest(
+        pool, "policy/v1", "PodDisruptionBudget", name, component, node_pool=node_pool,
+        spec={
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": selector(pool.name, component, node_pool)},
+        },
+    )  # fmt: skip
+
+
+def digest(value: Any) -> str:
+    """A short fingerprint of a configuration. Pods that carry it in an annotation restart when it changes."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,172 @@
+"""The manifests of a pool's gateway.
+
+They are a ConfigMap with the settings, a Deployment that restarts when the settings change, a Service for clients, an
+internal Service for the admin and metrics ports, a disruption budget, an account, and a NetworkPolicy that admits only
+the operator to the admin port. The gateway never talks to the API server: its settings name the headless Service of
+each node pool, and DNS resolves that name to the engines.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+import tidegate_profiles
+from tidegate_operator import spec
+from tidegate_operator.render import child_metadata, pods, store_statefulset
+from tidegate_policy import cost
+
+COMPONENT = "gateway"
+PUBLIC_PORTS = {"http": child_metadata.HTTP_PORT, "grpc": child_metadata.GRPC_PORT}
+INTERNAL_PORTS = {"admin": child_metadata.ADMIN_PORT, "metrics": child_metadata.METRICS_PORT}
+SETTINGS = "/etc/tidegate"
+DRAIN_S = 60
+LEAVE_S = 5
+"""Seconds in which a stopping gateway still accepts calls, while load balancers learn that it stops."""
+
+
+def settings(pool: spec.Pool) -> dict[str, Any]:
+    """The settings file of `tidegate gateway --config`; the gateway's `settings` module documents the keys."""
+    return {
+        "model": pool.model.name,
+        "listen": {
+            "host": "0.0.0.0",
+            "port": child_metadata.HTTP_PORT,
+            "grpcPort": child_metadata.GRPC_PORT,
+            "adminHost": "0.0.0.0",
+            "adminPort": child_metadata.ADMIN_PORT,
+            "metricsHost": "0.0.0.0",
+            "metricsPort": child_metadata.METRICS_PORT,
+            "statusPage": False,
+            "clientMetrics": False,
+        },
+        "services": [
+            {
+                "name": f"{child_metadata.engine_name(pool, node_pool.name)}.{pool.namespace}.svc",
+                "port": child_metadata.HTTP_PORT,
+                "controlPort": child_metadata.CONTROL_PORT,
+                "nodePool": node_pool.name,
+                "profile": node_pool.profile,
+                **_cost(pool.engine, node_pool),
+            }
+            for node_pool in pool.node_pools
+        ],
+        "classes": [dict(item) for item in pool.classes],
+        "defaultClass": pool.gateway.default_class,
+        "tenants": [dict(item) for item in pool.tenants],
+        "workflows": [dict(item) for item in pool.workflows],
+        "dispatch": {
+            "rule": pool.gateway.rule,
+            "alpha": "auto" if pool.gateway.alpha is None else pool.gateway.alpha,
+            "beta": pool.gateway.beta,
+        },
+        "queue": {"maxRequests": pool.gateway.max_waiting, "ttl": pool.gateway.ttl_s},
+        "store": {"url": store_statefulset.url(pool), "pool": f"{pool.namespace}.{pool.name}"},
+        "timeouts": {"drain": DRAIN_S},
+        **({"tracing": {"endpoint": pool.gateway.traces_to}} if pool.gateway.traces_to else {}),
+    }
+
+
+def _cost(engine: spec.Engine, node_pool: spec.NodePool) -> dict[str, Any]:
+    """The cost model of engines that are simulated at another speed than their profile's; empty for other engines."""
+    if not engine.simulated or engine.sim_speed == 1 or node_pool.profile is None:
+        return {}
+    model = cost.from_mapping(tidegate_profiles.load(node_pool.profile)["cost"])
+    return {"cost": dataclasses.asdict(cost.scaled(model, 1 / engine.sim_speed))}
+
+
+def manifests(pool: spec.Pool, *, image: pods.Image, operator_namespace: str) -> Iterator[child_metadata.Manifest]:
+    name, selector = child_metadata.component_name(pool, COMPONENT), child_metadata.selector(pool.name, COMPONENT)
+    config = settings(pool)
+    yield child_metadata.service_account(pool, COMPONENT)
+    yield child_metadata.manifest(
+        pool, "v1", "ConfigMap", name, COMPONENT, data={"gateway.yaml": yaml.safe_dump(config, sort_keys=False)}
+    )
+    yield child_metadata.manifest(
+        pool, "v1", "Service", name, COMPONENT,
+        spec={"type": pool.gateway.service_type, "selector": selector, "ports": pods.service_ports(PUBLIC_PORTS)},
+    )  # fmt: skip
+    yield child_metadata.manifest(
+        pool, "v1", "Service", f"{name}-internal", COMPONENT,
+        spec={"clusterIP": "None", "selector": selector, "ports": pods.service_ports(INTERNAL_PORTS)},
+    )  # fmt: skip
+    yield child_metadata.disruption_budget(pool, name, COMPONENT)
+    yield _network_policy(pool, operator_namespace)
+    yield child_metadata.manifest(
+        pool, "apps/v1", "Deployment", name, COMPONENT,
+        spec={
+            "replicas": pool.gateway.replicas,
+            "selector": {"matchLabels": selector},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            # A gateway is ready when it has an engine, and an engine may start slowly.
+            "progressDeadlineSeconds": pool.engine.startup_s + 300,
+            "template": {
+                "metadata": {
+                    "labels": {"app.kubernetes.io/name": "tidegate-gateway", **selector},
+                    "annotations": {child_metadata.CONFIG_DIGEST: child_metadata.digest(config)},
+                },
+                "spec": _pod(pool, image),
+            },
+        },
+    )  # fmt: skip
+
+
+def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
+    name = child_metadata.component_name(pool, COMPONENT)
+    container = pods.container(
+        "gateway",
+        image=image,
+        ports=PUBLIC_PORTS | INTERNAL_PORTS,
+        command=["tidegate", "gateway"],
+        args=[f"--config={SETTINGS}/gateway.yaml"],
+        env=_password(pool.store),
+        mounts=[{"name": "settings", "mountPath": SETTINGS, "readOnly": True}],
+        resources=dict(pool.gateway.resources),
+        # Probes use the metrics port: many clients on the client port must not make the gateway look dead.
+        startupProbe=pods.http_probe("/health", port="metrics", period_s=1, failures=60),
+        readinessProbe=pods.http_probe("/ready", port="metrics"),
+        livenessProbe=pods.http_probe("/health", port="metrics", period_s=10, failures=6),
+        lifecycle={"preStop": {"sleep": {"seconds": LEAVE_S}}},
+    )
+    return pods.pod(
+        [container],
+        account=name,
+        image=image,
+        volumes=[{"name": "settings", "configMap": {"name": name}}],
+        terminationGracePeriodSeconds=LEAVE_S + DRAIN_S + 10,
+        topologySpreadConstraints=[
+            {
+                "maxSkew": 1,
+                "topologyKey": key,
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": child_metadata.selector(pool.name, COMPONENT)},
+            }
+            for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
+        ],
+    )
+
+
+def _password(where: spec.Store) -> list[dict[str, Any]]:
+    if where.secret is None:
+        return []
+    name, key = where.secret
+    return [{"name": "TIDEGATE_STORE_PASSWORD", "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}]
+
+
+def _network_policy(pool: spec.Pool, operator_namespace: str) -> child_metadata.Manifest:
+    operator = {
+        "podSelector": {"matchLabels": child_metadata.OPERATOR_SELECTOR},
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
+    }
+    return child_metadata.manifest(
+        pool, "networking.k8s.io/v1", "NetworkPolicy", child_metadata.component_name(pool, COMPONENT), COMPONENT,
+        spec={
+            "podSelector": {"matchLabels": child_metadata.selector(pool.name, COMPONENT)},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"ports": [{"port": "http"}, {"port": "grpc"}, {"port": "metrics"}]},
+                {"from": [operator], "ports": [{"port": "admin"}]},
+            ],
+        },
+    )  # fmt: skip

@@ -1,0 +1,96 @@
+"""The manifests of a pool's embedded Valkey, unless the spec names an existing server.
+
+They are a StatefulSet with one replica, its Service, and a NetworkPolicy that admits only the gateway, because the
+server has no password. Tidegate's image contains valkey-server. Every change is in the append-only file within a
+second. With `storage` the file is on a volume and survives the pod; without it the file survives only restarts of the
+container.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from tidegate_operator import spec
+from tidegate_operator.render import child_metadata, pods
+
+COMPONENT = "valkey"
+PORT = 6379
+DATA = "/data"
+_ARGUMENTS = (
+    f"--bind 0.0.0.0 --port {PORT} --protected-mode no --dir {DATA} --appendonly yes --appendfsync everysec "
+    "--maxmemory-policy noeviction"
+)
+
+
+def url(pool: spec.Pool) -> str:
+    """The address of the store."""
+    return pool.store.url or f"redis://{child_metadata.component_name(pool, COMPONENT)}.{pool.namespace}.svc:{PORT}/0"
+
+
+def manifests(pool: spec.Pool, *, image: pods.Image) -> Iterator[child_metadata.Manifest]:
+    if pool.store.url is not None:
+        return
+    name, selector = child_metadata.component_name(pool, COMPONENT), child_metadata.selector(pool.name, COMPONENT)
+    yield child_metadata.service_account(pool, COMPONENT)
+    yield child_metadata.manifest(
+        pool, "networking.k8s.io/v1", "NetworkPolicy", name, COMPONENT,
+        spec={
+            "podSelector": {"matchLabels": selector},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {
+                    "from": [{"podSelector": {"matchLabels": child_metadata.selector(pool.name, "gateway")}}],
+                    "ports": [{"port": "valkey"}],
+                }
+            ],
+        },
+    )  # fmt: skip
+    yield child_metadata.manifest(
+        pool, "v1", "Service", name, COMPONENT,
+        spec={"clusterIP": "None", "selector": selector, "ports": pods.service_ports({"valkey": PORT})},
+    )  # fmt: skip
+    yield child_metadata.manifest(
+        pool, "apps/v1", "StatefulSet", name, COMPONENT,
+        spec={
+            "replicas": 1,
+            "serviceName": name,
+            "selector": {"matchLabels": selector},
+            "template": {
+                "metadata": {"labels": {"app.kubernetes.io/name": "tidegate-valkey", **selector}},
+                "spec": _pod(pool, image),
+            },
+            **({"volumeClaimTemplates": [_claim(*pool.store.storage)]} if pool.store.storage else {}),
+        },
+    )  # fmt: skip
+
+
+def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
+    probe = {"tcpSocket": {"port": "valkey"}, "periodSeconds": 5, "timeoutSeconds": 3}
+    container = pods.container(
+        "valkey",
+        image=image,
+        ports={"valkey": PORT},
+        command=["valkey-server"],
+        args=[*_ARGUMENTS.split(), "--save", ""],
+        mounts=[{"name": "data", "mountPath": DATA}],
+        resources={"requests": {"cpu": "100m", "memory": "128Mi"}},
+        readinessProbe=probe,
+        livenessProbe={**probe, "failureThreshold": 6},
+    )
+    return pods.pod(
+        [container],
+        account=child_metadata.component_name(pool, COMPONENT),
+        image=image,
+        volumes=[] if pool.store.storage else [{"name": "data", "emptyDir": {}}],
+        terminationGracePeriodSeconds=30,
+    )
+
+
+def _claim(size: str, storage_class: str | None) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "data"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": size}},
+            **({"storageClassName": storage_class} if storage_class else {}),
+        },
+    }

@@ -1,0 +1,103 @@
+"""Which pool is worked on next? A queue of keys with due times.
+
+A key is in the queue at most once, and at most one worker has it. The work is level-based, so adding a key twice has
+the effect of adding it once. A key whose work fails is due again after a growing delay. A key whose work succeeds is
+due again after the delay that the work returns, or when it is added.
+"""
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+K = TypeVar("K", bound=Hashable)
+
+FIRST_RETRY_S = 0.5
+LAST_RETRY_S = 60.0
+
+
+class Workqueue(Generic[K]):
+    """Keys to work on. `run` works until it is cancelled."""
+
+    def __init__(self, *, expected: type[Exception]) -> None:
+        """`expected` errors are logged by their message, all others with a traceback."""
+        self._expected = expected
+        self._due: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        self._count = itertools.count()
+        self._active: set[K] = set()
+        self._failures: dict[K, int] = {}
+        self._changed = asyncio.Event()
+
+    def add(self, key: K, delay_s: float = 0.0) -> None:
+        """Makes `key` due in `delay_s` seconds at the latest."""
+        at = asyncio.get_running_loop().time() + delay_s
+        if at < self._due.get(key, float("inf")):
+            self._due[key] = at
+            heapq.heappush(self._heap, (at, next(self._count), key))
+            self._changed.set()
+
+    async def run(self, work: Callable[[K], Awaitable[float | None]], *, workers: int = 4) -> None:
+        """Calls `work(key)` for each due key. `work` returns the delay until the key is due again, or None if the key
+        is due only when it is added. If `work` raises, the key is due again soon."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(workers):
+                group.create_task(self._serve(work))
+
+    async def _serve(self, work: Callable[[K], Awaitable[float | None]]) -> None:
+        while True:
+            key = await self._take()
+            try:
+                delay_s = await work(key)
+                self._failures.pop(key, None)
+            except self._expected as error:
+                delay_s = self._retry_s(key)
+                log.warning("%s: %s; next attempt in %.1f s", key, error, delay_s)
+            except Exception:
+                delay_s = self._retry_s(key)
+                log.exception("%s: a defect; next attempt in %.1f s", key, delay_s)
+            finally:
+                self._active.discard(key)
+                self._changed.set()
+            if delay_s is not None:
+                self.add(key, delay_s)
+
+    async def _take(self) -> K:
+        """The next due key that no worker has. The key is marked as active."""
+        loop = asyncio.get_running_loop()
+        while True:
+            blocked: list[tuple[float, int, K]] = []
+            taken: K | None = None
+            while self._heap and self._heap[0][0] <= loop.time() and taken is None:
+                at, number, key = heapq.heappop(self._heap)
+                if self._due.get(key) != at:
+                    continue  # an earlier due time has replaced this entry
+                if key in self._active:
+                    blocked.append((at, number, key))
+                else:
+                    taken = key
+            until = self._heap[0][0] if self._heap else None
+            for entry in blocked:
+                heapq.heappush(self._heap, entry)
+            if taken is not None:
+                del self._due[taken]
+                self._active.add(taken)
+                return taken
+            await self._wait(until)
+
+    async def _wait(self, until: float | None) -> None:
+        """Waits until a key is added, a worker finishes, or the instant `until`, when the next key is due."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout_at(until):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    def _retry_s(self, key: K) -> float:
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        return float(min(FIRST_RETRY_S * 2 ** min(failures - 1, 20), LAST_RETRY_S))

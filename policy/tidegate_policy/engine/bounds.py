@@ -1,0 +1,39 @@
+"""Keeps a plan within the engine's limits and above the floors without which an engine would stall.
+
+Three floors hold. Each running call gets the tokens of one decode. A waiting call that may start finds the tokens that it
+needs. An engine in which no call runs may start at least one.
+"""
+
+from dataclasses import replace
+
+from tidegate_policy.engine.step import EngineLimits, StepPlan
+
+
+def running_bound(limits: EngineLimits, wanted: int) -> int:
+    """The bound on running calls that is in force when `wanted` is asked for; 0 = the engine's own limit."""
+    return min(max(wanted, 1), limits.max_running) if wanted else limits.max_running
+
+
+def token_bound(limits: EngineLimits, wanted: int, *, max_running: int, running: int) -> int:
+    """The bound on the tokens of a step that is in force when `wanted` is asked for; 0 = the engine's own limit.
+
+    `max_running` bounds the calls that may run, `running` calls run already."""
+    sequences = max(max_running, running)
+    decodes = sequences * limits.tokens_per_sequence
+    last_start = (sequences - 1) * limits.tokens_per_sequence + limits.start_tokens
+    return min(max(wanted or limits.max_step_tokens, decodes, last_start), limits.max_step_tokens)
+
+
+def safe(plan: StepPlan, limits: EngineLimits, *, running: int) -> StepPlan:
+    """The plan, moved into the bounds."""
+    max_running = running_bound(limits, max(plan.max_running, 1))
+    staying = running - len(plan.preempt)
+    starts = plan.max_starts
+    if starts is not None:
+        starts = max(starts, 0 if staying > 0 else 1)
+    return replace(
+        plan,
+        max_running=max_running,
+        max_step_tokens=token_bound(limits, max(plan.max_step_tokens, 1), max_running=max_running, running=running),
+        max_starts=starts,
+    )

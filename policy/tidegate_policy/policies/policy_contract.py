@@ -1,0 +1,164 @@
+"""The contract of a scheduling policy, and the parts that policies without state of their own share.
+
+A policy is an object with parameters. Each scheduler owns one, and all queues of the scheduler share it. The policy gives
+each call a lane and, within the lane, a key; the smallest key goes first. `waiting_queue` keeps the calls, tells the
+policy of starts and skips, and asks for keys. The scheduler tells the policy of all other events. Each event method
+returns the ids of the calls whose key or lane changed, and the queue sorts exactly these calls again.
+"""
+
+from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+from tidegate_policy.model import Call, CallId
+
+Key = tuple[float, ...]
+Changed = Collection[CallId]
+"""The ids of the calls whose key or lane an event changed. Ids of calls that do not wait are ignored."""
+NONE_CHANGED: Changed = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedRequest:
+    """A call in one particular scheduler, with the work that the scheduler predicts for it."""
+
+    call: Call
+    service_s: float
+    """Predicted seconds of work from here to the last token, on this engine (or the mean engine, in the gateway)."""
+
+
+class Computed(NamedTuple):
+    """The tokens of one call that a step computed, or that all steps so far computed.
+
+    It is a tuple because an engine makes one for each running call in each step."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter that a policy declares."""
+
+    name: str
+    default: float
+    low: float
+    high: float
+    unit: str
+    meaning: str
+    """One sentence."""
+
+
+class Turns(Protocol):
+    """The state that shares starts between lanes. `lanes` are always the lanes in which calls wait; never empty."""
+
+    def next_lane(self, lanes: AbstractSet[int]) -> int:
+        """The lane of the next start. This method changes nothing."""
+
+    def take(self, lane: int, lanes: AbstractSet[int]) -> None:
+        """A call of `lane` started; `lanes` as they were just before."""
+
+    def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
+        """Undoes one `take` with the same arguments."""
+
+    def copy(self) -> "Turns":
+        """An independent object in the same state, with which a queue computes the order of future starts."""
+
+
+class Policy(Protocol):
+    """The order in which waiting calls start."""
+
+    @property
+    def name(self) -> str:
+        """The public name, as in `SetPolicy` and the `ServingPool`."""
+
+    @property
+    def parameters(self) -> Mapping[str, float]:
+        """The values in force of all declared parameters."""
+
+    @property
+    def turns(self) -> Turns:
+        """The state that shares starts between the lanes. All queues of a scheduler share it."""
+
+    @property
+    def keys_change(self) -> bool:
+        """Whether events can change the key of a call. If not, the scheduler need not report tokens."""
+
+    def lane(self, item: QueuedRequest) -> int:
+        """The lane of a call; a policy without lanes answers 0."""
+
+    def key(self, item: QueuedRequest) -> Key:
+        """The position within the lane, smallest first. It changes only for calls that an event method returned."""
+
+    def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
+        """A call entered the scheduler."""
+
+    def on_start(self, now: float, item: QueuedRequest) -> Changed:
+        """A call left the queue to be served."""
+
+    def on_skip(self, now: float, item: QueuedRequest) -> Changed:
+        """The last start of this call did not happen; the call waits again."""
+
+    def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
+        """A step computed tokens. After a switch of the policy, the first such event holds all tokens since arrival."""
+
+    def on_preemption(self, now: float, item: QueuedRequest) -> Changed:
+        """A running call lost its place; `item` holds the work that is left, recomputation included."""
+
+    def on_end(self, now: float, call_id: CallId) -> Changed:
+        """A call left the scheduler: finished, failed or cancelled."""
+
+
+class SingleLane:
+    """The turns of a policy that has one lane."""
+
+    def next_lane(self, lanes: AbstractSet[int]) -> int:
+        return min(lanes)
+
+    def take(self, lane: int, lanes: AbstractSet[int]) -> None:
+        return None
+
+    def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
+        return None
+
+    def copy(self) -> "SingleLane":
+        return self
+
+
+class StaticPolicy:
+    """The base of policies: one lane, no parameters, and keys that no event changes. Subclasses override what differs."""
+
+    name: ClassVar[str]
+    PARAMETERS: ClassVar[tuple[Parameter, ...]] = ()
+    keys_change: ClassVar[bool] = False
+
+    def __init__(self, **parameters: float) -> None:
+        """Missing parameters take their default. `policies.create` checks names and ranges."""
+        defaults = {parameter.name: parameter.default for parameter in self.PARAMETERS}
+        self.parameters: Mapping[str, float] = {**defaults, **parameters}
+        self.turns: Turns = SingleLane()
+
+    def lane(self, item: QueuedRequest) -> int:
+        return 0
+
+    def key(self, item: QueuedRequest) -> Key:
+        raise NotImplementedError
+
+    def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
+        return NONE_CHANGED
+
+    def on_start(self, now: float, item: QueuedRequest) -> Changed:
+        return NONE_CHANGED
+
+    def on_skip(self, now: float, item: QueuedRequest) -> Changed:
+        return NONE_CHANGED
+
+    def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
+        return NONE_CHANGED
+
+    def on_preemption(self, now: float, item: QueuedRequest) -> Changed:
+        return NONE_CHANGED
+
+    def on_end(self, now: float, call_id: CallId) -> Changed:
+        return NONE_CHANGED

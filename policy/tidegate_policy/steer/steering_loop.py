@@ -1,0 +1,141 @@
+"""One pool's steering loop: reports of its engines and the time in, the policy that should be in force out.
+
+A driver calls `SteeringLoop.observe` at least once in `Settings.observation_period_s`. An observation is what the
+engines delivered since the previous one. Every `Settings.interval_s` the selector may propose any policy, from the
+whole interval; in between it may only propose an emergency, and the guards judge the last switch by the latest
+observation. `guards.SteerState` is all that must be kept for a successor.
+
+Instants are seconds of the wall clock, because the state outlives the process.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tidegate_policy import qos
+from tidegate_policy.steer import guards, proposal, rules
+
+SHORTEST_REPORT_PERIOD_S, LONGEST_REPORT_PERIOD_S = 0.1, 60.0
+"""Time between two reports of an engine that EngineControl accepts."""
+REPORTS_AN_OBSERVATION = 4
+SAME_END_S = 2.0
+"""Two ends of an override that differ by less are the same end: gateways report a remaining duration, not an instant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a pool's spec says about its policy."""
+
+    allow: tuple[str, ...]
+    """Policies that may be active while no person has chosen one; `policies.SAFE` is always allowed."""
+    interval_s: float
+    """Time between two decisions of the selector."""
+    guards: guards.GuardSettings
+    selector: proposal.Selector = field(default_factory=rules.Rules)
+
+    @property
+    def observation_period_s(self) -> float:
+        """Time between two observations: the guards need at least two in their rollback window."""
+        return min(self.interval_s, self.guards.window_s / 2)
+
+    @property
+    def report_period_s(self) -> float:
+        """Time between two reports of an engine."""
+        period_s = self.observation_period_s / REPORTS_AN_OBSERVATION
+        return min(max(period_s, SHORTEST_REPORT_PERIOD_S), LONGEST_REPORT_PERIOD_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """A policy that a person has chosen, in the spec or for a limited time."""
+
+    policy: str
+    reason: str
+    ends_at_s: float | None = None
+    """When the override ends; None when its source decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of one observation."""
+
+    state: guards.SteerState
+    verdict: guards.Verdict
+    window: Mapping[str, qos.Qos] | None
+    """What each engine delivered since the selector's last decision, by address; None between two decisions."""
+
+
+class SteeringLoop:
+    """The loop of one pool."""
+
+    def __init__(self, state: guards.SteerState | None, settings: Settings, *, now: float) -> None:
+        """`state` is what a predecessor left; None for a pool that was never steered."""
+        self.settings = settings
+        """The settings in force; a caller may replace them between two observations."""
+        self.state = state or guards.SteerState(active=guards.start_policy(settings.allow), since_at_s=now)
+        self._decided_at_s = now
+        self._observations: list[dict[str, qos.Qos]] = []
+        """What each engine delivered in each observation since the selector's last decision."""
+
+    def observe(
+        self,
+        now: float,
+        reports: Mapping[str, Sequence[qos.Qos]],
+        *,
+        silent: Collection[str],
+        override: Override | None = None,
+    ) -> Outcome:
+        """One observation. `reports` has an entry for each engine of the pool, with its reports since the previous
+        observation; `silent` names the engines whose reports are overdue."""
+        latest = {engine: qos.over_time(windows) for engine, windows in reports.items() if windows}
+        self._observations.append(latest)
+        is_decision = now - self._decided_at_s >= self.settings.interval_s
+        window = _by_engine(self._observations) if is_decision else latest
+        if is_decision:
+            self._observations, self._decided_at_s = [], now
+        together = replace(qos.across(window.values()), engines=len(reports) - len(silent), silent=len(silent))
+        self.state, verdict = _decide(
+            now, self.state, together, self.settings, override, only_emergencies=not is_decision
+        )
+        return Outcome(state=self.state, verdict=verdict, window=window if is_decision else None)
+
+    def active_override(self, now: float) -> Override | None:
+        """The override in force unless its time is over: the best guess while its source cannot be asked."""
+        state = self.state
+        if state.kind is not guards.Kind.OVERRIDE or (state.ends_at_s is not None and now >= state.ends_at_s):
+            return None
+        return Override(policy=state.active, reason=state.reason, ends_at_s=state.ends_at_s)
+
+
+def _by_engine(observations: Sequence[Mapping[str, qos.Qos]]) -> dict[str, qos.Qos]:
+    engines = dict.fromkeys(engine for observed in observations for engine in observed)
+    return {
+        engine: qos.over_time(observed[engine] for observed in observations if engine in observed) for engine in engines
+    }
+
+
+def _decide(
+    now: float,
+    state: guards.SteerState,
+    together: qos.Qos,
+    settings: Settings,
+    override: Override | None,
+    *,
+    only_emergencies: bool,
+) -> tuple[guards.SteerState, guards.Verdict]:
+    proposed = settings.selector.propose(together, state.active, settings.allow)
+    if proposed is not None and only_emergencies and not proposed.emergency:
+        proposed = None
+    policy = None if override is None else override.policy
+    state, verdict = guards.step(now, state, together, proposed, settings.guards, override=policy, allow=settings.allow)
+    if override is not None and verdict.kind is guards.Kind.OVERRIDE:
+        state = replace(state, reason=override.reason)
+        verdict = replace(verdict, reason=override.reason)
+    if override is not None and not _same_end(state.ends_at_s, override.ends_at_s):
+        state = replace(state, ends_at_s=override.ends_at_s)
+    return state, verdict
+
+
+def _same_end(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) < SAME_END_S

@@ -1,0 +1,116 @@
+"""`tidegate sim-engine`: one simulated engine as a process.
+
+`tidegate up` and tests start it; it also runs in pods, to try a pool on a cluster without GPUs.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import math
+import signal
+import sys
+from collections.abc import Sequence
+
+from aiohttp import web
+
+import tidegate_profiles
+from tidegate_control import control_server
+from tidegate_engine import engine_settings
+from tidegate_policy import cost, policies
+from tidegate_policy.engine import regulators
+from tidegate_sim import loop_governor, openai_double, realtime
+
+SLOWEST, FASTEST = 0.01, 1000.0
+"""The range of `--speed`. Beyond it a step is shorter than the clock's resolution. The ServingPool schema has the same."""
+DRAIN_S = 5.0
+BACKLOG = 1024
+"""Connections that may wait to be accepted. A burst of clients opens many at once."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--profile", default="a100-70b-tp8", help="cost profile that paces the engine")
+    parser.add_argument("--model", default="sim", help="model name that it serves")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="HTTP port")
+    parser.add_argument("--control", default="127.0.0.1:9010", metavar="HOST:PORT", help="EngineControl's address")
+    parser.add_argument(
+        "--policy", default=policies.DEFAULT, choices=sorted(policies.POLICIES), help="the scheduling policy at start"
+    )
+    parser.add_argument("--regulators", default="", metavar="NAMES", help="regulators of each step, by commas")
+    parser.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="run X times as fast as the profile")
+    parser.add_argument(
+        "--shutdown-timeout",
+        type=_shutdown_timeout,
+        default=DRAIN_S,
+        metavar="SECONDS",
+        help="after SIGTERM, for running calls to finish (default: %(default)g)",
+    )
+
+
+def _speed(text: str) -> float:
+    speed = float(text)
+    if not SLOWEST <= speed <= FASTEST:
+        raise argparse.ArgumentTypeError(f"must be between {SLOWEST:g} and {FASTEST:g}")
+    return speed
+
+
+def _shutdown_timeout(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:  # aiohttp reads 0 as "no limit"
+        raise argparse.ArgumentTypeError("must be more than 0 seconds")
+    return seconds
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves until SIGTERM or SIGINT, then lets running calls finish. Returns 1 when an address is taken, or when the
+    profile or a regulator is unknown."""
+    parser = argparse.ArgumentParser(prog="tidegate sim-engine", description="A simulated engine.", allow_abbrev=False)
+    add_arguments(parser)
+    options = parser.parse_args(argv)
+    try:
+        model = cost.from_mapping(tidegate_profiles.load(options.profile)["cost"])
+        asyncio.run(_serve(options, cost.scaled(model, 1 / options.speed)))
+    except (
+        OSError,
+        OverflowError,
+        control_server.CannotListen,
+        cost.BadProfile,
+        regulators.UnknownRegulator,
+        tidegate_profiles.UnknownProfile,
+    ) as error:
+        sys.stderr.write(f"tidegate sim-engine: {error}\n")
+        return 1
+    return 0
+
+
+async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
+    loop = asyncio.get_running_loop()
+    engine = realtime.RealtimeEngine(
+        model, policy=options.policy, regulators=regulators.create(engine_settings.names(options.regulators))
+    )
+    simulated = openai_double.SimulatedEngine(
+        engine, openai_double.Identity(model=options.model, profile=options.profile)
+    )
+    runner = web.AppRunner(
+        simulated.app, access_log=None, handler_cancellation=True, shutdown_timeout=options.shutdown_timeout
+    )
+    await runner.setup()
+    stopped = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stopped.set)
+    try:
+        await web.TCPSite(runner, options.host, options.port, backlog=BACKLOG).start()
+        stop_control = control_server.serve(
+            loop_governor.LoopGovernor(engine, options.profile, loop),
+            address=options.control,
+            engine_version=openai_double.VERSION,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            stepping = tasks.create_task(engine.run())
+            await stopped.wait()
+            await runner.cleanup()  # accepts no more calls, and waits for the calls that the engine still runs
+            stepping.cancel()
+        await loop.run_in_executor(None, stop_control)
+    finally:
+        with contextlib.suppress(asyncio.CancelledError):
+            await runner.cleanup()

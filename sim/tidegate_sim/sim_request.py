@@ -1,0 +1,133 @@
+"""A client's request to a simulated engine: vLLM's request bodies go in, a `SimRequest` comes out.
+
+It reads the fields that decide the amount of work (prompts, `n`, token limits) and the form of the answer, and ignores
+all others. It rejects the bodies that vLLM rejects.
+"""
+
+import asyncio
+import uuid
+from dataclasses import dataclass
+
+import orjson
+
+from tidegate_policy import labels
+from tidegate_policy.model import Call, CallId
+
+DEFAULT_OUTPUT_TOKENS = 48
+CHARACTERS_A_TOKEN = 4
+MAX_CHOICES = 16_384
+"""The default of vLLM's VLLM_MAX_N_SEQUENCES."""
+GREEDY = 1e-5
+"""vLLM samples greedily below this temperature."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimRequest:
+    """A validated request body."""
+
+    calls: tuple[Call, ...]
+    """One for each choice of the answer: `n` for the first prompt, `n` for the second, and so on."""
+    output_tokens: int
+    """Tokens of each choice."""
+    prompt_tokens: int
+    """Tokens of all prompts, each prompt counted once."""
+    chat: bool
+    stream: bool
+    include_usage: bool
+    limited: bool
+    """Whether `max_tokens` ends the answer."""
+
+
+class BadRequest(ValueError):
+    """The body is not a request that vLLM would accept."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def parse(body: bytes, *, chat: bool, model: str) -> SimRequest:
+    """The request in `body`. Raises `BadRequest`."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise BadRequest("the body must be a JSON object")
+    if fields.get("model") not in (model, None):
+        raise BadRequest(f"this engine serves {model!r}, not {fields['model']!r}", param="model")
+    lengths = [_chat_tokens(fields.get("messages"))] if chat else _prompt_lengths(fields.get("prompt"))
+    limit = _at_least_1(fields, "max_completion_tokens") if chat else None
+    if limit is None:
+        limit = _at_least_1(fields, "max_tokens")
+    choices = _choices(fields)
+    if len(lengths) * choices > MAX_CHOICES:
+        raise BadRequest(f"an answer has at most {MAX_CHOICES} choices", param="n")
+    output_tokens = limit or DEFAULT_OUTPUT_TOKENS
+    extra = fields.get("vllm_xargs")
+    options = fields.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise BadRequest("stream_options must be an object", param="stream_options")
+    now = asyncio.get_running_loop().time()
+    return SimRequest(
+        calls=tuple(
+            labels.read(
+                now,
+                extra if isinstance(extra, dict) else {},
+                call_id=CallId(uuid.uuid4().hex),
+                prompt_tokens=length,
+                max_tokens=output_tokens,
+            )
+            for length in lengths
+            for _ in range(choices)
+        ),
+        output_tokens=output_tokens,
+        prompt_tokens=sum(lengths),
+        chat=chat,
+        stream=bool(fields.get("stream")),
+        include_usage=bool(options.get("include_usage")),
+        limited=limit is not None,
+    )
+
+
+def _choices(fields: dict[str, object]) -> int:
+    choices = _at_least_1(fields, "n") or 1
+    temperature = fields.get("temperature")
+    if choices > 1 and isinstance(temperature, int | float) and temperature < GREEDY:
+        raise BadRequest(f"n must be 1 when using greedy sampling, got {choices}.")
+    return choices
+
+
+def _at_least_1(fields: dict[str, object], name: str) -> int | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadRequest(f"{name} must be an integer", param=name)
+    if value < 1:
+        raise BadRequest(f"{name} must be at least 1, got {value}.", param=name)
+    return value
+
+
+def _chat_tokens(messages: object) -> int:
+    if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
+        raise BadRequest("messages must be a list of messages", param="messages")
+    return sum(_tokens(message.get("content") or "") for message in messages) or 1
+
+
+def _prompt_lengths(prompt: object) -> list[int]:
+    """Tokens of each prompt: a text, a list of token ids, or a list of either."""
+    prompts = prompt if isinstance(prompt, list) and not _is_ids(prompt) else [prompt]
+    if not prompts or not all((isinstance(item, str) and item) or _is_ids(item) for item in prompts):
+        raise BadRequest("prompt must be a text, token ids, or a list of either, and not empty", param="prompt")
+    return [max(_tokens(item), 1) for item in prompts]
+
+
+def _is_ids(prompt: object) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and all(isinstance(token, int) for token in prompt)
+
+
+def _tokens(content: object) -> int:
+    if _is_ids(content):
+        return len(content)  # type: ignore[arg-type]  # a list, which `_is_ids` has seen
+    return len(content if isinstance(content, str) else orjson.dumps(content)) // CHARACTERS_A_TOKEN

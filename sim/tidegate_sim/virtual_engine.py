@@ -1,0 +1,223 @@
+"""One engine in virtual time: vLLM's scheduler and KV-cache manager as they are, a cost model in place of the model.
+
+The scheduler is the class that production loads with `--scheduler-cls` (`tidegate_engine.scheduler`), fed with the same
+labels. Only the forward pass is made up: a step lasts as long as the cost model says, and each request that has all its
+tokens computed gets one more. The scheduler never sees an output's true length; an output ends by a stop token.
+
+Modelled: step time, KV capacity, batch limits. Not modelled: the network, tokenisation, async scheduling's overlap.
+"""
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from tidegate_engine import scheduler as schedulers
+from tidegate_policy import labels
+from tidegate_policy.cost import CostModel
+from tidegate_policy.model import Call, CallId
+from tidegate_sim import virtual_time
+
+BLOCK_TOKENS = 16
+MAX_MODEL_LEN = 65536
+MAX_OUTPUT_TOKENS = 8192
+"""Every request's `max_tokens`: one number for all, so that no length leaks."""
+STOP, WORD = 0, 1
+"""The two output tokens; prompts are made of greater numbers."""
+_FIRST_PROMPT_TOKEN = 2
+
+Prefix = tuple[int, int]
+"""(id, tokens) of a part of a prompt that other prompts may share."""
+
+
+class Listener(Protocol):
+    """Who hears of an engine's output."""
+
+    def on_tokens(self, call_id: CallId, produced: int) -> None:
+        """The call has produced `produced` tokens so far."""
+
+    def on_end(self, call_id: CallId) -> None:
+        """The call's last token came."""
+
+
+class VirtualEngine:
+    """Calls in, tokens out, in virtual time."""
+
+    def __init__(self, clock: virtual_time.Loop, cost: CostModel, *, policy: str, listener: Listener) -> None:
+        self.cost = cost
+        self.steps = 0
+        self.busy_s = 0.0
+        self.queued = 0
+        """Calls that did not start at the first step after they came."""
+        self._loop = clock
+        self._listener = listener
+        self._ends: dict[str, int] = {}
+        self._fresh: set[str] = set()
+        """Calls that came since the last step."""
+        self._stepping = False
+        self._scheduler = build(schedulers.TidegateScheduler, cost, cost=cost, policy=policy, clock=clock.now)
+
+    @property
+    def preemptions(self) -> int:
+        return int(self._scheduler.state().preemptions)
+
+    def submit(self, call: Call, output_tokens: int, prefixes: Sequence[Prefix] = ()) -> None:
+        """Takes a call as the gateway would send it; it will produce `output_tokens`, which the scheduler cannot know."""
+        sent = labels.write(self._loop.now(), call)
+        self._ends[call.id] = output_tokens
+        self._fresh.add(call.id)
+        self._scheduler.add_request(request(call.id, call.prompt_tokens, sent, prefixes))
+        if not self._stepping:
+            self._stepping = True
+            self._loop.after(0.0, self._step)
+
+    def _step(self) -> None:
+        output = self._scheduler.schedule()
+        if not output.total_num_scheduled_tokens:
+            self._scheduler.update_from_output(output, ModelRunnerOutput(req_ids=[], req_id_to_index={}))
+            self._stepping = False
+            return
+        self.queued += sum(new.req_id not in self._fresh for new in output.scheduled_new_reqs)
+        self._fresh.clear()
+        seconds = step_seconds(self.cost, output, self._scheduler.requests)
+        self.steps += 1
+        self.busy_s += seconds
+        produced = producing(output, self._scheduler.requests)
+        self._loop.after(seconds, functools.partial(self._finish, output, produced))
+
+    def _finish(self, output: SchedulerOutput, produced: Sequence[str]) -> None:
+        made_up = forward(output, produced, self._scheduler.requests, self._ends)
+        for batch in self._scheduler.update_from_output(output, made_up).values():
+            for result in batch.outputs:
+                self._tell(CallId(result.request_id), ended=result.finish_reason is not None)
+        self._step()
+
+    def _tell(self, call_id: CallId, *, ended: bool) -> None:
+        if ended:
+            del self._ends[call_id]
+            self._listener.on_end(call_id)
+        else:
+            self._listener.on_tokens(call_id, self._scheduler.requests[call_id].num_output_tokens)
+
+
+def step_seconds(cost: CostModel, output: SchedulerOutput, requests: Mapping[str, Request]) -> float:
+    """How long the step lasts. A request that gets one token beyond its prompt decodes; all else is prefill."""
+    uncached = attended = decodes = context = 0
+    for request_id, tokens in output.num_scheduled_tokens.items():
+        item = requests[request_id]
+        start = item.num_computed_tokens - tokens  # vLLM has advanced it already
+        if tokens == 1 and start >= item.num_prompt_tokens:
+            decodes += 1
+            context += start + 1
+        else:
+            uncached += tokens
+            attended += tokens * start + tokens * (tokens + 1) // 2
+    return cost.step_seconds(uncached=uncached, attended=attended, decodes=decodes, context=context)
+
+
+def producing(output: SchedulerOutput, requests: Mapping[str, Request]) -> list[str]:
+    """The requests that get a token from this step: asked right after `schedule`, since vLLM may schedule ahead."""
+    return [request_id for request_id in output.num_scheduled_tokens if not requests[request_id].is_prefill_chunk]
+
+
+def forward(
+    output: SchedulerOutput, produced: Sequence[str], requests: Mapping[str, Request], ends: Mapping[str, int]
+) -> ModelRunnerOutput:
+    """What a model would return: a token for each of `produced`, `STOP` when the request then has as many as `ends`."""
+    sampled: dict[str, list[int]] = {request_id: [] for request_id in output.num_scheduled_tokens}
+    for request_id in produced:
+        if request_id in requests:
+            last = requests[request_id].num_output_tokens + 1 >= ends[request_id]
+            sampled[request_id] = [STOP if last else WORD]
+    return ModelRunnerOutput(
+        req_ids=list(sampled),
+        req_id_to_index={request_id: index for index, request_id in enumerate(sampled)},
+        sampled_token_ids=list(sampled.values()),
+    )
+
+
+def request(
+    request_id: str, prompt_tokens: int, sent: Mapping[str, labels.Label], prefixes: Sequence[Prefix] = ()
+) -> Request:
+    """A vLLM request with a prompt of its own, except for the parts that `prefixes` name."""
+    prompt: list[int] = []
+    for prefix_id, tokens in prefixes:
+        prompt += [_FIRST_PROMPT_TOKEN + 2 * prefix_id] * tokens
+    own = _FIRST_PROMPT_TOKEN + 1 + 2 * int.from_bytes(request_id.encode()) % 2**62
+    prompt = (prompt + [own] * prompt_tokens)[:prompt_tokens]
+    params = SamplingParams(max_tokens=MAX_OUTPUT_TOKENS, stop_token_ids=[STOP], extra_args=dict(sent))
+    return Request(request_id, prompt, params, None, arrival_time=0.0, block_hasher=_block_hasher())
+
+
+def build(scheduler_class: Callable[..., Any], limits: CostModel, *, scheduling: str = "priority", **ours: Any) -> Any:
+    """A scheduler of a class, stock or ours, with the KV capacity and batch limits of a cost model. Every row of a
+    comparison is built here, so that base class, limits, KV size and prefix cache are equal by construction."""
+    config = _vllm_config(limits.max_batch, limits.max_step_tokens, scheduling)
+    blocks = max(limits.kv_tokens // BLOCK_TOKENS, 2)
+    config.cache_config.num_gpu_blocks = blocks
+    attention = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    kv = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)])
+    return scheduler_class(
+        vllm_config=config,
+        kv_cache_config=kv,
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=BLOCK_TOKENS,
+        **ours,
+    )
+
+
+def _vllm_config(max_batch: int, max_step_tokens: int, scheduling: str) -> VllmConfig:
+    model = _model_config()
+    return VllmConfig(
+        model_config=model,
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=max_batch,
+            max_num_batched_tokens=max_step_tokens,
+            max_model_len=MAX_MODEL_LEN,
+            is_encoder_decoder=False,
+            policy=scheduling,
+            async_scheduling=False,
+        ),
+        cache_config=CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True),
+        device_config=DeviceConfig(device="cpu"),
+    )
+
+
+@functools.cache
+def _model_config() -> ModelConfig:
+    """A stand-in: the scheduler reads its length limit and little else; no weights exist."""
+    stand_in = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "vocab_size": 128,
+        "max_position_embeddings": MAX_MODEL_LEN,
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text(json.dumps(stand_in))
+        return ModelConfig(model=directory, tokenizer=directory, skip_tokenizer_init=True, dtype="bfloat16", seed=0)
+
+
+@functools.cache
+def _block_hasher() -> Callable[[Request], list[Any]]:
+    hash_function = get_hash_fn_by_name("sha256")
+    kv_cache_utils.init_none_hash(hash_function)
+    hasher: Callable[[Request], list[Any]] = kv_cache_utils.get_request_block_hasher(BLOCK_TOKENS, hash_function)
+    return hasher

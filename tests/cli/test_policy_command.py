@@ -1,0 +1,82 @@
+"""`tidegate policy` says what is in force, where, and where not."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from tidegate_cli import main, policy_command
+from tidegate_gateway import app, fake_engine, gateway_settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    admin: str
+    http: str
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Addresses]:
+    """One gateway without a store, over one engine without a control port."""
+    async with fake_engine.engine() as engine:
+        listen = {"port": 0, "adminPort": 0, "grpcPort": None}
+        loaded = gateway_settings.from_mapping({"listen": listen, "engines": [{"name": "plain", "url": engine.url}]})
+        async with app.serving(loaded) as bound:
+            assert bound.admin is not None
+            yield Addresses(admin=bound.admin, http=bound.http)
+
+
+async def tidegate(*words: str) -> int:
+    return await asyncio.to_thread(main.main, ["policy", *words])
+
+
+async def test_set_names_the_engines_that_cannot_change_their_policy(
+    gateway: Addresses, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await tidegate("--admin", f"http://{gateway.admin}", "set", "edf") == 0
+    first, engine = capsys.readouterr().out.splitlines()
+    assert first.startswith("edf  (override, 600 s left")
+    assert engine == "  plain: has no control port; its own policy stays"
+
+
+async def test_options_may_follow_the_verb_and_the_duration_is_used(
+    gateway: Addresses, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await tidegate("set", "edf", "--for", "2h", "--admin", gateway.admin, "--json") == 0
+    assert 7000 < json.loads(capsys.readouterr().out)["left_s"] <= 7200
+    assert await tidegate("--json", "get", "--admin", gateway.admin) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["name"], list(answer["engines"])) == ("edf", ["plain"])
+
+
+async def test_the_error_for_the_client_port_mentions_the_admin_port(
+    gateway: Addresses, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (("get",), ("set", "edf")):
+        assert await tidegate(*words, "--admin", gateway.http) == 1
+        error = capsys.readouterr().err
+        assert f"no gateway's admin API answers at http://{gateway.http}" in error
+        assert "give its admin address with --admin" in error
+
+
+@pytest.mark.parametrize("admin", ["http://127.0.0.1:1", "http://", "http://[::1", "x:y"])
+def test_an_address_without_a_gateway_gives_one_sentence(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["policy", "get", "--admin", admin]) == 1
+    assert "give its admin address with --admin" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        pytest.param({"policy": "edf"}, "in force", id="taken"),
+        pytest.param({"policy": "sjf"}, "still sjf", id="not yet"),
+        pytest.param({"policy": None}, "its control port does not answer", id="silent"),
+        pytest.param({"policy": "fcfs", "fallback": "no hook"}, "keeps vLLM's own scheduler: no hook", id="fallback"),
+        pytest.param({"control": None}, "has no control port; its own policy stays", id="no control"),
+    ],
+)
+def test_the_state_of_the_policy_on_an_engine_is_one_phrase(fields: dict[str, object], said: str) -> None:
+    engine = {"control": "127.0.0.1:1", "policy": None, "fallback": None, **fields}
+    assert policy_command.standing(engine, "edf") == said

@@ -1,0 +1,128 @@
+"""Replay makes every call at its instant and reports what the clients saw."""
+
+import asyncio
+import json
+import pathlib
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from tidegate_cli import openloop, processes, replay_command
+from tidegate_sim import trace_format
+
+SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    """A simulated engine: replay works with every server of OpenAI's API."""
+    port, control = processes.free_port(), processes.free_port()
+    words = ["sim-engine", "--port", str(port), "--control", f"127.0.0.1:{control}", "--speed", "50"]
+    process = subprocess.Popen(processes.ourselves(*words))
+    url = f"http://127.0.0.1:{port}"
+
+    async def ready() -> None:
+        async with asyncio.timeout(SECONDS):
+            while True:
+                try:
+                    await asyncio.to_thread(lambda: urllib.request.urlopen(f"{url}/health").close())
+                    return
+                except urllib.error.URLError:
+                    await asyncio.sleep(0.05)
+
+    asyncio.run(ready())
+    yield url
+    process.terminate()
+    assert process.wait(SECONDS) == 0
+
+
+def tidegate(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(processes.ourselves(*words), capture_output=True, text=True, timeout=SECONDS)
+
+
+def trace(path: pathlib.Path, *calls: trace_format.TraceCall) -> str:
+    trace_format.write(path, calls)
+    return str(path)
+
+
+def test_the_calls_of_a_workflow_follow_each_other_and_are_reported_as_one_workflow(
+    engine: str, tmp_path: pathlib.Path
+) -> None:
+    def call(name: str, *after: str) -> trace_format.TraceCall:
+        return trace_format.TraceCall(
+            id=name, arrival_s=0.05, prompt_tokens=20, output_tokens=8, workflow="w", after=after, deadline_s=30.0
+        )
+
+    path = trace(tmp_path / "t.jsonl", call("a"), call("b", "a"), call("c", "a"), call("d", "b", "c"))
+    out = tmp_path / "report.json"
+    done = tidegate("replay", path, "--url", engine, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(out.read_text())
+    assert (report["calls"], report["errors"], report["output_tokens"]) == (4, 0, 32)
+    assert report["workflows"]["count"] == report["workflows"]["in_time"] == 1
+    assert report["workflows"]["latency_s"]["mean"] >= report["e2e_s"]["mean"]
+    assert "calls 4   errors 0" in done.stdout
+
+
+def test_a_failed_call_is_counted_with_its_message(engine: str, tmp_path: pathlib.Path) -> None:
+    path = trace(tmp_path / "t.jsonl", trace_format.TraceCall(id="a", arrival_s=0, prompt_tokens=5, output_tokens=5))
+    done = tidegate("replay", path, "--url", engine, "--model", "nobody", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert report["errors"] == 1
+    assert list(report["error_sentences"]) == ["400 this engine serves 'sim', not 'nobody'"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        pytest.param("", "holds no calls", id="empty"),
+        pytest.param("{", "not JSON", id="not json"),
+        pytest.param('{"id": "a"}', "arrival_s is required", id="incomplete"),
+    ],
+)
+def test_an_unreadable_trace_gives_one_sentence(tmp_path: pathlib.Path, text: str, sentence: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(text)
+    done = tidegate("replay", str(path))
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_gateway_gives_one_sentence(tmp_path: pathlib.Path) -> None:
+    path = trace(tmp_path / "t.jsonl", trace_format.TraceCall(id="a", arrival_s=0, prompt_tokens=5, output_tokens=5))
+    done = tidegate("replay", path, "--url", f"http://127.0.0.1:{processes.free_port()}")
+    assert done.returncode == 1
+    assert "no gateway answers at" in done.stderr
+
+
+def test_percentiles_are_measured_values() -> None:
+    assert replay_command.distribution([None, 3.0, 1.0, 2.0]) == {
+        "mean": 2.0,
+        "p50": 2.0,
+        "p90": 3.0,
+        "p95": 3.0,
+        "p99": 3.0,
+    }
+    assert replay_command.distribution([None]) is None
+
+
+def test_a_missed_target_counts_as_missed_and_calls_without_targets_do_not_count() -> None:
+    def call(name: str, ttft_ms: float | None) -> trace_format.TraceCall:
+        return trace_format.TraceCall(id=name, arrival_s=0, prompt_tokens=1, output_tokens=1, ttft_slo_ms=ttft_ms)
+
+    def seen(name: str) -> openloop.Outcome:
+        return openloop.Outcome(id=name, sent_at_s=0.0, first_at_s=0.5, last_at_s=0.6, tokens=2)
+
+    calls = [call("met", 600), call("missed", 400), call("free", None)]
+    report = replay_command.summary(calls, [seen(each.id) for each in calls], settings={})
+    assert (report["with_slo"], report["slo_attainment"]) == (2, 0.5)
+
+
+def test_prompts_have_as_many_words_as_tokens_and_differ_by_seed() -> None:
+    assert len(openloop.prompt(100, 1).split()) == 100
+    assert openloop.prompt(100, 1) == openloop.prompt(100, 1) != openloop.prompt(100, 2)

@@ -1,0 +1,121 @@
+import pytest
+
+from tidegate_operator import pool_status
+
+
+def deployment(name="chat-engine-a", *, desired=2, ready=2, updated=2, existing=2, generation=1, seen=1, conditions=()):
+    labels = {"app.kubernetes.io/component": "engine", "tidegate.dev/node-pool": name.rpartition("-")[2]}
+    return {
+        "kind": "Deployment",
+        "metadata": {"name": name, "generation": generation, "labels": labels},
+        "spec": {"replicas": desired},
+        "status": {
+            "observedGeneration": seen, "replicas": existing, "readyReplicas": ready, "updatedReplicas": updated,
+            "conditions": list(conditions),
+        },
+    }  # fmt: skip
+
+
+def stated(children, problems=()):
+    stated = pool_status.conditions(pool_status.workloads(children), problems)
+    return {item.type: (item.status, item.reason) for item in stated}
+
+
+def test_a_settled_pool_is_ready():
+    assert stated([deployment()]) == {
+        "Ready": (True, "Ready"), "Progressing": (False, "Settled"), "Degraded": (False, "AsExpected")
+    }  # fmt: skip
+
+
+def test_a_pool_scaled_to_zero_is_ready():
+    empty = deployment(desired=0, ready=0, updated=0, existing=0)
+    del empty["status"]["readyReplicas"]
+    assert stated([empty])["Ready"] == (True, "Ready")
+
+
+def test_a_pool_with_starting_engines_is_progressing_and_not_ready():
+    assert stated([deployment(ready=1)])["Ready"] == (False, "Waiting")
+    assert stated([deployment(ready=1)])["Progressing"] == (True, "RollingOut")
+
+
+def test_an_edit_that_no_controller_has_seen_yet_is_not_ready():
+    assert stated([deployment(generation=2, seen=1)])["Ready"] == (False, "Waiting")
+
+
+def test_a_pool_with_old_pods_is_progressing():
+    assert stated([deployment(existing=3)])["Progressing"] == (True, "RollingOut")
+    assert stated([deployment(updated=1)])["Progressing"] == (True, "RollingOut")
+
+
+def test_a_stuck_roll_out_is_degraded():
+    stuck = {"type": "Progressing", "status": "False", "message": "deadline exceeded"}
+    assert stated([deployment(ready=1, conditions=[stuck])])["Degraded"] == (True, "Stuck")
+
+
+def test_an_invalid_spec_is_degraded_and_not_ready_even_while_every_part_runs():
+    assert stated([deployment()], [("InvalidSpec", "spec.x: no")]) == {
+        "Ready": (False, "InvalidSpec"), "Progressing": (False, "Settled"), "Degraded": (True, "InvalidSpec")
+    }  # fmt: skip
+
+
+def test_the_instant_of_a_condition_moves_only_with_its_status():
+    def at(now, ready, before):
+        return pool_status.timed(
+            [pool_status.Condition(type="Ready", status=ready, reason="R", message="m")], before, generation=1, now=now
+        )
+
+    first = at("t1", False, [])
+    second = at("t2", False, first)
+    third = at("t3", True, second)
+    assert [item["lastTransitionTime"] for (item,) in (first, second, third)] == ["t1", "t1", "t3"]
+
+
+def test_the_counts_include_engines_only():
+    parts = pool_status.workloads([deployment("chat-engine-b", ready=1), deployment("chat-engine-a")])
+    stated = pool_status.of_reconcile(parts, [], pool="chat", generation=4)
+    assert stated["engines"] == "3/4"
+    assert stated["replicas"] == 4
+    assert [item["name"] for item in stated["nodePools"]] == ["a", "b"]
+    assert stated["selector"] == "tidegate.dev/pool=chat,app.kubernetes.io/component=engine"
+
+
+def test_the_same_statement_is_no_change_whatever_the_other_writer_adds():
+    ours = {
+        "engines": "1/1",
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "nodePools": [{"name": "a", "ready": 1}],
+    }
+    theirs = {"activePolicy": {"name": "edf"}, "conditions": [{"type": "PolicyStable", "status": "True"}]}
+    both = {**ours, **theirs, "conditions": ours["conditions"] + theirs["conditions"]}
+    both["nodePools"] = [{"name": "a", "ready": 1, "sloAttainment": 0.5}]
+    assert not pool_status.changed(both, ours, owns=["ready"])
+    assert pool_status.changed(both, {**ours, "engines": "0/1"}, owns=["ready"])
+    assert pool_status.changed(both, {**ours, "nodePools": []}, owns=["ready"])
+
+
+@pytest.mark.parametrize("measured", [[], [{"name": "a", "sloAttainment": 0.5}]])
+def test_entries_that_only_the_other_writer_states_are_no_change(measured):
+    counted = [{"name": "a", "ready": 1}, {"name": "b", "ready": 1}]
+    both = [{**counted[0], **(measured[0] if measured else {})}, counted[1]]
+    assert not pool_status.changed({"nodePools": both}, {"nodePools": measured}, owns=["sloAttainment"])
+    assert not pool_status.changed({"nodePools": both}, {"nodePools": counted}, owns=["ready"])
+    assert not pool_status.changed({"nodePools": measured}, {"nodePools": []}, owns=["ready"])
+
+
+@pytest.mark.parametrize(
+    "fewer", [{"alpha": None}, {"steering": {"active": "edf"}}, {"nodePools": []}, {"nodePools": [{"name": "a"}]}]
+)
+def test_a_field_that_a_writer_no_longer_states_is_a_change(fewer):
+    before = {"alpha": 0.2, "steering": {"active": "edf", "ends_at_s": 9.0}, "nodePools": [{"name": "a", "alpha": 0.5}]}
+    stated = {key: value for key, value in {**before, **fewer}.items() if value is not None}
+    assert not pool_status.changed(before, before, owns=["alpha"])
+    assert pool_status.changed(before, stated, owns=["alpha"])
+
+
+def test_the_same_event_at_the_same_instant_is_the_same_object():
+    def event(at):
+        made = pool_status.Event(namespace="n", pool="chat", uid="u", reason="R", message="m", at=at)
+        return made.manifest(controller="c", instance="i")["metadata"]["name"]
+
+    assert event("t1") == event("t1")
+    assert event("t1") != event("t2")

@@ -1,0 +1,80 @@
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate_operator import replica_allocation, spec
+
+
+def node_pool(name, *, replicas=1, least=0, most=None, gpus=1, cost=1.0):
+    return spec.NodePool(
+        name=name, replicas=replicas, min_replicas=least, max_replicas=most, gpus=gpus, cost_weight=cost,
+        accelerator=None, tensor_parallel=1, claim_template=None, profile=None, args=(), node_selector={}, tolerations=(),
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """The fields of a pool that the allocation reads."""
+
+    node_pools: tuple[spec.NodePool, ...]
+    replicas: int | None = None
+
+
+def test_without_a_total_each_node_pool_runs_its_own_replicas():
+    assert replica_allocation.desired(Pool((node_pool("a", replicas=2), node_pool("b", replicas=3)))) == {
+        "a": 2,
+        "b": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("total", "expected"),
+    [
+        pytest.param(1, {"cheap": 0, "dear": 1}, id="minima first"),
+        pytest.param(3, {"cheap": 2, "dear": 1}, id="then the cheapest up to its own number"),
+        pytest.param(5, {"cheap": 3, "dear": 2}, id="the sum of the numbers is what is written"),
+        pytest.param(7, {"cheap": 5, "dear": 2}, id="beyond it the cheapest up to its maximum"),
+        pytest.param(9, {"cheap": 5, "dear": 4}, id="then the dearer"),
+    ],
+)
+def test_a_total_is_divided_among_the_node_pools(total, expected):
+    pools = (node_pool("dear", replicas=2, least=1, gpus=8, cost=2.0), node_pool("cheap", replicas=3, most=5, gpus=8))
+    assert replica_allocation.desired(Pool(pools, total)) == expected
+
+
+@st.composite
+def pools(draw):
+    def one(index):
+        least = draw(st.integers(0, 3))
+        replicas = least + draw(st.integers(0, 3))
+        most = draw(st.none() | st.integers(replicas, replicas + 3))
+        return node_pool(
+            f"p{index}", replicas=replicas, least=least, most=most, cost=draw(st.sampled_from([0.0, 1.0, 2.0]))
+        )
+
+    node_pools = tuple(one(index) for index in range(draw(st.integers(1, 5))))
+    low = sum(item.min_replicas for item in node_pools)
+    bounded = all(item.max_replicas is not None for item in node_pools)
+    high = sum(item.max_replicas for item in node_pools) if bounded else low + 20
+    return Pool(node_pools, draw(st.integers(low, high)))
+
+
+@given(pools())
+def test_every_total_is_met_within_all_bounds(pool):
+    counts = replica_allocation.desired(pool)
+    assert sum(counts.values()) == pool.replicas
+    for item in pool.node_pools:
+        assert (
+            item.min_replicas
+            <= counts[item.name]
+            <= (counts[item.name] if item.max_replicas is None else item.max_replicas)
+        )
+
+
+@given(pools(), st.randoms())
+def test_the_order_in_which_node_pools_are_written_does_not_matter(pool, random):
+    shuffled = list(pool.node_pools)
+    random.shuffle(shuffled)
+    assert replica_allocation.desired(Pool(tuple(shuffled), pool.replicas)) == replica_allocation.desired(pool)

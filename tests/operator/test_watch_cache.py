@@ -1,0 +1,110 @@
+"""What the cache answers after events, and when a decision may rest on it."""
+
+import asyncio
+import json
+
+import pytest
+
+from tidegate_operator import operator_doubles
+from tidegate_operator.cluster import watch_cache
+
+KEY = ("prod", "chat")
+SETTLE_S, QUIET_S = 2.0, 5.0
+
+
+def body(name, *, uid="u", kind="ConfigMap", **more):
+    labels = {"tidegate.dev/pool": "chat"}
+    return {"kind": kind, "metadata": {"namespace": "prod", "name": name, "uid": uid, "labels": labels}, **more}
+
+
+class Listed:
+    """An API server that holds a pool and one child; `meanwhile` is called between its answers."""
+
+    def __init__(self, *, meanwhile=lambda: None):
+        self._meanwhile = meanwhile
+
+    async def pool(self, namespace, name):
+        return body("chat", kind="ServingPool")
+
+    async def children(self, namespace, pool):
+        self._meanwhile()
+        return [body("listed")]
+
+    async def engine_pods(self, namespace, pool):
+        return [body("pod", kind="Pod")]
+
+
+def names(bodies):
+    return [item["metadata"]["name"] for item in bodies]
+
+
+async def test_events_of_a_listing_leave_the_cache_unconfirmed_until_it_is_refreshed():
+    cache = watch_cache.WatchCache()
+    assert cache.on_pool(None, body("chat", kind="ServingPool")) == KEY
+    assert cache.on_child(None, body("deleted-while-no-watch-ran")) == KEY
+    assert not cache.is_confirmed(KEY)
+    await cache.refresh(KEY, Listed())
+    assert cache.is_confirmed(KEY)
+    assert names(await cache.children(*KEY)) == ["listed"]
+    assert names(await cache.engine_pods(*KEY)) == ["pod"]
+
+
+async def test_an_event_during_a_refresh_is_newer_than_the_answer():
+    cache = watch_cache.WatchCache()
+    cache.on_child(None, body("listed"))
+    await cache.refresh(KEY, Listed(meanwhile=lambda: cache.on_child("DELETED", body("listed"))))
+    assert not cache.is_confirmed(KEY)
+    assert await cache.children(*KEY) == []
+
+
+async def test_a_later_event_updates_a_confirmed_cache():
+    cache = watch_cache.WatchCache()
+    await cache.refresh(KEY, Listed())
+    cache.on_child("ADDED", body("new"))
+    cache.on_child("DELETED", body("listed"))
+    assert cache.is_confirmed(KEY)
+    assert names(await cache.children(*KEY)) == ["new"]
+
+
+@pytest.mark.parametrize("event", ["on_pool", "on_child", "on_pod"])
+async def test_the_late_deletion_of_an_earlier_namesake_removes_nothing(event):
+    cache = watch_cache.WatchCache()
+    getattr(cache, event)("ADDED", body("chat", uid="new"))
+    getattr(cache, event)("DELETED", body("chat", uid="old"))
+    known = [await cache.pool(*KEY), *await cache.children(*KEY), *await cache.engine_pods(*KEY)]
+    assert [item["metadata"]["uid"] for item in known if item] == ["new"]
+
+
+async def test_an_idle_pool_causes_no_request_but_those_for_the_lease(plane, kubectl, installed, namespace):
+    """Pools are checked every second here, so five seconds hold as many checks as five minutes do by default."""
+    installed.start("first", namespace, arguments=["--resync", "1"])
+    policy = {"interval": "1s", "dwell": "1s", "rollback": {"window": "2s"}}
+    kubectl("apply", "-f", "-", body=operator_doubles.pool(policy=policy))
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=PolicyStable", "--timeout=30s")  # the last write of the status
+
+    def requests():
+        records = [json.loads(line) for line in plane.audit_log.read_text().splitlines()]
+        ours = [item for item in records if item["user"]["username"] == installed.user and "objectRef" in item]
+        return [
+            (item["verb"], item["objectRef"]["resource"])
+            for item in ours
+            if item["objectRef"]["resource"] != "leases" and item["verb"] != "watch"
+        ]
+
+    await asyncio.sleep(SETTLE_S)
+    before = requests()
+    assert ("list", "pods") in before
+    await asyncio.sleep(QUIET_S)
+    assert requests()[len(before) :] == []
+
+
+async def test_a_change_that_the_operator_did_not_make_is_undone(kubectl, installed, namespace, eventually):
+    installed.start("first", namespace, arguments=["--resync", "3600"])
+    kubectl("apply", "-f", "-", body=operator_doubles.pool())
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("delete", "configmap/chat-gateway", "networkpolicy/chat-gateway")
+    eventually(lambda: "chat-gateway" in kubectl("get", "configmap", "-o", "name"))
+    eventually(lambda: "chat-gateway" in kubectl("get", "networkpolicy", "-o", "name"))
+    kubectl("patch", "service/chat-gateway", "--type=merge", "-p", '{"spec": {"type": "NodePort"}}')
+    eventually(lambda: kubectl("get", "service/chat-gateway", "-o", "jsonpath={.spec.type}") == "ClusterIP")

@@ -1,0 +1,245 @@
+"""The engine core: counts, plans, switches and bounds, without vLLM and without a clock."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate_policy import policies
+from tidegate_policy.cost import CostModel
+from tidegate_policy.engine import bounds, engine_core, regulators
+from tidegate_policy.engine.step import EngineLimits, StepFacts, StepPlan
+from tidegate_policy.model import Call, CallId
+from tidegate_policy.policies import Computed
+
+COST = CostModel(step_s=0.02, prefill_s=1e-3)
+LIMITS = EngineLimits(max_running=4, max_step_tokens=100)
+
+
+def call(name: str, **more: object) -> Call:
+    return Call(id=CallId(name), arrival_s=0.0, prompt_tokens=50, output_predicted=10, **more)  # type: ignore[arg-type]
+
+
+def core_with(
+    *names: str, policy: str = "fcfs", limits: EngineLimits = LIMITS, **more: object
+) -> engine_core.EngineCore:
+    core = engine_core.EngineCore(0.0, cost=COST, limits=limits, policy=policy, **more)  # type: ignore[arg-type]
+    for name in names:
+        core.queues[0].push(core.on_arrival(0.0, call(name)))
+    return core
+
+
+def step(core: engine_core.EngineCore, now: float, computed: dict[str, Computed], **ended: bool) -> StepPlan:
+    return core.on_step(
+        now,
+        step_s=1.0,
+        computed={CallId(name): tokens for name, tokens in computed.items()},
+        ended={CallId(name): finished for name, finished in ended.items()},
+        running=[CallId(name) for name in computed if name not in ended],
+        kv_usage=0.5,
+    )
+
+
+def test_service_is_counted_without_a_watcher() -> None:
+    core = core_with("a", "b")
+    core.queues[0].pop(0.0)
+    step(core, 1.0, {"a": Computed(50, 1)})
+    step(core, 2.0, {"a": Computed(0, 1)})
+    assert core.service(CallId("a")) == (50, 2)
+    assert core.service(CallId("b")) == (0, 0)
+    assert (core.prompt_tokens, core.output_tokens, core.busy_s) == (50, 2, 2.0)
+
+
+def test_a_call_that_ended_is_forgotten_and_late_tokens_of_it_are_ignored() -> None:
+    core = core_with("a")
+    core.queues[0].pop(0.0)
+    step(core, 1.0, {"a": Computed(50, 1)}, a=True)
+    step(core, 2.0, {"a": Computed(0, 1)})
+    assert core.running == 0
+    assert core.output_tokens == 1
+    with pytest.raises(KeyError):
+        core.service(CallId("a"))
+
+
+def test_a_preempted_call_has_its_recomputation_as_work() -> None:
+    core = core_with("a")
+    core.queues[0].pop(0.0)
+    again = core.on_preemption(1.0, CallId("a"), output_tokens=4)
+    assert again.service_s == pytest.approx(COST.prefill_seconds(54) + COST.decode_seconds(54, 6))
+    assert core.preemptions == 1
+
+
+def test_a_switch_to_an_unknown_policy_or_parameter_changes_nothing() -> None:
+    core = core_with("a", "b", policy="sjf")
+    before = core.state(1.0, kv_usage=0.0)
+    with pytest.raises(policies.UnknownPolicy):
+        core.set_policy(1.0, "lifo", {}, "")
+    with pytest.raises(policies.BadParameter):
+        core.set_policy(1.0, "two-lane", {"fast_share": 2.0}, "")
+    assert core.state(1.0, kv_usage=0.0) == before
+
+
+def test_a_switch_carries_parameters_into_the_state() -> None:
+    core = core_with("a")
+    switched = core.set_policy(5.0, "two-lane", {"fast_share": 0.5}, "why")
+    assert (switched.policy, switched.previous, switched.reordered) == ("two-lane", "fcfs", 1)
+    state = core.state(7.0, kv_usage=0.25)
+    assert dict(state.policy_parameters) == {"threshold_s": 4.0, "fast_share": 0.5}
+    assert (state.policy_reason, state.policy_age_s, state.kv_usage) == ("why", 2.0, 0.25)
+
+
+class Remembering(policies.StaticPolicy):
+    """Writes down the events that it hears."""
+
+    name = "remembering"
+    keys_change = True
+
+    def __init__(self, **parameters: float) -> None:
+        super().__init__(**parameters)
+        self.heard: list[tuple[object, ...]] = []
+
+    def key(self, item: policies.QueuedRequest) -> policies.Key:
+        return ()
+
+    def on_arrival(self, now, item):  # type: ignore[no-untyped-def]
+        self.heard.append(("arrival", item.call.id))
+        return ()
+
+    def on_start(self, now, item):  # type: ignore[no-untyped-def]
+        self.heard.append(("start", item.call.id))
+        return ()
+
+    def on_skip(self, now, item):  # type: ignore[no-untyped-def]
+        self.heard.append(("skip", item.call.id))
+        return ()
+
+    def on_tokens(self, now, computed):  # type: ignore[no-untyped-def]
+        self.heard += [("tokens", call_id, *tokens) for call_id, tokens in computed.items()]
+        return ()
+
+    def on_preemption(self, now, item):  # type: ignore[no-untyped-def]
+        self.heard.append(("preemption", item.call.id))
+        return ()
+
+    def on_end(self, now, call_id):  # type: ignore[no-untyped-def]
+        self.heard.append(("end", call_id))
+        return ()
+
+
+@pytest.fixture
+def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(policies.POLICIES, "remembering", Remembering)
+
+
+@pytest.mark.usefixtures("remembering")
+def test_a_policy_hears_every_event_of_a_call() -> None:
+    core = core_with("a", policy="remembering")
+    queue = core.queues[0]
+    queue.skip(0.0, queue.pop(0.0))
+    queue.pop(0.0)
+    step(core, 1.0, {"a": Computed(50, 1)})
+    queue.push_preempted(core.on_preemption(1.0, CallId("a"), output_tokens=1))
+    queue.pop(2.0)
+    step(core, 3.0, {"a": Computed(50, 1)}, a=True)
+    assert [event[0] for event in core.policy.heard] == [  # type: ignore[attr-defined]
+        "arrival", "start", "skip", "start", "tokens", "preemption", "start", "tokens", "end",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("remembering")
+def test_a_new_policy_hears_of_all_calls_in_the_engine_and_of_their_service() -> None:
+    core = core_with("a", "b")
+    core.queues[0].pop(0.0)
+    step(core, 1.0, {"a": Computed(50, 1)})
+    step(core, 2.0, {"a": Computed(0, 1)})
+    core.set_policy(3.0, "remembering", {}, "")
+    assert core.policy.heard == [  # type: ignore[attr-defined]
+        ("arrival", "a"), ("arrival", "b"), ("tokens", "a", 50, 2), ("start", "a"),
+    ]  # fmt: skip
+
+
+class Scripted:
+    """A regulator that changes each plan in one given way and remembers the facts."""
+
+    def __init__(self, **changes: object) -> None:
+        self.changes = changes
+        self.facts: list[StepFacts] = []
+
+    def shape(self, facts: StepFacts, plan: StepPlan) -> StepPlan:
+        self.facts.append(facts)
+        return replace(plan, **self.changes)  # type: ignore[arg-type]
+
+
+def test_a_regulator_sees_the_facts_of_a_step_and_shapes_the_next_plan() -> None:
+    regulator = Scripted(max_step_tokens=30, max_starts=1, preempt=(CallId("b"),), keep=frozenset({CallId("a")}))
+    core = core_with("a", "b", "c", regulators=[regulator])
+    core.queues[0].pop(0.0)
+    core.queues[0].pop(0.0)
+    core.queues[0].push_preempted(core.on_preemption(0.5, CallId("b"), output_tokens=0))
+    core.queues[0].pop(0.5)
+    plan = step(core, 1.0, {"a": Computed(50, 1), "b": Computed(9, 0)}, a=True)
+    (facts,) = regulator.facts
+    assert (facts.now, facts.step_s, facts.waiting, facts.kv_usage) == (1.0, 1.0, 1, 0.5)
+    assert facts.computed == {"a": (50, 1), "b": (9, 0)}
+    assert (facts.running, facts.preempted, facts.ended, facts.limits) == (("b",), ("b",), ("a",), LIMITS)
+    assert plan == StepPlan(max_running=4, max_step_tokens=30, max_starts=1, preempt=("b",), keep=frozenset({"a"}))
+    assert core.take_plan() == plan
+    assert core.take_plan() == replace(plan, max_starts=None, preempt=()), "these two hold for one step"
+
+
+def test_a_regulator_cannot_widen_the_bounds_of_the_operator() -> None:
+    core = core_with(regulators=[Scripted(max_running=4, max_step_tokens=100)])
+    core.set_controls(max_running=2, max_step_tokens=20)
+    plan = step(core, 1.0, {})
+    assert (plan.max_running, plan.max_step_tokens) == (2, 20)
+
+
+def test_no_regulator_runs_unless_a_setting_names_it() -> None:
+    assert regulators.create([]) == []
+    with pytest.raises(regulators.UnknownRegulator, match="unknown regulator 'magic'; known are"):
+        regulators.create(["magic"])
+
+
+WITHOUT_CHUNKS = EngineLimits(max_running=4, max_step_tokens=4096, start_tokens=2048)
+
+
+def test_without_chunked_prefill_a_token_bound_leaves_room_for_the_longest_prompt() -> None:
+    controls = core_with(limits=WITHOUT_CHUNKS).set_controls(max_running=2, max_step_tokens=64)
+    assert controls.max_step_tokens == 2049, "one call decodes, and the longest prompt still fits"
+
+
+def test_a_token_bound_leaves_each_sequence_its_drafts() -> None:
+    drafting = EngineLimits(max_running=4, max_step_tokens=100, tokens_per_sequence=6, start_tokens=6)
+    assert core_with(limits=drafting).set_controls(max_running=3, max_step_tokens=1).max_step_tokens == 18
+
+
+@given(
+    st.builds(
+        EngineLimits,
+        max_running=st.integers(1, 64),
+        max_step_tokens=st.integers(64, 4096),
+        tokens_per_sequence=st.integers(1, 5),
+        start_tokens=st.integers(1, 4096),
+    ),
+    st.builds(
+        StepPlan,
+        max_running=st.integers(-5, 100),
+        max_step_tokens=st.integers(-5, 5000),
+        max_starts=st.none() | st.integers(-3, 3),
+        preempt=st.lists(st.uuids().map(lambda value: CallId(str(value))), max_size=3).map(tuple),
+    ),
+    st.integers(0, 64),
+)
+def test_no_plan_stalls_an_engine_or_exceeds_its_limits(limits: EngineLimits, plan: StepPlan, running: int) -> None:
+    made = bounds.safe(plan, limits, running=running)
+    assert 1 <= made.max_running <= limits.max_running
+    assert made.max_step_tokens <= limits.max_step_tokens
+    sequences = max(made.max_running, running)
+    needed = max(
+        sequences * limits.tokens_per_sequence,
+        (sequences - 1) * limits.tokens_per_sequence + limits.start_tokens,
+    )
+    assert made.max_step_tokens >= min(needed, limits.max_step_tokens)
+    if running <= len(plan.preempt):
+        assert made.max_starts is None or made.max_starts >= 1

@@ -1,0 +1,90 @@
+"""`tidegate sim-engine` as a process: how it ends."""
+
+import contextlib
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+
+PROGRAM = "import sys; from tidegate_sim import engine_double; sys.exit(engine_double.main(sys.argv[1:]))"
+STEPS = 40
+"""Tokens of the call under way; at a fifth of the profile's pace they take some seconds."""
+
+Start = Callable[..., tuple[subprocess.Popen[bytes], str]]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts an engine with more arguments; gives the process and its URL once it answers."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(*arguments: str) -> tuple[subprocess.Popen[bytes], str]:
+        port = free_port()
+        command = [sys.executable, "-c", PROGRAM, f"--port={port}", f"--control=127.0.0.1:{free_port()}", "--speed=0.2"]
+        started.append(subprocess.Popen([*command, *arguments]))
+        url = f"http://127.0.0.1:{port}"
+        until(lambda: answers(url))
+        return started[-1], url
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def streaming(url: str) -> Iterator[bytes]:
+    """The lines of a call of `STEPS` tokens, as they come."""
+    body = json.dumps({"model": "sim", "prompt": "x", "max_tokens": STEPS, "stream": True}).encode()
+    request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        yield from (line.strip() for line in response if line.strip())
+
+
+def test_a_call_under_way_is_finished_after_sigterm_and_no_new_one_is_taken(start: Start) -> None:
+    process, url = start("--shutdown-timeout=60")
+    lines = streaming(url)
+    next(lines)
+    process.send_signal(signal.SIGTERM)
+    until(lambda: not answers(url))
+    *events, done = lines
+    assert done == b"data: [DONE]"
+    assert json.loads(events[-1].removeprefix(b"data: "))["choices"][0]["finish_reason"] == "length"
+    assert process.wait(30) == 0
+
+
+def test_a_call_that_takes_too_long_is_cut(start: Start) -> None:
+    process, url = start("--shutdown-timeout=0.2")
+    lines = streaming(url)
+    next(lines)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    with contextlib.suppress(http.client.HTTPException, OSError):
+        assert b"data: [DONE]" not in [*lines]

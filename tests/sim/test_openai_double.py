@@ -1,0 +1,241 @@
+"""The simulated engine speaks vLLM's HTTP and EngineControl, and keeps time."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import aiohttp
+import grpc
+import pytest
+from aiohttp import web
+
+from tidegate_control import control_server
+from tidegate_policy import cost, labels
+from tidegate_policy.model import Call, CallId
+from tidegate_proto.v1 import control_pb2, control_pb2_grpc
+from tidegate_sim import loop_governor, openai_double, realtime, sim_request
+
+COST = cost.CostModel(step_s=0.002, prefill_s=1e-6, max_batch=2, max_step_tokens=512)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rig:
+    engine: realtime.RealtimeEngine
+    url: str
+    control: control_pb2_grpc.EngineControlStub
+    http: aiohttp.ClientSession
+
+    async def ask(self, path: str = "/v1/chat/completions", **fields: object) -> tuple[int, dict[str, object]]:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello there"}], **fields}
+        async with self.http.post(self.url + path, json=body) as response:
+            return response.status, await response.json()
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    engine = realtime.RealtimeEngine(COST, policy="fcfs")
+    app = openai_double.SimulatedEngine(engine, openai_double.Identity(model="m", profile="test")).app
+    runner = web.AppRunner(app, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    loop = asyncio.get_running_loop()
+    address = f"unix:/tmp/tidegate-test-{port}.sock"
+    stop_control = control_server.serve(
+        loop_governor.LoopGovernor(engine, "test", loop), address=address, engine_version=openai_double.VERSION
+    )
+    stepping = asyncio.create_task(engine.run())
+    async with aiohttp.ClientSession() as http, grpc.aio.insecure_channel(address) as channel:
+        stub = control_pb2_grpc.EngineControlStub(channel)
+        yield Rig(engine=engine, url=f"http://127.0.0.1:{port}", control=stub, http=http)
+    stepping.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await stepping
+    await loop.run_in_executor(None, stop_control)
+    await runner.cleanup()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+async def test_an_answer_has_vllms_shape_and_says_that_it_is_simulated(rig: Rig) -> None:
+    status, answer = await rig.ask(max_tokens=5)
+    assert status == 200
+    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7}
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["content"].startswith("[simulated test engine]")
+
+
+async def test_a_stream_ends_with_usage_and_done(rig: Rig) -> None:
+    body = {
+        "model": "m",
+        "prompt": "x",
+        "max_tokens": 4,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    async with rig.http.post(rig.url + "/v1/completions", json=body) as response:
+        events = [event[6:] for event in (await response.text()).split("\n\n") if event]
+    assert events[-1] == "[DONE]"
+    decoded = [json.loads(event) for event in events[:-1]]
+    assert decoded[-1]["usage"]["completion_tokens"] == 4
+    assert [choice["finish_reason"] for event in decoded for choice in event["choices"]] == [None] * 4 + ["length"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        pytest.param({"model": "other"}, "this engine serves 'm'", id="model"),
+        pytest.param({"max_tokens": 0}, "max_tokens must be at least 1, got 0", id="max_tokens"),
+        pytest.param({"max_completion_tokens": 0, "max_tokens": 5}, "max_completion_tokens must be at", id="none"),
+        pytest.param({"max_tokens": "5"}, "max_tokens must be an integer", id="text"),
+        pytest.param({"n": 0}, "n must be at least 1, got 0", id="n"),
+        pytest.param({"n": True}, "n must be an integer", id="n is no number"),
+        pytest.param({"n": 2, "temperature": 0}, "n must be 1 when using greedy sampling", id="greedy"),
+        pytest.param({"n": 10**9}, "at most 16384 choices", id="too many"),
+        pytest.param({"messages": None}, "messages must be a list", id="messages"),
+        pytest.param({"messages": ["hi"]}, "messages must be a list", id="message"),
+        pytest.param({"stream_options": 1}, "stream_options must be an object", id="options"),
+    ],
+)
+async def test_a_bad_request_is_refused_as_vllm_does(rig: Rig, fields: dict[str, object], sentence: str) -> None:
+    status, answer = await rig.ask(**fields)
+    assert status == 400
+    assert sentence in answer["error"]["message"]
+    assert (answer["error"]["type"], answer["error"]["code"]) == ("BadRequestError", 400)
+
+
+@pytest.mark.parametrize("prompt", [None, "", [], ["a", ""], ["a", 1], [[]], {"text": "a"}])
+async def test_a_prompt_must_be_text_or_token_ids(rig: Rig, prompt: object) -> None:
+    status, answer = await rig.ask("/v1/completions", prompt=prompt)
+    assert (status, answer["error"]["param"]) == (400, "prompt")
+
+
+async def test_n_gives_n_choices_and_counts_the_prompt_once(rig: Rig) -> None:
+    status, answer = await rig.ask(n=3, max_tokens=5)
+    assert status == 200
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert len({choice["message"]["content"] for choice in answer["choices"]}) == 1
+    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 15, "total_tokens": 17}
+
+
+@pytest.mark.parametrize("prompts", [["aaaaaaaa", "bbbb"], [[1, 2], [3]]])
+async def test_each_prompt_of_a_list_gets_its_choices(rig: Rig, prompts: object) -> None:
+    status, answer = await rig.ask("/v1/completions", prompt=prompts, n=2, max_tokens=3)
+    assert status == 200
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_each_choice_is_streamed_with_its_index_to_its_own_end(rig: Rig, path: str) -> None:
+    body = {"model": "m", "n": 3, "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
+    body |= {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}
+    async with rig.http.post(rig.url + path, json=body) as response:
+        events = [json.loads(event[6:]) for event in (await response.text()).split("\n\n")[:-2]]
+    choices = [choice for event in events for choice in event["choices"]]
+    texts = ["", "", ""]
+    for choice in choices:
+        texts[choice["index"]] += choice.get("text") or choice.get("delta", {}).get("content") or ""
+    assert texts == ["[simulated test engine] the"] * 3
+    ends = [choice["index"] for choice in choices if choice["finish_reason"] == "length"]
+    assert sorted(ends) == [0, 1, 2]
+    assert events[-1]["usage"]["completion_tokens"] == 12
+
+
+async def test_a_client_that_hangs_up_frees_all_its_choices(rig: Rig) -> None:
+    body = {"model": "m", "prompt": ["x", "y"], "n": 2, "max_tokens": 100_000, "stream": True}
+    response = await rig.http.post(rig.url + "/v1/completions", json=body)
+    await response.content.readany()
+    assert (rig.engine.running, rig.engine.waiting) == (2, 2)
+    response.close()
+    await until(lambda: (rig.engine.running, rig.engine.waiting) == (0, 0))
+
+
+async def test_a_client_that_hangs_up_frees_the_engine(rig: Rig) -> None:
+    body = {"model": "m", "prompt": "x", "max_tokens": 100_000, "stream": True}
+    response = await rig.http.post(rig.url + "/v1/completions", json=body)
+    await response.content.readany()
+    assert rig.engine.running == 1
+    response.close()
+    await until(lambda: rig.engine.running == 0)
+
+
+async def test_waiting_calls_are_reordered_by_set_policy_and_start_in_that_order(rig: Rig) -> None:
+    async def start(output_tokens: int, urgency: int) -> None:
+        await rig.ask(max_tokens=output_tokens, vllm_xargs={"tg.urgency": urgency, "tg.out_pred": output_tokens})
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(2):
+            tasks.create_task(start(300, 0))
+        await until(lambda: rig.engine.running == 2)
+        for tokens in (30, 10, 20):
+            tasks.create_task(start(tokens, 2))
+        await until(lambda: rig.engine.waiting == 3)
+        before = (await rig.control.GetState(control_pb2.GetStateRequest())).waiting_ids
+        answer = await rig.control.SetPolicy(control_pb2.SetPolicyRequest(policy="sjf", reason="test"))
+        state = await rig.control.GetState(control_pb2.GetStateRequest())
+    assert (answer.policy, answer.previous, answer.reordered) == ("sjf", "fcfs", 3)
+    assert (state.policy, state.policy_reason, state.running, state.waiting) == ("sjf", "test", 2, 3)
+    assert state.simulated_profile == "test"
+    assert list(state.waiting_ids) == [before[1], before[2], before[0]]
+
+
+async def test_an_unknown_policy_is_refused_and_changes_nothing(rig: Rig) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await rig.control.SetPolicy(control_pb2.SetPolicyRequest(policy="lifo"))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert rig.engine.core.policy.name == "fcfs"
+
+
+async def test_controls_bound_what_runs_together(rig: Rig) -> None:
+    controls = control_pb2.Controls(max_running=1)
+    await rig.control.SetControls(control_pb2.SetControlsRequest(controls=controls))
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(3):
+            tasks.create_task(rig.ask(max_tokens=20))
+        await until(lambda: rig.engine.running == 1 and rig.engine.waiting == 2)
+    assert rig.engine.running == 0
+
+
+async def test_reports_count_every_call_once(rig: Rig) -> None:
+    reports = rig.control.WatchQos(control_pb2.WatchQosRequest(period_s=0.1))
+    first = await reports.read()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(6):
+            tasks.create_task(rig.ask(max_tokens=5))
+    finished = first.finished
+    async with asyncio.timeout(10):
+        while finished < 6:
+            finished += (await reports.read()).finished
+    reports.cancel()
+    assert finished == 6
+
+
+async def test_tokens_come_at_the_pace_of_the_profile(rig: Rig) -> None:
+    loop = asyncio.get_running_loop()
+    call = Call(id=CallId("a"), arrival_s=loop.time(), prompt_tokens=10, output_predicted=200)
+    start = loop.time()
+    async for _, done in rig.engine.generate([call], 200):
+        assert done <= 200
+    assert loop.time() - start >= COST.call_seconds(call) * 0.99
+
+
+def test_labels_survive_the_wire() -> None:
+    call = Call(id=CallId("a"), arrival_s=0.0, prompt_tokens=1, output_predicted=9, tenant="t", due_s=3.0)
+    body = json.dumps({"prompt": "x", "max_tokens": 20, "vllm_xargs": labels.write(0.0, call)}).encode()
+
+    async def parse() -> Call:
+        return sim_request.parse(body, chat=False, model="m").calls[0]
+
+    read = asyncio.run(parse())
+    assert (read.tenant, read.output_predicted) == ("t", 9)
+    assert read.due_s is not None
+    assert read.due_s - read.arrival_s == pytest.approx(3.0)
