@@ -9,7 +9,7 @@ import pathlib
 import uvloop
 
 from tidegate_cli.command_errors import Failed, Usage
-from tidegate_gateway import app, decode, settings
+from tidegate_gateway import app, gateway_settings, settings_decoder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,10 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        loaded = settings.load(options.config, os.environ)
+        loaded = gateway_settings.load(options.config, os.environ)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(app.run(loaded))
-    except decode.BadSettings as error:
+    except settings_decoder.BadSettings as error:
         raise Usage(str(error)) from None
     except OSError as error:
         raise Failed(f"the gateway cannot listen: {error}") from None

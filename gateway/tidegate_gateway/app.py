@@ -1,7 +1,7 @@
 """The composition root: settings in, a running gateway out.
 
-`run` opens the sockets, starts the loops, and returns when it was told to stop and has drained: /ready says no, new calls
-are refused with a retryable 503, those under way finish, and the other gateways learn at once that this one is gone.
+`run` opens the sockets, starts the loops, and returns when it got a signal to stop and has drained: /ready says no, new
+calls are shed with a retryable 503, the calls under way finish, and the other gateways learn at once that this one is gone.
 """
 
 import asyncio
@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import tidegate_profiles
-from tidegate_gateway import admin, client, engines, listener, records, rpc, settings, store, tracing
-from tidegate_gateway.gateway import Gateway
-from tidegate_gateway.web import Web
+from tidegate_gateway import gateway_settings, running_gateway
+from tidegate_gateway.edge import admin_api, grpc_api, http_api, http_listener
+from tidegate_gateway.engines import discovery
+from tidegate_gateway.lifecycle import engine_client
+from tidegate_gateway.observe import tracing_spans
+from tidegate_gateway.store import store_contract, valkey_store
 
 logger = logging.getLogger("tidegate.gateway")
 
 CUT_S = 1.0
-"""For clients to read why their calls were cut."""
+"""Time for clients to read the error of their cut calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,34 +35,36 @@ class Bound:
     grpc: str | None
     admin: str | None
     metrics: str | None
-    gateway: Gateway
+    gateway: running_gateway.Gateway
 
 
-async def run(told: settings.Settings) -> None:
+async def run(settings: gateway_settings.Settings) -> None:
     """Serves until SIGTERM or SIGINT, then drains. Raises `BadSettings`, and `OSError` for a port in use."""
     stopped = asyncio.Event()
-    async with serving(told) as bound:
+    async with serving(settings) as bound:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         logger.info("gateway listens on %s (gRPC %s, admin %s)", bound.http, bound.grpc, bound.admin)
         await stopped.wait()
-        logger.info("gateway drains %d calls", bound.gateway.router.serving)
+        logger.info("gateway drains %d calls", bound.gateway.placements.in_progress)
 
 
 @contextlib.asynccontextmanager
-async def serving(told: settings.Settings, *, profiles: engines.Profiles | None = None) -> AsyncIterator[Bound]:
+async def serving(
+    settings: gateway_settings.Settings, *, profiles: discovery.Profiles | None = None
+) -> AsyncIterator[Bound]:
     """A running gateway; leaving the context drains it. Raises `BadSettings`, and `OSError` for a port in use."""
-    kept = store.Valkey(told.store, gateway=store.new_gateway_id()) if told.store.url else None
+    store = valkey_store.Valkey(settings.store, gateway=valkey_store.new_gateway_id()) if settings.store.url else None
     try:
         async with contextlib.AsyncExitStack() as stack:
-            if kept is not None:
-                stack.push_async_callback(kept.close)
-            session = await stack.enter_async_context(client.connected(told.timeouts))
-            traces = tracing.to_collector(told.tracing, time.monotonic)
+            if store is not None:
+                stack.push_async_callback(store.close)
+            session = await stack.enter_async_context(engine_client.connected(settings.timeouts))
+            traces = tracing_spans.to_collector(settings.tracing, time.monotonic)
             if traces is not None:
                 stack.callback(traces.close)
-            gateway = Gateway(told, session, kept, profiles=profiles or shipped, traces=traces)
-            stack.push_async_callback(_leave, gateway)  # when nothing renews the lease any more
+            gateway = running_gateway.Gateway(settings, session, store, profiles=profiles or shipped, traces=traces)
+            stack.push_async_callback(_leave, gateway)  # once no loop renews the lease
             loops = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(loops.create_task(gateway.run()).cancel)
             bound = await _listen(stack, gateway)
@@ -72,7 +77,7 @@ async def serving(told: settings.Settings, *, profiles: engines.Profiles | None 
 
 
 def _only(error: BaseException) -> BaseException:
-    """What a task group wrapped, where it wrapped one thing: callers want the `OSError`, not the group."""
+    """The one exception in a task group's exception group: callers want the `OSError`, not the group."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
@@ -84,57 +89,65 @@ def shipped(name: str) -> Mapping[str, Any]:
     return cost
 
 
-async def _listen(stack: contextlib.AsyncExitStack, gateway: Gateway) -> Bound:
-    where, handlers = gateway.told.listen, Web(gateway)
+async def _listen(stack: contextlib.AsyncExitStack, gateway: running_gateway.Gateway) -> Bound:
+    where, handlers = gateway.settings.listen, http_api.HttpApi(gateway)
     return Bound(
         http=await _site(stack, gateway, handlers.routes(), where.host, where.port) or "",
         grpc=await _grpc(stack, gateway, where),
-        admin=await _site(stack, gateway, admin.Admin(gateway).routes(), where.admin_host, where.admin_port),
+        admin=await _site(stack, gateway, admin_api.AdminApi(gateway).routes(), where.admin_host, where.admin_port),
         metrics=await _site(stack, gateway, handlers.probes(), where.metrics_host, where.metrics_port),
         gateway=gateway,
     )
 
 
 async def _site(
-    stack: contextlib.AsyncExitStack, gateway: Gateway, routes: listener.Routes, host: str, port: int | None
+    stack: contextlib.AsyncExitStack,
+    gateway: running_gateway.Gateway,
+    routes: http_listener.Routes,
+    host: str,
+    port: int | None,
 ) -> str | None:
     """Opens one listener; its address as host:port, None if it is not wanted. Raises `OSError` for a port in use."""
     if port is None:
         return None
-    server = listener.Server(routes, gateway.told.limits, leaving=lambda: gateway.draining)
+    server = http_listener.Server(routes, gateway.settings.limits, leaving=lambda: gateway.draining)
     opened = await asyncio.get_running_loop().create_server(server, host, port, backlog=1024)
-    stack.push_async_callback(listener.close, opened, server)
+    stack.push_async_callback(http_listener.close, opened, server)
     return f"{host}:{opened.sockets[0].getsockname()[1]}"
 
 
-async def _grpc(stack: contextlib.AsyncExitStack, gateway: Gateway, where: settings.Listen) -> str | None:
+async def _grpc(
+    stack: contextlib.AsyncExitStack, gateway: running_gateway.Gateway, where: gateway_settings.Listen
+) -> str | None:
     if where.grpc_port is None:
         return None
-    return await stack.enter_async_context(rpc.serving(gateway, where.host, where.grpc_port))
+    return await stack.enter_async_context(grpc_api.serving(gateway, where.host, where.grpc_port))
 
 
-async def _drain(gateway: Gateway) -> None:
+async def _drain(gateway: running_gateway.Gateway) -> None:
     """Lets the calls under way finish, as long as the settings allow."""
-    timeouts = gateway.told.timeouts
+    timeouts = gateway.settings.timeouts
     gateway.draining = True
     await asyncio.sleep(timeouts.announce_s)
     gateway.core.on_drain()
     try:
         async with asyncio.timeout(timeouts.drain_s):
-            await gateway.router.drained()
+            await gateway.placements.drained()
     except TimeoutError:
-        logger.warning("%d calls did not finish within %.3g s and are cut", gateway.router.serving, timeouts.drain_s)
-        gateway.router.cut()
+        logger.warning(
+            "%d calls did not finish within %.3g s and are cut", gateway.placements.in_progress, timeouts.drain_s
+        )
+        gateway.placements.cut_all()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CUT_S):
-                await gateway.router.drained()
+                await gateway.placements.drained()
 
 
-async def _leave(gateway: Gateway) -> None:
-    """Tells the other gateways that this one is gone, once all that it owes the store is recorded."""
-    if gateway.kept is not None:
-        await gateway.flows.flush()
-        if gateway.flows.unrecorded:
-            logger.error("the ends of %d calls cannot be recorded", gateway.flows.unrecorded)
-        with contextlib.suppress(records.StoreError):
-            await gateway.kept.leave()
+async def _leave(gateway: running_gateway.Gateway) -> None:
+    """Records the ends that the store does not know yet, then tells the other gateways that this one is gone."""
+    if gateway.link.store is not None:
+        await gateway.workflows.flush()
+        if gateway.workflows.unrecorded:
+            logger.error("the ends of %d calls cannot be recorded", gateway.workflows.unrecorded)
+        with contextlib.suppress(store_contract.StoreError):
+            await gateway.link.store.leave()

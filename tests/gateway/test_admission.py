@@ -1,17 +1,25 @@
-"""What a call may claim, and what a refused one gives back."""
+"""What a call may claim, and what a shed or rejected one gives back."""
 
 import asyncio
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
 
-from tidegate_gateway import testing
+from tidegate_gateway import fake_engine
+from tidegate_gateway.lifecycle import admission, settlement, tenant_tokens
+from tidegate_gateway.observe import background_loop, call_record, prometheus_metrics
+from tidegate_gateway.openai import completions, parsed_request, request_fields
+from tidegate_gateway.store import store_contract, store_link
+from tidegate_gateway.workflows import workflow_service
+from tidegate_policy.admit import promises
+from tidegate_policy.model import Call, CallId
 
 COST = {"step_s": 1.0, "prefill_s": 0.001}
 """A call of 4 tokens takes 4 s and its prompt."""
 
 
-async def budget_ms(client: Any, engine: testing.FakeEngine, **headers: str) -> float:
+async def budget_ms(client: Any, engine: fake_engine.FakeEngine, **headers: str) -> float:
     """What the engine is told that the call may take."""
     status, _, _ = await client.ask(headers={name.replace("_", "-"): value for name, value in headers.items()})
     assert status == 200
@@ -30,7 +38,7 @@ CLAIMS = (
 async def test_an_impossible_claim_is_due_when_the_fastest_engine_could_have_answered(
     up: Any, claim: dict[str, str]
 ) -> None:
-    async with testing.engine() as engine:
+    async with fake_engine.engine() as engine:
         fast = {"url": engine.url, "cost": COST}
         slow = {"url": engine.url, "name": "slow", "cost": {**COST, "step_s": 100.0}}
         async with up(fast, slow) as client:
@@ -39,12 +47,12 @@ async def test_an_impossible_claim_is_due_when_the_fastest_engine_could_have_ans
             assert 2000 < claimed < 5000, "four steps of 1 s, and the time until it was sent"
 
 
-async def test_a_claim_may_loosen_what_its_class_promises_but_not_tighten_it(up: Any) -> None:
+async def test_a_claim_may_loosen_the_promise_of_its_class_but_not_tighten_it(up: Any) -> None:
     classes = [
         {"name": "chat", "ttft": "20s", "tpot": "1s"},
         {"name": "batch", "deadline": "10m"},
     ]
-    async with testing.engine() as engine, up({"url": engine.url, "cost": COST}, classes=classes) as client:
+    async with fake_engine.engine() as engine, up({"url": engine.url, "cost": COST}, classes=classes) as client:
         for _ in range(20):
             await client.ask(max_tokens=4)
         batch, chat = {"x_tidegate_class": "batch"}, {"x_tidegate_class": "chat"}
@@ -58,7 +66,7 @@ async def test_a_claim_may_loosen_what_its_class_promises_but_not_tighten_it(up:
 
 async def test_tokens_are_counted_of_calls_that_are_cut(up: Any, until: Any) -> None:
     tenants = [{"name": "small", "tokensPerMinute": 2000}]
-    async with testing.engine(tokens=5000) as engine, up(engine, tenants=tenants) as client:
+    async with fake_engine.engine(tokens=5000) as engine, up(engine, tenants=tenants) as client:
         body = {"model": "fake", "prompt": "x", "stream": True}
         small = {"x-tidegate-tenant": "small"}
         async with client.http.post(client.url + "/v1/completions", json=body, headers=small) as response:
@@ -66,14 +74,14 @@ async def test_tokens_are_counted_of_calls_that_are_cut(up: Any, until: Any) -> 
             while read < 3000:
                 read += (await response.content.readany()).count(b"data:")
             response.close()
-        await until(lambda: client.gateway.router.serving == 0)
+        await until(lambda: client.gateway.placements.in_progress == 0 and client.gateway.tokens.settled)
         status, _, headers = await client.ask(headers=small)
         assert (status, headers["x-tidegate-reason"]) == (429, "tenant-limit")
 
 
-async def test_a_refused_workflow_call_gives_its_tokens_back(up: Any) -> None:
+async def test_a_rejected_workflow_call_gives_its_tokens_back(up: Any) -> None:
     tenants = [{"name": "small", "tokensPerMinute": 600}]
-    async with testing.engine(prompt_tokens=280) as engine, up(engine, tenants=tenants) as client:
+    async with fake_engine.engine(prompt_tokens=280) as engine, up(engine, tenants=tenants) as client:
         small = {"x-tidegate-tenant": "small"}
         call = {"prompt": "x" * 1120, "max_tokens": 4}
         for _ in range(5):
@@ -85,36 +93,55 @@ async def test_a_refused_workflow_call_gives_its_tokens_back(up: Any) -> None:
             assert (await client.ask("/v1/completions", **call, headers=small))[0] == expected
 
 
-async def test_who_hangs_up_while_the_end_is_recorded_has_been_served_and_pays_once(
-    up: Any, until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tenants = [{"name": "small", "tokensPerMinute": 100_000}]
-    async with testing.engine(prompt_tokens=10, tokens=5) as engine, up(engine, tenants=tenants) as client:
-        kept, recording, settled = client.gateway.kept, asyncio.Event(), []
-        finish, spend = kept.finish, kept.spend
+@dataclass(slots=True)
+class SlowStore:
+    """As much of a store as the end of one call needs; it records the end when the test lets it."""
 
-        async def slow(*words: Any, **more: Any) -> None:
-            if not recording.is_set():
-                recording.set()
-                await asyncio.sleep(60)
-            await finish(*words, **more)
+    recording: asyncio.Event = field(default_factory=asyncio.Event)
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
+    ends: list[tuple[str, bool]] = field(default_factory=list)
+    spent: list[int] = field(default_factory=list)
 
-        async def counted(tenant: str, tokens: int, per_minute: int, **more: Any) -> float:
-            settled.append(tokens)
-            return float(await spend(tenant, tokens, per_minute, **more))
+    async def finish(self, workflow: str, call: str, *, ok: bool) -> None:
+        self.recording.set()
+        await self.answers.wait()
+        self.ends.append((call, ok))
 
-        monkeypatch.setattr(kept, "finish", slow)
-        monkeypatch.setattr(kept, "spend", counted)
-        body = {"id": "w", "deadline_ms": 60_000, "stages": [{"name": "a"}], "tenant": "small"}
-        await client.send("POST", "/v1/workflows", json=body)
-        headers = {"x-tidegate-tenant": "small", "x-tidegate-workflow": "w", "x-tidegate-stage": "a"}
-        asking = asyncio.create_task(client.ask(headers=headers))
-        await until(recording.is_set)
-        asking.cancel()
+    async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
+        self.spent.append(tokens)
+        return 0.0
 
-        async def done() -> bool:
-            (stage,) = (await client.send("GET", "/v1/workflows/w", headers=headers))[1]["stages"]
-            return (stage["calls_running"], stage["calls_done"]) == (0, 1)
 
-        await until(done)
-        await until(lambda: sum(settled) == 15)
+async def test_a_client_that_hangs_up_while_the_end_is_recorded_has_been_served_and_pays_once(until: Any) -> None:
+    store = SlowStore()
+    link = store_link.StoreLink(cast("store_contract.Store", store))
+    metrics = prometheus_metrics.Metrics()
+    workflows = workflow_service.Workflows(link, metrics)
+    tokens = tenant_tokens.TenantTokens(link)
+    paying = asyncio.create_task(tokens.run(background_loop.BackgroundLoops(metrics)))
+    request = parsed_request.from_body(
+        completions.ENDPOINT, {"model": "fake", "prompt": "x"}, request_fields.RequestFields()
+    )
+    joined = store_contract.Record(
+        id="w", state="running", template="", tenant="small", created_ms=0, deadline_ms=1, now_ms=0, stages=()
+    )
+    admitted = admission.AdmittedRequest(
+        call=Call(id=CallId("c"), arrival_s=0.0, prompt_tokens=8, output_predicted=5),
+        request=request,
+        membership=workflow_service.Membership(stage="a", call="c", record=joined),
+        tenant=promises.Tenant(name="small", tokens_per_minute=100_000),
+        booked=13,
+    )
+    record = call_record.CallRecord(
+        arrived_at_s=0.0, operation="", model="fake", stream=False, prompt_tokens=10, output_tokens=5, tokens=5
+    )
+    ending = asyncio.create_task(settlement.Settlement(tokens, workflows).ended(admitted, record, ok=True))
+    await store.recording.wait()
+    ending.cancel()
+    await asyncio.wait([ending])
+    store.answers.set()
+    await workflows.flush()
+    await until(lambda: store.spent)
+    paying.cancel()
+    assert store.ends == [("c", True)]
+    assert 13 + sum(store.spent) == 15, "the booking and the difference are what the call used"

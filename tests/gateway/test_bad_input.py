@@ -8,7 +8,7 @@ import aiohttp
 import orjson
 import pytest
 
-from tidegate_gateway import testing
+from tidegate_gateway import fake_engine
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -47,7 +47,7 @@ HELLO = [{"role": "user", "content": "hello"}]
     ],
 )
 async def test_a_wrong_body_is_400(up: Any, raw: bytes, says: str) -> None:
-    async with testing.engine() as engine, up(engine, store=False) as client:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
         status, answer, _ = await client.send("POST", CHAT, data=raw)
         assert status == 400
         assert answer["error"]["type"] == "invalid_request_error"
@@ -57,7 +57,7 @@ async def test_a_wrong_body_is_400(up: Any, raw: bytes, says: str) -> None:
 
 @pytest.mark.parametrize("prompt", [None, 5, [], [""[:0], 5], {"a": 1}, [[]], [-1]])
 async def test_a_wrong_prompt_is_400(up: Any, prompt: Any) -> None:
-    async with testing.engine() as engine, up(engine, store=False) as client:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
         status, answer, _ = await client.ask("/v1/completions", prompt=prompt)
         assert (status, answer["error"]["param"]) == (400, "prompt")
 
@@ -75,7 +75,7 @@ async def test_every_answer_has_a_request_id_the_clients_where_it_can_be(up: Any
 
 
 async def test_an_unknown_class_is_400_and_names_the_known_where_the_settings_have_any(up: Any) -> None:
-    async with testing.engine() as engine:
+    async with fake_engine.engine() as engine:
         async with up(engine, store=False, classes=[{"name": "chat"}, {"name": "batch"}]) as client:
             assert (await client.ask(headers={"x-tidegate-class": "chat"}))[0] == 200
             status, answer, _ = await client.ask(headers={"x-tidegate-class": "chta"})
@@ -86,7 +86,7 @@ async def test_an_unknown_class_is_400_and_names_the_known_where_the_settings_ha
 
 
 async def test_an_unknown_model_is_404_and_names_the_known(up: Any) -> None:
-    async with testing.engine() as engine, up(engine, store=False) as client:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
         status, answer, _ = await client.ask(model="gpt-17")
         assert (status, answer["error"]["code"]) == (404, "model_not_found")
         assert "fake" in answer["error"]["message"]
@@ -112,7 +112,7 @@ async def test_an_unknown_model_is_404_and_names_the_known(up: Any) -> None:
     ],
 )
 async def test_a_wrong_header_is_400_and_named(up: Any, name: str, value: str) -> None:
-    async with testing.engine() as engine, up(engine, store=False) as client:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
         status, answer, _ = await client.ask(headers={name: value})
         assert (status, answer["error"]["param"]) == (400, name)
         assert answer["error"]["message"].startswith(name)
@@ -134,7 +134,7 @@ async def raw(client: Any, request: bytes, *, within_s: float = 10.0) -> bytes:
 
 @pytest.mark.parametrize("character", [b"\x00", b"\x01", b"\r", b"\x0b"])
 async def test_control_characters_in_headers_are_400(up: Any, character: bytes) -> None:
-    async with testing.engine() as engine, up(engine, store=False) as client:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
         request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nx-tidegate-tenant: a" + character + b"b\r\n\r\n"
         answer = await raw(client, request)
         assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
@@ -143,8 +143,8 @@ async def test_control_characters_in_headers_are_400(up: Any, character: bytes) 
 
 
 @pytest.mark.parametrize("name", ["x-tidegate-tenant", "X-Tidegate-Urgency", "idempotency-key"])
-async def test_a_header_of_ours_that_says_two_things_is_400(up: Any, name: str) -> None:
-    async with testing.engine() as engine, up(engine, store=False) as client:
+async def test_a_header_of_ours_with_two_different_values_is_400(up: Any, name: str) -> None:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
         for second, expected in (("3", 400), ("4", 200)):
             body, headers = {"model": "fake", "messages": HELLO}, [(name, "4"), (name, second)]
             status, answer, _ = await client.send("POST", CHAT, json=body, headers=headers)
@@ -162,7 +162,7 @@ async def test_a_header_of_ours_that_says_two_things_is_400(up: Any, name: str) 
     ],
 )
 async def test_ambiguous_heads_are_400(up: Any, head: bytes) -> None:
-    async with testing.engine() as engine, up(engine, store=False) as client:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
         answer = await raw(client, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\nhello")
         assert b" 400 " in answer.split(b"\r\n")[0]
         assert b'"invalid_request_error"' in answer
@@ -180,14 +180,14 @@ async def test_ambiguous_heads_are_400(up: Any, head: bytes) -> None:
             "send fewer",
             id="many headers",
         ),
-        pytest.param(b"\x16\x03\x01\x02\x00\x01", 400, "this is TLS", id="TLS"),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01", 400, "speaks TLS", id="TLS"),
         pytest.param(b"hello", 400, "the method is malformed", id="no HTTP"),
         pytest.param(b"GET / HTTP/7.9\r\nHost: x", 400, "the first line must be", id="unknown version"),
         pytest.param(b"GET / HTTP/1.1\r\nHost: x\r\nno colon", 400, "Invalid header token", id="no header"),
         pytest.param(b"GET / HTTP/1.1\r\nx: y", 400, "Missing 'Host' header", id="no host"),
     ],
 )
-async def test_what_is_no_http_is_refused_in_a_sentence(up: Any, request_: bytes, status: int, says: str) -> None:
+async def test_bytes_that_are_not_http_get_an_error_sentence(up: Any, request_: bytes, status: int, says: str) -> None:
     async with up(store=False) as client:
         head, _, body = (await raw(client, request_ + b"\r\n\r\n")).partition(b"\r\n\r\n")
         assert int(head.split()[1]) == status
@@ -200,7 +200,7 @@ async def test_what_is_no_http_is_refused_in_a_sentence(up: Any, request_: bytes
 
 async def test_a_body_over_the_limit_is_413(up: Any) -> None:
     limits = {"bodyBytes": 10_000}
-    async with testing.engine() as engine, up(engine, store=False, limits=limits) as client:
+    async with fake_engine.engine() as engine, up(engine, store=False, limits=limits) as client:
         status, answer, _ = await client.ask(user="x" * 20_000)
         assert (status, answer["error"]["code"]) == (413, "body_too_large")
 
@@ -215,7 +215,7 @@ async def test_a_body_over_the_limit_is_413(up: Any) -> None:
 
 async def test_slow_heads_and_bodies_are_given_up(up: Any) -> None:
     limits = {"body": 0.2, "idle": 0.3}
-    async with testing.engine() as engine, up(engine, store=False, limits=limits) as client:
+    async with fake_engine.engine() as engine, up(engine, store=False, limits=limits) as client:
         started = time.monotonic()
         assert await raw(client, b"POST /v1/chat/completions HTTP/1.1\r\nHost:") == b""
         assert await raw(client, b"") == b""
@@ -224,8 +224,8 @@ async def test_slow_heads_and_bodies_are_given_up(up: Any) -> None:
         assert time.monotonic() - started < 8
 
 
-async def test_compressed_bodies_are_refused(up: Any) -> None:
-    async with testing.engine() as engine, up(engine, store=False) as client:
+async def test_a_compressed_body_is_a_bad_request(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
         status, answer, _ = await client.send("POST", CHAT, data=b"xx", headers={"Content-Encoding": "gzip"})
         assert status == 400
         assert "compressed" in answer["error"]["message"]
@@ -256,7 +256,7 @@ async def test_no_engines_is_503_with_retry_after(up: Any) -> None:
     ],
 )
 async def test_only_listed_paths_exist(up: Any, method: str, path: str, status: int) -> None:
-    async with testing.engine() as engine, up(engine, store=False) as client:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
         request = f"{method} {path} HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
         answer = await raw(client, request.encode())
         assert int(answer.split()[1]) == status
@@ -272,15 +272,15 @@ async def test_an_unknown_path_is_answered_with_the_known_ones(up: Any) -> None:
 
 
 async def test_head_is_get_without_the_body(up: Any) -> None:
-    async with testing.engine() as engine, up(engine, store=False) as client:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
         for path, status in (("/v1/models", 200), ("/health", 200), ("/v1/nowhere", 404), (CHAT, 405)):
             request = f"HEAD {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
             head, _, body = (await raw(client, request.encode())).partition(b"\r\n\r\n")
             assert (int(head.split()[1]), body) == (status, b"")
 
 
-async def test_an_idle_keepalive_connection_survives_a_refusal(up: Any) -> None:
-    async with testing.engine() as engine, up(engine, store=False) as client:
+async def test_an_idle_keepalive_connection_survives_an_error(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
         connector = aiohttp.TCPConnector(limit=1)
         async with aiohttp.ClientSession(connector=connector) as one:
             async with one.post(client.url + CHAT, data=b"{") as response:

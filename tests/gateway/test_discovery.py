@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tidegate_gateway import decode, testing
+from tidegate_gateway import fake_engine, settings_decoder
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 
@@ -33,36 +33,36 @@ async def names(monkeypatch: pytest.MonkeyPatch) -> Names:
 
 
 async def test_engines_follow_the_addresses_of_a_service(up: Any, until: Any, names: Names) -> None:
-    async with testing.engine() as engine:
+    async with fake_engine.engine() as engine:
         port = int(engine.url.rpartition(":")[2])
         service = {"name": "chat-engines.default.svc", "port": port, "nodePool": "a100"}
         async with up(services=[service], health={"resolve": 0.05}) as client:
             assert (await client.ask())[0] == 503
             names.addresses = ["127.0.0.1", "127.0.0.99"]
-            await until(lambda: any(state.accepting for state in client.gateway.core.engines()))
+            await until(lambda: client.accepting())
             assert (await client.ask())[2]["x-tidegate-engine"] == f"127.0.0.1:{port}"
             assert {shown["node_pool"] for shown in client.state()["engines"]} == {"a100"}
             names.addresses = ["127.0.0.1"]
-            await until(lambda: len(client.gateway.core.engines()) == 1)
+            await until(lambda: len(list(client.gateway.core.engines)) == 1)
             names.addresses = None
             await asyncio.sleep(0.2)
             assert (await client.ask())[0] == 200, "an answer that the name server takes back for a while still stands"
             names.addresses = []
-            await until(lambda: not client.gateway.core.engines())
+            await until(lambda: not list(client.gateway.core.engines))
             assert (await client.ask())[0] == 503
 
 
 async def test_an_engine_that_leaves_finishes_its_calls(up: Any, until: Any, names: Names) -> None:
-    async with testing.engine(first_s=0.5) as engine:
+    async with fake_engine.engine(first_s=0.5) as engine:
         port = int(engine.url.rpartition(":")[2])
         names.addresses = ["127.0.0.1"]
         service = {"name": "chat-engines", "port": port}
         async with up(services=[service], health={"resolve": 0.05}) as client, asyncio.TaskGroup() as group:
-            await until(lambda: any(state.accepting for state in client.gateway.core.engines()))
+            await until(lambda: client.accepting())
             call = group.create_task(client.ask())
             await until(lambda: engine.running == 1)
             names.addresses = []
-            await until(lambda: not client.gateway.core.engines())
+            await until(lambda: not list(client.gateway.core.engines))
             assert (await call)[0] == 200
 
 
@@ -71,12 +71,12 @@ class Control(control_pb2_grpc.EngineControlServicer):
         return control_pb2.EngineState(policy="edf", simulated_profile="a100", fallback_reason="")
 
 
-async def test_what_the_control_port_says_is_shown(up: Any, until: Any) -> None:
+async def test_the_state_shows_the_facts_of_the_control_port(up: Any, until: Any) -> None:
     server = grpc.aio.server()
     control_pb2_grpc.add_EngineControlServicer_to_server(Control(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with testing.engine() as engine, testing.engine() as mute:
+    async with fake_engine.engine() as engine, fake_engine.engine() as mute:
         known = {"url": engine.url, "control": f"127.0.0.1:{port}"}
         unreachable = {"url": mute.url, "control": "127.0.0.1:1"}
         async with up(known, unreachable) as client:
@@ -103,11 +103,11 @@ async def test_a_control_port_that_speaks_nonsense_does_no_harm(up: Any, until: 
     )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with testing.engine() as engine, up({"url": engine.url, "control": f"127.0.0.1:{port}"}) as client:
+    async with fake_engine.engine() as engine, up({"url": engine.url, "control": f"127.0.0.1:{port}"}) as client:
         await asked.wait()
-        (known,) = client.gateway.fleet.known.values()
-        looks = known.looks
-        await until(lambda: known.looks > looks + 1)
+        (known,) = client.gateway.discovery.known.values()
+        looks = known.checks
+        await until(lambda: known.checks > looks + 1)
         assert (await client.ask())[0] == 200
     await server.stop(None)
 
@@ -116,6 +116,6 @@ async def test_an_unknown_profile_stops_the_start_and_is_named(up: Any) -> None:
     engine = {"url": "http://127.0.0.1:1", "profile": "no-such-card"}
     service = {"name": "chat-engines", "profile": "no-such-card"}
     for engines, services in (([engine], []), ([], [service])):
-        with pytest.raises(decode.BadSettings, match="no-such-card"):
+        with pytest.raises(settings_decoder.BadSettings, match="no-such-card"):
             async with up(*engines, services=services):
                 pass

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tidegate_gateway import testing
+from tidegate_gateway import fake_engine
 
 
 def refused_url() -> str:
@@ -17,7 +17,7 @@ def refused_url() -> str:
         return f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
-def preferring(first: testing.FakeEngine, second: testing.FakeEngine) -> list[dict[str, Any]]:
+def preferring(first: fake_engine.FakeEngine, second: fake_engine.FakeEngine) -> list[dict[str, Any]]:
     """Both engines, of which dispatch takes the first while it is idle."""
     cost = {"step_s": 0.0001, "prefill_s": 0.00001}
     return [{"url": first.url, "cost": cost}, {"url": second.url, "cost": {**cost, "step_s": 0.001}}]
@@ -32,8 +32,8 @@ async def stream(client: Any, **fields: Any) -> list[Any]:
 
 
 async def test_a_dead_engine_is_left_out(up: Any, until: Any) -> None:
-    async with testing.engine() as engine, up(engine, {"url": refused_url()}, seen=False) as client:
-        await until(lambda: any(state.accepting for state in client.gateway.core.engines()))
+    async with fake_engine.engine() as engine, up(engine, {"url": refused_url()}, seen=False) as client:
+        await until(lambda: client.accepting())
         for _ in range(5):
             assert (await client.ask())[0] == 200
         assert engine.served == 5
@@ -41,7 +41,11 @@ async def test_a_dead_engine_is_left_out(up: Any, until: Any) -> None:
 
 @pytest.mark.parametrize("status", [500, 503])
 async def test_another_engine_is_tried_before_the_first_token(up: Any, status: int) -> None:
-    async with testing.engine(status=status) as bad, testing.engine() as good, up(*preferring(bad, good)) as client:
+    async with (
+        fake_engine.engine(status=status) as bad,
+        fake_engine.engine() as good,
+        up(*preferring(bad, good)) as client,
+    ):
         for _ in range(4):
             assert (await client.ask())[0] == 200
             assert (await stream(client))[-1] == "[DONE]"
@@ -51,11 +55,15 @@ async def test_another_engine_is_tried_before_the_first_token(up: Any, status: i
 
 async def test_failing_engines_are_ejected_and_come_back(up: Any, until: Any) -> None:
     dispatch = {"rule": "round-robin"}
-    async with testing.engine(status=500) as bad, testing.engine() as good, up(bad, good, dispatch=dispatch) as client:
+    async with (
+        fake_engine.engine(status=500) as bad,
+        fake_engine.engine() as good,
+        up(bad, good, dispatch=dispatch) as client,
+    ):
 
         async def ejected() -> bool:
             assert (await client.ask())[0] == 200
-            return any(not state.accepting for state in client.gateway.core.engines())
+            return not client.all_accepting()
 
         await until(ejected)
         bad.status = 200
@@ -68,14 +76,18 @@ async def test_failing_engines_are_ejected_and_come_back(up: Any, until: Any) ->
 
 
 async def test_a_full_engine_is_not_ejected(up: Any) -> None:
-    async with testing.engine(status=503) as full, testing.engine() as good, up(*preferring(full, good)) as client:
+    async with (
+        fake_engine.engine(status=503) as full,
+        fake_engine.engine() as good,
+        up(*preferring(full, good)) as client,
+    ):
         for _ in range(10):
             assert (await client.ask())[0] == 200
-        assert all(state.accepting for state in client.gateway.core.engines())
+        assert client.all_accepting()
 
 
 async def test_the_only_engines_failure_is_a_clear_error(up: Any) -> None:
-    async with testing.engine(status=500) as bad, up(bad) as client:
+    async with fake_engine.engine(status=500) as bad, up(bad) as client:
         status, answer, headers = await client.ask()
         assert (status, answer["error"]["code"]) == (502, "engine_failed")
         assert int(headers["retry-after"]) >= 1
@@ -83,7 +95,7 @@ async def test_the_only_engines_failure_is_a_clear_error(up: Any) -> None:
 
 
 async def test_a_pool_of_full_engines_is_saturated(up: Any) -> None:
-    async with testing.engine(status=503) as one, testing.engine(status=503) as two:
+    async with fake_engine.engine(status=503) as one, fake_engine.engine(status=503) as two:
         for engines in ([one], [one, two]):
             async with up(*engines) as client:
                 status, answer, headers = await client.ask()
@@ -98,8 +110,12 @@ async def test_a_pool_of_full_engines_is_saturated(up: Any) -> None:
     "garbage",
     [b"", b"hello", b"\x00\xff", b'{"choices": 5}', b"[1,2]", b"data: hello\n\n", b"data: {\n\n", b"x: y\n\n" * 9],
 )
-async def test_rubbish_answers_count_as_failures(up: Any, garbage: bytes) -> None:
-    async with testing.engine(garbage=garbage) as bad, testing.engine() as good, up(*preferring(bad, good)) as client:
+async def test_garbled_answers_count_as_failures(up: Any, garbage: bytes) -> None:
+    async with (
+        fake_engine.engine(garbage=garbage) as bad,
+        fake_engine.engine() as good,
+        up(*preferring(bad, good)) as client,
+    ):
         status, answer, _ = await client.ask()
         assert (status, answer["choices"][0]["finish_reason"]) == (200, "length")
         events = await stream(client)
@@ -120,7 +136,7 @@ async def test_rubbish_answers_count_as_failures(up: Any, garbage: bytes) -> Non
     ],
 )
 async def test_rubbish_metrics_do_no_harm(up: Any, page: bytes) -> None:
-    async with testing.engine(metrics=page) as engine, up(engine) as client:
+    async with fake_engine.engine(metrics=page) as engine, up(engine) as client:
         assert (await client.ask())[0] == 200
         (shown,) = client.state()["engines"]
         assert (shown["running"], shown["waiting"], shown["kv_usage"]) == (None, None, None)
@@ -134,8 +150,8 @@ async def test_a_port_that_does_not_speak_http_is_no_engine(up: Any, until: Any)
 
     server = await asyncio.start_server(babble, "127.0.0.1", 0)
     bad = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, testing.engine() as engine, up({"url": bad}, engine, seen=False) as client:
-        await until(lambda: all(known.looks for known in client.gateway.fleet.known.values()))
+    async with server, fake_engine.engine() as engine, up({"url": bad}, engine, seen=False) as client:
+        await until(lambda: all(known.checks for known in client.gateway.discovery.known.values()))
         for _ in range(3):
             assert (await client.ask())[0] == 200
         reasons = {shown["url"]: shown["reason"] for shown in client.state()["engines"]}
@@ -144,7 +160,7 @@ async def test_a_port_that_does_not_speak_http_is_no_engine(up: Any, until: Any)
 
 async def test_older_metric_names_are_read(up: Any, until: Any) -> None:
     page = b'# HELP x\nvllm:num_requests_running{model_name="m"} 3.0\nvllm:gpu_cache_usage_perc{model_name="m"} 0.25\n'
-    async with testing.engine(metrics=page) as engine, up(engine) as client:
+    async with fake_engine.engine(metrics=page) as engine, up(engine) as client:
         await until(lambda: client.state()["engines"][0]["running"] == 3)
         assert client.state()["engines"][0]["kv_usage"] == 0.25
 
@@ -152,8 +168,8 @@ async def test_older_metric_names_are_read(up: Any, until: Any) -> None:
 async def test_an_engine_that_never_begins_is_given_up_and_another_answers(up: Any) -> None:
     timeouts = {"firstToken": 0.3}
     async with (
-        testing.engine(hang=True) as bad,
-        testing.engine() as good,
+        fake_engine.engine(hang=True) as bad,
+        fake_engine.engine() as good,
         up(*preferring(bad, good), timeouts=timeouts) as client,
     ):
         assert (await client.ask())[0] == 200
@@ -163,8 +179,8 @@ async def test_an_engine_that_never_begins_is_given_up_and_another_answers(up: A
 
 async def test_a_long_answer_that_is_not_streamed_is_waited_for_while_its_engine_generates(up: Any) -> None:
     async with (
-        testing.engine(tokens=40, token_s=0.05) as slow,
-        testing.engine(tokens=40, token_s=0.05) as spare,
+        fake_engine.engine(tokens=40, token_s=0.05) as slow,
+        fake_engine.engine(tokens=40, token_s=0.05) as spare,
         up(*preferring(slow, spare), timeouts={"firstToken": 0.5}) as client,
     ):
         assert (await client.ask(max_tokens=1))[0] == 200  # so that the prediction is far off
@@ -176,19 +192,19 @@ async def test_a_long_answer_that_is_not_streamed_is_waited_for_while_its_engine
 
 async def test_an_answer_that_is_not_streamed_has_an_end_that_no_engine_is_blamed_for(up: Any) -> None:
     async with (
-        testing.engine(tokens=1000, token_s=0.02) as slow,
-        testing.engine(tokens=1000, token_s=0.02) as spare,
+        fake_engine.engine(tokens=1000, token_s=0.02) as slow,
+        fake_engine.engine(tokens=1000, token_s=0.02) as spare,
         up(*preferring(slow, spare), timeouts={"firstToken": 0.3, "answer": 1.0}) as client,
     ):
         status, answer, _ = await client.ask()
         assert (status, answer["error"]["code"]) == (504, "engine_timeout")
         assert "stream it" in answer["error"]["message"]
         assert (len(slow.bodies), len(spare.bodies)) == (1, 0)
-        assert all(known.record.failures == 0 for known in client.gateway.fleet.known.values())
+        assert all(engine.record.failures == 0 for engine in client.gateway.core.engines)
 
 
 async def test_a_lone_engine_that_hangs_is_a_504_or_503_not_a_hang(up: Any) -> None:
-    async with testing.engine(hang=True) as engine:
+    async with fake_engine.engine(hang=True) as engine:
         costly = {"url": engine.url, "cost": {"step_s": 0.0001, "prefill_s": 0.00001}}
         async with up(costly, timeouts={"firstToken": 0.2}) as client, asyncio.timeout(10):
             status, answer, _ = await client.ask()
@@ -196,7 +212,7 @@ async def test_a_lone_engine_that_hangs_is_a_504_or_503_not_a_hang(up: Any) -> N
 
 
 async def test_a_stream_that_stalls_ends_with_an_error_event(up: Any, until: Any) -> None:
-    async with testing.engine(hang_after=2) as engine, up(engine, timeouts={"nextToken": 0.2}) as client:
+    async with fake_engine.engine(hang_after=2) as engine, up(engine, timeouts={"nextToken": 0.2}) as client:
         events = await stream(client)
         assert [event["choices"][0]["text"] for event in events[:2]] == ["w0 ", "w1 "]
         assert events[2]["error"]["code"] == "engine_timeout"
@@ -205,7 +221,11 @@ async def test_a_stream_that_stalls_ends_with_an_error_event(up: Any, until: Any
 
 
 async def test_a_stream_that_breaks_off_ends_with_an_error_event_and_no_spliced_tokens(up: Any) -> None:
-    async with testing.engine(break_after=2) as bad, testing.engine() as good, up(*preferring(bad, good)) as client:
+    async with (
+        fake_engine.engine(break_after=2) as bad,
+        fake_engine.engine() as good,
+        up(*preferring(bad, good)) as client,
+    ):
         events = await stream(client)
         assert [event["choices"][0]["text"] for event in events[:2]] == ["w0 ", "w1 "]
         assert events[2]["error"]["code"] == "engine_failed"
@@ -215,12 +235,12 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event_and_no_spliced_
 
 async def test_an_engine_that_serves_another_model_gets_no_calls(up: Any, until: Any) -> None:
     async with (
-        testing.engine() as engine,
-        testing.engine(model="other") as other,
+        fake_engine.engine() as engine,
+        fake_engine.engine(model="other") as other,
         up(engine, other, model="fake", seen=False) as client,
     ):
         await until(lambda: client.gateway.problems()[0] == "ready")
-        await until(lambda: all(known.looks for known in client.gateway.fleet.known.values()))
+        await until(lambda: all(known.checks for known in client.gateway.discovery.known.values()))
         for _ in range(4):
             assert (await client.ask())[0] == 200
         assert other.bodies == []
@@ -231,8 +251,8 @@ async def test_an_engine_that_serves_another_model_gets_no_calls(up: Any, until:
 async def test_calls_leave_an_engine_that_stops_answering(up: Any, until: Any) -> None:
     """The health check notices before the watchdog would."""
     async with (
-        testing.engine(hang=True) as bad,
-        testing.engine() as good,
+        fake_engine.engine(hang=True) as bad,
+        fake_engine.engine() as good,
         up(*preferring(bad, good)) as client,
         asyncio.TaskGroup() as group,
     ):
@@ -245,20 +265,24 @@ async def test_calls_leave_an_engine_that_stops_answering(up: Any, until: Any) -
 
 async def test_an_engine_in_doubt_takes_calls_only_if_every_other_is_too(up: Any, until: Any) -> None:
     health = {"unhealthyAfter": 1000, "timeout": 2.0}
-    async with testing.engine() as bad, testing.engine() as good, up(*preferring(bad, good), health=health) as client:
+    async with (
+        fake_engine.engine() as bad,
+        fake_engine.engine() as good,
+        up(*preferring(bad, good), health=health) as client,
+    ):
         bad.deaf = True
-        await until(lambda: sum(state.accepting for state in client.gateway.core.engines()) == 1)
+        await until(lambda: len(client.accepting()) == 1)
         for _ in range(4):
             assert (await client.ask())[0] == 200
         assert (bad.served, good.served) == (0, 4)
         good.deaf = True
-        await until(lambda: all(state.accepting for state in client.gateway.core.engines()))
+        await until(lambda: client.all_accepting())
         assert (await client.ask())[0] == 200
 
 
 async def test_every_call_of_an_engine_that_dies_is_answered_by_another(up: Any, until: Any) -> None:
     calls = 24
-    async with testing.engine(first_s=3600.0) as bad, testing.engine() as good:
+    async with fake_engine.engine(first_s=3600.0) as bad, fake_engine.engine() as good:
         async with up(bad, good, dispatch={"rule": "round-robin"}) as client, asyncio.TaskGroup() as group:
             asked = [group.create_task(client.ask()) for _ in range(calls)]
             await until(lambda: bad.running == calls // 2)

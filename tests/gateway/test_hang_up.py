@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tidegate_gateway import testing
+from tidegate_gateway import fake_engine
 
 
 async def started(client: Any, *, stream: bool) -> asyncio.StreamWriter:
@@ -23,50 +23,50 @@ async def started(client: Any, *, stream: bool) -> asyncio.StreamWriter:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_hanging_up_before_the_first_token_stops_the_engine(up: Any, until: Any, stream: bool) -> None:
-    async with testing.engine(first_s=30) as engine, up(engine) as client:
+    async with fake_engine.engine(first_s=30) as engine, up(engine) as client:
         writer = await started(client, stream=stream)
         await until(lambda: engine.running == 1)
         writer.transport.abort()
         await until(lambda: engine.running == 0, within_s=5)
-        await until(lambda: client.gateway.router.serving == 0)
-        assert not client.gateway.core.own_backlog(client.gateway.core.engines()[0].id)
+        await until(lambda: client.gateway.placements.in_progress == 0)
+        assert not client.own_backlog()
 
 
 async def test_hanging_up_in_mid_stream_stops_the_engine(up: Any, until: Any) -> None:
-    async with testing.engine(tokens=10_000, token_s=0.01) as engine, up(engine) as client:
+    async with fake_engine.engine(tokens=10_000, token_s=0.01) as engine, up(engine) as client:
         writers = [await started(client, stream=True) for _ in range(20)]
         await until(lambda: engine.running == 20)
         for writer in writers:
             writer.close()
         await until(lambda: engine.running == 0, within_s=5)
-        await until(lambda: client.gateway.core.out == 0)
+        await until(lambda: client.gateway.core.dispatcher.inflight == 0)
 
 
 async def test_hanging_up_while_waiting_leaves_the_queue(up: Any, until: Any) -> None:
-    async with testing.engine(first_s=30) as engine, up(engine, dispatch={"cap": 1}) as client:
+    async with fake_engine.engine(first_s=30) as engine, up(engine, dispatch={"cap": 1}) as client:
         first = await started(client, stream=False)
         await until(lambda: engine.running == 1)
         second = await started(client, stream=False)
-        await until(lambda: client.gateway.core.waiting == 1)
+        await until(lambda: client.gateway.core.dispatcher.waiting == 1)
         second.transport.abort()
-        await until(lambda: client.gateway.core.waiting == 0)
+        await until(lambda: client.gateway.core.dispatcher.waiting == 0)
         assert len(engine.bodies) == 1
         first.transport.abort()
         await until(lambda: engine.running == 0)
 
 
 async def test_a_client_that_does_not_read_is_given_up(up: Any, until: Any) -> None:
-    async with testing.engine(tokens=200_000) as engine, up(engine, limits={"write": 0.3}) as client:
+    async with fake_engine.engine(tokens=200_000) as engine, up(engine, limits={"write": 0.3}) as client:
         writer = await started(client, stream=True)
         writer.transport.pause_reading()
         await until(lambda: engine.running == 1)
         await until(lambda: engine.running == 0, within_s=20)
-        await until(lambda: client.gateway.router.serving == 0)
+        await until(lambda: client.gateway.placements.in_progress == 0)
         writer.close()
 
 
 async def test_hanging_up_leaves_its_workflow_stage_open(up: Any, until: Any) -> None:
-    async with testing.engine(first_s=30) as engine, up(engine) as client:
+    async with fake_engine.engine(first_s=30) as engine, up(engine) as client:
         await client.send("POST", "/v1/workflows", json={"id": "w", "deadline_ms": 60_000, "stages": [{"name": "a"}]})
         ask = asyncio.create_task(client.ask(headers={"x-tidegate-workflow": "w", "x-tidegate-stage": "a"}))
         await until(lambda: engine.running == 1)
@@ -86,7 +86,7 @@ async def test_a_client_that_does_not_read_any_kind_of_answer_is_cut(up: Any, un
     event = b'data: {"choices":[{"text":"' + text[:1_000_000] + b'"}]}\n\n'
     garbage = event * 30 + b"data: [DONE]\n\n" if stream else b'{"choices":[{"text":"' + text + b'"}]}'
     limits, listen = {"write": 0.3, "connections": 1}, {"metricsPort": 0}
-    async with testing.engine(garbage=garbage) as engine, up(engine, limits=limits, listen=listen) as client:
+    async with fake_engine.engine(garbage=garbage) as engine, up(engine, limits=limits, listen=listen) as client:
         host, port = client.url.removeprefix("http://").split(":")
         with socket.socket() as slow:
             slow.setblocking(False)
@@ -107,12 +107,12 @@ async def test_a_client_that_does_not_read_any_kind_of_answer_is_cut(up: Any, un
                 async with client.http.get(client.probe_url + path) as probe:
                     assert probe.status == 200, "probes have a port of their own"
             await until(room, within_s=20)
-            await until(lambda: client.gateway.router.serving == 0)
+            await until(lambda: client.gateway.placements.in_progress == 0)
 
 
 async def test_a_client_that_reads_slowly_gets_all_of_its_answer(up: Any) -> None:
     answer = b'{"choices":[{"text":"' + b"x" * 20_000_000 + b'"}]}'
-    async with testing.engine(garbage=answer) as engine, up(engine, limits={"write": 0.3}) as client:
+    async with fake_engine.engine(garbage=answer) as engine, up(engine, limits={"write": 0.3}) as client:
         body = {"model": "fake", "prompt": "x"}
         async with client.http.post(client.url + "/v1/completions", json=body) as response:
             read = 0

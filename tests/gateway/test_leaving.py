@@ -8,14 +8,14 @@ import aiohttp
 import orjson
 import pytest
 
-from tidegate_gateway import testing
+from tidegate_gateway import fake_engine
 
 CALL = orjson.dumps({"model": "fake", "prompt": "x", "max_tokens": 2})
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(CALL)
 
 
 async def test_a_connection_that_brings_its_request_late_is_still_answered(up: Any, until: Any) -> None:
-    async with asyncio.TaskGroup() as group, testing.engine() as engine:
+    async with asyncio.TaskGroup() as group, fake_engine.engine() as engine:
         async with up(engine) as client:
             host, port = client.url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
@@ -34,11 +34,11 @@ async def test_a_connection_that_brings_its_request_late_is_still_answered(up: A
     assert b'"code":"draining"' in answer
 
 
-async def test_calls_that_outlast_the_drain_are_told_so(up: Any, until: Any) -> None:
+async def test_calls_that_outlast_the_drain_get_an_error(up: Any, until: Any) -> None:
     async with (
         aiohttp.ClientSession() as http,  # the client's own session closes before its gateway
         asyncio.TaskGroup() as group,
-        testing.engine(hang_after=1) as stuck,
+        fake_engine.engine(hang_after=1) as stuck,
     ):
         async with up(stuck, timeouts={"drain": 0.1}) as client:
 
@@ -52,7 +52,7 @@ async def test_calls_that_outlast_the_drain_are_told_so(up: Any, until: Any) -> 
             stuck.hang = True
             whole = group.create_task(ask(stream=False))
             await until(lambda: stuck.running == 2)
-            await until(lambda: any(serving.begun for serving in client.gateway.router._servings.values()))
+            await until(lambda: client.gateway.placements.begun)
         (status, text), (refused, error) = await streamed, await whole
     assert (status, refused) == (200, 503)
     assert b'"code":"draining"' in text
@@ -60,9 +60,9 @@ async def test_calls_that_outlast_the_drain_are_told_so(up: Any, until: Any) -> 
     assert orjson.loads(error)["error"]["code"] == "draining"
 
 
-async def test_the_line_of_a_call_says_only_what_is_known(up: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_line_of_a_call_names_only_known_fields(up: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="tidegate.gateway"):
-        async with testing.engine() as engine, up(engine) as client:
+        async with fake_engine.engine() as engine, up(engine) as client:
             await client.ask("/v1/completions", prompt="x")
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("call ")]
     assert len(lines) == 1

@@ -8,11 +8,12 @@ import openai
 import orjson
 import pytest
 
-from tidegate_gateway import telemetry, testing
+from tidegate_gateway import fake_engine
+from tidegate_gateway.observe import prometheus_metrics
 
 
 async def test_sdk_gets_an_answer(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client, client.openai() as sdk:
+    async with fake_engine.engine() as engine, up(engine) as client, client.openai() as sdk:
         answer = await sdk.chat.completions.create(model="fake", messages=[{"role": "user", "content": "hi"}])
         assert answer.choices[0].message.content == "w0 w1 w2 w3 "
         assert answer.usage is not None
@@ -20,7 +21,7 @@ async def test_sdk_gets_an_answer(up: Any) -> None:
 
 
 async def test_sdk_streams(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client, client.openai() as sdk:
+    async with fake_engine.engine() as engine, up(engine) as client, client.openai() as sdk:
         stream = await sdk.chat.completions.create(
             model="fake", messages=[{"role": "user", "content": "hi"}], stream=True
         )
@@ -29,8 +30,8 @@ async def test_sdk_streams(up: Any) -> None:
         assert all(event.usage is None for event in events)
 
 
-async def test_usage_reaches_only_those_who_asked_for_it(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client, client.openai() as sdk:
+async def test_usage_reaches_only_clients_that_asked_for_it(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client, client.openai() as sdk:
         stream = await sdk.chat.completions.create(
             model="fake",
             messages=[{"role": "user", "content": "hi"}],
@@ -42,7 +43,7 @@ async def test_usage_reaches_only_those_who_asked_for_it(up: Any) -> None:
 
 
 async def test_completions_and_models(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client, client.openai() as sdk:
+    async with fake_engine.engine() as engine, up(engine) as client, client.openai() as sdk:
         answer = await sdk.completions.create(model="fake", prompt="once", max_tokens=2)
         assert answer.choices[0].text == "w0 w1 "
         assert [model.id async for model in sdk.models.list()] == ["fake"]
@@ -52,7 +53,7 @@ async def test_completions_and_models(up: Any) -> None:
 
 
 async def test_a_models_name_may_be_a_path(up: Any) -> None:
-    async with testing.engine(model="org/model") as engine, up(engine) as client:
+    async with fake_engine.engine(model="org/model") as engine, up(engine) as client:
         for path in ("org/model", "org%2Fmodel"):
             status, answer, _ = await client.send("GET", f"/v1/models/{path}")
             assert (status, answer["id"]) == (200, "org/model")
@@ -60,7 +61,7 @@ async def test_a_models_name_may_be_a_path(up: Any) -> None:
 
 async def test_bytes_of_a_stream_pass_untouched(up: Any) -> None:
     body = {"model": "fake", "prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         async with client.http.post(engine.url + "/v1/completions", json=body) as response:
             direct = await response.read()
         async with client.http.post(client.url + "/v1/completions", json=body) as response:
@@ -69,7 +70,7 @@ async def test_bytes_of_a_stream_pass_untouched(up: Any) -> None:
 
 
 async def test_connections_to_engines_are_used_again(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         for stream in (True, False, True, True):
             body = {"model": "fake", "prompt": "x", "stream": stream}
             async with client.http.post(client.url + "/v1/completions", json=body) as response:
@@ -78,7 +79,7 @@ async def test_connections_to_engines_are_used_again(up: Any) -> None:
 
 
 async def test_answers_say_where_and_how_long(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         status, _, headers = await client.ask(headers={"x-request-id": "mine", "x-tidegate-deadline-ms": "60000"})
         assert status == 200
         assert headers["x-request-id"] == "mine"
@@ -88,7 +89,7 @@ async def test_answers_say_where_and_how_long(up: Any) -> None:
 
 
 async def test_engine_knobs_of_clients_are_stripped_and_ours_are_set(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         await client.ask(
             headers={
                 "x-tidegate-tenant": "acme",
@@ -112,7 +113,7 @@ async def test_engine_knobs_of_clients_are_stripped_and_ours_are_set(up: Any) ->
 
 async def test_an_entitled_tenant_may_claim_urgency_and_gets_its_weight(up: Any) -> None:
     tenants = [{"name": "acme", "maxUrgency": 1, "weight": 3.0}]
-    async with testing.engine() as engine, up(engine, tenants=tenants) as client:
+    async with fake_engine.engine() as engine, up(engine, tenants=tenants) as client:
         await client.ask(headers={"X-Gateway-Inference-Fairness-Id": "acme", "X-Tidegate-Urgency": "0"})
         arguments = engine.bodies[0]["vllm_xargs"]
         assert (arguments["tg.urgency"], arguments["tg.weight"]) == (1, 3.0)
@@ -120,7 +121,7 @@ async def test_an_entitled_tenant_may_claim_urgency_and_gets_its_weight(up: Any)
 
 async def test_a_class_fills_in_targets_and_headers_may_loosen_them(up: Any) -> None:
     classes = [{"name": "chat", "ttft": "1s", "tpot": "60ms", "deadline": "2m"}]
-    async with testing.engine() as engine, up(engine, classes=classes, defaultClass="chat") as client:
+    async with fake_engine.engine() as engine, up(engine, classes=classes, defaultClass="chat") as client:
         await client.ask(headers={"x-slo-ttft-ms": "1500"})
         arguments = engine.bodies[0]["vllm_xargs"]
         assert arguments["tg.class"] == "chat"
@@ -128,9 +129,9 @@ async def test_a_class_fills_in_targets_and_headers_may_loosen_them(up: Any) -> 
         assert 0 < arguments["tg.budget_ms"] <= 120_000
 
 
-async def test_an_engines_own_refusal_passes_through(up: Any) -> None:
-    async with testing.engine(status=400) as engine, up(engine) as client, client.openai() as sdk:
-        with pytest.raises(openai.BadRequestError, match="the engine refuses: as told") as caught:
+async def test_an_engines_rejection_passes_through(up: Any) -> None:
+    async with fake_engine.engine(status=400) as engine, up(engine) as client, client.openai() as sdk:
+        with pytest.raises(openai.BadRequestError, match="the engine rejects the request: as told") as caught:
             await sdk.chat.completions.create(model="fake", messages=[{"role": "user", "content": "hi"}])
         assert (caught.value.code, caught.value.type) == ("invalid_request", "invalid_request_error")
         with pytest.raises(openai.BadRequestError, match="as told"):
@@ -139,31 +140,31 @@ async def test_an_engines_own_refusal_passes_through(up: Any) -> None:
 
 async def test_trace_context_reaches_the_engine(up: Any) -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         await client.ask(headers={"traceparent": parent})
         assert engine.headers[0]["traceparent"].split("-")[1] == parent.split("-")[1]
 
 
 async def test_choices_are_charged_each_and_predicted_each(up: Any, until: Any) -> None:
-    async with testing.engine(first_s=30) as engine, up(engine) as client:
+    async with fake_engine.engine(first_s=30) as engine, up(engine) as client:
         call = asyncio.create_task(client.ask(n=4, max_tokens=20))
         await until(lambda: engine.running == 1)
         assert engine.bodies[-1]["vllm_xargs"]["tg.out_pred"] == 20
-        backlog = client.gateway.core.own_backlog(client.gateway.core.engines()[0].id)
+        backlog = client.own_backlog()
         assert (backlog.calls, backlog.output_tokens) == (4, 80)
         call.cancel()
-        await until(lambda: not client.gateway.core.own_backlog(client.gateway.core.engines()[0].id))
+        await until(lambda: not client.own_backlog())
 
 
 async def test_output_length_is_learned_from_answers_not_from_max_tokens(up: Any) -> None:
-    async with testing.engine(tokens=20) as engine, up(engine) as client:
+    async with fake_engine.engine(tokens=20) as engine, up(engine) as client:
         for _ in range(3):
             await client.ask(max_tokens=5000)
         assert engine.bodies[-1]["vllm_xargs"]["tg.out_pred"] == 20
 
 
 async def test_metrics_are_served_in_prometheus_format(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         await client.ask(stream=False)
         async with client.http.get(client.url + "/metrics") as response:
             page = await response.text()
@@ -181,13 +182,13 @@ async def test_metrics_are_served_in_prometheus_format(up: Any) -> None:
 
 def test_every_metric_is_documented() -> None:
     page = (pathlib.Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    for family in telemetry.Telemetry().registry.collect():
+    for family in prometheus_metrics.Metrics().registry.collect():
         name = family.name + ("_total" if family.type == "counter" else "")
         assert f"`{name}" in page, name
 
 
 async def test_status_page_shows_engines(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         await client.ask(headers={"x-tidegate-tenant": "<script>"})
         async with client.http.get(client.url + "/") as response:
             page = await response.text()
@@ -196,7 +197,7 @@ async def test_status_page_shows_engines(up: Any) -> None:
 
 
 async def test_openai_error_object_for_everything(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         for method, path in (("GET", "/nowhere"), ("GET", "/v1/chat/completions"), ("POST", "/v1/chat/completions")):
             async with client.http.request(method, client.url + path, data=b"{") as response:
                 assert set(orjson.loads(await response.read())["error"]) == {"message", "type", "param", "code"}

@@ -10,7 +10,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tidegate_gateway import testing
+from tidegate_gateway import fake_engine
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 LISTEN = {"grpcPort": 0}
@@ -33,7 +33,7 @@ def details(error: grpc.aio.AioRpcError) -> dict[str, Any]:
 
 
 async def test_generate_streams_text_between_accepted_and_finished(up: Any) -> None:
-    async with testing.engine() as engine, up(engine, listen=LISTEN) as client:
+    async with fake_engine.engine() as engine, up(engine, listen=LISTEN) as client:
         async with grpc.aio.insecure_channel(client.grpc) as channel:
             stub = inference_pb2_grpc.InferenceStub(channel)
             request = chat(tenant="acme", deadline_ms=60_000, max_tokens=3, request_id="mine", urgency=4)
@@ -49,7 +49,7 @@ async def test_generate_streams_text_between_accepted_and_finished(up: Any) -> N
 
 
 async def test_a_prompt_is_a_completion(up: Any) -> None:
-    async with testing.engine() as engine, up(engine, listen=LISTEN) as client:
+    async with fake_engine.engine() as engine, up(engine, listen=LISTEN) as client:
         async with grpc.aio.insecure_channel(client.grpc) as channel:
             stub = inference_pb2_grpc.InferenceStub(channel)
             request = inference_pb2.GenerateRequest(model="fake", prompt="once", stop=["."], seed=3, temperature=0.0)
@@ -75,7 +75,7 @@ async def test_a_prompt_is_a_completion(up: Any) -> None:
 async def test_wrong_requests_have_their_code_and_reason(
     up: Any, fields: dict[str, Any], code: grpc.StatusCode, reason: str
 ) -> None:
-    async with testing.engine() as engine, up(engine, listen=LISTEN) as client:
+    async with fake_engine.engine() as engine, up(engine, listen=LISTEN) as client:
         async with grpc.aio.insecure_channel(client.grpc) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(chat(**fields)):
@@ -85,9 +85,9 @@ async def test_wrong_requests_have_their_code_and_reason(
         assert engine.bodies == []
 
 
-async def test_refusals_name_fields_not_headers(up: Any) -> None:
+async def test_errors_name_fields_not_headers(up: Any) -> None:
     async with (
-        testing.engine() as engine,
+        fake_engine.engine() as engine,
         up(engine, listen=LISTEN) as client,
         grpc.aio.insecure_channel(client.grpc) as channel,
     ):
@@ -100,6 +100,45 @@ async def test_refusals_name_fields_not_headers(up: Any) -> None:
                 await inference_pb2_grpc.InferenceStub(channel).Generate(chat(**fields)).read()
             assert details(caught.value)["ErrorInfo"].metadata["param"] == param
             assert "x-tidegate" not in caught.value.details()
+
+
+@pytest.mark.parametrize(
+    ("stages", "param"),
+    [
+        ([{"name": "a"}, {"name": "b", "after": ["a"] * 300_000}], "stages[1].after"),
+        ([{"name": "a"}, {"name": "b", "after": ["a", "a"]}], "stages[1].after"),
+        ([{"name": f"s{i}"} for i in range(257)], "stages"),
+        ([{"name": "a b"}], "stages[0].name"),
+        ([{"name": "a", "parallel": 1001}], "stages[0].parallel"),
+    ],
+    ids=["one name 300000 times", "one name twice", "too many stages", "a bad name", "too many calls at a time"],
+)
+async def test_a_declaration_has_the_bounds_that_it_has_over_http(up: Any, stages: list[Any], param: str) -> None:
+    async with up(listen=LISTEN) as client, grpc.aio.insecure_channel(client.grpc) as channel:
+        specs = [inference_pb2.StageSpec(**stage) for stage in stages]
+        request = inference_pb2.CreateWorkflowRequest(deadline_ms=60_000, stages=specs)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await inference_pb2_grpc.WorkflowsStub(channel).Create(request)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert details(caught.value)["ErrorInfo"].metadata["param"] == param
+
+
+async def test_no_error_names_a_header_except_for_metadata(up: Any) -> None:
+    async with (
+        up(listen=LISTEN, classes=[{"name": "chat"}]) as client,
+        grpc.aio.insecure_channel(client.grpc) as channel,
+    ):
+        stub, flows = inference_pb2_grpc.InferenceStub(channel), inference_pb2_grpc.WorkflowsStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Generate(chat(slo_class="nope")).read()
+        assert details(caught.value)["ErrorInfo"].metadata["param"] == "slo_class"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await flows.Get(inference_pb2.GetWorkflowRequest(id="nope"))
+        assert "deadline_ms" in caught.value.details()
+        assert "x-tidegate" not in caught.value.details()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Generate(chat(), metadata=(("x-tidegate-urgency", "9"),)).read()
+        assert details(caught.value)["ErrorInfo"].metadata["param"] == "x-tidegate-urgency"
 
 
 @pytest.mark.parametrize("method", ["Inference/Generate", "Workflows/Get"])
@@ -125,7 +164,7 @@ async def test_an_empty_name_is_an_invalid_argument(up: Any) -> None:
             assert details(caught.value)["ErrorInfo"].metadata["param"] == param
 
 
-async def test_refusals_say_when_to_retry(up: Any) -> None:
+async def test_a_shed_call_carries_the_delay_after_which_to_retry(up: Any) -> None:
     async with up(listen=LISTEN) as client, grpc.aio.insecure_channel(client.grpc) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(chat()):
@@ -136,8 +175,8 @@ async def test_refusals_say_when_to_retry(up: Any) -> None:
         assert found["RetryInfo"].retry_delay.seconds >= 1
 
 
-async def test_an_engines_own_refusal_passes_in_its_words(up: Any) -> None:
-    async with testing.engine(status=400) as engine, up(engine, listen=LISTEN) as client:
+async def test_an_engines_rejection_reaches_the_client_in_its_words(up: Any) -> None:
+    async with fake_engine.engine(status=400) as engine, up(engine, listen=LISTEN) as client:
         async with grpc.aio.insecure_channel(client.grpc) as channel:
             with pytest.raises(grpc.aio.AioRpcError, match="as told") as caught:
                 async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(chat()):
@@ -147,7 +186,7 @@ async def test_an_engines_own_refusal_passes_in_its_words(up: Any) -> None:
 
 async def test_cancelling_the_stream_stops_the_engine(up: Any, until: Any) -> None:
     async with (
-        testing.engine(tokens=10_000, token_s=0.01) as engine,
+        fake_engine.engine(tokens=10_000, token_s=0.01) as engine,
         up(engine, listen=LISTEN) as client,
         grpc.aio.insecure_channel(client.grpc) as channel,
     ):
@@ -156,21 +195,21 @@ async def test_cancelling_the_stream_stops_the_engine(up: Any, until: Any) -> No
         await until(lambda: engine.running == 1)
         stream.cancel()
         await until(lambda: engine.running == 0, within_s=5)
-        await until(lambda: client.gateway.router.serving == 0)
+        await until(lambda: client.gateway.placements.in_progress == 0)
 
 
 async def test_clients_that_do_not_read_give_their_places_back(up: Any, caplog: pytest.LogCaptureFixture) -> None:
     event = b'data: {"choices":[{"delta":{"content":"' + b"x" * 4000 + b'"}}]}\n\n'
     settings = {"dispatch": {"cap": 2}, "limits": {"write": 0.5}}
     async with (
-        testing.engine(garbage=event * 8000 + b"data: [DONE]\n\n") as engine,
+        fake_engine.engine(garbage=event * 8000 + b"data: [DONE]\n\n") as engine,
         up(engine, listen=LISTEN, **settings) as client,
         grpc.aio.insecure_channel(client.grpc) as channel,
     ):
         slow = [inference_pb2_grpc.InferenceStub(channel).Generate(chat()) for _ in range(2)]
         for stream in slow:
             assert (await stream.read()).accepted.engine
-        assert client.gateway.core.out == 2
+        assert client.gateway.core.dispatcher.inflight == 2
         engine.garbage = None
         status, _, _ = await client.ask()
         assert status == 200, "it waited for a place of the two"
@@ -188,7 +227,7 @@ async def to_its_end(stream: Any) -> None:
 
 async def test_the_tenant_of_the_metadata_is_not_overridden_by_the_message(up: Any) -> None:
     async with (
-        testing.engine() as engine,
+        fake_engine.engine() as engine,
         up(engine, listen=LISTEN) as client,
         grpc.aio.insecure_channel(client.grpc) as channel,
     ):
@@ -216,7 +255,7 @@ async def test_the_tenant_of_the_metadata_is_not_overridden_by_the_message(up: A
 
 async def test_a_workflow_lives_over_grpc_and_http_alike(up: Any) -> None:
     async with (
-        testing.engine() as engine,
+        fake_engine.engine() as engine,
         up(engine, listen=LISTEN) as client,
         grpc.aio.insecure_channel(client.grpc) as channel,
     ):
@@ -254,7 +293,7 @@ async def test_a_workflow_lives_over_grpc_and_http_alike(up: Any) -> None:
 
 async def test_health_follows_readiness(up: Any, until: Any) -> None:
     async with (
-        testing.engine() as engine,
+        fake_engine.engine() as engine,
         up(engine, listen=LISTEN) as client,
         grpc.aio.insecure_channel(client.grpc) as channel,
     ):

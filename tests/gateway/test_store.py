@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import asyncio as valkey
 
-from tidegate_gateway import records, store
-from tidegate_gateway import settings as gateway_settings
+from tidegate_gateway import gateway_settings, stage_declaration
+from tidegate_gateway.store import store_contract, valkey_store
 from tidegate_policy.model import Backlog, EngineId
 
 STAGES = (
-    records.Stage(name="a", parallel=2),
-    records.Stage(name="b", after=("a",)),
-    records.Stage(name="c", after=("b",)),
+    stage_declaration.StageDeclaration(name="a", parallel=2),
+    stage_declaration.StageDeclaration(name="b", after=("a",)),
+    stage_declaration.StageDeclaration(name="c", after=("b",)),
 )
 ENGINE = EngineId("e1")
 
@@ -30,20 +30,20 @@ def told(url: str, **options: Any) -> gateway_settings.Store:
 
 
 @pytest.fixture
-async def two(valkey_url: str) -> AsyncIterator[tuple[records.Store, records.Store]]:
+async def two(valkey_url: str) -> AsyncIterator[tuple[store_contract.Store, store_contract.Store]]:
     """The store as two gateways of one pool see it."""
     shared = told(valkey_url, lease_s=0.5)
-    both = store.Valkey(shared, gateway="g1"), store.Valkey(shared, gateway="g2")
+    both = valkey_store.Valkey(shared, gateway="g1"), valkey_store.Valkey(shared, gateway="g2")
     yield both
     for one in both:
         await one.close()
 
 
-def flow(**fields: Any) -> records.NewWorkflow:
-    return records.NewWorkflow(**({"id": "w", "deadline_ms": 60_000, "stages": STAGES} | fields))
+def flow(**fields: Any) -> store_contract.NewWorkflow:
+    return store_contract.NewWorkflow(**({"id": "w", "deadline_ms": 60_000, "stages": STAGES} | fields))
 
 
-async def test_both_gateways_see_one_workflow(two: tuple[records.Store, records.Store]) -> None:
+async def test_both_gateways_see_one_workflow(two: tuple[store_contract.Store, store_contract.Store]) -> None:
     one, other = two
     created = await one.create(flow())
     assert (created.state, created.deadline_ms - created.created_ms) == ("running", 60_000)
@@ -55,7 +55,9 @@ async def test_both_gateways_see_one_workflow(two: tuple[records.Store, records.
     assert (ended.stages[0].over, ended.stages[0].done, ended.state) == (True, 2, "running")
 
 
-async def test_an_end_that_is_reported_twice_counts_once(two: tuple[records.Store, records.Store]) -> None:
+async def test_an_end_that_is_reported_twice_counts_once(
+    two: tuple[store_contract.Store, store_contract.Store],
+) -> None:
     one, other = two
     await one.create(flow())
     await one.join("w", "a", "c1", deadline_ms=None, tenant="")
@@ -64,7 +66,7 @@ async def test_an_end_that_is_reported_twice_counts_once(two: tuple[records.Stor
 
 
 async def test_two_joins_at_once_create_one_workflow_with_one_deadline(
-    two: tuple[records.Store, records.Store],
+    two: tuple[store_contract.Store, store_contract.Store],
 ) -> None:
     one, other = two
     joins = [
@@ -76,7 +78,9 @@ async def test_two_joins_at_once_create_one_workflow_with_one_deadline(
     assert (await one.get("w")).stages[0].running == 4
 
 
-async def test_backlogs_are_shared_and_lapse_with_the_lease(two: tuple[records.Store, records.Store]) -> None:
+async def test_backlogs_are_shared_and_lapse_with_the_lease(
+    two: tuple[store_contract.Store, store_contract.Store],
+) -> None:
     one, other = two
     owed = Backlog(calls=2, work_us=123_456_789, output_tokens=77)
     await one.exchange({ENGINE: owed})
@@ -89,7 +93,7 @@ async def test_backlogs_are_shared_and_lapse_with_the_lease(two: tuple[records.S
             await asyncio.sleep(0.02)
 
 
-async def test_leaving_takes_backlogs_away_at_once(two: tuple[records.Store, records.Store]) -> None:
+async def test_leaving_takes_backlogs_away_at_once(two: tuple[store_contract.Store, store_contract.Store]) -> None:
     one, other = two
     await one.exchange({ENGINE: Backlog(calls=1, work_us=1, output_tokens=1)})
     await one.leave()
@@ -97,10 +101,10 @@ async def test_leaving_takes_backlogs_away_at_once(two: tuple[records.Store, rec
 
 
 async def test_a_dead_gateways_calls_are_forgotten_and_its_stage_can_end(
-    two: tuple[records.Store, records.Store],
+    two: tuple[store_contract.Store, store_contract.Store],
 ) -> None:
     one, other = two
-    await one.create(flow(stages=(records.Stage(name="only"),)))
+    await one.create(flow(stages=(stage_declaration.StageDeclaration(name="only"),)))
     await one.join("w", "only", "lost", deadline_ms=None, tenant="")
     await other.join("w", "only", "retry", deadline_ms=None, tenant="")
     assert (await other.finish("w", "retry", ok=True)).state == "running", "the lost call may still come"
@@ -108,9 +112,11 @@ async def test_a_dead_gateways_calls_are_forgotten_and_its_stage_can_end(
     assert (await other.get("w")).state == "done"
 
 
-async def test_a_good_end_of_a_forgotten_call_still_counts_once(two: tuple[records.Store, records.Store]) -> None:
+async def test_a_good_end_of_a_forgotten_call_still_counts_once(
+    two: tuple[store_contract.Store, store_contract.Store],
+) -> None:
     one, other = two
-    await one.create(flow(stages=(records.Stage(name="wide", parallel=3),)))
+    await one.create(flow(stages=(stage_declaration.StageDeclaration(name="wide", parallel=3),)))
     for call in ("well", "badly"):
         await one.join("w", "wide", call, deadline_ms=None, tenant="")
     await other.forget("g1", 100)
@@ -121,19 +127,21 @@ async def test_a_good_end_of_a_forgotten_call_still_counts_once(two: tuple[recor
         assert (ended.state, ended.stages[0].running, ended.stages[0].done) == ("running", 0, 1)
 
 
-async def test_the_last_stage_of_a_workflow_ends_by_a_forgotten_call(two: tuple[records.Store, records.Store]) -> None:
+async def test_the_last_stage_of_a_workflow_ends_by_a_forgotten_call(
+    two: tuple[store_contract.Store, store_contract.Store],
+) -> None:
     one, other = two
-    await one.create(flow(stages=(records.Stage(name="only"),)))
+    await one.create(flow(stages=(stage_declaration.StageDeclaration(name="only"),)))
     await one.join("w", "only", "c", deadline_ms=None, tenant="")
     await other.forget("g1", 100)
     assert (await one.finish("w", "c", ok=True)).state == "done"
 
 
 async def test_a_join_that_is_sent_again_after_its_call_was_forgotten_counts_once(
-    two: tuple[records.Store, records.Store],
+    two: tuple[store_contract.Store, store_contract.Store],
 ) -> None:
     one, other = two
-    await one.create(flow(stages=(records.Stage(name="wide", parallel=3),)))
+    await one.create(flow(stages=(stage_declaration.StageDeclaration(name="wide", parallel=3),)))
     await one.join("w", "wide", "c", deadline_ms=None, tenant="")
     await other.forget("g1", 100)
     await one.join("w", "wide", "c", deadline_ms=None, tenant="")
@@ -145,10 +153,10 @@ async def test_a_join_that_is_sent_again_after_its_call_was_forgotten_counts_onc
 @pytest.mark.parametrize("forgotten", [True, False])
 @pytest.mark.parametrize("order", [("first", "again"), ("again", "first")])
 async def test_a_call_and_its_retry_through_another_gateway_count_once(
-    two: tuple[records.Store, records.Store], order: tuple[str, str], forgotten: bool
+    two: tuple[store_contract.Store, store_contract.Store], order: tuple[str, str], forgotten: bool
 ) -> None:
     one, other = two
-    await one.create(flow(stages=(records.Stage(name="wide", parallel=2),)))
+    await one.create(flow(stages=(stage_declaration.StageDeclaration(name="wide", parallel=2),)))
     await one.join("w", "wide", "first", deadline_ms=None, tenant="", key="k")
     if forgotten:
         await other.forget("g1", 100)
@@ -158,9 +166,9 @@ async def test_a_call_and_its_retry_through_another_gateway_count_once(
     assert (ended.state, ended.stages[0].running, ended.stages[0].done) == ("running", 0, 1)
 
 
-async def test_after_a_silence_nobody_is_dead_for_another_lease(valkey_url: str) -> None:
+async def test_after_a_silence_no_gateway_is_dead_for_another_lease(valkey_url: str) -> None:
     shared = told(valkey_url, lease_s=0.5)
-    one, other = store.Valkey(shared, gateway="g1"), store.Valkey(shared, gateway="g2")
+    one, other = valkey_store.Valkey(shared, gateway="g1"), valkey_store.Valkey(shared, gateway="g2")
     server, leases = valkey.Redis.from_url(valkey_url), f"tidegate:v1:{{{shared.pool}}}:leases"
     for gateway in (one, other):
         await gateway.exchange({})
@@ -180,7 +188,7 @@ async def test_after_a_silence_nobody_is_dead_for_another_lease(valkey_url: str)
 
 async def test_a_gateway_that_leaves_is_gone_unless_it_leaves_calls_behind(valkey_url: str) -> None:
     shared = told(valkey_url, lease_s=0.5)
-    one, other = store.Valkey(shared, gateway="g1"), store.Valkey(shared, gateway="g2")
+    one, other = valkey_store.Valkey(shared, gateway="g1"), valkey_store.Valkey(shared, gateway="g2")
     server, leases = valkey.Redis.from_url(valkey_url), f"tidegate:v1:{{{shared.pool}}}:leases"
     await one.exchange({})
     await one.leave()
@@ -196,7 +204,7 @@ async def test_a_gateway_that_leaves_is_gone_unless_it_leaves_calls_behind(valke
     await server.aclose()
 
 
-async def test_forgetting_goes_in_batches(two: tuple[records.Store, records.Store]) -> None:
+async def test_forgetting_goes_in_batches(two: tuple[store_contract.Store, store_contract.Store]) -> None:
     one, other = two
     for i in range(7):
         await one.join(f"w{i}", "a", f"c{i}", deadline_ms=60_000, tenant="")
@@ -207,30 +215,30 @@ async def test_forgetting_goes_in_batches(two: tuple[records.Store, records.Stor
     assert [record.stages[0].running for record in await other.listed(None, 100)] == [0] * 7
 
 
-async def test_idempotency_keys_repeat_the_answer_and_refuse_another_body(
-    two: tuple[records.Store, records.Store],
+async def test_an_idempotency_key_repeats_the_answer_and_rejects_another_body(
+    two: tuple[store_contract.Store, store_contract.Store],
 ) -> None:
     one, other = two
-    once = records.Idempotency(key="k", scope="create", print="body")
+    once = store_contract.Idempotency(key="k", scope="create", print="body")
     first = await one.create(flow(id="w1"), once=once)
     assert await other.create(flow(id="w2"), once=once) == first
-    with pytest.raises(records.Rejected, match="idempotency_key_reused"):
-        await one.create(flow(id="w3"), once=records.Idempotency(key="k", scope="create", print="another"))
+    with pytest.raises(store_contract.Rejected, match="idempotency_key_reused"):
+        await one.create(flow(id="w3"), once=store_contract.Idempotency(key="k", scope="create", print="another"))
     assert len(await one.listed(None, 10)) == 1
 
 
-async def test_a_workflow_is_bounded(two: tuple[records.Store, records.Store]) -> None:
+async def test_a_workflow_is_bounded(two: tuple[store_contract.Store, store_contract.Store]) -> None:
     one, _ = two
     await one.create(flow())
-    for i in range(records.MOST_STAGES - len(STAGES)):
+    for i in range(stage_declaration.MOST_STAGES - len(STAGES)):
         await one.join("w", f"s{i}", "same", deadline_ms=None, tenant="")
-    with pytest.raises(records.Rejected, match="too_many_stages"):
+    with pytest.raises(store_contract.Rejected, match="too_many_stages"):
         await one.join("w", "one more", "other", deadline_ms=None, tenant="")
 
 
-async def test_a_thousand_calls_at_once_are_one_stage(two: tuple[records.Store, records.Store]) -> None:
+async def test_a_thousand_calls_at_once_are_one_stage(two: tuple[store_contract.Store, store_contract.Store]) -> None:
     one, other = two
-    await one.create(flow(stages=(records.Stage(name="wide", parallel=1000),)))
+    await one.create(flow(stages=(stage_declaration.StageDeclaration(name="wide", parallel=1000),)))
     names = [f"c{i}" for i in range(1000)]
     await asyncio.gather(*(one.join("w", "wide", name, deadline_ms=None, tenant="") for name in names))
     assert (await other.get("w")).stages[0].running == 1000
@@ -239,12 +247,14 @@ async def test_a_thousand_calls_at_once_are_one_stage(two: tuple[records.Store, 
     assert (ended.state, ended.stages[0].running, ended.stages[0].done) == ("done", 0, 1000)
 
 
-async def test_policies_are_shared_ranked_by_kind_and_lapse(two: tuple[records.Store, records.Store]) -> None:
+async def test_policies_are_shared_ranked_by_kind_and_lapse(
+    two: tuple[store_contract.Store, store_contract.Store],
+) -> None:
     one, other = two
     await one.choose_policy("steered", "edf", "misses", None)
     await one.choose_policy("override", "fcfs", "by hand", 0.2)
     found = await other.exchange({})
-    assert found.steered == records.Chosen(policy="edf", reason="misses", left_s=None)
+    assert found.steered == store_contract.Chosen(policy="edf", reason="misses", left_s=None)
     assert found.override is not None
     assert found.override.policy == "fcfs"
     async with asyncio.timeout(10):
@@ -254,7 +264,9 @@ async def test_policies_are_shared_ranked_by_kind_and_lapse(two: tuple[records.S
     assert (await one.exchange({})).steered is None
 
 
-async def test_cancelled_workflows_are_announced_once_around(two: tuple[records.Store, records.Store]) -> None:
+async def test_cancelled_workflows_are_announced_once_around(
+    two: tuple[store_contract.Store, store_contract.Store],
+) -> None:
     one, other = two
     await other.exchange({})
     await one.create(flow())
@@ -263,20 +275,23 @@ async def test_cancelled_workflows_are_announced_once_around(two: tuple[records.
 
 
 async def test_more_cancelled_workflows_than_fit_are_announced_in_turn(
-    two: tuple[records.Store, records.Store],
+    two: tuple[store_contract.Store, store_contract.Store],
 ) -> None:
     one, other = two
-    names = [f"w{i}" for i in range(store.MOST_CANCELLED + 100)]
+    names = [f"w{i}" for i in range(valkey_store.MOST_CANCELLED + 100)]
     await asyncio.gather(*(one.create(flow(id=name)) for name in names))
     await asyncio.gather(*(one.cancel(name) for name in names))
     told = [set((await other.exchange({})).cancelled) for _ in range(2)]
-    assert len(told[0]) == store.MOST_CANCELLED
+    assert len(told[0]) == valkey_store.MOST_CANCELLED
     assert told[0] | told[1] == set(names)
 
 
-async def test_every_end_is_told_once_whoever_finds_it(valkey_url: str) -> None:
+async def test_every_end_is_reported_once_by_whichever_operation(valkey_url: str) -> None:
     shared = told(valkey_url)
-    one, late = store.Valkey(shared, gateway="g1"), store.Valkey(dataclasses.replace(shared, grace_s=0.0), gateway="g2")
+    one, late = (
+        valkey_store.Valkey(shared, gateway="g1"),
+        valkey_store.Valkey(dataclasses.replace(shared, grace_s=0.0), gateway="g2"),
+    )
     found: list[Callable[[], Awaitable[object]]] = [
         lambda: late.finish("w0", "c", ok=True),
         lambda: late.forget("g1", 100),
@@ -297,13 +312,13 @@ async def test_every_end_is_told_once_whoever_finds_it(valkey_url: str) -> None:
                 await one.join(f"w{i}", "a", "c", deadline_ms=None, tenant="")
             await asyncio.sleep(0.01)
             for _ in range(2):
-                with contextlib.suppress(records.Rejected):
+                with contextlib.suppress(store_contract.Rejected):
                     await find()
-            assert await one.ends(10) == [records.End(template="", outcome="expired")], i
-        once = records.Idempotency(key="k", scope="complete")
+            assert await one.ends(10) == [store_contract.End(template="", outcome="expired")], i
+        once = store_contract.Idempotency(key="k", scope="complete")
         await one.create(flow(id="done"))
         assert await one.complete("done", once=once) == await one.complete("done", once=once)
-        assert await late.ends(10) == [records.End(template="", outcome="met")]
+        assert await late.ends(10) == [store_contract.End(template="", outcome="met")]
         assert await one.ends(10) == []
 
 
@@ -330,7 +345,7 @@ async def lossy(url: str) -> AsyncIterator[tuple[str, list[bool]]]:
 
 async def test_a_command_whose_answer_is_lost_counts_once(valkey_url: str) -> None:
     async with lossy(valkey_url) as (url, lose):
-        one = store.Valkey(told(url), gateway="g1")
+        one = valkey_store.Valkey(told(url), gateway="g1")
         await one.create(flow(id="first"))
         await one.spend("t", 1, 60_000)
         lose.append(True)
@@ -343,7 +358,9 @@ async def test_a_command_whose_answer_is_lost_counts_once(valkey_url: str) -> No
         await one.close()
 
 
-async def test_tokens_a_minute_leak_and_large_calls_get_in(two: tuple[records.Store, records.Store]) -> None:
+async def test_tokens_a_minute_leak_and_large_calls_get_in(
+    two: tuple[store_contract.Store, store_contract.Store],
+) -> None:
     one, other = two
     assert await one.spend("t", 10_000, 600) == 0.0, "an empty bucket takes any call"
     assert await other.spend("t", 1, 600) > 0
@@ -353,17 +370,17 @@ async def test_tokens_a_minute_leak_and_large_calls_get_in(two: tuple[records.St
 
 
 async def test_a_server_that_is_not_there_is_unavailable_quickly() -> None:
-    nobody = store.Valkey(told("redis://127.0.0.1:1/0", timeout_s=0.5), gateway="g1")
+    nobody = valkey_store.Valkey(told("redis://127.0.0.1:1/0", timeout_s=0.5), gateway="g1")
     async with asyncio.timeout(5):
-        with pytest.raises(records.Unavailable):
+        with pytest.raises(store_contract.Unavailable):
             await nobody.get("w")
     await nobody.close()
 
 
 async def test_everything_has_a_time_to_live(valkey_url: str) -> None:
     shared = told(valkey_url)
-    one, server = store.Valkey(shared, gateway="g1"), valkey.Redis.from_url(valkey_url)
-    await one.create(flow(tenant="t"), once=records.Idempotency(key="k", scope="s"))
+    one, server = valkey_store.Valkey(shared, gateway="g1"), valkey.Redis.from_url(valkey_url)
+    await one.create(flow(tenant="t"), once=store_contract.Idempotency(key="k", scope="s"))
     await one.create(flow(id="w2"))
     for workflow in ("w", "w2"):
         await one.join(workflow, "a", f"c-{workflow}", deadline_ms=None, tenant="", key="k")
@@ -400,7 +417,7 @@ def test_under_any_sequence_a_workflow_ends_at_most_once_and_counts_only_grow(va
 
 async def _walk(url: str, operations: list[tuple[str, int, str, int]]) -> None:
     shared = told(url)
-    gateways = [store.Valkey(shared, gateway=f"g{i}") for i in range(2)]
+    gateways = [valkey_store.Valkey(shared, gateway=f"g{i}") for i in range(2)]
     before = await gateways[0].create(flow())
     for operation, which, stage, call in operations:
         gateway = gateways[which]
@@ -416,7 +433,7 @@ async def _walk(url: str, operations: list[tuple[str, int, str, int]]) -> None:
                     await getattr(gateway, operation)("w")
                 case _:
                     await gateway.forget(f"g{1 - which}", 100)
-        except records.Rejected:
+        except store_contract.Rejected:
             pass
         after = await gateway.get("w")
         _check(before, after)
@@ -425,7 +442,7 @@ async def _walk(url: str, operations: list[tuple[str, int, str, int]]) -> None:
         await gateway.close()
 
 
-def _check(before: records.Record, after: records.Record) -> None:
+def _check(before: store_contract.Record, after: store_contract.Record) -> None:
     assert after.deadline_ms == before.deadline_ms
     old = {stage.name: stage for stage in before.stages}
     new = {stage.name: stage for stage in after.stages}

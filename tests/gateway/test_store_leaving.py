@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from redis import asyncio as valkey
 
-from tidegate_gateway import testing
+from tidegate_gateway import fake_engine
 
 LEASE_S = 0.5
 
@@ -23,7 +23,7 @@ async def test_a_gateway_that_drains_is_counted_until_its_calls_have_ended_and_g
     with caplog.at_level(logging.WARNING, logger="tidegate.gateway"):
         async with (
             aiohttp.ClientSession() as http,
-            testing.engine(hang_after=1) as engine,
+            fake_engine.engine(hang_after=1) as engine,
             up(engine, pool=pool, store_options=kept) as peer,
         ):
 
@@ -33,7 +33,7 @@ async def test_a_gateway_that_drains_is_counted_until_its_calls_have_ended_and_g
                     await response.read()
 
             def seen() -> Any:
-                (state,) = peer.gateway.core.engines()
+                (state,) = [engine.facts for engine in peer.gateway.core.engines]
                 return state.others.calls
 
             loop = asyncio.get_running_loop()
@@ -42,7 +42,7 @@ async def test_a_gateway_that_drains_is_counted_until_its_calls_have_ended_and_g
                     group.create_task(ask(leaving.url))
                     await until(seen)
                     (left,) = {name.decode() for name in await server.zrange(leases, 0, -1)} - {
-                        peer.gateway.kept.gateway
+                        peer.gateway.link.store.gateway
                     }
 
                     async def watch() -> None:

@@ -8,25 +8,26 @@ from typing import Any
 
 from redis import asyncio as valkey
 
-from tidegate_gateway import records, settings, store
+from tidegate_gateway import gateway_settings
+from tidegate_gateway.store import store_contract, valkey_store
 
 
 @contextlib.asynccontextmanager
-async def pool(url: str, **options: Any) -> AsyncIterator[tuple[store.Valkey, valkey.Redis, str]]:
+async def pool(url: str, **options: Any) -> AsyncIterator[tuple[valkey_store.Valkey, valkey.Redis, str]]:
     """A store, its server, and what its keys begin with."""
-    shared = settings.Store(**({"url": url, "pool": secrets.token_hex(4), "timeout_s": 5.0} | options))
-    kept, server = store.Valkey(shared, gateway="g1"), valkey.Redis.from_url(url)
+    shared = gateway_settings.Store(**({"url": url, "pool": secrets.token_hex(4), "timeout_s": 5.0} | options))
+    kept, server = valkey_store.Valkey(shared, gateway="g1"), valkey.Redis.from_url(url)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(server.aclose)
         stack.push_async_callback(kept.close)
         yield kept, server, f"tidegate:v1:{{{shared.pool}}}:"
 
 
-def flow(number: int, **fields: Any) -> records.NewWorkflow:
-    return records.NewWorkflow(**({"id": f"w{number}", "deadline_ms": 60_000} | fields))
+def flow(number: int, **fields: Any) -> store_contract.NewWorkflow:
+    return store_contract.NewWorkflow(**({"id": f"w{number}", "deadline_ms": 60_000} | fields))
 
 
-def ids(found: list[records.Record]) -> list[str]:
+def ids(found: list[store_contract.Record]) -> list[str]:
     return [record.id for record in found]
 
 
@@ -54,7 +55,7 @@ async def test_ids_whose_records_are_gone_take_no_place_in_a_list(valkey_url: st
             assert ids(await kept.listed(None, 100, by=by)) == ["w4", "w3", "w1", "w0"]
 
 
-async def test_a_list_shows_what_is_overdue_as_expired(valkey_url: str) -> None:
+async def test_a_list_shows_overdue_workflows_as_expired(valkey_url: str) -> None:
     async with pool(valkey_url, grace_s=0.0) as (kept, _, _):
         await kept.create(flow(1, deadline_ms=1))
         await kept.create(flow(2))

@@ -8,8 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from tidegate_gateway import errors, perceive, records, settings, store, telemetry, wire, workflows
-from tidegate_policy.model import WorkflowId
+from tidegate_gateway import gateway_settings
+from tidegate_gateway.observe import prometheus_metrics
+from tidegate_gateway.openai import completions, error_table, http_headers, parsed_request
+from tidegate_gateway.store import store_contract, store_link, valkey_store
+from tidegate_gateway.workflows import workflow_service
 
 
 @dataclass(slots=True)
@@ -24,51 +27,52 @@ class Notebook:
         self.ends.append((call, ok))
 
 
-def over(kept: Any) -> workflows.Workflows:
-    told = settings.from_mapping({"listen": {"port": 0}})
-    return workflows.Workflows(
-        told, cast("records.Store", kept), perceive.Perception(), telemetry.Telemetry(), costs=list
+def over(store: Any) -> tuple[workflow_service.Workflows, store_link.StoreLink]:
+    link = store_link.StoreLink(cast("store_contract.Store", store))
+    return workflow_service.Workflows(link, prometheus_metrics.Metrics()), link
+
+
+def member(call: str) -> workflow_service.Membership:
+    record = store_contract.Record(
+        id="w", state="running", template="", tenant="", created_ms=0, deadline_ms=1000, now_ms=0, stages=()
     )
+    return workflow_service.Membership(stage="a", call=call, record=record)
 
 
-def member(call: str) -> workflows.Membership:
-    return workflows.Membership(
-        workflow=WorkflowId("w"), stage="a", call=call, template="", tenant="", due_s=1.0, deadline_s=1.0, left_s=0.0
-    )
-
-
-async def test_a_call_of_which_the_store_was_never_told_needs_no_end() -> None:
-    nobody = store.Valkey(settings.Store(url="redis://127.0.0.1:1/0", pool=secrets.token_hex(4)), gateway="g1")
-    flows = over(nobody)
+async def test_a_call_that_never_reached_the_store_needs_no_end() -> None:
+    settings = gateway_settings.Store(url="redis://127.0.0.1:1/0", pool=secrets.token_hex(4))
+    absent = valkey_store.Valkey(settings, gateway="g1")
+    flows, _ = over(absent)
     headers = {"x-tidegate-workflow": "w", "x-tidegate-stage": "a", "x-tidegate-deadline-ms": "60000"}
-    ask = wire.read_body("completion", headers, {"model": "fake", "prompt": "x"})
+    body = {"model": "fake", "prompt": "x"}
+    request = parsed_request.from_body(completions.ENDPOINT, body, http_headers.read(headers))
     for number in range(20):
-        with pytest.raises(errors.Refused):
-            await flows.join(0.0, ask, f"c{number}")
+        with pytest.raises(error_table.Shed):
+            await flows.join(request, f"c{number}")
     assert flows.unrecorded == 1, "only the first was asked for"
-    await nobody.close()
+    await absent.close()
 
 
-async def test_when_too_many_wait_the_ends_that_no_client_was_told_of_go_first() -> None:
+async def test_when_too_many_ends_wait_those_that_no_client_has_seen_are_dropped_first() -> None:
     kept = Notebook()
-    flows = over(kept)
-    flows.up = False
-    for number in range(workflows.MOST_UNRECORDED):
+    flows, link = over(kept)
+    link.up = False
+    for number in range(workflow_service.MOST_UNRECORDED):
         flows.cut(member(f"cut{number}"))
     for number in range(5):
         await flows.ended(member(f"told{number}"), ok=True)
-    assert flows.unrecorded == workflows.MOST_UNRECORDED
-    flows.up = True
+    assert flows.unrecorded == workflow_service.MOST_UNRECORDED
+    link.up = True
     kept.answers.set()
     await flows.flush()
     assert [call for call, ok in kept.ends if ok] == [f"told{number}" for number in range(5)]
-    assert len(kept.ends) == workflows.MOST_UNRECORDED
+    assert len(kept.ends) == workflow_service.MOST_UNRECORDED
     assert flows.unrecorded == 0
 
 
 async def test_an_end_is_kept_until_the_store_has_said_that_it_has_it() -> None:
     kept = Notebook()
-    flows = over(kept)
+    flows, _ = over(kept)
     flows.cut(member("c"))
     flushing = asyncio.create_task(flows.flush())
     await asyncio.sleep(0)
@@ -80,9 +84,9 @@ async def test_an_end_is_kept_until_the_store_has_said_that_it_has_it() -> None:
     assert kept.ends == [("c", False)]
 
 
-async def test_an_end_that_nobody_waits_for_any_more_is_still_recorded_as_it_was() -> None:
+async def test_an_end_whose_client_went_away_is_still_recorded_as_it_was() -> None:
     kept = Notebook()
-    flows = over(kept)
+    flows, _ = over(kept)
     ending = asyncio.create_task(flows.ended(member("served"), ok=True))
     await asyncio.sleep(0)
     ending.cancel()
@@ -93,7 +97,7 @@ async def test_an_end_that_nobody_waits_for_any_more_is_still_recorded_as_it_was
     assert kept.ends == [("served", True)]
 
 
-async def test_a_store_in_cluster_mode_is_named_as_what_it_is() -> None:
+async def test_a_store_in_cluster_mode_has_its_own_error() -> None:
     async def moved(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer):
             while await reader.read(65536):
@@ -101,7 +105,7 @@ async def test_a_store_in_cluster_mode_is_named_as_what_it_is() -> None:
 
     async with await asyncio.start_server(moved, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        kept = store.Valkey(settings.Store(url=f"redis://127.0.0.1:{port}/0", pool="p"), gateway="g1")
-        with pytest.raises(records.Unavailable, match="cluster mode, which is not spoken"):
+        kept = valkey_store.Valkey(gateway_settings.Store(url=f"redis://127.0.0.1:{port}/0", pool="p"), gateway="g1")
+        with pytest.raises(store_contract.Unavailable, match="cluster mode, which is not supported"):
             await kept.get("w")
         await kept.close()

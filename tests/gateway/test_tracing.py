@@ -8,7 +8,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tidegate_gateway import app, decode, settings, testing, tracing
+from tidegate_gateway import app, fake_engine, gateway_settings, settings_decoder
+from tidegate_gateway.observe import tracing_spans
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -17,12 +18,12 @@ def traced(client: Any) -> InMemorySpanExporter:
     """Lets the running gateway trace into memory."""
     spans, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
-    client.gateway.traces = tracing.Tracing(provider, client.gateway.clock)
+    client.gateway.calls.traces = tracing_spans.Tracing(provider, client.gateway.clock)
     return spans
 
 
 async def test_a_call_is_a_span_with_its_stages_and_the_engine_continues_it(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         spans = traced(client)
         await client.ask(
             "/v1/completions", prompt="a-secret", headers={"traceparent": PARENT, "x-tidegate-tenant": "t"}
@@ -38,7 +39,7 @@ async def test_a_call_is_a_span_with_its_stages_and_the_engine_continues_it(up: 
     assert "a-secret" not in str([span.to_json() for span in found.values()])
 
 
-async def test_a_refused_call_is_an_error_span(up: Any) -> None:
+async def test_a_shed_call_is_an_error_span(up: Any) -> None:
     async with up(store=False) as client:
         spans = traced(client)
         await client.ask()
@@ -52,12 +53,12 @@ async def test_an_endpoint_of_the_environment_without_the_exporter_is_a_warning(
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     listen = {"port": 0, "adminPort": None, "grpcPort": None}
-    bare = settings.from_mapping({"listen": listen, "timeouts": {"drain": 0}})
-    told = settings.from_environment(bare, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"})
+    bare = gateway_settings.from_mapping({"listen": listen, "timeouts": {"drain": 0}})
+    told = gateway_settings.from_environment(bare, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"})
     async with app.serving(told) as bound:
-        assert bound.gateway.traces is None
+        assert bound.gateway.calls.traces is None
     assert "tidegate[tracing]" in caplog.text
-    asked = settings.from_mapping({"listen": listen, "tracing": {"endpoint": "http://127.0.0.1:4317"}})
-    with pytest.raises(decode.BadSettings, match=r"tracing\.endpoint"):
+    asked = gateway_settings.from_mapping({"listen": listen, "tracing": {"endpoint": "http://127.0.0.1:4317"}})
+    with pytest.raises(settings_decoder.BadSettings, match=r"tracing\.endpoint"):
         async with app.serving(asked):
             pass

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from tidegate_gateway import testing
+from tidegate_gateway import fake_engine
 
 
 class Line:
     """Calls that wait in the gateway behind one that holds the only place."""
 
-    def __init__(self, client: Any, engine: testing.FakeEngine, group: asyncio.TaskGroup, until: Any) -> None:
+    def __init__(self, client: Any, engine: fake_engine.FakeEngine, group: asyncio.TaskGroup, until: Any) -> None:
         self.client, self.engine, self.group, self.until = client, engine, group, until
         self.calls: list[asyncio.Task[Any]] = []
 
@@ -21,10 +21,10 @@ class Line:
         await self.until(lambda: self.engine.running == 1)
 
     async def join(self, name: str, **headers: str) -> None:
-        waiting = self.client.gateway.core.waiting
+        waiting = self.client.gateway.core.dispatcher.waiting
         call = self.client.ask(headers={"x-session-id": name, **headers})
         self.calls.append(self.group.create_task(call))
-        await self.until(lambda: self.client.gateway.core.waiting == waiting + 1)
+        await self.until(lambda: self.client.gateway.core.dispatcher.waiting == waiting + 1)
 
     async def release(self) -> list[str]:
         """Names in the order in which the engine saw them."""
@@ -39,11 +39,11 @@ class Line:
     ("policy", "expected"),
     [("fcfs", ["late", "none", "soon"]), ("edf", ["soon", "late", "none"]), ("urgency", ["soon", "late", "none"])],
 )
-async def test_calls_above_the_cap_wait_in_the_policys_order(
+async def test_calls_above_max_inflight_wait_in_the_order_of_the_policy(
     up: Any, until: Any, policy: str, expected: list[str]
 ) -> None:
     settings = {"dispatch": {"cap": 1}, "policy": {"name": policy}}
-    async with testing.engine() as engine, up(engine, **settings) as client, asyncio.TaskGroup() as group:
+    async with fake_engine.engine() as engine, up(engine, **settings) as client, asyncio.TaskGroup() as group:
         line = Line(client, engine, group, until)
         await line.hold()
         await line.join("late", **{"x-tidegate-deadline-ms": "500000"})
@@ -52,9 +52,9 @@ async def test_calls_above_the_cap_wait_in_the_policys_order(
         assert await line.release() == expected
 
 
-async def test_switching_the_policy_reorders_those_who_wait_and_loses_none(up: Any, until: Any) -> None:
+async def test_a_policy_switch_orders_waiting_calls_anew_and_loses_none(up: Any, until: Any) -> None:
     settings = {"dispatch": {"cap": 1}, "policy": {"name": "fcfs"}}
-    async with testing.engine() as engine, up(engine, **settings) as client, asyncio.TaskGroup() as group:
+    async with fake_engine.engine() as engine, up(engine, **settings) as client, asyncio.TaskGroup() as group:
         line = Line(client, engine, group, until)
         await line.hold()
         for i in range(6):
@@ -66,15 +66,15 @@ async def test_switching_the_policy_reorders_those_who_wait_and_loses_none(up: A
 
 async def test_a_call_binds_late_to_whichever_engine_has_room(up: Any, until: Any) -> None:
     async with (
-        testing.engine(first_s=3600) as stuck,
-        testing.engine(first_s=3600) as freed,
+        fake_engine.engine(first_s=3600) as stuck,
+        fake_engine.engine(first_s=3600) as freed,
         up(stuck, freed, dispatch={"cap": 1}) as client,
         asyncio.TaskGroup() as group,
     ):
         holders = {name: group.create_task(client.ask(headers={"x-session-id": name})) for name in ("h1", "h2")}
         await until(lambda: stuck.running == freed.running == 1)
         waits = group.create_task(client.ask())
-        await until(lambda: client.gateway.core.waiting == 1)
+        await until(lambda: client.gateway.core.dispatcher.waiting == 1)
         freed.first_s = 0
         holders[freed.bodies[0]["vllm_xargs"]["tg.session"]].cancel()
         assert (await waits)[0] == 200
@@ -82,22 +82,22 @@ async def test_a_call_binds_late_to_whichever_engine_has_room(up: Any, until: An
         holders[stuck.bodies[0]["vllm_xargs"]["tg.session"]].cancel()
 
 
-async def test_no_cap_is_early_binding(up: Any, until: Any) -> None:
+async def test_no_bound_on_inflight_calls_is_early_binding(up: Any, until: Any) -> None:
     async with (
-        testing.engine(first_s=3600) as engine,
+        fake_engine.engine(first_s=3600) as engine,
         up(engine, dispatch={"cap": None}) as client,
         asyncio.TaskGroup() as group,
     ):
         calls = [group.create_task(client.ask()) for _ in range(200)]
         await until(lambda: engine.running == 200)
-        assert client.gateway.core.waiting == 0
+        assert client.gateway.core.dispatcher.waiting == 0
         for call in calls:
             call.cancel()
 
 
-async def test_a_full_queue_refuses_as_saturated(up: Any, until: Any) -> None:
+async def test_a_full_queue_sheds_as_saturated(up: Any, until: Any) -> None:
     settings = {"dispatch": {"cap": 1}, "queue": {"maxRequests": 1}}
-    async with testing.engine() as engine, up(engine, **settings) as client, asyncio.TaskGroup() as group:
+    async with fake_engine.engine() as engine, up(engine, **settings) as client, asyncio.TaskGroup() as group:
         line = Line(client, engine, group, until)
         await line.hold()
         await line.join("waits")
@@ -107,10 +107,10 @@ async def test_a_full_queue_refuses_as_saturated(up: Any, until: Any) -> None:
         await line.release()
 
 
-async def test_sheddable_classes_are_refused_first(up: Any, until: Any) -> None:
+async def test_sheddable_classes_are_shed_first(up: Any, until: Any) -> None:
     classes = [{"name": "batch", "sheddable": True}]
     settings = {"dispatch": {"cap": 1}, "queue": {"maxRequests": 2}, "classes": classes}
-    async with testing.engine() as engine, up(engine, **settings) as client, asyncio.TaskGroup() as group:
+    async with fake_engine.engine() as engine, up(engine, **settings) as client, asyncio.TaskGroup() as group:
         line = Line(client, engine, group, until)
         await line.hold()
         await line.join("waits")
@@ -121,7 +121,7 @@ async def test_sheddable_classes_are_refused_first(up: Any, until: Any) -> None:
 
 async def test_waiting_too_long_and_too_late_have_their_reasons(up: Any, until: Any) -> None:
     settings = {"dispatch": {"cap": 1}, "queue": {"ttl": "300ms"}}
-    async with testing.engine() as engine, up(engine, **settings) as client, asyncio.TaskGroup() as group:
+    async with fake_engine.engine() as engine, up(engine, **settings) as client, asyncio.TaskGroup() as group:
         line = Line(client, engine, group, until)
         await line.hold()
         late = group.create_task(client.ask(headers={"x-tidegate-deadline-ms": "50"}))
@@ -134,7 +134,7 @@ async def test_waiting_too_long_and_too_late_have_their_reasons(up: Any, until: 
 async def test_tokens_a_minute_are_counted_over_all_gateways(up: Any) -> None:
     tenants = [{"name": "small", "tokensPerMinute": 600}]
     async with (
-        testing.engine(prompt_tokens=280) as engine,
+        fake_engine.engine(prompt_tokens=280) as engine,
         up(engine, pool="both", tenants=tenants) as one,
         up(engine, pool="both", tenants=tenants) as two,
     ):

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate_gateway import declare, errors, wire
+from tidegate_gateway import stage_declaration
+from tidegate_gateway.openai import (
+    chat_completions,
+    completions,
+    endpoint,
+    endpoint_registry,
+    engine_body,
+    error_table,
+    http_headers,
+    parsed_request,
+)
+from tidegate_gateway.workflows import workflow_declaration
 from tidegate_policy import labels
 from tidegate_policy.model import Call, CallId
 
@@ -20,27 +31,38 @@ JSON = st.recursive(
 KEYS = st.sampled_from(
     ["model", "messages", "prompt", "stream", "stream_options", "n", "max_tokens", "vllm_xargs", "priority", "x"]
 )
-NAMES = st.sampled_from([name for names in wire.ALIASES.values() for name in names])
+NAMES = st.sampled_from([name for names in http_headers.ALIASES.values() for name in names])
 HELLO: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+CHAT, COMPLETION = chat_completions.ENDPOINT, completions.ENDPOINT
 
 
 def call(**fields: Any) -> Call:
     return Call(**({"id": CallId("c"), "arrival_s": 100.0, "prompt_tokens": 5, "output_predicted": 9} | fields))
 
 
-@given(raw=st.binary(max_size=200), kind=st.sampled_from(["chat", "completion"]))
-def test_any_bytes_are_a_request_or_a_bad_request(raw: bytes, kind: wire.Kind) -> None:
-    with contextlib.suppress(errors.BadRequest):
-        wire.read(kind, {}, raw)
+def parse(
+    kind: endpoint.Endpoint, headers: dict[str, str], body: object, most_choices: int = 16
+) -> parsed_request.ParsedRequest:
+    return parsed_request.from_body(kind, body, http_headers.read(headers), most_choices=most_choices)
+
+
+def written(now: float, wall_s: float, request: parsed_request.ParsedRequest, one: Call, service_s: float) -> Any:
+    return orjson.loads(engine_body.write(now, wall_s, request.body, one, service_s, stream=request.stream))
+
+
+@given(raw=st.binary(max_size=200), kind=st.sampled_from(endpoint_registry.ENDPOINTS))
+def test_any_bytes_are_a_request_or_a_bad_request(raw: bytes, kind: endpoint.Endpoint) -> None:
+    with contextlib.suppress(error_table.BadRequest):
+        parsed_request.from_json(kind, raw, http_headers.read({}))
 
 
 @given(body=st.dictionaries(KEYS, JSON), headers=st.dictionaries(NAMES, st.text(max_size=30)))
 def test_any_json_and_headers_are_a_request_or_a_bad_request(body: dict[str, Any], headers: dict[str, str]) -> None:
-    for kind in ("chat", "completion"):
-        with contextlib.suppress(errors.BadRequest):
-            ask = wire.read_body(kind, headers, body)
-            assert ask.choices >= 1
-            orjson.loads(wire.write(100.0, 1.8e9, ask, call(), 1.0))
+    for kind in endpoint_registry.ENDPOINTS:
+        with contextlib.suppress(error_table.BadRequest):
+            ask = parse(kind, headers, body)
+            assert ask.size.choices >= 1
+            written(100.0, 1.8e9, ask, call(), 1.0)
 
 
 @given(
@@ -59,83 +81,95 @@ def test_any_json_and_headers_are_a_request_or_a_bad_request(body: dict[str, Any
     )
 )
 def test_any_declaration_is_a_workflow_or_a_bad_request(body: dict[str, Any]) -> None:
-    with contextlib.suppress(errors.BadRequest):
-        new = declare.declared(body, None, {})
+    with contextlib.suppress(error_table.BadRequest):
+        new = workflow_declaration.declared(workflow_declaration.from_json(body), None, {})
         assert new.deadline_ms >= 1
         assert len({stage.name for stage in new.stages}) == len(new.stages)
 
 
 @given(extra=st.dictionaries(st.text(max_size=12), JSON, max_size=5))
 def test_fields_that_are_not_ours_pass_unchanged(extra: dict[str, Any]) -> None:
-    extra = {key: value for key, value in extra.items() if key not in {*HELLO, *wire.ENGINE_KNOBS, "vllm_xargs", "n"}}
+    extra = {
+        key: value for key, value in extra.items() if key not in {*HELLO, *engine_body.ENGINE_KNOBS, "vllm_xargs", "n"}
+    }
     extra = {key: value for key, value in extra.items() if key not in {"stream", "stream_options"} and "max" not in key}
-    sent = orjson.loads(wire.write(100.0, 1.8e9, wire.read_body("chat", {}, {**HELLO, **extra}), call(), 1.0))
+    sent = written(100.0, 1.8e9, parse(CHAT, {}, {**HELLO, **extra}), call(), 1.0)
     assert {key: sent[key] for key in (*HELLO, *extra)} == orjson.loads(orjson.dumps({**HELLO, **extra}))
 
 
 @given(arguments=st.dictionaries(st.text(max_size=8) | st.sampled_from(["tg.urgency", "tg.x"]), JSON, max_size=5))
 def test_no_client_sets_our_labels(arguments: dict[str, Any]) -> None:
-    ask = wire.read_body("chat", {}, {**HELLO, "vllm_xargs": arguments})
-    sent = orjson.loads(wire.write(100.0, 1.8e9, ask, call(urgency=3), 1.0))["vllm_xargs"]
+    ask = parse(CHAT, {}, {**HELLO, "vllm_xargs": arguments})
+    sent = written(100.0, 1.8e9, ask, call(urgency=3), 1.0)["vllm_xargs"]
     ours = {key: value for key, value in sent.items() if key.startswith(labels.PREFIX)}
     assert ours == labels.write(100.0, call(urgency=3))
 
 
-@pytest.mark.parametrize("what", sorted(wire.ALIASES))
+@pytest.mark.parametrize("what", sorted(set(http_headers.ALIASES) - {"traceparent"}))
 def test_our_header_wins_over_its_aliases(what: str) -> None:
-    names = wire.ALIASES[what]
+    names = http_headers.ALIASES[what]
     values = {name: str(i + 1) for i, name in enumerate(names)}
-    field = {
-        "class": "slo_class",
-        "ttft": "ttft_s",
-        "tpot": "tpot_s",
-        "deadline": "deadline_s",
-        "request": "request_id",
-    }
+    field = {"slo_ttft": "ttft_s", "slo_tpot": "tpot_s", "deadline": "deadline_s"}
     headers = {"x-tidegate-workflow": "w", **values}
-    found = getattr(wire.read_body("chat", headers, HELLO), field.get(what, what))
+    found = getattr(parse(CHAT, headers, HELLO).fields, field.get(what, what))
     assert str(found) in {"1", "0.001"}
 
 
 def test_the_sooner_a_call_must_start_the_lower_its_priority() -> None:
-    ask = wire.read_body("chat", {}, HELLO)
+    ask = parse(CHAT, {}, HELLO)
     calls = [call(due_s=105.0), call(due_s=110.0), call(due_s=None)]
-    sent = [orjson.loads(wire.write(100.0, 1.8e9, ask, item, 1.0))["priority"] for item in calls]
+    sent = [written(100.0, 1.8e9, ask, item, 1.0)["priority"] for item in calls]
     assert sent == sorted(sent)
     assert sent[1] - sent[0] == 5000
-    later = orjson.loads(wire.write(101.0, 1.8e9 + 1, ask, calls[0], 1.0))["priority"]
+    later = written(101.0, 1.8e9 + 1, ask, calls[0], 1.0)["priority"]
     assert later == sent[0], "the latest start does not depend on when it is written"
-    longer = orjson.loads(wire.write(100.0, 1.8e9, ask, calls[0], 3.0))["priority"]
+    longer = written(100.0, 1.8e9, ask, calls[0], 3.0)["priority"]
     assert longer == sent[0] - 2000
 
 
 def test_sizes_are_counted_over_all_shapes_of_prompt() -> None:
-    def ask(kind: wire.Kind, **body: Any) -> tuple[int, int]:
-        found = wire.read_body(kind, {}, {"model": "m", **body})
-        return found.characters, found.choices
+    def ask(kind: endpoint.Endpoint, **body: Any) -> tuple[int, int]:
+        found = parse(kind, {}, {"model": "m", **body})
+        return found.size.characters, found.size.choices
 
-    assert ask("completion", prompt="abcd") == (4, 1)
-    assert ask("completion", prompt=["ab", "cde"], n=2) == (5, 4)
-    assert ask("completion", prompt=[1, 2, 3]) == (12, 1)
-    assert ask("completion", prompt=[[1], [2, 3]]) == (12, 2)
+    assert ask(COMPLETION, prompt="abcd") == (4, 1)
+    assert ask(COMPLETION, prompt=["ab", "cde"], n=2) == (5, 4)
+    assert ask(COMPLETION, prompt=[1, 2, 3]) == (12, 1)
+    assert ask(COMPLETION, prompt=[[1], [2, 3]]) == (12, 2)
     parts = [{"type": "text", "text": "abc"}, {"type": "image_url", "image_url": {"url": "x"}}]
-    assert ask("chat", messages=[{"role": "user", "content": parts}])[0] > 1000
-    assert ask("chat", messages=[{"role": "assistant", "content": None, "tool_calls": []}]) == (0, 1)
+    assert ask(CHAT, messages=[{"role": "user", "content": parts}])[0] > 1000
+    assert ask(CHAT, messages=[{"role": "assistant", "content": None, "tool_calls": []}]) == (0, 1)
 
 
 def test_a_stage_without_a_name_is_main() -> None:
-    assert wire.read_body("chat", {"x-tidegate-workflow": "w"}, HELLO).stage == "main"
-    with pytest.raises(errors.BadRequest, match="x-tidegate-workflow"):
-        wire.read_body("chat", {"x-tidegate-stage": "s"}, HELLO)
+    assert parse(CHAT, {"x-tidegate-workflow": "w"}, HELLO).fields.stage == "main"
+    with pytest.raises(error_table.BadRequest, match="x-tidegate-workflow"):
+        parse(CHAT, {"x-tidegate-stage": "s"}, HELLO)
 
 
 def test_a_call_is_bounded_in_sequences_not_in_choices_alone() -> None:
     def sequences(prompts: int, n: int) -> int:
         body = {"model": "m", "prompt": ["x"] * prompts, "n": n}
-        return wire.read_body("completion", {}, body, most_choices=16).choices
+        return parse(COMPLETION, {}, body, most_choices=16).size.choices
 
     assert (sequences(16, 1), sequences(8, 2), sequences(1, 16)) == (16, 16, 16)
     for prompts, n in ((17, 1), (9, 2), (2000, 16)):
-        with pytest.raises(errors.BadRequest, match="n times the number of prompts must be at most 16") as caught:
+        with pytest.raises(error_table.BadRequest, match="n times the number of prompts must be at most 16") as caught:
             sequences(prompts, n)
         assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("stages", "param"),
+    [
+        ([{"name": "a"}, {"name": "b", "after": ["a"] * 2_200_000}], "stages[1].after"),
+        ([{"name": "a"}, {"name": "b", "after": ["a", "a"]}], "stages[1].after"),
+        ([{"name": f"s{i}"} for i in range(stage_declaration.MOST_STAGES + 1)], "stages"),
+        ([{"name": f"s{i}", "after": [f"s{j}" for j in range(i)]} for i in range(100)], "stages"),
+    ],
+    ids=["one name 2.2 million times", "one name twice", "too many stages", "too many edges"],
+)
+def test_a_declaration_is_bounded_in_stages_and_in_names(stages: list[dict[str, Any]], param: str) -> None:
+    with pytest.raises(error_table.BadRequest) as caught:
+        workflow_declaration.from_json({"deadline_ms": 60_000, "stages": stages})
+    assert caught.value.param == param

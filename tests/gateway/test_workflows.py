@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tidegate_gateway import testing
+from tidegate_gateway import fake_engine
 
 THREE = [{"name": "a"}, {"name": "b", "after": ["a"]}, {"name": "c", "after": ["b"]}]
 
@@ -27,7 +27,7 @@ async def state_of(client: Any, workflow: str) -> dict[str, Any]:
 
 
 async def test_a_declared_workflow_is_done_when_its_stages_are(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         status, flow = await create(client, deadline_ms=60_000, stages=THREE, tenant="acme")
         assert (status, flow["state"], flow["tenant"], flow["deadline_ms"]) == (201, "running", "acme", 60_000)
         for stage in "abc":
@@ -40,7 +40,7 @@ async def test_a_declared_workflow_is_done_when_its_stages_are(up: Any) -> None:
 
 
 async def test_a_stages_budget_is_its_share_of_the_time_left(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         _, flow = await create(client, deadline_ms=90_000, stages=THREE)
         await client.ask(headers=member(flow["id"], "a"))
         first = engine.bodies[0]["vllm_xargs"]
@@ -52,7 +52,7 @@ async def test_a_stages_budget_is_its_share_of_the_time_left(up: Any) -> None:
 
 
 async def test_the_first_call_with_a_deadline_creates_the_workflow_and_the_first_deadline_wins(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         status, _, _ = await client.ask(headers=member("w1", "a", **{"x-tidegate-deadline-ms": "50000"}))
         assert status == 200
         await client.ask(headers=member("w1", "b", **{"x-tidegate-deadline-ms": "1000000"}))
@@ -67,7 +67,7 @@ async def test_the_first_call_with_a_deadline_creates_the_workflow_and_the_first
 
 
 async def test_an_unknown_workflow_without_a_deadline_is_404(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         status, answer, _ = await client.ask(headers=member("nobody", "a"))
         assert (status, answer["error"]["code"]) == (404, "workflow_not_found")
         assert "x-tidegate-deadline-ms" in answer["error"]["message"]
@@ -76,7 +76,7 @@ async def test_an_unknown_workflow_without_a_deadline_is_404(up: Any) -> None:
 
 async def test_declared_parallel_calls_finish_a_stage_together(up: Any) -> None:
     stages = [{"name": "link"}, {"name": "many", "after": ["link"], "parallel": 3}]
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         _, flow = await create(client, deadline_ms=60_000, stages=stages)
         await client.ask(headers=member(flow["id"], "link"))
         await asyncio.gather(*(client.ask(headers=member(flow["id"], "many")) for _ in range(2)))
@@ -87,7 +87,7 @@ async def test_declared_parallel_calls_finish_a_stage_together(up: Any) -> None:
 
 async def test_undeclared_parallel_calls_are_over_when_a_later_stage_starts(up: Any, until: Any) -> None:
     stages = [{"name": "many"}, {"name": "last", "after": ["many"]}]
-    async with testing.engine(first_s=0.2) as engine, up(engine) as client:
+    async with fake_engine.engine(first_s=0.2) as engine, up(engine) as client:
         _, flow = await create(client, deadline_ms=60_000, stages=stages)
         async with asyncio.TaskGroup() as group:
             for _ in range(3):
@@ -107,7 +107,7 @@ async def test_a_template_brings_stages_and_deadline(up: Any) -> None:
         "deadline": "2m",
         "stages": [{"name": "link"}, {"name": "fix", "after": ["link"], "repeat": 2}],
     }
-    async with testing.engine() as engine, up(engine, workflows=[template]) as client:
+    async with fake_engine.engine() as engine, up(engine, workflows=[template]) as client:
         status, flow = await create(client, template="t2s")
         assert (status, flow["deadline_ms"], len(flow["stages"])) == (201, 120_000, 2)
         for stage in ("link", "fix"):
@@ -120,7 +120,7 @@ async def test_a_template_brings_stages_and_deadline(up: Any) -> None:
 
 
 async def test_the_stages_of_an_undeclared_workflow_may_loop_until_the_client_completes_them(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         plan, act = member("w1", "plan", **{"x-tidegate-deadline-ms": "60000"}), member("w1", "act")
         for stage in (plan, plan, act, plan, act, act):
             assert (await client.ask(headers=stage))[0] == 200
@@ -136,7 +136,7 @@ async def test_the_stages_of_an_undeclared_workflow_may_loop_until_the_client_co
 
 async def test_a_stage_that_is_done_takes_no_more_calls(up: Any) -> None:
     stages = [{"name": "a"}, {"name": "b", "parallel": 2}, {"name": "tool"}, {"name": "last"}]
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         _, flow = await create(client, deadline_ms=60_000, stages=stages)
         await client.send("POST", f"/v1/workflows/{flow['id']}/stages/tool/complete")
         for stage in ("a", "b", "b"):
@@ -149,7 +149,7 @@ async def test_a_stage_that_is_done_takes_no_more_calls(up: Any) -> None:
 
 
 async def test_a_workflow_takes_calls_after_its_deadline_until_its_grace_is_over(up: Any) -> None:
-    async with testing.engine() as engine, up(engine, store_options={"grace": 60}) as client:
+    async with fake_engine.engine() as engine, up(engine, store_options={"grace": 60}) as client:
         _, flow = await create(client, deadline_ms=1, stages=THREE)
 
         async def late() -> bool:
@@ -160,7 +160,7 @@ async def test_a_workflow_takes_calls_after_its_deadline_until_its_grace_is_over
 
 
 async def test_a_tool_step_completes_a_stage_once(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         _, flow = await create(client, deadline_ms=60_000, stages=THREE)
         path = f"/v1/workflows/{flow['id']}/stages/a/complete"
         status, answer, _ = await client.send("POST", path)
@@ -173,7 +173,7 @@ async def test_a_tool_step_completes_a_stage_once(up: Any) -> None:
 
 
 async def test_an_idempotency_key_gets_the_same_answer(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         first = await create(client, key="k1", deadline_ms=60_000, stages=THREE)
         assert await create(client, key="k1", deadline_ms=60_000, stages=THREE) == first
         status, answer = await create(client, key="k1", deadline_ms=70_000)
@@ -201,8 +201,8 @@ async def test_an_idempotency_key_is_its_tenants_own(up: Any) -> None:
         assert len(set(answers.values())) == 2
 
 
-async def test_a_tenants_workflows_are_unknown_to_others_and_open_to_those_who_name_none(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+async def test_a_tenants_workflows_are_unknown_to_other_tenants_and_open_to_anonymous_requests(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
         _, flow = await create(client, deadline_ms=60_000, stages=THREE, tenant="one")
         path = f"/v1/workflows/{flow['id']}"
         two = {"x-tidegate-tenant": "two"}
@@ -263,7 +263,7 @@ async def test_a_repeated_end_is_counted_once(up: Any, until: Any) -> None:
             assert (await client.send("POST", path, headers=headers))[0] == 200
         _, last = await create(client, deadline_ms=60_000)
         await client.send("DELETE", f"/v1/workflows/{last['id']}")
-        counted = client.gateway.meters.registry.get_sample_value
+        counted = client.gateway.metrics.registry.get_sample_value
 
         def ended(outcome: str) -> float | None:
             return counted("tidegate_workflow_deadline_total", {"template": "none", "outcome": outcome})
@@ -274,7 +274,7 @@ async def test_a_repeated_end_is_counted_once(up: Any, until: Any) -> None:
 
 async def test_a_stage_without_parallel_is_undeclared_in_a_request_and_in_a_template(up: Any, until: Any) -> None:
     template = {"name": "t", "deadline": "1m", "stages": [{"name": "many"}, {"name": "last", "after": ["many"]}]}
-    async with testing.engine(first_s=0.2) as engine, up(engine, workflows=[template]) as client:
+    async with fake_engine.engine(first_s=0.2) as engine, up(engine, workflows=[template]) as client:
         for body in ({"template": "t"}, {"deadline_ms": 60_000, "stages": template["stages"]}):
             _, flow = await create(client, **body)
             async with asyncio.TaskGroup() as group:
@@ -286,7 +286,7 @@ async def test_a_stage_without_parallel_is_undeclared_in_a_request_and_in_a_temp
 
 
 async def test_cancelling_ends_its_calls_in_the_engine(up: Any, until: Any) -> None:
-    async with testing.engine(hang=True) as engine, up(engine) as client, asyncio.TaskGroup() as group:
+    async with fake_engine.engine(hang=True) as engine, up(engine) as client, asyncio.TaskGroup() as group:
         _, flow = await create(client, deadline_ms=60_000, stages=THREE)
         call = group.create_task(client.ask(headers=member(flow["id"], "a")))
         await until(lambda: engine.running == 1)
@@ -300,7 +300,7 @@ async def test_cancelling_ends_its_calls_in_the_engine(up: Any, until: Any) -> N
 
 
 async def test_a_workflow_expires_after_its_deadline_and_grace_once(up: Any, until: Any) -> None:
-    async with testing.engine() as engine, up(engine, store_options={"grace": 0.05}) as client:
+    async with fake_engine.engine() as engine, up(engine, store_options={"grace": 0.05}) as client:
         _, flow = await create(client, deadline_ms=50, stages=THREE, template=None)
 
         async def ended() -> bool:
@@ -313,10 +313,10 @@ async def test_a_workflow_expires_after_its_deadline_and_grace_once(up: Any, unt
         assert (await state_of(client, flow["id"]))["state"] == "expired"
 
 
-async def test_housekeeping_expires_workflows_that_nobody_looks_at(up: Any, until: Any) -> None:
-    async with testing.engine() as engine, up(engine, store_options={"grace": 0.01}) as client:
+async def test_housekeeping_expires_workflows_without_requests(up: Any, until: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, store_options={"grace": 0.01}) as client:
         _, flow = await create(client, deadline_ms=1, stages=THREE)
-        counted = client.gateway.meters.registry.get_sample_value
+        counted = client.gateway.metrics.registry.get_sample_value
         labels = {"template": "none", "outcome": "expired"}
         await until(lambda: counted("tidegate_workflow_deadline_total", labels) == 1.0)
         _, listed, _ = await client.send("GET", "/v1/workflows?state=expired")
@@ -324,7 +324,7 @@ async def test_housekeeping_expires_workflows_that_nobody_looks_at(up: Any, unti
 
 
 async def test_workflows_are_listed_by_state(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         flows = [(await create(client, deadline_ms=60_000, stages=THREE))[1]["id"] for _ in range(3)]
         await client.send("POST", f"/v1/workflows/{flows[0]}/complete")
         await client.send("DELETE", f"/v1/workflows/{flows[1]}")
@@ -339,7 +339,7 @@ async def test_workflows_are_listed_by_state(up: Any) -> None:
         assert (status, answer["error"]["param"]) == (400, "state")
 
 
-async def test_a_list_has_at_most_as_many_rows_as_it_may_and_says_whether_there_are_more(up: Any) -> None:
+async def test_a_list_has_at_most_its_limit_of_rows_and_says_whether_there_are_more(up: Any) -> None:
     async with up(seen=False) as client:
         for _ in range(3):
             await create(client, deadline_ms=60_000)
@@ -379,7 +379,7 @@ async def test_a_wrong_path_parameter_is_named(up: Any, method: str, path: str, 
 
 
 async def test_a_failed_call_does_not_count_and_may_be_repeated(up: Any) -> None:
-    async with testing.engine(status=500) as engine, up(engine) as client:
+    async with fake_engine.engine(status=500) as engine, up(engine) as client:
         _, flow = await create(client, deadline_ms=60_000, stages=[{"name": "a"}])
         status, _, _ = await client.ask(headers=member(flow["id"], "a"))
         assert status >= 500
@@ -399,7 +399,7 @@ async def until_true(condition: Any) -> None:
 
 
 async def test_a_done_workflow_answers_only_the_call_that_it_knows_again_and_does_not_change(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         _, flow = await create(client, deadline_ms=60_000, stages=[{"name": "a", "parallel": 2}])
         mine, other = ({"idempotency-key": key, **member(flow["id"], "a")} for key in ("k1", "k2"))
         for _ in range(2):
@@ -418,7 +418,7 @@ async def test_a_done_workflow_answers_only_the_call_that_it_knows_again_and_doe
 
 
 async def test_a_clients_own_id_exists_once(up: Any) -> None:
-    async with testing.engine() as engine, up(engine) as client:
+    async with fake_engine.engine() as engine, up(engine) as client:
         assert (await create(client, id="mine", deadline_ms=60_000))[0] == 201
         status, answer = await create(client, id="mine", deadline_ms=60_000)
         assert (status, answer["error"]["code"]) == (409, "workflow_exists")
@@ -456,7 +456,7 @@ async def test_a_clients_own_id_exists_once(up: Any) -> None:
         pytest.param({"deadline_ms": 1000, "stages": [{"name": "a", "after": 0}]}, "stages[0].after", id="after"),
     ],
 )
-async def test_a_wrong_declaration_is_refused_with_its_field(up: Any, body: dict[str, Any], param: str) -> None:
+async def test_a_wrong_declaration_is_an_error_that_names_its_field(up: Any, body: dict[str, Any], param: str) -> None:
     async with up(seen=False) as client:
         status, answer = await create(client, **body)
         assert (status, answer["error"]["param"]) == (400, param)

@@ -5,9 +5,10 @@ import pytest
 import yaml
 
 import tidegate_profiles
-from tidegate_gateway import settings
+from tidegate_gateway import gateway_settings
 from tidegate_operator import render, replica_allocation, spec
 from tidegate_policy import cost
+from tidegate_policy.admit import promises
 
 KNOWN = spec.Known(
     policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency"}), profiles=frozenset({"a100-70b-tp8"})
@@ -105,7 +106,7 @@ def test_a_simulated_engine_runs_tidegates_image_at_its_profile():
 def test_the_gateway_predicts_a_simulated_engine_at_its_speed(speed):
     engine = {**body()["spec"]["engine"], "kind": "sim", "simSpeed": speed}
     text = pick(manifests(engine=engine), "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
-    profiled, unprofiled = settings.from_mapping(yaml.safe_load(text)).services
+    profiled, unprofiled = gateway_settings.from_mapping(yaml.safe_load(text)).services
     shipped = tidegate_profiles.load("a100-70b-tp8")["cost"]
     stated = shipped if profiled.cost is None else profiled.cost
     predicted = cost.from_mapping(stated).step_seconds(uncached=1000, attended=500_000, decodes=3, context=3000)
@@ -136,14 +137,14 @@ def test_the_location_of_the_weights_reaches_vllm(uri, expected):
 def test_spans_go_to_the_collector_of_the_spec(endpoint):
     gateway = {**body()["spec"]["gateway"], "tracing": {"endpoint": endpoint} if endpoint else {}}
     text = pick(manifests(gateway=gateway), "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
-    assert settings.from_mapping(yaml.safe_load(text)).tracing.endpoint == endpoint
+    assert gateway_settings.from_mapping(yaml.safe_load(text)).tracing.endpoint == endpoint
 
 
 def test_the_gateway_can_read_the_rendered_settings():
     text = pick(manifests(), "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
-    read = settings.from_mapping(yaml.safe_load(text))
+    read = gateway_settings.from_mapping(yaml.safe_load(text))
     assert [service.name for service in read.services] == ["chat-engine-a100.prod.svc", "chat-engine-a6000.prod.svc"]
-    assert read.classes[0] == settings.SloClass(name="interactive", ttft_s=1.0, tpot_s=0.06, weight=4.0)
+    assert read.classes[0] == promises.SloClass(name="interactive", ttft_s=1.0, tpot_s=0.06, weight=4.0)
     assert read.workflows[0].stages[1].after == ("link",)
     assert read.store.pool == "prod.chat"
 

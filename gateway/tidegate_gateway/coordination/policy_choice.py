@@ -1,0 +1,118 @@
+"""Which scheduling policy orders the waiting calls? A person's override, else the steering loop's choice, else the
+settings.
+
+The choices live in the store, so that all gateways of a pool follow the same one. Without a store they live in this
+process.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from tidegate_gateway.observe import prometheus_metrics
+from tidegate_gateway.openai import error_table
+from tidegate_gateway.store import store_contract, store_link
+from tidegate_policy import gateway_core, policies
+
+logger = logging.getLogger("tidegate.gateway")
+
+LONGEST_OVERRIDE_S = 7 * 24 * 3600.0
+DEFAULT_OVERRIDE_S = 600.0
+"""The length of an override that names none."""
+
+Source = Literal["override", "steered"]
+SOURCES: tuple[Source, ...] = ("override", "steered")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivePolicy:
+    """The policy in force, and its origin."""
+
+    name: str
+    source: Literal["override", "steered", "settings"]
+    reason: str
+    left_s: float | None = None
+
+
+class PolicyChoice:
+    """Applies the choice that ranks highest."""
+
+    def __init__(
+        self,
+        configured: str,
+        core: gateway_core.GatewayCore,
+        link: store_link.StoreLink,
+        metrics: prometheus_metrics.Metrics,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._configured = ActivePolicy(name=configured, source="settings", reason="the settings")
+        self.active = self._configured
+        self._core = core
+        self._link = link
+        self._metrics = metrics
+        self._clock = clock
+        self._chosen = store_contract.Exchange()
+        self._override_until_at_s: float | None = None
+        metrics.on_policy(configured, configured, "")
+
+    async def choose(self, source: Source, name: str | None, *, reason: str, for_s: float | None) -> ActivePolicy:
+        """Stores a choice for all gateways; None takes it back. Raises `GatewayError`."""
+        if name is not None and name not in policies.POLICIES:
+            known = ", ".join(sorted(policies.POLICIES))
+            raise error_table.BadRequest(f"policy {name[:64]!r} is unknown; known are {known}", param="policy")
+        if source == "override":
+            for_s = DEFAULT_OVERRIDE_S if for_s is None else for_s
+        if for_s is not None and not 0 < for_s <= LONGEST_OVERRIDE_S:
+            allowed = f"for_s must be more than 0 and at most {LONGEST_OVERRIDE_S:.0f} (7 days)"
+            raise error_table.BadRequest(allowed, param="for_s")
+        store = self._link.store
+        if store is None:
+            chosen = None if name is None else store_contract.Chosen(policy=name, reason=reason, left_s=for_s)
+            if source == "override":
+                self._override_until_at_s = None if for_s is None or chosen is None else self._clock() + for_s
+                self.apply(dataclasses.replace(self._chosen, override=chosen))
+            else:
+                self.apply(dataclasses.replace(self._chosen, steered=chosen))
+            return self.active
+        try:
+            self.apply(await store.choose_policy(source, name, reason, for_s))
+        except store_contract.Unavailable as error:
+            raise error_table.store_unavailable() from error
+        return self.active
+
+    def apply(self, learned: store_contract.Exchange) -> None:
+        """Orders the waiting calls by the choice that ranks highest."""
+        self._chosen = learned
+        if learned.override is not None:
+            active = _active("override", learned.override)
+        elif learned.steered is not None:
+            active = _active("steered", learned.steered)
+        else:
+            active = self._configured
+        before = self._core.dispatcher.policy
+        if active.name not in policies.POLICIES:
+            logger.error("policy %r is unknown here (a newer version set it?); %s stays", active.name, before)
+            return
+        self.active = active
+        if active.name != before:
+            count = self._core.on_policy(self._clock(), active.name)
+            self._metrics.on_policy(before, active.name, active.source)
+            logger.warning(
+                "policy %s -> %s (%s): %d waiting calls ordered anew", before, active.name, active.reason, count
+            )
+
+    def count_down(self) -> None:
+        """Ends an override whose time is over, where no store does."""
+        override = self._chosen.override
+        if override is None or self._override_until_at_s is None:
+            return
+        left_s = self._override_until_at_s - self._clock()
+        still = dataclasses.replace(override, left_s=left_s) if left_s > 0 else None
+        self.apply(dataclasses.replace(self._chosen, override=still))
+
+
+def _active(source: Source, chosen: store_contract.Chosen) -> ActivePolicy:
+    return ActivePolicy(name=chosen.policy, source=source, reason=chosen.reason or source, left_s=chosen.left_s)

@@ -1,0 +1,72 @@
+"""What do the gateways of a pool tell each other? Backlogs, leases, cancelled workflows and the policy, through the store.
+
+While the store is down, the last known state stands.
+"""
+
+import asyncio
+import logging
+import random
+
+from tidegate_gateway import gateway_settings
+from tidegate_gateway.coordination import policy_choice
+from tidegate_gateway.lifecycle import engine_directory, placement
+from tidegate_gateway.observe import background_loop
+from tidegate_gateway.store import store_contract, store_link
+from tidegate_gateway.workflows import workflow_service
+from tidegate_policy import gateway_core
+from tidegate_policy.model import WorkflowId
+
+logger = logging.getLogger("tidegate.gateway")
+
+
+class PoolExchange:
+    """The exchange of one gateway with the others."""
+
+    def __init__(
+        self,
+        settings: gateway_settings.Store,
+        link: store_link.StoreLink,
+        core: gateway_core.GatewayCore,
+        *,
+        directory: engine_directory.EngineDirectory,
+        placements: placement.Placements,
+        policy: policy_choice.PolicyChoice,
+    ) -> None:
+        self._settings = settings
+        self._link = link
+        self._core = core
+        self._directory = directory
+        self._placements = placements
+        self._policy = policy
+
+    async def run(self, loops: background_loop.BackgroundLoops) -> None:
+        """Exchanges until cancelled."""
+        while True:
+            await loops.step("exchange", self._step)
+            await asyncio.sleep(self._settings.sync_s * random.uniform(0.8, 1.2))
+
+    async def _step(self) -> None:
+        store = self._link.store
+        if store is None:
+            self._policy.count_down()
+            return
+        try:
+            await self._exchange(store)
+        except store_contract.Unavailable as error:
+            if self._link.up:
+                logger.error("%s: workflows are shed until the store answers", error)
+            self._link.up = False
+        else:
+            if not self._link.up:
+                logger.warning("the store answers")
+            self._link.up = True
+
+    async def _exchange(self, store: store_contract.Store) -> None:
+        own = {engine.facts.id: engine.own for engine in self._core.engines if engine.own}
+        learned = await store.exchange(own)
+        self._directory.on_others(learned.others)
+        self._placements.cancel_workflows(map(WorkflowId, learned.cancelled))
+        self._policy.apply(learned)
+        for gateway in learned.dead:
+            if await store.forget(gateway, workflow_service.BATCH):
+                logger.warning("gateway %s is gone; its calls are forgotten", gateway)

@@ -1,0 +1,61 @@
+"""The admin port: the gateway's state, and the policy, read and overridden. Loopback unless the settings say otherwise."""
+
+from typing import Any
+
+from aiohttp import web
+
+from tidegate_gateway import running_gateway
+from tidegate_gateway.coordination import policy_choice
+from tidegate_gateway.edge import http_api, http_listener, state_snapshot
+from tidegate_gateway.openai.error_table import BadRequest
+
+
+class AdminApi:
+    """The handlers of the admin port."""
+
+    def __init__(self, gateway: running_gateway.Gateway) -> None:
+        self._gateway = gateway
+
+    def routes(self) -> http_listener.Routes:
+        route, public = http_listener.Route, http_api.HttpApi(self._gateway)
+        return http_listener.Routes(
+            [
+                route(method="GET", path="/admin/state", handler=self._state),
+                route(method="GET", path="/admin/policy", handler=self._policy),
+                route(method="PUT", path="/admin/policy", handler=self._choose),
+                route(method="GET", path="/metrics", handler=public.metrics),
+                route(method="GET", path="/", handler=public.page),
+            ]
+        )
+
+    async def _state(self, request: web.BaseRequest) -> web.StreamResponse:
+        return http_listener.reply(state_snapshot.snapshot(self._gateway))
+
+    async def _policy(self, request: web.BaseRequest) -> web.StreamResponse:
+        return http_listener.reply(self._shown())
+
+    async def _choose(self, request: web.BaseRequest) -> web.StreamResponse:
+        """`{"policy": name or null, "for_s"?: seconds, "reason"?: text, "source"?: "override" or "steered"}`."""
+        body = await http_listener.json_object(request, self._gateway.settings.limits)
+        unknown = sorted(set(body) - {"policy", "for_s", "reason", "source"})
+        if unknown or "policy" not in body:
+            raise BadRequest(
+                "send policy (a name, or null to take the override back), and for_s, reason, source if wanted"
+            )
+        name, for_s, reason = body["policy"], body.get("for_s"), body.get("reason", "")
+        source = body.get("source", "override")
+        if name is not None and not isinstance(name, str):
+            raise BadRequest("policy must be a name, or null", param="policy")
+        if for_s is not None and (isinstance(for_s, bool) or not isinstance(for_s, int | float)):
+            raise BadRequest("for_s must be a number of seconds", param="for_s")
+        if not isinstance(reason, str) or len(reason) > 256:
+            raise BadRequest("reason must be at most 256 characters", param="reason")
+        if source not in policy_choice.SOURCES:
+            raise BadRequest("source must be override or steered", param="source")
+        kind = policy_choice.SOURCES[policy_choice.SOURCES.index(source)]
+        await self._gateway.policy.choose(kind, name, reason=reason, for_s=for_s)
+        return http_listener.reply(self._shown())
+
+    def _shown(self) -> dict[str, Any]:
+        state: dict[str, Any] = state_snapshot.snapshot(self._gateway)["policy"]
+        return state

@@ -1,0 +1,106 @@
+"""How do gRPC messages become the gateway's values? Each field goes directly into the checks that HTTP's fields go into.
+
+A generation becomes an endpoint and a body for the engine. Scheduling fields become `RequestFields`; metadata of the HTTP
+names counts where a message does not set the field. A workflow message becomes a `WorkflowDeclaration`. Errors name fields.
+"""
+
+import math
+from typing import Any
+
+from tidegate_gateway import stage_declaration
+from tidegate_gateway.openai import (
+    chat_completions,
+    completions,
+    endpoint,
+    http_headers,
+    parsed_request,
+    request_fields,
+)
+from tidegate_gateway.openai.error_table import BadRequest
+from tidegate_gateway.workflows import workflow_declaration, workflow_service
+from tidegate_proto.v1 import inference_pb2
+
+_FIELDS: dict[request_fields.Field, str] = {
+    "request_id": "request_id",
+    "tenant": "tenant",
+    "slo_class": "slo_class",
+    "urgency": "urgency",
+    "deadline": "deadline_ms",
+    "slo_ttft": "slo_ttft_ms",
+    "slo_tpot": "slo_tpot_ms",
+    "workflow": "workflow",
+    "stage": "stage",
+    "session": "session",
+}
+_OPTIONAL = frozenset(("urgency", "deadline_ms", "slo_ttft_ms", "slo_tpot_ms"))
+_SAMPLING = ("max_tokens", "temperature", "top_p", "seed")
+
+
+def generation(request: inference_pb2.GenerateRequest, metadata: http_headers.Headers) -> parsed_request.ParsedRequest:
+    """The call that a client asks for; always streamed, with one choice. Raises `BadRequest`."""
+    kind, body = _body(request)
+    return parsed_request.from_body(kind, body, fields(request, metadata), most_choices=1)
+
+
+def fields(request: inference_pb2.GenerateRequest, metadata: http_headers.Headers) -> request_fields.RequestFields:
+    """The scheduling fields of a generation. Raises `BadRequest`."""
+    if request.tenant and http_headers.tenant(metadata) not in (None, request.tenant):
+        raise BadRequest("tenant must be the one that the metadata names", param="tenant")
+
+    def find(field: request_fields.Field) -> tuple[str, object] | None:
+        name = _FIELDS.get(field)
+        if name is not None:
+            value = getattr(request, name)
+            if request.HasField(name) if name in _OPTIONAL else value:
+                return name, value
+        return http_headers.find(metadata, field)
+
+    return request_fields.read(find, request_fields.GRPC_NAMES)
+
+
+def declaration(request: inference_pb2.CreateWorkflowRequest) -> workflow_declaration.WorkflowDeclaration:
+    """The workflow that a client declares. Raises `BadRequest`."""
+    try:
+        stage_declaration.check_sizes([stage.after for stage in request.stages])
+    except stage_declaration.BadStages as error:
+        raise workflow_declaration.bad_stages(error) from error
+    stages = tuple(
+        workflow_declaration.stage(stage.name, stage.after, stage.parallel or None, f"stages[{i}]")
+        for i, stage in enumerate(request.stages)
+    )
+    workflow_declaration.check_stages(stages)
+    return workflow_declaration.WorkflowDeclaration(
+        id=request_fields.name(request.id, "id") if request.id else None,
+        template=request.template or None,
+        deadline_s=workflow_declaration.deadline_s(request.deadline_ms or None),
+        tenant=request_fields.text(request.tenant, "tenant") if request.tenant else None,
+        stages=stages,
+    )
+
+
+def requester(metadata: http_headers.Headers, idempotency_key: str = "") -> workflow_service.Requester:
+    """The tenant that the metadata names, and the idempotency key of the message. Raises `BadRequest`."""
+    names = request_fields.GRPC_NAMES
+    key = request_fields.text(idempotency_key, names.idempotency_key) if idempotency_key else None
+    return workflow_service.Requester(tenant=http_headers.tenant(metadata), key=key, names=names)
+
+
+def _body(request: inference_pb2.GenerateRequest) -> tuple[endpoint.Endpoint, dict[str, Any]]:
+    """The endpoint, and the body that its engine takes."""
+    body: dict[str, Any] = {"model": request.model, "stream": True}
+    kind = completions.ENDPOINT
+    if request.WhichOneof("input") == "messages":
+        kind = chat_completions.ENDPOINT
+        body["messages"] = [{"role": item.role, "content": item.content} for item in request.messages.messages]
+    elif request.WhichOneof("input") == "prompt":
+        body["prompt"] = request.prompt
+    else:
+        raise BadRequest("give a prompt or messages", param="input")
+    for name in _SAMPLING:
+        if request.HasField(name):
+            body[name] = getattr(request, name)
+            if not math.isfinite(body[name]):
+                raise BadRequest(f"{name} must be a finite number", param=name)
+    if request.stop:
+        body["stop"] = list(request.stop)
+    return kind, body

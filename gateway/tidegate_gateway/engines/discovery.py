@@ -1,0 +1,142 @@
+"""Which engines are there? A fixed list, or the addresses behind a headless service's name; one health check for each.
+
+While a name cannot be resolved, its last answer stands. The cost profile of an engine is read once, at start.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import urllib.parse
+from collections.abc import Callable, Mapping
+
+import aiohttp
+
+from tidegate_gateway import gateway_settings, settings_decoder
+from tidegate_gateway.engines import health_check
+from tidegate_gateway.lifecycle import engine_directory, placement
+from tidegate_gateway.observe import background_loop
+from tidegate_policy import cost
+from tidegate_policy.model import EngineId
+
+logger = logging.getLogger("tidegate.gateway")
+
+RESOLVE_TIMEOUT_S = 5.0
+
+Profiles = Callable[[str], Mapping[str, object]]
+"""Name of a shipped profile -> its `cost` mapping. Raises `LookupError` or `ValueError`."""
+
+
+class Discovery:
+    """All engines of this gateway, and their health checks."""
+
+    def __init__(
+        self,
+        settings: gateway_settings.Settings,
+        session: aiohttp.ClientSession,
+        *,
+        directory: engine_directory.EngineDirectory,
+        placements: placement.Placements,
+        profiles: Profiles,
+    ) -> None:
+        self.known: dict[EngineId, health_check.EngineHealth] = {}
+        self.served = health_check.ServedModel(settings.model)
+        self._settings = settings
+        self._session = session
+        self._directory = directory
+        self._placements = placements
+        self._profiles = profiles
+        self._checks: dict[EngineId, asyncio.Task[None]] = {}
+        self._static = [_static(engine, self._cost(engine.profile, engine.cost)) for engine in settings.engines]
+        self._services = [(service, self._cost(service.profile, service.cost)) for service in settings.services]
+
+    async def run(self, loops: background_loop.BackgroundLoops) -> None:
+        """Discovers and checks engines until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for address in self._static:
+                self._appeared(group, loops, address)
+            for service, model in self._services:
+                group.create_task(self._follow(group, loops, service, model))
+
+    def _cost(self, profile: str | None, inline: Mapping[str, float] | None) -> cost.CostModel | None:
+        try:
+            mapping = inline if inline is not None else None if profile is None else self._profiles(profile)
+            return None if mapping is None else cost.from_mapping(mapping)
+        except (LookupError, ValueError) as error:
+            named = profile or "given inline"
+            raise settings_decoder.BadSettings(f"the cost profile {named} cannot be used: {error}") from error
+
+    async def _follow(
+        self,
+        group: asyncio.TaskGroup,
+        loops: background_loop.BackgroundLoops,
+        service: gateway_settings.EngineService,
+        model: cost.CostModel | None,
+    ) -> None:
+        """Follows the addresses of a name."""
+        mine: set[EngineId] = set()
+
+        async def resolve() -> None:
+            with contextlib.suppress(socket.gaierror, TimeoutError):
+                found = {address.id: address for address in await _addresses(service, model)}
+                for address in found.values():
+                    if address.id not in self.known:
+                        self._appeared(group, loops, address)
+                for gone in mine & self.known.keys() - found.keys():
+                    self._disappeared(gone)
+                mine.clear()
+                mine.update(found)
+
+        while True:
+            await loops.step("discovery", resolve)
+            await asyncio.sleep(self._settings.health.resolve_s)
+
+    def _appeared(
+        self, group: asyncio.TaskGroup, loops: background_loop.BackgroundLoops, address: health_check.Address
+    ) -> None:
+        logger.info("engine %s appeared at %s", address.id, address.url)
+        health = self.known[address.id] = health_check.EngineHealth(address=address)
+        self._directory.on_report(health.report())
+        check = health_check.HealthCheck(
+            health,
+            self.served,
+            settings=self._settings,
+            session=self._session,
+            directory=self._directory,
+            placements=self._placements,
+        )
+        self._checks[address.id] = group.create_task(check.run(loops))
+
+    def _disappeared(self, engine: EngineId) -> None:
+        logger.info("engine %s is gone", engine)
+        self._checks.pop(engine).cancel()
+        del self.known[engine]
+        self._directory.on_engine_gone(engine)
+
+
+def _static(engine: gateway_settings.StaticEngine, model: cost.CostModel | None) -> health_check.Address:
+    url = engine.url.rstrip("/").removesuffix("/v1")
+    name = engine.name or urllib.parse.urlsplit(url).netloc
+    return health_check.Address(
+        id=EngineId(name), url=url, control=engine.control, node_pool=engine.node_pool, cost=model
+    )
+
+
+async def _addresses(
+    service: gateway_settings.EngineService, model: cost.CostModel | None
+) -> list[health_check.Address]:
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+        found = await loop.getaddrinfo(service.name, service.port, type=socket.SOCK_STREAM)
+    hosts = sorted({str(entry[4][0]) for entry in found})
+    shown = [f"[{host}]" if ":" in host else host for host in hosts]
+    return [
+        health_check.Address(
+            id=EngineId(f"{host}:{service.port}"),
+            url=f"http://{host}:{service.port}",
+            control=None if service.control_port is None else f"{host}:{service.control_port}",
+            node_pool=service.node_pool,
+            cost=model,
+        )
+        for host in shown
+    ]

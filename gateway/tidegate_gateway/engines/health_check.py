@@ -1,0 +1,197 @@
+"""Can one engine take calls now? A health check each second: /health, /metrics, /v1/models, and the control port.
+
+An engine is trusted once it has answered /health and lists the gateway's model. Its metrics are shown to people and count
+only in its favour: while the engine is seen to generate, calls wait longer for it. The gateway core decides whether
+calls go there.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import aiohttp
+import grpc
+import orjson
+
+from tidegate_gateway import gateway_settings
+from tidegate_gateway.engines import metrics_scrape
+from tidegate_gateway.lifecycle import engine_directory, placement
+from tidegate_gateway.observe import background_loop
+from tidegate_policy import cost
+from tidegate_policy.dispatch import engine_table
+from tidegate_policy.model import EngineId
+from tidegate_proto.v1 import control_pb2, control_pb2_grpc
+
+logger = logging.getLogger("tidegate.gateway")
+
+MODELS_EVERY = 30
+"""Health checks between two readings of /v1/models."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where an engine is, and what is known of it beforehand."""
+
+    id: EngineId
+    url: str
+    control: str | None
+    node_pool: str
+    cost: cost.CostModel | None
+    """None = the engine came without a profile and is calibrated from its own calls."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineHealth:
+    """What the last health checks of one engine showed."""
+
+    address: Address
+    reason: str | None = "not checked yet"
+    """Why it cannot take calls; None = it can."""
+    misses: int = 0
+    """Health checks in a row that failed."""
+    checks: int = 0
+    models: tuple[str, ...] = ()
+    load: metrics_scrape.Load = field(default_factory=metrics_scrape.Load)
+    policy: str | None = None
+    """The scheduling policy of the engine's own queue, if its control port tells it."""
+    fallback: str | None = None
+    """Why our scheduler does not run in it, if it does not."""
+    simulated: str | None = None
+    """The profile of a simulated engine."""
+
+    def report(self) -> engine_directory.EngineReport:
+        """What the rest of the gateway needs to know."""
+        health = engine_table.Health.DOUBTFUL if self.misses else engine_table.Health.UP
+        if self.reason is not None:
+            health = engine_table.Health.DOWN
+        return engine_directory.EngineReport(
+            id=self.address.id, url=self.address.url, cost=self.address.cost, health=health, models=self.models
+        )
+
+    def after(self, problem: str | None, *, certain: bool, unhealthy_after: int) -> bool:
+        """Counts one health check; whether the engine went up or down by it."""
+        self.checks += 1
+        served = self.reason is None
+        self.misses = 0 if problem is None else self.misses + 1
+        if problem is None or not served or certain or self.misses >= unhealthy_after:
+            self.reason = problem
+        return (self.reason is None) != served
+
+
+@dataclass(slots=True)
+class ServedModel:
+    """The one model that all engines of a gateway serve; None until the first engine has listed it."""
+
+    name: str | None
+
+
+class HealthCheck:
+    """Checks one engine until cancelled."""
+
+    def __init__(
+        self,
+        health: EngineHealth,
+        served: ServedModel,
+        *,
+        settings: gateway_settings.Settings,
+        session: aiohttp.ClientSession,
+        directory: engine_directory.EngineDirectory,
+        placements: placement.Placements,
+    ) -> None:
+        self._health = health
+        self._served = served
+        self._settings = settings.health
+        self._extension_s = settings.timeouts.first_token_s
+        self._session = session
+        self._directory = directory
+        self._placements = placements
+
+    async def run(self, loops: background_loop.BackgroundLoops) -> None:
+        async with _control(self._health.address.control) as control:
+            while True:
+                await loops.step("health-check", self._check)
+                if control is not None and self._health.reason is None:
+                    await self._ask_control(control)
+                await asyncio.sleep(self._settings.interval_s)
+
+    async def _check(self) -> None:
+        health, certain = self._health, False
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                problem = await self._problem()
+        except aiohttp.ClientConnectorError:
+            problem, certain = "cannot be reached", True
+        except (aiohttp.ClientError, OSError) as error:
+            problem = f"does not answer ({type(error).__name__})"
+        except Exception:
+            # Whatever an engine answers, the other engines are served.
+            if not health.misses:
+                logger.exception("engine %s: its answer cannot be read", health.address.id)
+            problem = "gives answers that cannot be read"
+        if health.after(problem, certain=certain, unhealthy_after=self._settings.unhealthy_after):
+            level = logging.WARNING if problem else logging.INFO
+            logger.log(level, "engine %s %s", health.address.id, problem or "serves")
+        self._directory.on_report(health.report())
+
+    async def _problem(self) -> str | None:
+        """One health check; the problem of the engine, or None."""
+        health, url = self._health, self._health.address.url
+        async with self._session.get(url + "/health", allow_redirects=False) as response:
+            if response.status != 200:
+                return f"says {response.status} on /health"
+        async with self._session.get(url + "/metrics", allow_redirects=False) as response:
+            before = health.load.generated
+            scraped = response.status == 200
+            health.load = metrics_scrape.read(await _page(response)) if scraped else metrics_scrape.Load()
+        if None not in (before, health.load.generated) and before != health.load.generated:
+            self._placements.on_engine_works(health.address.id, self._extension_s)
+        if not health.models or health.checks % MODELS_EVERY == 0:
+            async with self._session.get(url + "/v1/models", allow_redirects=False) as response:
+                health.models = _models(await _page(response))
+        if not health.models:
+            return "lists no models on /v1/models"
+        if self._served.name is None:
+            self._served.name = health.models[0]
+        served = self._served.name
+        return None if served in health.models else f"serves {health.models[0]}, not {served}"
+
+    async def _ask_control(self, control: control_pb2_grpc.EngineControlStub) -> None:
+        health = self._health
+        try:
+            state = await control.GetState(control_pb2.GetStateRequest(), timeout=self._settings.timeout_s)
+        except grpc.aio.AioRpcError as error:
+            logger.debug("engine %s: control port: %s", health.address.id, error.code())
+            return
+        if state is None:  # grpc.aio returns None for an answer that it cannot parse
+            logger.debug("engine %s: control port: not an EngineState", health.address.id)
+        else:
+            health.policy, health.fallback = state.policy or None, state.fallback_reason or None
+            health.simulated = state.simulated_profile or None
+
+
+@contextlib.asynccontextmanager
+async def _control(address: str | None) -> AsyncIterator[control_pb2_grpc.EngineControlStub | None]:
+    if address is None:
+        yield None
+        return
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield control_pb2_grpc.EngineControlStub(channel)  # type: ignore[no-untyped-call]
+
+
+async def _page(response: aiohttp.ClientResponse) -> bytes:
+    page = bytearray()
+    async for chunk in response.content.iter_any():
+        page += chunk
+        if len(page) > metrics_scrape.MOST_BYTES:
+            raise aiohttp.ClientPayloadError("the page is too large")
+    return bytes(page)
+
+
+def _models(page: bytes) -> tuple[str, ...]:
+    try:
+        rows = orjson.loads(page)["data"]
+        return tuple(row["id"] for row in rows if isinstance(row["id"], str))
+    except (orjson.JSONDecodeError, LookupError, TypeError):
+        return ()

@@ -1,0 +1,162 @@
+"""A wire-level fake engine for tests of the gateway: it has the part of vLLM's API that the gateway uses, and
+misbehaves on demand.
+
+The simulator is `tidegate_sim`. This engine has no batches and no accelerator, only tokens at a pace.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeEngine:
+    """How the engine behaves, and which requests it got; tests change the behaviour while the engine runs."""
+
+    model: str = "fake"
+    tokens: int = 4
+    prompt_tokens: int = 7
+    token_s: float = 0.0
+    first_s: float = 0.0
+    status: int = 200
+    """The status of completions."""
+    hang: bool = False
+    """Completions are accepted and never answered."""
+    hang_after: int | None = None
+    """Streams stop after so many tokens, and stay open."""
+    break_after: int | None = None
+    """Streams break off after so many tokens."""
+    garbage: bytes | None = None
+    """Sent in place of any answer."""
+    metrics: bytes | None = None
+    """In place of the true metrics page."""
+    healthy: bool = True
+    deaf: bool = False
+    """/health is accepted and never answered."""
+    running: int = 0
+    generated: int = 0
+    served: int = 0
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    peers: set[Any] = field(default_factory=set)
+    """Connections that calls came on."""
+    transports: set[Any] = field(default_factory=set)
+    """Of the calls that run."""
+    url: str = ""
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        self.peers.add(request.transport.get_extra_info("peername") if request.transport is not None else None)
+        self.headers.append({key.lower(): value for key, value in request.headers.items()})
+        self.running += 1
+        self.transports.add(request.transport)
+        try:
+            return await self._answer(request, body)
+        finally:
+            self.running -= 1
+            self.transports.discard(request.transport)
+
+    def abort(self) -> None:
+        """Resets the connections of the calls that run, as the kernel does for a killed process."""
+        for transport in [*self.transports]:
+            transport.abort()
+
+    async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if self.hang:
+            await asyncio.sleep(3600)
+        if self.status != 200:
+            error = {"error": {"message": "as told", "type": "test", "param": None, "code": self.status}}
+            return web.json_response(error, status=self.status)
+        if self.garbage is not None:
+            kind = "text/event-stream" if body.get("stream") else "application/json"
+            return web.Response(body=self.garbage, content_type=kind)
+        await asyncio.sleep(self.first_s)
+        most = body.get("max_completion_tokens") or body.get("max_tokens") or self.tokens
+        count = min(self.tokens, most)
+        prompt = self.prompt_tokens
+        usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
+        chat = request.path.endswith("/chat/completions")
+        if body.get("stream"):
+            return await self._stream(request, body, chat, count, usage)
+        for _ in range(count):
+            await asyncio.sleep(self.token_s)
+            self.generated += 1
+        self.served += 1
+        text = "".join(f"w{i} " for i in range(count))
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
+        choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        return web.json_response(self._object(body, chat, [choice], usage))
+
+    async def _stream(
+        self, request: web.Request, body: dict[str, Any], chat: bool, count: int, usage: dict[str, int]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        for i in range(count):
+            if i == self.break_after:
+                if request.transport is not None:
+                    request.transport.abort()
+                return response
+            if i == self.hang_after:
+                await asyncio.sleep(3600)
+            finish = "length" if i == count - 1 else None
+            choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
+            choice |= {"delta": {"role": "assistant", "content": f"w{i} "}} if chat else {"text": f"w{i} "}
+            await response.write(b"data: " + orjson.dumps(self._object(body, chat, [choice], None)) + b"\n\n")
+            await asyncio.sleep(self.token_s)
+        if (body.get("stream_options") or {}).get("include_usage"):
+            await response.write(b"data: " + orjson.dumps(self._object(body, chat, [], usage)) + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        self.served += 1
+        return response
+
+    def _object(self, body: dict[str, Any], chat: bool, choices: list[Any], usage: Any) -> dict[str, Any]:
+        kind = ("chat.completion" if chat else "text_completion") + (".chunk" if body.get("stream") and chat else "")
+        return {
+            "id": "cmpl-1",
+            "object": kind,
+            "created": 1,
+            "model": body["model"],
+            "choices": choices,
+            **({"usage": usage} if usage is not None else {}),
+        }
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        if self.deaf:
+            await asyncio.sleep(3600)
+        return web.Response(status=200 if self.healthy else 503)
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+
+    async def show_metrics(self, request: web.Request) -> web.StreamResponse:
+        page = f'vllm:num_requests_running{{engine="0"}} {self.running}\nvllm:num_requests_waiting{{engine="0"}} 0\n'
+        page += f'vllm:generation_tokens_total{{engine="0"}} {self.generated}\n'
+        return web.Response(body=page.encode() if self.metrics is None else self.metrics)
+
+
+@contextlib.asynccontextmanager
+async def engine(**behaviour: Any) -> AsyncIterator[FakeEngine]:
+    """A fake engine on a loopback port."""
+    fake = FakeEngine(**behaviour)
+    application = web.Application()
+    application.router.add_post("/v1/chat/completions", fake.complete)
+    application.router.add_post("/v1/completions", fake.complete)
+    application.router.add_get("/v1/models", fake.models)
+    application.router.add_get("/health", fake.health)
+    application.router.add_get("/metrics", fake.show_metrics)
+    runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
+        fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield fake
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,328 @@
+"""The settings of a gateway, in one file so that all names, defaults and units can be read together.
+
+They come from one YAML or JSON file and the few environment variables of `from_environment`.
+
+Each group is one concern; each field has its default, its unit and the reason for it. The operator renders this file into
+a ConfigMap, so key names follow the `ServingPool` where both have the same thing. `settings_decoder` reads it; `app`
+hands the groups to the parts that need them.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import yaml
+
+from tidegate_gateway import settings_decoder, stage_declaration
+from tidegate_gateway.settings_decoder import BadSettings
+from tidegate_policy import gateway_core, policies
+from tidegate_policy.admit import outliers, promises
+from tidegate_policy.dispatch import dispatcher, routing, rules
+
+AUTO_ALPHA = 0.2
+"""The meaning of `alpha: auto`; HexGen's best values lie between 0.1 and 0.4."""
+STORE_URLS = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """The addresses and ports of the gateway."""
+
+    host: str = "127.0.0.1"
+    """Address of the client ports; loopback by default."""
+    port: int = 8000
+    """HTTP; 0 picks a free one."""
+    status_page: bool = True
+    """The page at / of the HTTP port, which shows engines, tenants and recent decisions to every client of the port."""
+    client_metrics: bool = True
+    """/metrics at the HTTP port too."""
+    grpc_port: int | None = 9000
+    """gRPC; null = none, 0 picks a free one."""
+    admin_host: str = "127.0.0.1"
+    """Address of the admin and metrics ports. Every client of the admin port may switch the policy."""
+    admin_port: int | None = 8001
+    """/admin/state, /admin/policy; null = none, 0 picks a free one."""
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
+    """/metrics, /health and /ready on a port without clients; null = the admin port (metrics) and the HTTP port (all)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticEngine:
+    """One engine by address."""
+
+    url: str
+    """Such as http://127.0.0.1:8100, without /v1."""
+    name: str | None = None
+    """Its id in headers, metrics and logs; default: host:port of the url."""
+    control: str | None = None
+    """host:port of its EngineControl; null = it has none."""
+    node_pool: str = ""
+    profile: str | None = None
+    """Name of a shipped cost profile; null (and no cost) = a default that learns online."""
+    cost: Mapping[str, float] | None = None
+    """The profile's `cost` mapping inline; wins over `profile`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineService:
+    """Engines behind a headless service: one for each address that its name resolves to."""
+
+    name: str
+    """DNS name, such as chat-a100.default.svc.cluster.local."""
+    port: int = 8000
+    control_port: int | None = None
+    node_pool: str = ""
+    profile: str | None = None
+    cost: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """When an engine may take calls (names as in Envoy's outlier detection)."""
+
+    interval_s: float = 1.0
+    """Between two health checks."""
+    timeout_s: float = 3.0
+    """For one health check; it finds an engine that only accepts connections."""
+    unhealthy_after: int = 3
+    """Failed health checks in a row before an engine is down; one refused connection is enough."""
+    consecutive_failures: int = 3
+    """Calls that fail in a row, by the engine's fault, before it is ejected."""
+    base_ejection_s: float = 1.0
+    """First ejection; each further one in a row doubles it."""
+    max_ejection_s: float = 60.0
+    resolve_s: float = 2.0
+    """Between two DNS look-ups of a service."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A workflow that clients create by its name."""
+
+    name: str
+    deadline_s: float | None = None
+    stages: tuple[stage_declaration.StageDeclaration, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """The choice of an engine for a call."""
+
+    rule: str = "least-delay"
+    """The dispatch rule: least-delay, score (HexGen eq 4), least-requests, power-of-two or round-robin."""
+    alpha: float | Literal["auto"] = "auto"
+    """For `score`: 0 = load alone, 1 = speed alone; auto = 0.2, a constant at present."""
+    beta: float = 300.0
+    """For `score`, in seconds squared; see `routing.DispatchSettings`. The benchmark uses the default."""
+    cap: int | Literal["auto"] | None = "auto"
+    """Sequences at one engine at most; further calls wait here. auto = enough to keep its batch full; null = no bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    max_requests: int = 5000
+    """Calls that may wait here; the next one that would have to wait is shed as saturated."""
+    ttl_s: float = 60.0
+    """Longest wait here of a call without a deadline; one with a deadline waits until that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """Valkey or Redis, shared by all gateways of a pool."""
+
+    url: str | None = None
+    """Such as redis://127.0.0.1:6379/0; null = no store: single calls are served, workflows are shed."""
+    password: str | None = None
+    """Better set by TIDEGATE_STORE_PASSWORD than in the file."""
+    pool: str = "default"
+    """Name under which this pool's gateways share their state in the store."""
+    timeout_s: float = 1.0
+    """For one command, including the wait for a connection: a silent store delays a workflow call by no more."""
+    connections: int = 64
+    sync_s: float = 0.2
+    """Between two exchanges of backlogs with the other gateways."""
+    lease_s: float = 5.0
+    """Silence after which a gateway counts as dead, and its backlogs are forgotten."""
+    grace_s: float = 10.0
+    """Time after its deadline in which a workflow may still be finished."""
+    retention_s: float = 3600.0
+    """How long the store keeps the record of an ended workflow and the answer to an Idempotency-Key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    name: str = policies.DEFAULT
+    """The scheduling policy of the waiting calls, until steering or a person chooses another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The bounds of one client's use of this process."""
+
+    body_bytes: int = 16 * 1024 * 1024
+    """A request's body; about four million tokens."""
+    body_s: float = 30.0
+    """For a request's body to arrive."""
+    idle_s: float = 10.0
+    """For a request's headers to arrive, and between two requests of a connection."""
+    write_s: float = 60.0
+    """For a client to take the next 64 KiB of its answer, or the next gRPC message; after that its call is cancelled."""
+    connections: int = 10_000
+    choices: int = 16
+    """`n` times the prompts of one call: each choice is a sequence in the engine."""
+    answer_bytes: int = 64 * 1024 * 1024
+    """An answer that is not streamed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """How long the gateway waits for an engine, and for calls when it stops."""
+
+    connect_s: float = 2.0
+    first_token_s: float = 60.0
+    """To the first token, in addition to the predicted wait and work of the call."""
+    answer_s: float = 600.0
+    """For an answer that is not streamed, while its engine is seen to generate."""
+    next_token_s: float = 60.0
+    """Between two tokens of a stream; a preempted call may have to compute its prompt again."""
+    drain_s: float = 30.0
+    """After SIGTERM, for the calls under way to finish."""
+    announce_s: float = 0.0
+    """After SIGTERM, how long /ready says no before new calls are shed, so that load balancers notice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracing:
+    endpoint: str | None = None
+    """OTLP collector over gRPC, such as http://127.0.0.1:4317; null = no spans."""
+    required: bool = True
+    """Without the exporter, true ends the start with an error. False (an endpoint from the environment) logs a warning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    model: str | None = None
+    """The model that every engine serves; null = the first model that an engine lists."""
+    listen: Listen = field(default_factory=Listen)
+    engines: tuple[StaticEngine, ...] = ()
+    services: tuple[EngineService, ...] = ()
+    health: Health = field(default_factory=Health)
+    classes: tuple[promises.SloClass, ...] = ()
+    default_class: str | None = None
+    """The class of calls that name none."""
+    tenants: tuple[promises.Tenant, ...] = ()
+    workflows: tuple[Template, ...] = ()
+    dispatch: Dispatch = field(default_factory=Dispatch)
+    queue: Queue = field(default_factory=Queue)
+    store: Store = field(default_factory=Store)
+    policy: Policy = field(default_factory=Policy)
+    limits: Limits = field(default_factory=Limits)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    tracing: Tracing = field(default_factory=Tracing)
+
+
+def load(path: pathlib.Path, environment: Mapping[str, str]) -> Settings:
+    """The settings in the file at `path` (YAML; JSON is YAML). Raises `BadSettings`."""
+    try:
+        document = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise BadSettings(f"cannot read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise BadSettings(f"{path} is not YAML: {error}") from error
+    if document is None:
+        raise BadSettings(f"{path} is empty; name at least an engine")
+    return from_environment(from_mapping(document), environment)
+
+
+def from_mapping(document: object) -> Settings:
+    """The settings in a decoded document. Raises `BadSettings`."""
+    return _checked(settings_decoder.decode(Settings, document, ""))
+
+
+def from_environment(settings: Settings, environment: Mapping[str, str]) -> Settings:
+    """Overrides the settings that depend on the place: TIDEGATE_STORE_URL, TIDEGATE_STORE_PASSWORD, TIDEGATE_HOST and
+    OpenTelemetry's own OTEL_EXPORTER_OTLP_ENDPOINT."""
+    store: dict[str, Any] = {}
+    if url := environment.get("TIDEGATE_STORE_URL"):
+        store["url"] = url
+    if password := environment.get("TIDEGATE_STORE_PASSWORD"):
+        store["password"] = password
+    host = environment.get("TIDEGATE_HOST") or settings.listen.host
+    collector = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    placed = dataclasses.replace(
+        settings,
+        store=dataclasses.replace(settings.store, **store),
+        listen=dataclasses.replace(settings.listen, host=host),
+        tracing=Tracing(endpoint=collector, required=False) if collector else settings.tracing,
+    )
+    return _checked(placed)
+
+
+def core_settings(settings: Settings) -> gateway_core.CoreSettings:
+    """The part of the settings that the gateway core decides by."""
+    dispatch, health = settings.dispatch, settings.health
+    alpha = AUTO_ALPHA if isinstance(dispatch.alpha, str) else dispatch.alpha
+    return gateway_core.CoreSettings(
+        policy=settings.policy.name,
+        dispatch=routing.DispatchSettings(rule=dispatch.rule, alpha=alpha, beta=dispatch.beta),
+        max_inflight=dispatch.cap,
+        limits=dispatcher.Limits(max_waiting=settings.queue.max_requests, ttl_s=settings.queue.ttl_s),
+        ejection=outliers.OutlierSettings(
+            consecutive_failures=health.consecutive_failures,
+            base_ejection_s=health.base_ejection_s,
+            max_ejection_s=health.max_ejection_s,
+        ),
+        classes=settings.classes,
+        default_class=settings.default_class,
+        tenants=settings.tenants,
+    )
+
+
+def _checked(settings: Settings) -> Settings:
+    for problem in _problems(settings):
+        raise BadSettings(problem)
+    return settings
+
+
+def _problems(settings: Settings) -> list[str]:
+    problems = []
+    if settings.policy.name not in policies.POLICIES:
+        problems.append(
+            f"policy.name must be one of {', '.join(sorted(policies.POLICIES))}, not {settings.policy.name!r}"
+        )
+    if settings.dispatch.rule not in rules.RULES:
+        problems.append(
+            f"dispatch.rule must be one of {', '.join(sorted(rules.RULES))}, not {settings.dispatch.rule!r}"
+        )
+    if isinstance(settings.dispatch.alpha, float) and not 0 <= settings.dispatch.alpha <= 1:
+        problems.append("dispatch.alpha must be from 0 to 1, or auto")
+    if isinstance(settings.dispatch.cap, int) and settings.dispatch.cap < 1:
+        problems.append("dispatch.cap must be at least 1, auto, or null for none")
+    if settings.queue.max_requests < 0:
+        problems.append("queue.maxRequests must be 0 (nothing waits) or more")
+    if settings.dispatch.beta <= 0:
+        problems.append("dispatch.beta must be greater than 0")
+    if settings.store.url is not None and not settings.store.url.startswith(STORE_URLS):
+        problems.append(f"store.url must start with one of {', '.join(STORE_URLS)}")
+    names = {item.name for item in settings.classes}
+    if settings.default_class is not None and settings.default_class not in names:
+        problems.append(f"defaultClass {settings.default_class!r} is not among classes")
+    problems += [
+        f"tenants[{tenant.name}].maxUrgency must be from 0 to 4"
+        for tenant in settings.tenants
+        if not 0 <= tenant.max_urgency <= 4
+    ]
+    problems += [
+        f"engines: {engine.url!r} must start with http:// or https://"
+        for engine in settings.engines
+        if not engine.url.startswith(("http://", "https://"))
+    ]
+    for template in settings.workflows:
+        try:
+            stage_declaration.check(template.stages)
+        except stage_declaration.BadStages as error:
+            problems.append(f"workflows[{template.name}].stages{error.where} {error}")
+    return problems

@@ -1,0 +1,123 @@
+"""May this request come in, and as which call? A `ParsedRequest` becomes an `AdmittedRequest`.
+
+The gateway core decides (`draft`, `stage_grant`, `promise`). Between its steps this module does what waits for the store:
+it books the tenant's tokens and enters the call into its workflow.
+"""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidegate_gateway.lifecycle import engine_directory, tenant_tokens
+from tidegate_gateway.observe import call_record
+from tidegate_gateway.openai import error_table, parsed_request
+from tidegate_gateway.workflows import workflow_service
+from tidegate_policy import gateway_core
+from tidegate_policy.admit import promises
+from tidegate_policy.model import Call, CallId, DropReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmittedRequest:
+    """A call, and what was agreed at its admission and is settled at its end."""
+
+    call: Call
+    request: parsed_request.ParsedRequest
+    membership: workflow_service.Membership | None
+    tenant: promises.Tenant
+    booked: int
+    """Tokens that were booked in the tenant's minute."""
+
+
+class Admission:
+    """Admits requests."""
+
+    def __init__(
+        self,
+        core: gateway_core.GatewayCore,
+        *,
+        directory: engine_directory.EngineDirectory,
+        workflows: workflow_service.Workflows,
+        tokens: tenant_tokens.TenantTokens,
+        grace_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._core = core
+        self._directory = directory
+        self._workflows = workflows
+        self._tokens = tokens
+        self._grace_s = grace_s
+        self._clock = clock
+
+    async def admit(
+        self, now: float, request: parsed_request.ParsedRequest, record: call_record.CallRecord
+    ) -> AdmittedRequest:
+        """Admits the request at `now`, into its workflow if it names one. Raises `GatewayError`."""
+        models = self._directory.models
+        if models and request.model not in models:
+            raise parsed_request.unknown_model(request.model, models)
+        call_id = CallId(f"tg-{secrets.token_hex(12)}")
+        draft = self._draft(now, call_id, request)
+        booked = 0
+        if draft.tenant.tokens_per_minute is not None:
+            booked = draft.tokens_to_book
+            await self._tokens.book(draft.tenant, booked)
+        try:
+            membership = None if request.fields.workflow is None else await self._workflows.join(request, call_id)
+        except BaseException:
+            if booked:
+                await self._tokens.give_back(draft.tenant, booked)
+            raise
+        grant = None if membership is None else self._grant(now, membership, request.model)
+        call = self._core.promise(draft, grant)
+        record.call, record.admitted_at_s = call, self._clock()
+        return AdmittedRequest(call=call, request=request, membership=membership, tenant=draft.tenant, booked=booked)
+
+    def _draft(self, now: float, call_id: CallId, request: parsed_request.ParsedRequest) -> promises.Draft:
+        fields, size = request.fields, request.size
+        facts = promises.CallFacts(
+            id=call_id,
+            model=request.model,
+            tenant=fields.tenant,
+            slo_class=fields.slo_class,
+            claims=promises.Claims(
+                urgency=fields.urgency, ttft_s=fields.ttft_s, tpot_s=fields.tpot_s, deadline_s=fields.deadline_s
+            ),
+            characters=size.characters,
+            messages=size.messages,
+            sequences=size.choices,
+            max_tokens=size.max_tokens,
+            session=fields.session,
+            workflow=fields.workflow,
+            stage=fields.stage,
+        )
+        try:
+            draft = self._core.draft(now, facts)
+        except gateway_core.UnknownSloClass as error:
+            raise error_table.BadRequest(str(error), param=fields.names.slo_class) from error
+        if isinstance(draft, DropReason):
+            raise error_table.Shed(draft)
+        return draft
+
+    def _grant(self, now: float, membership: workflow_service.Membership, model: str) -> promises.StageGrant:
+        record = membership.record
+        deadline_at_s = now + (record.deadline_ms - record.now_ms) / 1000
+        facts = gateway_core.WorkflowFacts(
+            id=membership.workflow,
+            scope=record.template or record.tenant,
+            deadline_at_s=deadline_at_s,
+            cutoff_at_s=deadline_at_s + self._grace_s,
+            stages=[
+                gateway_core.StageFacts(
+                    name=stage.name,
+                    after=stage.after,
+                    parallel=stage.parallel,
+                    passes=stage.passes,
+                    done_calls=stage.done,
+                    over=stage.over,
+                    declared=stage.declared,
+                )
+                for stage in record.stages
+            ],
+        )
+        return self._core.stage_grant(now, facts, membership.stage, model)

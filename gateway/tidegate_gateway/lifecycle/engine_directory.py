@@ -1,0 +1,76 @@
+"""Where is each engine, and which models does it list? Discovery and health checks write it; placement and relay read it.
+
+What decisions need of an engine (its cost model, its health, the work of other gateways) goes on to the gateway core.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tidegate_gateway.lifecycle import placement
+from tidegate_policy.cost import CostModel
+from tidegate_policy.dispatch import engine_table
+from tidegate_policy.model import NO_BACKLOG, Backlog, EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReport:
+    """What discovery and health checks know of an engine."""
+
+    id: EngineId
+    url: str
+    cost: CostModel | None
+    """None = the engine came without a profile; the core learns its speed from its answers."""
+    health: engine_table.Health = engine_table.Health.DOWN
+    models: tuple[str, ...] = ()
+
+
+class EngineDirectory:
+    """All engines of this gateway."""
+
+    def __init__(self, placements: placement.Placements) -> None:
+        self._placements = placements
+        self._engines: dict[EngineId, EngineReport] = {}
+        self._others: Mapping[EngineId, Backlog] = {}
+
+    @property
+    def models(self) -> list[str]:
+        """Every model that some engine lists (adapters included)."""
+        return sorted({model for engine in self._engines.values() for model in engine.models})
+
+    @property
+    def serves(self) -> bool:
+        """Whether some engine is not down."""
+        return any(engine.health is not engine_table.Health.DOWN for engine in self._engines.values())
+
+    def url(self, engine: EngineId) -> str:
+        known = self._engines.get(engine)
+        return known.url if known is not None else f"http://{engine}"
+
+    def on_report(self, report: EngineReport) -> None:
+        """An engine appeared, or its health was checked again."""
+        before = self._engines.get(report.id)
+        if before == report:
+            return
+        self._engines[report.id] = report
+        self._placements.on_engine(
+            engine_table.EngineFacts(
+                id=report.id,
+                cost=report.cost,
+                health=report.health,
+                others=self._others.get(report.id, NO_BACKLOG),
+            )
+        )
+        down = engine_table.Health.DOWN
+        if report.health is down and before is not None and before.health is not down:
+            self._placements.on_engine_down(report.id)
+
+    def on_engine_gone(self, engine: EngineId) -> None:
+        """Discovery no longer lists the engine."""
+        del self._engines[engine]
+        self._placements.on_engine_gone(engine)
+
+    def on_others(self, others: Mapping[EngineId, Backlog]) -> None:
+        """The backlogs that other gateways have at the engines."""
+        if others != self._others:
+            self._others = others
+            self._placements.on_others(others)

@@ -1,0 +1,245 @@
+"""Which engine gets this call? Drives the gateway core: events with their instants in, its actions to the calls that wait.
+
+The first part of a call's life. A `Placement` waits until the core has sent its call to an engine, reports failed attempts,
+progress and the end. The second part, `relay`, carries the bytes. An endpoint picker, whose proxy carries the bytes, needs
+the placement only. All decisions are the core's.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Self
+
+from tidegate_gateway.lifecycle import watchdog
+from tidegate_gateway.observe import background_loop, call_record, prometheus_metrics, recent_decisions
+from tidegate_gateway.openai import error_table
+from tidegate_policy import gateway_core
+from tidegate_policy.admit import retries
+from tidegate_policy.dispatch import dispatcher, engine_table
+from tidegate_policy.model import Backlog, Call, CallId, DropReason, EngineId, WorkflowId
+
+logger = logging.getLogger("tidegate.gateway")
+
+TICK_S = 0.1
+
+
+class Placement:
+    """One call in the gateway core; an async context that takes the call out again."""
+
+    def __init__(self, placements: "Placements", call: Call, record: call_record.CallRecord) -> None:
+        self.call = call
+        self.record = record
+        self.begun = False
+        """The engine has begun its answer, so the call cannot go to another engine any more."""
+        self.watchdog = watchdog.Watchdog()
+        self._placements = placements
+        self._offer: asyncio.Future[dispatcher.Send] = asyncio.get_running_loop().create_future()
+        self._trouble: error_table.EngineTrouble | None = None
+
+    async def __aenter__(self) -> Self:
+        self._placements.enter(self)
+        if self._offer.done():
+            self.record.dispatch_s = self._placements.clock() - self.record.arrived_at_s
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._offer.done() and not self._offer.cancelled():
+            self._offer.exception()  # marks it as seen
+        self._placements.leave(self)
+
+    async def next_engine(self) -> dispatcher.Send:
+        """Waits until the core has chosen an engine. Raises `GatewayError` when the core sheds the call or gives it up."""
+        send = await self._offer
+        record = self.record
+        record.sent_at_s = self._placements.clock()
+        record.engine, record.decision = send.decision.engine, send.decision
+        record.attempts, record.neighbours = send.attempt, send.neighbours
+        self._placements.recent.remember(record)
+        return send
+
+    def attempt_failed(self, error: error_table.EngineTrouble) -> None:
+        """The engine failed the call before its first token; `next_engine` waits for the core's answer to that."""
+        failure, engine = retries.Failure(error.failure), self.record.engine
+        if retries.blames_engine(failure):
+            self.report_engine(ok=False)
+        self._trouble = error
+        self.record.engine = None
+        self.watchdog.reset()
+        self._offer = asyncio.get_running_loop().create_future()
+        self._placements.attempt_failed(self.call.id, failure)
+        if self._offer.done() and self._offer.exception() is not None:
+            self.record.engine = engine
+        else:
+            logger.info("call %s on %s: %s; another engine is tried", self.call.id, engine, error)
+
+    def report_engine(self, *, ok: bool) -> None:
+        """The engine did its part in the call, or failed it."""
+        if self.record.engine is not None:
+            self._placements.report_engine(self.record.engine, ok=ok)
+
+    def answered(self) -> None:
+        """The first token, or the whole answer, is here."""
+        self.begun = True
+        self.report_engine(ok=True)
+        self._placements.core.on_first_token(self._placements.clock(), self.call.id)
+
+    def progress(self, tokens: int) -> None:
+        """So many tokens of the answer are here."""
+        self._placements.core.on_progress(self._placements.clock(), self.call.id, tokens)
+
+    def finished(self, *, ok: bool) -> None:
+        """The engine has no more work with the call; the core learns from a whole answer."""
+        self._placements.finished(self.call.id, self.record.result(ok=ok))
+
+    def offer(self, send: dispatcher.Send) -> None:
+        """The core chose an engine."""
+        if not self._offer.done():
+            self._offer.set_result(send)
+
+    def shed(self, reason: DropReason, retry_after_s: float) -> None:
+        """The core shed the call. If the last engine is the cause, its failure tells the client more."""
+        if reason is DropReason.NO_ENGINES and self._trouble is not None:
+            self.give_up(retry_after_s)
+        else:
+            self.interrupt(error_table.Shed(reason, retry_after_s=retry_after_s))
+
+    def give_up(self, retry_after_s: float = 1.0) -> None:
+        """The core tries the call no more: the client gets the failure of the last engine."""
+        if self._trouble is None or self._trouble.failure == "busy":
+            self.interrupt(error_table.Shed(DropReason.SATURATED, retry_after_s=retry_after_s))
+        else:
+            self.interrupt(self._trouble)
+
+    def interrupt(self, error: error_table.GatewayError) -> None:
+        """Ends the present wait of the call with this error."""
+        if self._offer.done():
+            self.watchdog.interrupt(error)
+        else:
+            self._offer.set_exception(error)
+
+
+class Placements:
+    """The gateway core, its clock, and the placements of all calls that are here."""
+
+    def __init__(
+        self,
+        core: gateway_core.GatewayCore,
+        metrics: prometheus_metrics.Metrics,
+        recent: recent_decisions.RecentDecisions,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self.core = core
+        self.clock = clock
+        self.recent = recent
+        self._metrics = metrics
+        self._in_progress: dict[CallId, Placement] = {}
+
+    def place(self, call: Call, record: call_record.CallRecord) -> Placement:
+        """The placement of an admitted call, to be entered as an async context."""
+        return Placement(self, call, record)
+
+    # Reports about engines and workflows.
+
+    def on_engine(self, facts: engine_table.EngineFacts) -> None:
+        """The facts of an engine changed."""
+        self._act(self.core.on_engine(self.clock(), facts))
+
+    def on_others(self, others: Mapping[EngineId, Backlog]) -> None:
+        """The backlogs that other gateways have at the engines changed."""
+        self._act(self.core.on_others(self.clock(), others))
+
+    def on_engine_gone(self, engine: EngineId) -> None:
+        """Discovery no longer lists the engine."""
+        self._act(self.core.on_engine_gone(self.clock(), engine))
+
+    def on_engine_down(self, engine: EngineId) -> None:
+        """The engine is down: calls whose answers have not begun go to other engines at once."""
+        for placement in list(self._in_progress.values()):
+            if placement.record.engine == engine and not placement.begun:
+                placement.interrupt(error_table.EngineTrouble("the engine stopped answering", failure="gone"))
+
+    def on_engine_works(self, engine: EngineId, seconds: float) -> None:
+        """The engine was seen to generate: its answers that are not streamed may take at least `seconds` more."""
+        for placement in self._in_progress.values():
+            if placement.record.engine == engine and not placement.begun:
+                placement.watchdog.extend_timeout(seconds)
+
+    def cancel_workflows(self, workflows: Iterable[WorkflowId]) -> None:
+        """Ends the calls of cancelled workflows."""
+        cancelled = set(workflows)
+        for placement in list(self._in_progress.values()) if cancelled else ():
+            if placement.call.workflow in cancelled:
+                ended = "the workflow was cancelled; create another one"
+                placement.interrupt(error_table.GatewayError("workflow_ended", ended))
+
+    # The whole.
+
+    @property
+    def in_progress(self) -> int:
+        """Calls that wait here or are out at engines."""
+        return len(self._in_progress)
+
+    @property
+    def begun(self) -> int:
+        """Calls whose answers have begun."""
+        return sum(placement.begun for placement in self._in_progress.values())
+
+    def cut_all(self) -> None:
+        """Sheds every call that is still here, because the gateway shuts down."""
+        for placement in list(self._in_progress.values()):
+            placement.interrupt(error_table.Shed(DropReason.DRAINING))
+
+    async def drained(self) -> None:
+        """Returns when no call is left."""
+        while self._in_progress:
+            await asyncio.sleep(0.02)
+
+    async def run(self, loops: background_loop.BackgroundLoops) -> None:
+        """Tells the core that time passes, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self.core.dispatcher.waiting:
+                await loops.step("tick", self._tick)
+
+    async def _tick(self) -> None:
+        self._act(self.core.on_tick(self.clock()))
+
+    # Reports of placements.
+
+    def enter(self, placement: Placement) -> None:
+        self._in_progress[placement.call.id] = placement
+        self._act(self.core.on_arrival(self.clock(), placement.call))
+
+    def attempt_failed(self, call: CallId, failure: retries.Failure) -> None:
+        self._act(self.core.on_attempt_failed(self.clock(), call, failure))
+
+    def report_engine(self, engine: EngineId, *, ok: bool) -> None:
+        ejection_s = self.core.on_engine_result(self.clock(), engine, ok=ok)
+        if ejection_s is not None:
+            logger.warning("engine %s is ejected for %.3g s: its calls fail", engine, ejection_s)
+
+    def finished(self, call: CallId, result: gateway_core.CallResult) -> None:
+        self._act(self.core.on_end(self.clock(), call, result))
+
+    def leave(self, placement: Placement) -> None:
+        if self._in_progress.pop(placement.call.id, None) is not None:
+            self._act(self.core.on_cancel(self.clock(), placement.call.id))
+
+    def _act(self, actions: list[dispatcher.Action]) -> None:
+        for action in actions:
+            placement = self._in_progress.get(action.call.id)
+            if placement is None:
+                raise AssertionError(f"the gateway core acts on call {action.call.id!r}, which is not here")
+            match action:
+                case dispatcher.Send():
+                    if action.attempt > 1:
+                        self._metrics.retries.inc()
+                    placement.offer(action)
+                case dispatcher.Shed():
+                    placement.shed(action.reason, action.retry_after_s)
+                case dispatcher.GiveUp():
+                    placement.give_up()

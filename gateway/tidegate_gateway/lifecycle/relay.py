@@ -1,0 +1,182 @@
+"""How does the engine's answer reach the client? The second part of a call's life: bytes, time limits, and the end.
+
+A `Relay` sends the call to the engine of its placement, moves it to another engine while no token has come, reads the
+answer with a time limit on every token, and settles the call in every case. Cancelling the task (the client hung up)
+closes the engine's connection on the way out.
+"""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from tidegate_gateway import gateway_settings
+from tidegate_gateway.lifecycle import admission, engine_client, engine_directory, placement, settlement
+from tidegate_gateway.openai import engine_body, error_table
+from tidegate_policy.dispatch import dispatcher
+
+PROGRESS_TOKENS = 16
+"""Between two reports of a stream's progress to the dispatcher."""
+
+
+class Relay:
+    """The answer to one call; an async context that is entered when the answer has begun."""
+
+    def __init__(
+        self,
+        admitted: admission.AdmittedRequest,
+        placed: placement.Placement,
+        *,
+        client: engine_client.EngineClient,
+        directory: engine_directory.EngineDirectory,
+        settlement: settlement.Settlement,
+        timeouts: gateway_settings.Timeouts,
+        traceparent: str | None,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self.record = placed.record
+        self._admitted = admitted
+        self._placement = placed
+        self._client = client
+        self._directory = directory
+        self._settlement = settlement
+        self._timeouts = timeouts
+        self._traceparent = traceparent
+        self._clock = clock
+        self._wall = wall
+        self._reply: engine_client.Reply | None = None
+        self._reported = 0
+        self._ended = False
+
+    @property
+    def call_id(self) -> str:
+        return self._placement.call.id
+
+    @property
+    def reply(self) -> engine_client.Reply:
+        if self._reply is None:
+            raise AssertionError("the answer has not begun")
+        return self._reply
+
+    async def next_block(self) -> bytes:
+        """The next bytes for the client; b"" at the end. Raises `GatewayError` when the stream fails."""
+        reply = self.reply
+        if reply.meter.done:
+            return b""
+        step = self._placement.watchdog.within(self._timeouts.next_token_s, reply.next_block(), "sent nothing more")
+        try:
+            block = await step
+        except error_table.GatewayError as error:
+            self.record.outcome = self.record.failure = error.code
+            if isinstance(error, error_table.EngineTrouble):
+                self._placement.report_engine(ok=False)
+            await self._end(ok=False)
+            raise
+        await self._account(reply)
+        return block
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._begin()
+        except error_table.GatewayError as error:
+            self.record.outcome = error.code
+            try:
+                await self._end(ok=False)
+            finally:
+                self._leave()
+            raise
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._reply is not None and kind is None:
+                await self._reply.rest()
+        finally:
+            self._leave()
+
+    async def _begin(self) -> None:
+        """Opens the answer; a failure before the first token is tried again at another engine."""
+        while True:
+            send = await self._placement.next_engine()
+            try:
+                self._reply = await self._open(self._clock(), send)
+                break
+            except error_table.EngineTrouble as error:
+                self._placement.attempt_failed(error)
+        self.record.first_token_at_s = self._clock()
+        self._placement.answered()
+        await self._account(self._reply)
+
+    async def _open(self, now: float, send: dispatcher.Send) -> engine_client.Reply:
+        request, decision, timeouts = self._admitted.request, send.decision, self._timeouts
+        body = engine_body.write(now, self._wall(), request.body, send.call, decision.service_s, stream=request.stream)
+        headers = {"Content-Type": "application/json", "X-Request-Id": f"{send.call.id}-{send.attempt}"}
+        if self._traceparent:
+            headers["traceparent"] = self._traceparent
+        opening = self._client.open(self._directory.url(decision.engine), request, body, headers)
+        first_s = timeouts.first_token_s + 3 * (decision.queue_s + decision.service_s)
+        if request.stream:
+            return await self._placement.watchdog.within(first_s, opening, "did not begin its answer")
+        most_s = max(first_s, timeouts.answer_s)
+        latest_at_s = asyncio.get_running_loop().time() + most_s
+        self._placement.watchdog.latest_at_s = latest_at_s
+        try:
+            return await self._placement.watchdog.within(first_s, opening, "did not begin its answer")
+        except error_table.EngineTrouble as error:
+            if error.code != "engine_timeout" or asyncio.get_running_loop().time() < latest_at_s:
+                raise
+            raise error_table.EngineTrouble(
+                f"the engine still worked on the answer after {most_s:.3g} s",
+                failure="too-long",
+                code=error.code,
+                advice="stream it, or ask for fewer tokens",
+            ) from error
+
+    async def _account(self, reply: engine_client.Reply) -> None:
+        """Reports what the last block has shown; settles a complete answer before its last bytes go out."""
+        meter = reply.meter
+        if not meter.done:
+            if meter.tokens - self._reported >= PROGRESS_TOKENS:
+                self._reported = meter.tokens
+                self._placement.progress(meter.tokens)
+            return
+        self.record.finished_at_s = self._clock()
+        self._count()
+        ok = reply.status == 200 and not meter.failed
+        self._placement.finished(ok=ok)
+        if not ok:
+            self.record.outcome = "engine_failed" if meter.failed else "rejected"
+            if meter.failed:
+                self._placement.report_engine(ok=False)
+        await self._end(ok=ok)
+        if ok:
+            self.record.outcome = "ok"
+
+    async def _end(self, *, ok: bool) -> None:
+        if not self._ended:
+            self._ended = True  # a client that hangs up while the end is recorded has been served
+            self._count()
+            await self._settlement.ended(self._admitted, self.record, ok=ok)
+
+    def _count(self) -> None:
+        """Writes the numbers of the answer into the record."""
+        if self._reply is not None:
+            meter, record = self._reply.meter, self.record
+            record.prompt_tokens, record.output_tokens, record.tokens = (
+                meter.prompt_tokens,
+                meter.output_tokens,
+                meter.generated,
+            )
+
+    def _leave(self) -> None:
+        if self._reply is not None:
+            self._reply.close()
+        if not self._ended:
+            self._count()
+            self._settlement.cut(self._admitted, self.record)

@@ -1,0 +1,72 @@
+"""Has a tenant used its tokens for this minute? Books tokens in the store, and settles the difference when a call ends.
+
+Without the store no tokens are counted: serving goes before metering.
+"""
+
+import asyncio
+import collections
+
+from tidegate_gateway.observe import background_loop
+from tidegate_gateway.openai import error_table
+from tidegate_gateway.store import store_contract, store_link
+from tidegate_policy.admit import promises
+from tidegate_policy.model import DropReason
+
+
+class TenantTokens:
+    """The minutes of all tenants that have a limit."""
+
+    def __init__(self, link: store_link.StoreLink) -> None:
+        self._link = link
+        self._owed: collections.Counter[promises.Tenant] = collections.Counter()
+        """Tokens of each tenant's minute that are still to be booked; negative numbers are given back."""
+        self._owing = asyncio.Event()
+        self._paying = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether the store knows everything that ended calls used."""
+        return not self._owed and not self._paying
+
+    async def book(self, tenant: promises.Tenant, tokens: int) -> None:
+        """Books tokens before a call. Raises `Shed` when the tenant has used its minute."""
+        wait_s = await self._spend(tenant, tokens, used=False)
+        if wait_s > 0:
+            raise error_table.Shed(DropReason.TENANT_LIMIT, retry_after_s=wait_s)
+
+    async def give_back(self, tenant: promises.Tenant, tokens: int) -> None:
+        """Takes a booking back: the call was not admitted."""
+        await self._spend(tenant, -tokens, used=True)
+
+    def settle(self, tenant: promises.Tenant, *, used: int, booked: int) -> None:
+        """A call ended; the difference is booked soon."""
+        if tenant.tokens_per_minute is not None:
+            self._owed[tenant] += used - booked
+            self._owing.set()
+
+    async def run(self, loops: background_loop.BackgroundLoops) -> None:
+        """Books what calls used beyond their bookings, or less, until cancelled."""
+        while True:
+            await self._owing.wait()
+            self._owing.clear()
+            await loops.step("tenant-tokens", self._pay)
+
+    async def _pay(self) -> None:
+        self._paying = True
+        try:
+            while self._owed:
+                tenant, tokens = self._owed.popitem()
+                if tokens:
+                    await self._spend(tenant, tokens, used=True)
+        finally:
+            self._paying = False
+
+    async def _spend(self, tenant: promises.Tenant, tokens: int, *, used: bool) -> float:
+        store = self._link.store
+        if store is None or not self._link.up or tenant.tokens_per_minute is None:
+            return 0.0
+        try:
+            return await store.spend(tenant.name, tokens, tenant.tokens_per_minute, used=used)
+        except store_contract.Unavailable:
+            self._link.up = False
+            return 0.0

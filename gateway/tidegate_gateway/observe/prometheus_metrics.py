@@ -1,0 +1,158 @@
+"""The Prometheus metrics of a gateway, with bounded labels, in base units.
+
+Names are contracts (`docs/`); every label that a client can choose has a bounded number of values, and further values
+are `other`. One registry for each gateway, so that two of them in one process do not mix.
+"""
+
+import collections
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
+
+from tidegate_gateway.observe import call_record
+from tidegate_policy import gateway_core
+from tidegate_policy.model import Call
+
+MOST_LABELS = 100
+"""Distinct client-chosen values of one label."""
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
+RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2, 4, 10)
+ATTAINMENT_CALLS = 200
+"""Calls of a class that its attainment is measured over."""
+
+
+class Metrics:
+    """The metrics, and how the record of an ended call changes them."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        p = "tidegate_"
+        self.requests = Counter(p + "requests", "Calls by how they ended.", ["outcome", "class"], registry=registry)
+        self.ttft = Histogram(
+            p + "request_ttft_seconds", "Arrival to first token.", ["class"], buckets=SECONDS, registry=registry
+        )
+        self.tpot = Histogram(
+            p + "request_tpot_seconds", "Mean time between tokens.", ["class"], buckets=TOKEN_SECONDS, registry=registry
+        )
+        self.e2e = Histogram(
+            p + "request_e2e_seconds", "Arrival to last token.", ["class"], buckets=SECONDS, registry=registry
+        )
+        self.queue_depth = Gauge(p + "queue_depth", "Calls waiting in the gateway.", ["class"], registry=registry)
+        self.queue = Histogram(
+            p + "queue_seconds", "Wait in the gateway.", ["class"], buckets=SECONDS, registry=registry
+        )
+        self.dispatch = Histogram(
+            p + "dispatch_seconds",
+            "From a request's last byte to its engine, for calls that did not wait.",
+            buckets=(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05),
+            registry=registry,
+        )
+        self.attainment = Gauge(
+            p + "slo_attainment_ratio",
+            f"Share of the last {ATTAINMENT_CALLS} calls that met their targets.",
+            ["class"],
+            registry=registry,
+        )
+        self.workflows = Counter(
+            p + "workflow_deadline", "Ended workflows.", ["template", "outcome"], registry=registry
+        )
+        self.backlog = Gauge(
+            p + "engine_backlog_seconds", "Predicted work, all gateways together.", ["engine"], registry=registry
+        )
+        self.prediction = Histogram(
+            p + "prediction_error_ratio", "Observed over predicted.", ["kind"], buckets=RATIOS, registry=registry
+        )
+        self.alpha = Gauge(p + "alpha", "Weight of speed against load in dispatch.", registry=registry)
+        self.policy = Gauge(p + "policy_info", "The active scheduling policy.", ["policy"], registry=registry)
+        self.switches = Counter(
+            p + "policy_switches", "Switches of the scheduling policy.", ["from", "to", "reason"], registry=registry
+        )
+        self.shed = Counter(p + "shed", "Calls that were shed.", ["reason"], registry=registry)
+        self.retries = Counter(p + "retries", "Attempts after the first one.", registry=registry)
+        self.engine_up = Gauge(p + "engine_up", "1 while calls may go there.", ["engine"], registry=registry)
+        self.unrecorded = Gauge(
+            p + "workflow_unrecorded", "Ends of calls that the store does not know yet.", registry=registry
+        )
+        self.background_errors = Counter(
+            p + "background_errors", "Exceptions in background loops, which go on.", ["loop"], registry=registry
+        )
+        self._seen: dict[str, set[str]] = collections.defaultdict(set)
+        self._met: dict[str, collections.deque[bool]] = {}
+
+    def label(self, kind: str, value: str) -> str:
+        """`value`, or `other` once too many values of this kind were seen."""
+        seen = self._seen[kind]
+        if value in seen or len(seen) < MOST_LABELS:
+            seen.add(value)
+            return value
+        return "other"
+
+    def on_call(self, record: call_record.CallRecord) -> None:
+        """An admitted call ended."""
+        call = record.call
+        if call is None:
+            return
+        slo_class = self.label("class", call.slo_class or "none")
+        self.requests.labels(record.outcome, slo_class).inc()
+        if record.sent_at_s is not None:
+            self.queue.labels(slo_class).observe(record.queue_s)
+        if record.dispatch_s is not None:
+            self.dispatch.observe(record.dispatch_s)
+        met = record.outcome == "ok"
+        if met and record.first_token_at_s is not None and record.finished_at_s is not None:
+            met = self._on_answer(record, call, slo_class, record.first_token_at_s, record.finished_at_s)
+        if record.outcome not in ("cancelled", "rejected"):
+            window = self._met.setdefault(slo_class, collections.deque(maxlen=ATTAINMENT_CALLS))
+            window.append(met)
+            self.attainment.labels(slo_class).set(sum(window) / len(window))
+
+    def _on_answer(
+        self, record: call_record.CallRecord, call: Call, slo_class: str, first_at_s: float, finished_at_s: float
+    ) -> bool:
+        """Counts the times of a whole answer; whether it met the targets that it had."""
+        e2e_s = finished_at_s - record.arrived_at_s
+        self.e2e.labels(slo_class).observe(e2e_s)
+        late = call.due_s is not None and finished_at_s > call.due_s
+        if record.stream:
+            ttft_s = first_at_s - record.arrived_at_s
+            tpot_s = (finished_at_s - first_at_s) / max(record.tokens / call.sequences - 1, 1)
+            self.ttft.labels(slo_class).observe(ttft_s)
+            self.tpot.labels(slo_class).observe(tpot_s)
+            late |= call.ttft_s is not None and ttft_s > call.ttft_s
+            late |= call.tpot_s is not None and tpot_s > call.tpot_s
+        if record.decision is not None and record.sent_at_s is not None:
+            predicted_s = record.decision.queue_s + record.decision.service_s
+            self.prediction.labels("time").observe((finished_at_s - record.sent_at_s) / max(predicted_s, 1e-6))
+            self.prediction.labels("output").observe(record.tokens / (call.output_predicted * call.sequences))
+        return not late
+
+    def on_workflow(self, template: str, outcome: str) -> None:
+        """A workflow ended: met, late, cancelled or expired."""
+        self.workflows.labels(self.label("template", template or "none"), outcome).inc()
+
+    def on_policy(self, before: str, after: str, reason: str) -> None:
+        self.policy.clear()
+        self.policy.labels(after).set(1)
+        if before != after:
+            self.switches.labels(before, after, self.label("reason", reason)).inc()
+
+    def observe(self, now: float, core: gateway_core.GatewayCore) -> None:
+        """Refreshes the gauges that are read rather than counted; called before a scrape."""
+        waiting = collections.Counter(
+            self.label("class", call.slo_class or "none") for call in core.dispatcher.waiting_calls()
+        )
+        self.queue_depth.clear()
+        for slo_class in self._seen["class"]:
+            self.queue_depth.labels(slo_class).set(waiting[slo_class])
+        self.backlog.clear()
+        self.engine_up.clear()
+        accepting = {engine.facts.id for engine in core.engines.accepting(now)}
+        for engine in core.engines:
+            self.backlog.labels(engine.facts.id).set(engine.cost.backlog_seconds(engine.backlog))
+            self.engine_up.labels(engine.facts.id).set(engine.facts.id in accepting)
+        self.alpha.set(core.dispatcher.settings.alpha)
+
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """The metrics as text, and its content type."""
+        encode, content_type = exposition.choose_encoder(accept)
+        return encode(self.registry), content_type

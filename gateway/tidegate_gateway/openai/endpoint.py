@@ -1,0 +1,111 @@
+"""What is an OpenAI endpoint? One value: its path, how its requests are sized, how its answers are checked and counted.
+
+`chat_completions` and `completions` each define one endpoint, and `endpoint_registry` lists them. The HTTP routes,
+the paths at the engines, the names of traces and the checks of answers follow from these values. An endpoint opens no
+socket.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from tidegate_gateway.openai.error_table import BadRequest
+
+MOST_TOKENS = 10_000_000
+"""No prompt and no sequence has more tokens; a larger number in a request or in an answer is a mistake."""
+BOUND_CHOICES = 16
+"""The default bound on the sequences of one call (`limits.choices`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSize:
+    """How large a request is, as far as its body tells."""
+
+    prompts: int = 1
+    characters: int = 0
+    """The characters of all prompts; the token estimate starts from this number."""
+    messages: int = 0
+    choices: int = 1
+    """Sequences that the engine generates: prompts times `n`."""
+    max_tokens: int | None = None
+    """The client's bound on the tokens of each sequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDialect:
+    """How the server-sent events of a streamed answer are read."""
+
+    end_marker: bytes = b"[DONE]"
+    """The payload of the last event."""
+    usage_markers: tuple[bytes, ...] = (b'"choices":[]', b'"choices": []')
+    """An event whose payload contains one of these carries the usage and no text."""
+    error_markers: tuple[bytes, ...] = (b'{"error"', b'{"object":"error"')
+    """An event whose payload starts with one of these reports a failure of the engine."""
+
+    @property
+    def end_event(self) -> bytes:
+        return b"data: " + self.end_marker + b"\n\n"
+
+    def error_events(self, body: bytes) -> bytes:
+        """The last bytes of a stream that failed: an event with the error object, then the end marker."""
+        return b"data: " + body + b"\n\n" + self.end_event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One endpoint that the gateway serves and its engines have."""
+
+    name: str
+    path: str
+    operation: str
+    """`gen_ai.operation.name` of its traces."""
+    read_size: Callable[[Mapping[str, Any], int], RequestSize]
+    """Takes a request's body and the bound on its choices. Raises `BadRequest` for fields that cannot be sized."""
+    is_answer: Callable[[Mapping[str, Any]], bool]
+    """Whether a JSON object is a whole answer of this endpoint."""
+    stream: StreamDialect | None = None
+    """None = answers of this endpoint are never streamed."""
+    prompt_usage: str = "prompt_tokens"
+    """The field of a usage object that counts the tokens of the prompts."""
+    output_usage: str | None = "completion_tokens"
+    """The field of a usage object that counts generated tokens; None = the endpoint generates none."""
+
+    def read_usage(self, usage: object, *, choices: int, max_tokens: int | None) -> tuple[int, int] | None:
+        """Prompt and output tokens of a usage object, no more than the request can have; None if they cannot be used."""
+        if not isinstance(usage, dict):
+            return None
+        prompt = usage.get(self.prompt_usage)
+        output = 0 if self.output_usage is None else usage.get(self.output_usage)
+        if not is_count(prompt) or not is_count(output):
+            return None
+        bound = choices * (MOST_TOKENS if max_tokens is None else min(max_tokens, MOST_TOKENS))
+        return min(prompt, MOST_TOKENS), min(output, bound)
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a JSON value is a whole number that is not negative."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def has_choices(answer: Mapping[str, Any]) -> bool:
+    """Whether an answer is one of the two completion endpoints'."""
+    return isinstance(answer.get("choices"), list)
+
+
+def count(body: Mapping[str, Any], key: str, *, low: int = 1, high: int = MOST_TOKENS) -> int | None:
+    """The whole number at `key`, None if it is absent. Raises `BadRequest`."""
+    value = body.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise BadRequest(f"{key} must be a whole number from {low} to {high}", param=key)
+    return value
+
+
+def choices(body: Mapping[str, Any], prompts: int, most: int) -> int:
+    """The sequences of a request: `n` times its prompts. Raises `BadRequest` for more than `most`."""
+    found = prompts * (count(body, "n", high=most) or 1)
+    if found > most:
+        sentence = f"n times the number of prompts must be at most {most}, not {found}; send several calls"
+        raise BadRequest(sentence, param="prompt")
+    return found

@@ -1,0 +1,48 @@
+"""What does the engine get? The client's body, our labels, and the latest start of the call as vLLM's `priority`.
+
+Bodies pass through unchanged except for the fields that only the gateway may set: `priority`, the `tg.*` labels in
+`vllm_xargs`, and the request for usage in streams.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from tidegate_gateway.openai.error_table import BadRequest
+from tidegate_policy import labels
+from tidegate_policy.model import Call
+
+PRIORITY_EPOCH_S = 1_767_225_600.0
+"""2026-01-01: `priority` is the latest start in milliseconds since then, so that all gateways agree on it."""
+ENGINE_KNOBS = ("priority", "request_id", "kv_transfer_params", "kv_hints", "session_id", "data_parallel_rank")
+"""Body fields that address the engine behind the gateway; the gateway removes them from a client's body."""
+
+
+def without_engine_knobs(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A client's body without the fields that only the gateway may set. Raises `BadRequest`."""
+    cleaned = {key: value for key, value in body.items() if key not in ENGINE_KNOBS}
+    arguments = cleaned.pop("vllm_xargs", None)
+    if arguments is not None:
+        if not isinstance(arguments, dict):
+            raise BadRequest("vllm_xargs must be an object", param="vllm_xargs")
+        cleaned["vllm_xargs"] = {key: value for key, value in arguments.items() if not key.startswith(labels.PREFIX)}
+    return cleaned
+
+
+def write(now: float, wall_s: float, body: Mapping[str, Any], call: Call, service_s: float, *, stream: bool) -> bytes:
+    """The body for the engine: the client's, with our labels and our `priority` (lower = sooner).
+
+    `wall_s` is the wall time at the instant `now`; `service_s` the seconds that the call takes on its engine. Raises
+    `BadRequest` for a body that can be read and not written.
+    """
+    labelled = dict(body)
+    labelled["vllm_xargs"] = {**(body.get("vllm_xargs") or {}), **labels.write(now, call)}
+    latest_start_s = wall_s + (call.due_or_patience_s - service_s - now)
+    labelled["priority"] = round((latest_start_s - PRIORITY_EPOCH_S) * 1000)
+    if stream:
+        labelled["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+    try:
+        return orjson.dumps(labelled)
+    except orjson.JSONEncodeError as error:  # orjson reads deeper than it writes
+        raise BadRequest("the body is nested too deeply") from error

@@ -1,0 +1,159 @@
+"""Every error that a client can get for a call or a workflow request, in one table.
+
+    GatewayError            an error: one row of the table and a sentence
+    ├── Shed                the gateway shed the call (a `DropReason`)
+    ├── BadRequest          the request is wrong; the sentence says where, and which values are allowed
+    └── EngineTrouble       the engine that held the call failed it
+
+Each code has one HTTP status, one gRPC status and one OpenAI error type; the edges only print them. Each sentence tells the
+client its next step, in words that fit both wires.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import orjson
+
+from tidegate_policy.model import DropReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    status: int
+    grpc: str
+    """Name of the `grpc.StatusCode`."""
+    type: str
+    """`error.type` of the OpenAI error object."""
+
+
+TABLE: dict[str, Row] = {
+    "invalid_request": Row(status=400, grpc="INVALID_ARGUMENT", type="invalid_request_error"),
+    "model_not_found": Row(status=404, grpc="NOT_FOUND", type="invalid_request_error"),
+    "workflow_not_found": Row(status=404, grpc="NOT_FOUND", type="invalid_request_error"),
+    "stage_not_found": Row(status=404, grpc="NOT_FOUND", type="invalid_request_error"),
+    "not_found": Row(status=404, grpc="NOT_FOUND", type="invalid_request_error"),
+    "method_not_allowed": Row(status=405, grpc="UNIMPLEMENTED", type="invalid_request_error"),
+    "request_timeout": Row(status=408, grpc="DEADLINE_EXCEEDED", type="invalid_request_error"),
+    "workflow_ended": Row(status=409, grpc="FAILED_PRECONDITION", type="invalid_request_error"),
+    "workflow_exists": Row(status=409, grpc="ALREADY_EXISTS", type="invalid_request_error"),
+    "stage_already_done": Row(status=409, grpc="FAILED_PRECONDITION", type="invalid_request_error"),
+    "body_too_large": Row(status=413, grpc="RESOURCE_EXHAUSTED", type="invalid_request_error"),
+    "path_too_long": Row(status=414, grpc="INVALID_ARGUMENT", type="invalid_request_error"),
+    "idempotency_key_reused": Row(status=422, grpc="INVALID_ARGUMENT", type="invalid_request_error"),
+    "headers_too_large": Row(status=431, grpc="RESOURCE_EXHAUSTED", type="invalid_request_error"),
+    "internal_error": Row(status=500, grpc="INTERNAL", type="server_error"),
+    "engine_failed": Row(status=502, grpc="UNAVAILABLE", type="server_error"),
+    "engine_timeout": Row(status=504, grpc="DEADLINE_EXCEEDED", type="server_error"),
+    DropReason.SATURATED: Row(status=429, grpc="RESOURCE_EXHAUSTED", type="rate_limit_error"),
+    DropReason.TTL_EXPIRED: Row(status=429, grpc="RESOURCE_EXHAUSTED", type="rate_limit_error"),
+    DropReason.DEADLINE_UNREACHABLE: Row(status=429, grpc="DEADLINE_EXCEEDED", type="rate_limit_error"),
+    DropReason.TENANT_LIMIT: Row(status=429, grpc="RESOURCE_EXHAUSTED", type="rate_limit_error"),
+    DropReason.EVICTED: Row(status=429, grpc="RESOURCE_EXHAUSTED", type="rate_limit_error"),
+    DropReason.DRAINING: Row(status=503, grpc="UNAVAILABLE", type="server_error"),
+    DropReason.NO_ENGINES: Row(status=503, grpc="UNAVAILABLE", type="server_error"),
+    DropReason.STORE_UNAVAILABLE: Row(status=503, grpc="UNAVAILABLE", type="server_error"),
+}
+
+FINAL = {DropReason.DEADLINE_UNREACHABLE}
+"""The answer carries `x-should-retry: false`, which tells OpenAI clients not to repeat the call. They repeat any
+other 429."""
+
+SENTENCES: dict[DropReason, str] = {
+    DropReason.SATURATED: "too many calls wait already; retry after the delay that this answer names",
+    DropReason.TTL_EXPIRED: "no engine had room within the longest wait; retry after the delay that this answer names",
+    DropReason.DEADLINE_UNREACHABLE: "the deadline passed before the call could start; send it again with a later one",
+    DropReason.TENANT_LIMIT: "the tenant has used its tokens for this minute; retry after the delay that this answer names",
+    DropReason.DRAINING: "this gateway is shutting down; retry, and another gateway will answer",
+    DropReason.NO_ENGINES: "no engine can take calls now; retry after the delay that this answer names",
+    # Reserved: the gateway sheds no call that waits already.
+    DropReason.EVICTED: "the call gave way to more urgent ones; retry after the delay that this answer names",
+    DropReason.STORE_UNAVAILABLE: (
+        "the store does not answer, and workflows and shared policies need it; retry after the delay that this answer"
+        " names, with an idempotency key so that the request counts once, or send the call without a workflow"
+    ),
+}
+
+
+class GatewayError(Exception):
+    """An error that the client gets."""
+
+    def __init__(
+        self, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = str(code)
+        self.row = TABLE[code]
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> bytes:
+        """The OpenAI error object."""
+        error = {"message": self.message, "type": self.row.type, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+    def headers(self) -> dict[str, str]:
+        headers = {"x-should-retry": "false"} if self.row.status == 409 or self.code in FINAL else {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        return headers
+
+
+class Shed(GatewayError):
+    """The gateway shed the call; the dispatcher's `DropReason` lists all reasons."""
+
+    def __init__(self, reason: DropReason, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(reason, SENTENCES[reason], retry_after_s=retry_after_s)
+        self.reason = reason
+
+    def headers(self) -> dict[str, str]:
+        return {**GatewayError.headers(self), "x-tidegate-reason": self.reason.value}
+
+
+class BadRequest(GatewayError):
+    """The request itself is wrong: sending it again unchanged cannot help."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_request") -> None:
+        super().__init__(code, message, param=param)
+
+
+def rejected(answer: bytes) -> BadRequest:
+    """An engine's rejection of a request, in its words and in our shape."""
+    message, param = engine_message(answer)
+    return BadRequest(f"the engine rejects the request: {message}", param=param)
+
+
+def engine_message(answer: bytes) -> tuple[str, str | None]:
+    """Message and parameter of an engine's error object, or the first bytes of any other answer."""
+    try:
+        error = orjson.loads(answer)
+        error = error.get("error", error)
+        message, param = error.get("message", error), error.get("param")
+    except (orjson.JSONDecodeError, AttributeError):
+        message, param = answer[:500].decode(errors="replace"), None
+    return str(message)[:500], param if isinstance(param, str) else None
+
+
+Failure = Literal["busy", "gone", "failed", "too-long"]
+"""How an engine failed a call: its own queue was full, its connection broke, it answered wrongly or late, or it still
+worked on an answer that is not streamed when the longest wait was over."""
+
+
+class EngineTrouble(GatewayError):
+    """The engine failed the call; for some failures another engine may do better."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        failure: Failure = "failed",
+        code: str = "engine_failed",
+        advice: str = "send the call again",
+    ) -> None:
+        super().__init__(code, f"{message}; {advice}", retry_after_s=1.0)
+        self.failure = failure
+
+
+def store_unavailable() -> Shed:
+    return Shed(DropReason.STORE_UNAVAILABLE, retry_after_s=2.0)

@@ -1,0 +1,104 @@
+"""Server-sent events on their way from the engine to the client: cut at event boundaries, counted, never rebuilt.
+
+Bytes leave only in whole events, so that an error event can follow any block. The meter counts events with content
+and reads the usage. The one event that may be left out is the usage event that the gateway asked for and the client
+did not.
+"""
+
+from dataclasses import dataclass
+
+import orjson
+
+from tidegate_gateway.openai import endpoint
+
+MAX_EVENT_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(slots=True, kw_only=True)
+class Meter:
+    """The numbers that one answer has shown so far."""
+
+    endpoint: endpoint.Endpoint
+    choices: int = 1
+    max_tokens: int | None = None
+    tokens: int = 0
+    """Events with content; the engine's usage replaces it."""
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    done: bool = False
+    """The end marker was read, or the whole answer is here."""
+    failed: bool = False
+    """The engine reported an error in mid-stream."""
+
+    @property
+    def generated(self) -> int:
+        return self.tokens if self.output_tokens is None else self.output_tokens
+
+    def on_usage(self, usage: object) -> None:
+        """Takes the counts of a usage object, within what the request can have; anything else is ignored."""
+        found = self.endpoint.read_usage(usage, choices=self.choices, max_tokens=self.max_tokens)
+        if found is not None:
+            self.prompt_tokens, self.output_tokens = found
+
+
+class NotEvents(ValueError):
+    """The engine's stream does not consist of server-sent events."""
+
+
+class Tap:
+    """Cuts a stream into blocks of whole events and meters them."""
+
+    def __init__(self, dialect: endpoint.StreamDialect, meter: Meter, *, wants_usage: bool) -> None:
+        self.meter = meter
+        self._end_marker = dialect.end_marker
+        self._usage_markers = dialect.usage_markers
+        self._error_markers = dialect.error_markers
+        self._wants_usage = wants_usage
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The whole events that `data` completes, as they came. Raises `NotEvents`."""
+        data = self._rest + data
+        end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
+        if end < 4:
+            self._rest = data
+            if len(data) > MAX_EVENT_BYTES:
+                raise NotEvents(f"an event of more than {MAX_EVENT_BYTES} bytes")
+            return b""
+        block, self._rest = data[:end], data[end:]
+        dropped = [event for event in _events(block) if not self._keep(event)]
+        for event in dropped:
+            block = block.replace(event, b"", 1)
+        return block
+
+    def _keep(self, event: bytes) -> bool:
+        line = event.strip()
+        if not line.startswith(b"data:"):
+            if line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
+                raise NotEvents("a line that is no field of an event")
+            return True
+        payload = line[5:].lstrip()
+        for marker in self._usage_markers:
+            if marker in payload:
+                return self._usage(payload)
+        if payload == self._end_marker:
+            self.meter.done = True
+        elif payload.startswith(self._error_markers):
+            self.meter.failed = True
+        elif payload.startswith(b"{") and payload.endswith(b"}"):
+            self.meter.tokens += 1
+        else:
+            raise NotEvents("an event that is no JSON object")
+        return True
+
+    def _usage(self, payload: bytes) -> bool:
+        try:
+            self.meter.on_usage(orjson.loads(payload).get("usage"))
+        except (orjson.JSONDecodeError, AttributeError) as error:
+            raise NotEvents("an event that is no JSON object") from error
+        return self._wants_usage
+
+
+def _events(block: bytes) -> list[bytes]:
+    boundary = b"\r\n\r\n" if b"\r\n\r\n" in block else b"\n\n"
+    return [event + boundary for event in block.split(boundary) if event]

@@ -1,0 +1,71 @@
+"""Which header carries which field of a request? Ours, and the aliases of llm-d, Gateway API and Dynamo clients.
+
+gRPC metadata uses the same names, so `edge.grpc_requests` reads it through here too.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping
+
+from tidegate_gateway.openai import request_fields
+from tidegate_gateway.openai.error_table import BadRequest
+
+Headers = Mapping[str, str]
+"""The headers of one request; their names in lower case."""
+
+ALIASES: dict[request_fields.Field, tuple[str, ...]] = {
+    "tenant": ("x-tidegate-tenant", "x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"),
+    "slo_class": ("x-tidegate-class", "x-llm-d-inference-objective", "x-gateway-inference-objective"),
+    "slo_ttft": ("x-tidegate-slo-ttft-ms", "x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"),
+    "slo_tpot": ("x-tidegate-slo-tpot-ms", "x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
+    "deadline": ("x-tidegate-deadline-ms",),
+    "urgency": ("x-tidegate-urgency",),
+    "workflow": ("x-tidegate-workflow",),
+    "stage": ("x-tidegate-stage",),
+    "session": ("x-session-id", "x-session-token", "session-id", "x-claude-code-session-id", "x-dynamo-session-id"),
+    "request_id": ("x-request-id",),
+    "idempotency_key": ("idempotency-key",),
+    "traceparent": ("traceparent",),
+}
+"""The first name that a request has counts; ours comes first."""
+
+NUMBERS = ("urgency", "deadline", "slo_ttft", "slo_tpot")
+_READ_ONCE = frozenset(name for field, names in ALIASES.items() if field != "traceparent" for name in names)
+
+
+def headers_of(pairs: Iterable[tuple[str, str]]) -> Headers:
+    """The headers of a request, or the metadata of a gRPC call.
+
+    Raises `BadRequest` for a header that the gateway reads and that has two different values: a proxy may have added one of
+    them to the client's own.
+    """
+    found: dict[str, str] = {}
+    for given, value in pairs:
+        name = given.lower()
+        if found.setdefault(name, value) != value and name in _READ_ONCE:
+            raise BadRequest(f"{name} comes twice with different values; send one", param=name)
+    return found
+
+
+def find(headers: Headers, field: request_fields.Field) -> tuple[str, object] | None:
+    """The name and the value of the header that carries `field`; None if there is none."""
+    for name in ALIASES[field]:
+        value = headers.get(name)
+        if value is not None:
+            return name, whole_number(value) if field in NUMBERS else value
+    return None
+
+
+def read(headers: Headers) -> request_fields.RequestFields:
+    """The fields of an HTTP request. Raises `BadRequest`."""
+    return request_fields.read(functools.partial(find, headers), request_fields.HTTP_NAMES)
+
+
+def tenant(headers: Headers) -> str | None:
+    """The tenant that a request names. Raises `BadRequest`."""
+    found = find(headers, "tenant")
+    return None if found is None else request_fields.text(found[1], found[0])
+
+
+def whole_number(value: str) -> int | None:
+    """A whole number as a client writes it; None for anything else."""
+    return int(value) if value.isascii() and value.isdigit() and len(value) <= 12 else None

@@ -1,0 +1,96 @@
+"""What does the client ask for? An endpoint, a body and the checked fields beside it in, a `ParsedRequest` out.
+
+HTTP and gRPC produce the same value. Only the parts of a body that the gateway itself reads are checked here; the engine
+checks the rest, and its own error reaches the client in its words. `lifecycle.admission` turns the request into a call,
+`engine_body` writes it for the engine.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from tidegate_gateway.openai import endpoint, engine_body, error_table, request_fields
+from tidegate_gateway.openai.error_table import BadRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedRequest:
+    """A request to one endpoint as the client made it, checked."""
+
+    size: endpoint.RequestSize
+    endpoint: endpoint.Endpoint
+    body: dict[str, Any]
+    """The request for the engine, without the fields that only the gateway may set."""
+    model: str
+    stream: bool
+    wants_usage: bool
+    """The client asked for usage in its stream."""
+    fields: request_fields.RequestFields
+
+
+def from_json(
+    kind: endpoint.Endpoint,
+    raw: bytes,
+    fields: request_fields.RequestFields,
+    *,
+    most_choices: int = endpoint.BOUND_CHOICES,
+) -> ParsedRequest:
+    """The request in `raw`. Raises `BadRequest` with the field that is wrong and its allowed values."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    return from_body(kind, body, fields, most_choices=most_choices)
+
+
+def from_body(
+    kind: endpoint.Endpoint,
+    body: object,
+    fields: request_fields.RequestFields,
+    *,
+    most_choices: int = endpoint.BOUND_CHOICES,
+) -> ParsedRequest:
+    """As `from_json`, for a body that is decoded already."""
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    stream = _flag(body, "stream")
+    if stream and kind.stream is None:
+        raise BadRequest(f"answers of {kind.path} are not streamed; leave stream out", param="stream")
+    options = body.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise BadRequest("stream_options must be an object", param="stream_options")
+    if options is not None and not stream:
+        raise BadRequest("stream_options goes with stream: true", param="stream_options")
+    return ParsedRequest(
+        endpoint=kind,
+        size=kind.read_size(body, most_choices),
+        body=engine_body.without_engine_knobs(body),
+        model=_model(body),
+        stream=stream,
+        wants_usage=bool(options and options.get("include_usage")),
+        fields=fields,
+    )
+
+
+def unknown_model(name: str, known: list[str]) -> error_table.GatewayError:
+    return BadRequest(
+        f"model {name[:80]!r} is not served here; GET /v1/models lists {', '.join(known) or 'none yet'}",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def _model(body: Mapping[str, Any]) -> str:
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise BadRequest("model must be the name of a model; GET /v1/models lists them", param="model")
+    return model
+
+
+def _flag(body: Mapping[str, Any], key: str) -> bool:
+    value = body.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise BadRequest(f"{key} must be true or false", param=key)
+    return bool(value)

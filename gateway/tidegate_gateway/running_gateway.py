@@ -1,0 +1,105 @@
+"""The parts of one gateway, put together: the object that the edges serve.
+
+It decides nothing. It builds the parts, runs their loops, and tells whether the gateway is ready.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+import aiohttp
+
+from tidegate_gateway import gateway_settings
+from tidegate_gateway.coordination import policy_choice, pool_exchange
+from tidegate_gateway.engines import discovery
+from tidegate_gateway.lifecycle import (
+    admission,
+    calls,
+    engine_client,
+    engine_directory,
+    placement,
+    settlement,
+    tenant_tokens,
+)
+from tidegate_gateway.observe import background_loop, prometheus_metrics, recent_decisions, tracing_spans
+from tidegate_gateway.store import store_contract, store_link
+from tidegate_gateway.workflows import workflow_service
+from tidegate_policy import gateway_core
+
+
+class Gateway:
+    """One gateway process's parts."""
+
+    def __init__(
+        self,
+        settings: gateway_settings.Settings,
+        session: aiohttp.ClientSession,
+        store: store_contract.Store | None,
+        *,
+        profiles: discovery.Profiles,
+        traces: tracing_spans.Tracing | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.draining = False
+        self.link = store_link.StoreLink(store)
+        self.metrics = prometheus_metrics.Metrics()
+        self.recent = recent_decisions.RecentDecisions()
+        self.loops = background_loop.BackgroundLoops(self.metrics)
+        self.core = gateway_core.GatewayCore(gateway_settings.core_settings(settings), random.Random())
+        self.placements = placement.Placements(self.core, self.metrics, self.recent, clock=clock)
+        self.directory = engine_directory.EngineDirectory(self.placements)
+        self.discovery = discovery.Discovery(
+            settings, session, directory=self.directory, placements=self.placements, profiles=profiles
+        )
+        self.workflows = workflow_service.Workflows(self.link, self.metrics, settings.workflows)
+        self.tokens = tenant_tokens.TenantTokens(self.link)
+        self.policy = policy_choice.PolicyChoice(settings.policy.name, self.core, self.link, self.metrics, clock=clock)
+        self.exchange = pool_exchange.PoolExchange(
+            settings.store,
+            self.link,
+            self.core,
+            directory=self.directory,
+            placements=self.placements,
+            policy=self.policy,
+        )
+        self.calls = calls.Calls(
+            settings,
+            admission=admission.Admission(
+                self.core,
+                directory=self.directory,
+                workflows=self.workflows,
+                tokens=self.tokens,
+                grace_s=settings.store.grace_s,
+                clock=clock,
+            ),
+            placements=self.placements,
+            client=engine_client.EngineClient(session, limits=settings.limits),
+            directory=self.directory,
+            settlement=settlement.Settlement(self.tokens, self.workflows),
+            metrics=self.metrics,
+            traces=traces,
+            clock=clock,
+            wall=wall,
+        )
+
+    def problems(self) -> tuple[str, list[str]]:
+        """ready, degraded, unready or draining, and the reasons."""
+        if self.draining:
+            return "draining", ["this gateway is shutting down"]
+        if not self.directory.serves:
+            return "unready", ["no engine can take calls"]
+        if self.link.store is None:
+            return "degraded", ["no store is set: workflows are shed, single calls are served"]
+        if not self.link.up:
+            return "degraded", ["the store does not answer: workflows are shed, single calls are served"]
+        return "ready", []
+
+    async def run(self) -> None:
+        """Runs the background loops until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for part in (self.discovery, self.placements, self.workflows, self.tokens, self.exchange):
+                group.create_task(part.run(self.loops))

@@ -1,0 +1,328 @@
+-- One atomic change to one workflow. Nothing is written before everything has been checked.
+--
+-- KEYS: 1 the record; 2-5 ids by state: running (scored by the end of their grace), done, cancelled, expired (by their end);
+--       6 the stored answer for an Idempotency-Key; 7 ids of workflows in which the calling gateway has calls;
+--       8 the calls that run: id -> stage, newline, gateway, and for one with an Idempotency-Key newline, key;
+--       9 the calls that ended well and may be repeated: stage, newline, key;
+--       10 the ends that no gateway has counted yet: [template, outcome];
+--       11 the calls of gateways that seemed dead, as in 8: they run no more, but a good end still counts;
+--       12 the prefix of the indexes for lists: ids by state, as in 2-5, scored by their creation.
+-- ARGV: 1 the operation, 2 its arguments as JSON; `by` is the tenant that the request names, if it names one.
+-- Answers JSON: the record with `now_ms`, or {"error": code, ...}.
+--
+-- The record is one JSON document; calls are beside it, so that its size does not depend on how many run.
+-- `after` is a string of names separated by newlines, because an empty Lua table would come back as an object. All
+-- instants are this server's milliseconds: clocks of gateways play no part.
+
+local record, idempotency, mine, calls, answered, ends = KEYS[1], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local forgotten, created = KEYS[11], KEYS[12]
+local index = { running = KEYS[2], done = KEYS[3], cancelled = KEYS[4], expired = KEYS[5] }
+local args = cjson.decode(ARGV[2])
+local longest_ms = 8 * 24 * 3600 * 1000 -- the longest deadline, and a day
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local function fail(code, more)
+  more = more or {}
+  more.error = code
+  return cjson.encode(more)
+end
+
+local function find(doc, name)
+  for _, stage in ipairs(doc.stages) do
+    if stage.name == name then return stage end
+  end
+end
+
+local function finish(doc, state)
+  doc.state, doc.ended_ms, doc.owners = state, now_ms, {}
+  for _, stage in ipairs(doc.stages) do stage.running = 0 end
+end
+
+local function settle(doc)
+  if doc.state ~= 'running' or not doc.declared then return end
+  for _, stage in ipairs(doc.stages) do
+    if not stage.over then return end
+  end
+  finish(doc, 'done')
+end
+
+-- A stage is over when its declared calls are done. Without their number one call is the stage, unless more of them
+-- ran at the same time. Then, and in an undeclared workflow, only a later stage or the client can end the stage.
+local function settle_stage(doc, stage)
+  if stage.expected > 0 then
+    stage.over = stage.over or stage.done >= stage.expected
+  elseif doc.declared then
+    stage.over = stage.over or (stage.done == 1 and stage.running == 0)
+  end
+end
+
+-- In an undeclared workflow a later stage ends a stage only until its next call, because agents loop.
+local function over_for_good(doc, stage)
+  return stage.over and (doc.declared or stage.completed)
+end
+
+-- Takes a call out of its stage, or out of the forgotten ones; nil if it is in neither (any more), else its entry.
+-- However many calls with one Idempotency-Key end well, they count once.
+local function release(doc, id, ok)
+  if doc.state ~= 'running' then return nil end
+  local runs = redis.call('HGET', calls, id)
+  local call = runs or redis.call('HGET', forgotten, id)
+  if not call then return nil end
+  local name, gateway, key = string.match(call, '^([^\n]*)\n([^\n]*)\n?(.*)$')
+  local stage = find(doc, name)
+  redis.call('HDEL', runs and calls or forgotten, id)
+  if runs then
+    doc.owners[gateway] = doc.owners[gateway] > 1 and doc.owners[gateway] - 1 or nil
+    stage.running = stage.running - 1
+  end
+  if ok and (key == '' or redis.call('SADD', answered, name .. '\n' .. key) == 1) then stage.done = stage.done + 1 end
+  settle_stage(doc, stage)
+  return call
+end
+
+local function close_before(doc, stage)
+  for name in string.gmatch(stage.after, '[^\n]+') do
+    local earlier = find(doc, name)
+    if earlier and not earlier.over then
+      earlier.over = true
+      close_before(doc, earlier)
+    end
+  end
+end
+
+-- The record, and whether its time was over just now; or nil, and whether it is another tenant's.
+local function load()
+  local raw = redis.call('GET', record)
+  if not raw then return nil, false end
+  local doc = cjson.decode(raw)
+  if args.by and args.by ~= doc.tenant then return nil, true end
+  local late = doc.state == 'running' and now_ms > doc.deadline_ms + args.grace_ms
+  if late then finish(doc, 'expired') end
+  return doc, late
+end
+
+-- The indexes of a state, all workflows' and its tenant's: each by its instant, and by creation.
+local function both(state, tenant)
+  local everyones = { index[state], created .. ':' .. state }
+  if tenant == '' then return { everyones } end
+  return { everyones, { everyones[1] .. ':' .. tenant, everyones[2] .. ':' .. tenant } }
+end
+
+-- Puts a workflow into the indexes of its state; those whose records have lapsed leave them, a thousand at a time.
+local function list(doc, instant_ms, kept_ms)
+  for _, keys in ipairs(both(doc.state, doc.tenant)) do
+    redis.call('ZADD', keys[1], instant_ms, doc.id)
+    redis.call('ZADD', keys[2], doc.created_ms, doc.id)
+    local lapsed = redis.call('ZRANGEBYSCORE', keys[1], '-inf', now_ms - args.retention_ms, 'LIMIT', 0, 1000)
+    for _, key in ipairs(keys) do
+      if #lapsed > 0 then redis.call('ZREM', key, unpack(lapsed)) end
+      redis.call('PEXPIRE', key, kept_ms)
+    end
+  end
+end
+
+local function unlist(state, tenant, id)
+  for _, keys in ipairs(both(state, tenant)) do
+    for _, key in ipairs(keys) do redis.call('ZREM', key, id) end
+  end
+end
+
+-- The only place that writes a state, and so the one that counts ends.
+local function save(doc, before)
+  local ttl_ms = args.retention_ms
+  if doc.state == 'running' then
+    ttl_ms = ttl_ms + math.max(doc.deadline_ms - now_ms, 0) + args.grace_ms
+    list(doc, doc.deadline_ms + args.grace_ms, longest_ms)
+    redis.call('PEXPIRE', calls, ttl_ms)
+    redis.call('PEXPIRE', forgotten, ttl_ms)
+  elseif before ~= doc.state then
+    redis.call('DEL', calls, forgotten)
+    unlist('running', doc.tenant, doc.id)
+    list(doc, doc.ended_ms, args.retention_ms)
+    local outcome = doc.state
+    if outcome == 'done' then outcome = now_ms > doc.deadline_ms and 'late' or 'met' end
+    redis.call('RPUSH', ends, cjson.encode({ doc.template, outcome }))
+    redis.call('LTRIM', ends, -100000, -1)
+    redis.call('PEXPIRE', ends, args.retention_ms)
+  end
+  redis.call('PEXPIRE', answered, ttl_ms)
+  redis.call('SET', record, cjson.encode(doc), 'PX', ttl_ms)
+end
+
+-- The record of a running workflow; else nil, the rejection, and the record if there is one.
+local function open()
+  local doc, late = load()
+  if not doc then return nil, fail('workflow_not_found') end
+  if late then save(doc, 'running') end
+  if doc.state ~= 'running' then return nil, fail('workflow_ended', { state = doc.state }), doc end
+  return doc
+end
+
+local function answer(doc)
+  doc.now_ms = now_ms
+  local text = cjson.encode(doc)
+  if args.key then
+    redis.call('SET', idempotency, cjson.encode({ print = args.print, answer = text }), 'PX', args.kept_ms)
+  end
+  return text
+end
+
+local function create(stages, declared)
+  local doc = {
+    id = args.id, state = 'running', template = args.template, tenant = args.tenant, declared = declared,
+    created_ms = now_ms, deadline_ms = now_ms + args.deadline_ms, stages = {}, owners = {},
+  }
+  for i, stage in ipairs(stages) do
+    doc.stages[i] = { name = stage.name, after = stage.after, expected = stage.expected, passes = stage.passes,
+                      parallel = stage.parallel, started = false, running = 0, done = 0, over = false }
+  end
+  return doc
+end
+
+-- An undeclared stage comes after the stages that have begun and have no call running now.
+local function extend(doc, name)
+  local before = {}
+  for _, stage in ipairs(doc.stages) do
+    if stage.started and stage.running == 0 then
+      before[#before + 1] = stage.name
+      stage.over = stage.over or not stage.declared
+    end
+  end
+  local stage = { name = name, after = table.concat(before, '\n'), expected = 0, passes = 1, parallel = 0,
+                  started = false, running = 0, done = 0, over = false }
+  doc.stages[#doc.stages + 1] = stage
+  return stage
+end
+
+local operations = {}
+
+function operations.create()
+  if redis.call('EXISTS', record) == 1 then return fail('workflow_exists') end
+  local doc = create(args.stages, #args.stages > 0)
+  for _, stage in ipairs(doc.stages) do stage.declared = true end
+  save(doc)
+  return answer(doc)
+end
+
+function operations.join()
+  local doc, late = load()
+  if not doc then
+    local foreign = late
+    if foreign or not args.deadline_ms then return fail('workflow_not_found') end
+    doc = create({}, false)
+  end
+  if late then save(doc, 'running') end
+  -- A call whose answer may have been lost: it is answered again, and the record does not change.
+  local again = args.call_key and redis.call('SISMEMBER', answered, args.stage .. '\n' .. args.call_key) == 1
+  if again and (doc.state == 'running' or doc.state == 'done') then return answer(doc) end
+  if doc.state ~= 'running' then return fail('workflow_ended', { state = doc.state }) end
+  local stage = find(doc, args.stage)
+  if stage and over_for_good(doc, stage) then return fail('stage_already_done') end
+  if not stage then
+    if #doc.stages >= args.most_stages then return fail('too_many_stages') end
+    stage = extend(doc, args.stage)
+  end
+  if redis.call('HLEN', calls) >= args.most_calls then return fail('too_many_calls') end
+  stage.started, stage.over = true, false
+  close_before(doc, stage)
+  local key = args.call_key and '\n' .. args.call_key or ''
+  if redis.call('HSETNX', calls, args.call, stage.name .. '\n' .. args.gateway .. key) == 1 then
+    stage.running = stage.running + 1
+    doc.owners[args.gateway] = (doc.owners[args.gateway] or 0) + 1
+  end
+  redis.call('HDEL', forgotten, args.call)
+  save(doc)
+  redis.call('SADD', mine, doc.id)
+  redis.call('PEXPIRE', mine, longest_ms)
+  return answer(doc)
+end
+
+-- The end of a call; a second report of the same call finds it gone and changes nothing.
+function operations.finish()
+  local doc, late = load()
+  if not doc then
+    redis.call('SREM', mine, args.id)
+    return fail('workflow_not_found')
+  end
+  local released = release(doc, args.call, args.ok)
+  if released then settle(doc) end
+  if released or late then save(doc, 'running') end
+  if not doc.owners[args.gateway] then redis.call('SREM', mine, doc.id) end
+  return answer(doc)
+end
+
+-- All calls of a gateway that seems dead. If it lives after all (it slept, or was cut off), their ends will still come.
+function operations.forget()
+  local doc, late = load()
+  redis.call('SREM', mine, args.id)
+  if not doc then return fail('workflow_not_found') end
+  local touched = late
+  if doc.owners[args.gateway] then
+    local all = redis.call('HGETALL', calls)
+    for i = 1, #all, 2 do
+      if string.match(all[i + 1], '\n([^\n]*)') == args.gateway then
+        local call = release(doc, all[i], false)
+        touched = touched or call
+        if call and redis.call('HLEN', forgotten) < args.most_calls then redis.call('HSET', forgotten, all[i], call) end
+      end
+    end
+    settle(doc)
+  end
+  if touched then save(doc, 'running') end
+  return answer(doc)
+end
+
+function operations.complete_stage()
+  local doc, rejection = open()
+  if not doc then return rejection end
+  local stage = find(doc, args.stage)
+  if not stage then return fail('stage_not_found') end
+  if over_for_good(doc, stage) then return fail('stage_already_done') end
+  stage.started = true
+  close_before(doc, stage)
+  stage.over, stage.completed = true, true
+  settle(doc)
+  save(doc, 'running')
+  return answer(doc)
+end
+
+function operations.complete()
+  local doc, rejection = open()
+  if not doc then return rejection end
+  for _, stage in ipairs(doc.stages) do stage.over = true end
+  finish(doc, 'done')
+  save(doc, 'running')
+  return answer(doc)
+end
+
+function operations.cancel()
+  local doc, rejection, past = open()
+  if past and past.state == 'cancelled' then return answer(past) end
+  if not doc then return rejection end
+  finish(doc, 'cancelled')
+  save(doc, 'running')
+  return answer(doc)
+end
+
+-- Also ends it if its grace is over.
+function operations.get()
+  local doc, late = load()
+  if not doc then
+    local foreign = late
+    if not foreign then unlist('running', args.by or '', args.id) end
+    return fail('workflow_not_found')
+  end
+  if late then save(doc, 'running') end
+  return answer(doc)
+end
+
+if args.key then
+  local stored = redis.call('GET', idempotency)
+  if stored then
+    stored = cjson.decode(stored)
+    if stored.print ~= args.print then return fail('idempotency_key_reused') end
+    return stored.answer
+  end
+end
+return operations[ARGV[1]]()

@@ -1,0 +1,50 @@
+"""What do the scripts of the store answer? Their JSON becomes the values of `store_contract`."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tidegate_gateway.store import store_contract
+
+
+def rows(value: object) -> Iterable[Any]:
+    """A Lua list; an empty one arrives as an object."""
+    return value if isinstance(value, list) else ()
+
+
+def chosen(answer: object) -> dict[str, Any]:
+    found = answer if isinstance(answer, dict) else {}
+    return {
+        kind: store_contract.Chosen(
+            policy=item["policy"],
+            reason=item.get("reason", ""),
+            left_s=None if item.get("left_ms") is None else item["left_ms"] / 1000,
+        )
+        for kind, item in found.items()
+    }
+
+
+def record(answer: Mapping[str, Any]) -> store_contract.Record:
+    stages = [
+        store_contract.Stage(
+            name=item["name"],
+            after=tuple(filter(None, item["after"].split("\n"))),
+            parallel=item["parallel"],
+            passes=item["passes"],
+            declared=item.get("declared", False),
+            started=item["started"],
+            over=item["over"],
+            running=item["running"],
+            done=item["done"],
+        )
+        for item in rows(answer["stages"])
+    ]
+    return store_contract.Record(
+        id=answer["id"],
+        state=answer["state"],
+        template=answer["template"],
+        tenant=answer["tenant"],
+        created_ms=answer["created_ms"],
+        deadline_ms=answer["deadline_ms"],
+        now_ms=answer["now_ms"],
+        stages=tuple(stages),
+    )

@@ -1,0 +1,296 @@
+"""The store over Valkey or Redis: workflows, backlogs, the active policy and tenants' counters.
+
+This is the only module that speaks to Valkey. Each change is one atomic script from `lua/`. Keys carry a schema
+version and one hash tag for each pool, so that they share a slot behind a proxy that shards; the cluster mode itself
+is not supported. Every key has a time to live. Instants are the server's, so the clocks of gateways do not matter. An
+acknowledged change is stored, but Valkey may lose acknowledged writes in a failover: clients are promised
+at-least-once with idempotency keys, not exactly-once. `store_contract` is the contract.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import importlib.resources
+import itertools
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+import orjson
+from redis import asyncio as valkey
+from redis import backoff, exceptions
+from redis.asyncio import retry
+
+from tidegate_gateway import gateway_settings, stage_declaration
+from tidegate_gateway.store import store_answers, store_contract
+from tidegate_policy.model import Backlog, EngineId
+
+logger = logging.getLogger("tidegate.gateway")
+
+SCHEMA = "v1"
+OWN_MS = 60_000
+"""How long the answer to a key of our own is stored; a command is sent again at once or never."""
+SCRIPTS = ("workflow", "list", "share", "spend")
+LAPSED = 100
+"""Overdue workflows that are ended before a list is read."""
+MOST_CANCELLED = 1000
+"""Cancelled workflows that one exchange reports."""
+
+
+class Valkey:
+    """The store in Valkey or Redis."""
+
+    def __init__(self, settings: gateway_settings.Store, *, gateway: str) -> None:
+        if settings.url is None:
+            raise ValueError("a store needs its url")
+        self.gateway = gateway
+        self._settings = settings
+        # The password has its own setting, so that it is never part of a url that could be logged.
+        address = settings.url.replace("valkeys://", "rediss://").replace("valkey://", "redis://")
+        self._pool = valkey.BlockingConnectionPool.from_url(
+            address,
+            password=settings.password,
+            max_connections=settings.connections,
+            timeout=settings.timeout_s,
+            socket_timeout=settings.timeout_s,
+            socket_connect_timeout=settings.timeout_s,
+            health_check_interval=30,
+            retry=retry.Retry(backoff.NoBackoff(), 1),
+        )
+        self._client = valkey.Redis(connection_pool=self._pool)
+        self._prefix = f"tidegate:{SCHEMA}:{{{settings.pool}}}:"
+        self._scripts = {name: self._client.register_script(_script(name)) for name in SCRIPTS}
+        self._since_ms = 0
+
+    async def close(self) -> None:
+        await self._client.aclose()
+        await self._pool.disconnect()
+
+    async def create(
+        self, workflow: store_contract.NewWorkflow, *, once: store_contract.Idempotency | None = None
+    ) -> store_contract.Record:
+        stages = [
+            {
+                "name": stage.name,
+                "after": "\n".join(stage.after),
+                "parallel": stage.calls_at_a_time,
+                "passes": stage.repeat,
+                "expected": stage.calls_at_a_time * stage.repeat,
+            }
+            for stage in workflow.stages
+        ]
+        return await self._workflow(
+            "create",
+            workflow.id,
+            once or _own(),
+            deadline_ms=workflow.deadline_ms,
+            template=workflow.template,
+            tenant=workflow.tenant,
+            stages=stages,
+        )
+
+    async def join(
+        self, workflow: str, stage: str, call: str, *, deadline_ms: int | None, tenant: str, key: str | None = None
+    ) -> store_contract.Record:
+        return await self._workflow(
+            "join",
+            workflow,
+            None,
+            stage=stage,
+            call=call,
+            call_key=key,
+            deadline_ms=deadline_ms,
+            tenant=tenant,
+            by=tenant or None,
+            template="",
+        )
+
+    async def finish(self, workflow: str, call: str, *, ok: bool) -> store_contract.Record:
+        return await self._workflow("finish", workflow, None, call=call, ok=ok)
+
+    async def complete_stage(
+        self, workflow: str, stage: str, *, by: str | None = None, once: store_contract.Idempotency | None = None
+    ) -> store_contract.Record:
+        return await self._workflow("complete_stage", workflow, once or _own(), by=by, stage=stage)
+
+    async def complete(
+        self, workflow: str, *, by: str | None = None, once: store_contract.Idempotency | None = None
+    ) -> store_contract.Record:
+        return await self._workflow("complete", workflow, once or _own(), by=by)
+
+    async def cancel(self, workflow: str, *, by: str | None = None) -> store_contract.Record:
+        return await self._workflow("cancel", workflow, None, by=by)
+
+    async def get(self, workflow: str, *, by: str | None = None) -> store_contract.Record:
+        return await self._workflow("get", workflow, None, by=by)
+
+    async def listed(
+        self, state: store_contract.State | None, limit: int, *, by: str | None = None
+    ) -> list[store_contract.Record]:
+        await self.expire(LAPSED)
+        wanted = store_contract.STATES if state is None else (state,)
+        keys = [self._key(f"created:{each}:{by}" if by else f"created:{each}") for each in wanted]
+        answer = await self._run("list", keys, [limit, self._key("workflow:")])
+        now_ms, *found = cast("list[Any]", answer)
+        return [store_answers.record(orjson.loads(raw) | {"now_ms": now_ms}) for raw in found]
+
+    async def expire(self, limit: int) -> None:
+        seconds, microseconds = await self._guard(self._client.time())
+        due = seconds * 1000 + microseconds // 1000
+        overdue = self._client.zrange(self._key("running"), "-inf", due - 1, byscore=True, offset=0, num=limit)
+        for workflow in map(_text, await self._guard(overdue)):
+            with contextlib.suppress(store_contract.Rejected):
+                await self.get(workflow)
+
+    async def ends(self, limit: int) -> list[store_contract.End]:
+        rows = await self._guard(self._client.lpop(self._key("ends"), limit)) or ()
+        return [store_contract.End(template=template, outcome=outcome) for template, outcome in map(orjson.loads, rows)]
+
+    async def forget(self, gateway: str, limit: int) -> bool:
+        mine = self._key(f"calls:{gateway}")
+        ids = await self._guard(self._client.srandmember(mine, limit)) or []
+        for workflow in map(_text, ids):
+            try:
+                await self._workflow("forget", workflow, None, gateway=gateway)
+            except store_contract.Rejected:
+                continue
+        if len(ids) >= limit:
+            return False
+        await self._share("bury", gateway=gateway)
+        return True
+
+    async def exchange(self, backlogs: Mapping[EngineId, Backlog]) -> store_contract.Exchange:
+        own = {engine: [item.calls, item.work_us, item.output_tokens] for engine, item in backlogs.items()}
+        answer = await self._share(
+            "sync",
+            lease_ms=round(self._settings.lease_s * 1000),
+            backlogs=own,
+            since_ms=self._since_ms,
+            most=MOST_CANCELLED,
+        )
+        self._since_ms = answer["since_ms"]
+        others: dict[EngineId, Backlog] = {}
+        for engine, (calls, work_us, output_tokens) in itertools.chain.from_iterable(
+            item.items() for item in store_answers.rows(answer["others"]) if isinstance(item, dict)
+        ):
+            more = Backlog(calls=calls, work_us=work_us, output_tokens=output_tokens)
+            others[EngineId(engine)] = others.get(EngineId(engine), Backlog()) + more
+        return store_contract.Exchange(
+            others=others,
+            dead=tuple(gateway for gateway in store_answers.rows(answer["dead"]) if gateway != self.gateway),
+            cancelled=tuple(store_answers.rows(answer["cancelled"])),
+            **store_answers.chosen(answer["policy"]),
+        )
+
+    async def leave(self) -> None:
+        await self._share("leave")
+
+    async def choose_policy(
+        self, kind: Literal["override", "steered"], policy: str | None, reason: str, for_s: float | None
+    ) -> store_contract.Exchange:
+        answer = await self._share(
+            "set_policy",
+            kind=kind,
+            policy=policy,
+            reason=reason,
+            for_ms=None if for_s is None else round(for_s * 1000),
+        )
+        return store_contract.Exchange(**store_answers.chosen(answer))
+
+    async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
+        keys = [self._key(f"tokens:{tenant}"), self._key(f"once:{_own().key}")]
+        wait_ms = await self._run("spend", keys, [tokens, per_minute, int(used)])
+        return int(cast("int", wait_ms)) / 1000
+
+    def _key(self, name: str) -> str:
+        return self._prefix + name
+
+    async def _workflow(
+        self, operation: str, workflow: str, once: store_contract.Idempotency | None, **arguments: Any
+    ) -> store_contract.Record:
+        arguments = {
+            "id": workflow,
+            "gateway": self.gateway,
+            "grace_ms": round(self._settings.grace_s * 1000),
+            "retention_ms": round(self._settings.retention_s * 1000),
+            "most_stages": stage_declaration.MOST_STAGES,
+            "most_calls": store_contract.MOST_CALLS,
+            **arguments,
+        }
+        key = ""
+        if once is not None:
+            key = hashlib.sha256(f"{once.scope}\0{once.key}".encode()).hexdigest()
+            kept_ms = arguments["retention_ms"] if once.scope else OWN_MS
+            arguments |= {"key": once.key, "print": once.print, "kept_ms": kept_ms}
+        keys = [
+            self._key(f"workflow:{workflow}"),
+            *map(self._key, store_contract.STATES),
+            self._key(f"once:{key}"),
+            self._key(f"calls:{arguments['gateway']}"),
+            self._key(f"members:{workflow}"),
+            self._key(f"answered:{workflow}"),
+            self._key("ends"),
+            self._key(f"forgotten:{workflow}"),
+            self._key("created"),
+        ]
+        answer = orjson.loads(cast("bytes", await self._run("workflow", keys, [operation, _encoded(arguments)])))
+        if "error" in answer:
+            raise store_contract.Rejected(answer["error"], answer.get("state"))
+        return store_answers.record(answer)
+
+    async def _share(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        names = ("leases", "backlogs", "policy", "cancelled", "steady", f"calls:{self.gateway}")
+        keys = [self._key(name) for name in names]
+        body = _encoded({"gateway": self.gateway, **arguments})
+        return cast("dict[str, Any]", orjson.loads(cast("bytes", await self._run("share", keys, [operation, body]))))
+
+    async def _run(self, name: str, keys: list[str], arguments: list[Any]) -> object:
+        return await self._guard(self._scripts[name](keys=keys, args=arguments))
+
+    async def _guard(self, command: Any) -> Any:
+        """One command, within the time that the settings allow. Raises `store_contract.Unavailable`."""
+        try:
+            return await self._within_time(command)
+        except exceptions.ReadOnlyError as error:
+            # A demoted primary: pooled connections would keep talking to it.
+            await self._pool.disconnect(inuse_connections=False)
+            raise store_contract.Unavailable("the store is read-only here") from error
+        except exceptions.AskError as error:
+            raise store_contract.Unavailable(
+                "the store answers in cluster mode, which is not supported; name a store without it"
+            ) from error
+        except (exceptions.RedisError, OSError) as error:
+            raise store_contract.Unavailable(f"the store does not answer ({type(error).__name__})") from error
+
+    async def _within_time(self, command: Any) -> Any:
+        task = asyncio.current_task()
+        before = 0 if task is None else task.cancelling()
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                return await command
+        finally:
+            # The client library turns a cancellation that meets its own timeout into an error or a result.
+            if task is not None and task.cancelling() > before:
+                raise asyncio.CancelledError
+
+
+def new_gateway_id() -> str:
+    return secrets.token_hex(6)
+
+
+def _own() -> store_contract.Idempotency:
+    """A key of our own, so that a command that is sent twice over a broken connection counts once."""
+    return store_contract.Idempotency(key=secrets.token_hex(16), scope="")
+
+
+def _script(name: str) -> str:
+    return importlib.resources.files("tidegate_gateway.store").joinpath("lua", f"{name}.lua").read_text("utf-8")
+
+
+def _encoded(arguments: Mapping[str, Any]) -> bytes:
+    return orjson.dumps({key: value for key, value in arguments.items() if value is not None})
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,280 @@
+"""Workflows as the gateway serves them: created by a request or by a call's header, joined, finished, ended.
+
+Between the edges and the store. The end of a call is recorded before its last bytes go out. An end that the store cannot
+take now waits in an outbox until the store can, so no end is lost that a client has seen. Without a store workflows
+are shed and single calls go on.
+"""
+
+import asyncio
+import collections
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import orjson
+
+from tidegate_gateway import gateway_settings, stage_declaration
+from tidegate_gateway.observe import background_loop, prometheus_metrics
+from tidegate_gateway.openai import error_table, parsed_request, request_fields
+from tidegate_gateway.openai.error_table import BadRequest
+from tidegate_gateway.store import store_contract, store_link
+from tidegate_gateway.workflows import workflow_declaration
+from tidegate_policy.model import WorkflowId
+
+logger = logging.getLogger("tidegate.gateway")
+
+T = TypeVar("T")
+
+HOUSEKEEPING_S, FLUSH_S = 0.5, 0.05
+"""Between two rounds of housekeeping; while ends wait for the store."""
+BATCH = 100
+"""Records that one round of housekeeping touches."""
+MOST_UNRECORDED = 100_000
+LISTED, MOST_LISTED = 100, 1000
+"""Rows of a list: when the request names no limit, and at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """A call's place in its workflow, and the workflow's record when the call joined it."""
+
+    stage: str
+    call: str
+    record: store_contract.Record
+
+    @property
+    def workflow(self) -> WorkflowId:
+        return WorkflowId(self.record.id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requester:
+    """What a request about workflows says of itself."""
+
+    tenant: str | None = None
+    key: str | None = None
+    """Its idempotency key."""
+    names: request_fields.FieldNames = request_fields.HTTP_NAMES
+
+
+class Workflows:
+    """All workflows, through the store."""
+
+    def __init__(
+        self,
+        link: store_link.StoreLink,
+        metrics: prometheus_metrics.Metrics,
+        templates: tuple[gateway_settings.Template, ...] = (),
+    ) -> None:
+        self._link = link
+        self._metrics = metrics
+        self._templates = {item.name: item for item in templates}
+        self._outbox: dict[bool, collections.deque[tuple[str, str]]] = {ok: collections.deque() for ok in (True, False)}
+        """Ends that wait for the store, good ones first: clients have seen those."""
+
+    @property
+    def unrecorded(self) -> int:
+        """Ends of calls that the store does not know yet."""
+        return sum(map(len, self._outbox.values()))
+
+    # Calls.
+
+    async def join(self, request: parsed_request.ParsedRequest, call: str) -> Membership:
+        """Enters a call into the workflow that its request names. Raises `GatewayError`."""
+        fields = request.fields
+        workflow, stage = fields.workflow, fields.stage
+        if workflow is None or stage is None:
+            raise AssertionError("the request names no workflow")
+        deadline_ms = None if fields.deadline_s is None else round(fields.deadline_s * 1000)
+        asked = self._link.store is not None and self._link.up
+        try:
+            record = await self._ask(
+                lambda store: store.join(
+                    workflow, stage, call, deadline_ms=deadline_ms, tenant=fields.tenant, key=fields.idempotency_key
+                ),
+                _Subject(workflow=workflow, stage=stage, names=fields.names, by_call=True),
+            )
+        except (asyncio.CancelledError, error_table.Shed):
+            if asked:
+                self._later(workflow, call, ok=False)  # the store may have taken it all the same
+            raise
+        return Membership(stage=stage, call=call, record=record)
+
+    async def ended(self, membership: Membership, *, ok: bool) -> None:
+        """Records the end of a call. If the store cannot take it now, or the wait is cancelled, it is recorded later."""
+        recorded = False
+        try:
+            recorded = await self._record(membership.workflow, membership.call, ok=ok)
+        finally:
+            if not recorded:
+                self._later(membership.workflow, membership.call, ok=ok)
+
+    def cut(self, membership: Membership) -> None:
+        """The client of a call went away; recorded soon."""
+        self._later(membership.workflow, membership.call, ok=False)
+
+    async def run(self, loops: background_loop.BackgroundLoops) -> None:
+        """Empties the outbox, ends overdue workflows and counts ended ones, until cancelled."""
+        while True:
+            await asyncio.sleep(FLUSH_S if self.unrecorded and self._link.up else HOUSEKEEPING_S)
+            await loops.step("workflows", self._housekeeping)
+
+    async def _housekeeping(self) -> None:
+        store = self._link.store
+        if store is None or not self._link.up:
+            return
+        await self.flush()
+        try:
+            await store.expire(BATCH)
+            for end in await store.ends(10 * BATCH):
+                self._metrics.on_workflow(end.template, end.outcome)
+        except store_contract.Unavailable:
+            self._link.up = False
+
+    async def flush(self) -> None:
+        """Records what waits in the outbox, as far as the store takes it."""
+        for ok, waiting in self._outbox.items():
+            while waiting and await self._record(*waiting[0], ok=ok):
+                waiting.popleft()
+        self._metrics.unrecorded.set(self.unrecorded)
+
+    # The API. A request that names a tenant does not see the workflows of other tenants.
+
+    async def create(
+        self, declaration: workflow_declaration.WorkflowDeclaration, by: Requester
+    ) -> store_contract.Record:
+        """Creates a workflow. Raises `GatewayError`."""
+        new = workflow_declaration.declared(declaration, by.tenant, self._templates)
+        same = once(by.key, new.tenant, "create", orjson.dumps(declaration, option=orjson.OPT_SORT_KEYS))
+        return await self._ask(lambda store: store.create(new, once=same), _Subject(workflow=new.id, names=by.names))
+
+    async def get(self, workflow: str, by: Requester) -> store_contract.Record:
+        request_fields.name(workflow, "id")
+        subject = _Subject(workflow=workflow, names=by.names)
+        return await self._ask(lambda store: store.get(workflow, by=by.tenant), subject)
+
+    async def listed(self, state: str | None, limit: int, by: Requester) -> tuple[list[store_contract.Record], bool]:
+        """The newest workflows, of one state or of all, and whether there are more than `limit`."""
+        if state is not None and state not in store_contract.STATES:
+            raise BadRequest(f"state must be one of {', '.join(store_contract.STATES)}", param="state")
+        if not 1 <= limit <= MOST_LISTED:
+            raise BadRequest(f"limit must be a whole number from 1 to {MOST_LISTED}", param="limit")
+        found = await self._ask(
+            lambda store: store.listed(state, limit + 1, by=by.tenant),
+            _Subject(workflow="", names=by.names),
+        )
+        return found[:limit], len(found) > limit
+
+    async def complete_stage(self, workflow: str, stage: str, by: Requester) -> store_contract.Record:
+        """Ends a stage (a tool step, or the last of its undeclared calls)."""
+        request_fields.name(workflow, "id")
+        request_fields.name(stage, "stage")
+        same = once(by.key, by.tenant, f"complete {workflow} {stage}")
+        return await self._ask(
+            lambda store: store.complete_stage(workflow, stage, by=by.tenant, once=same),
+            _Subject(workflow=workflow, stage=stage, names=by.names),
+        )
+
+    async def complete(self, workflow: str, by: Requester) -> store_contract.Record:
+        request_fields.name(workflow, "id")
+        same = once(by.key, by.tenant, f"complete {workflow}")
+        subject = _Subject(workflow=workflow, names=by.names)
+        return await self._ask(lambda store: store.complete(workflow, by=by.tenant, once=same), subject)
+
+    async def cancel(self, workflow: str, by: Requester) -> store_contract.Record:
+        request_fields.name(workflow, "id")
+        subject = _Subject(workflow=workflow, names=by.names)
+        return await self._ask(lambda store: store.cancel(workflow, by=by.tenant), subject)
+
+    # The machinery.
+
+    async def _ask(self, operation: Callable[[store_contract.Store], Awaitable[T]], subject: "_Subject") -> T:
+        """One operation of the store; its rejections become errors of the API."""
+        store = self._link.store
+        if store is None or not self._link.up:
+            raise error_table.store_unavailable()
+        try:
+            return await operation(store)
+        except store_contract.Unavailable as error:
+            self._link.up = False
+            raise error_table.store_unavailable() from error
+        except store_contract.Rejected as error:
+            raise _rejection(error, subject) from error
+
+    async def _record(self, workflow: str, call: str, *, ok: bool) -> bool:
+        """Whether the end of a call is recorded, or there is no workflow left to record it in."""
+        store = self._link.store
+        if store is None or not self._link.up:
+            return False
+        try:
+            await store.finish(workflow, call, ok=ok)
+        except store_contract.Unavailable:
+            self._link.up = False
+            return False
+        except store_contract.Rejected as error:
+            logger.info("the end of call %s is not recorded: workflow %s: %s", call, workflow, error.code)
+        return True
+
+    def _later(self, workflow: str, call: str, *, ok: bool) -> None:
+        if self._link.store is None:
+            return
+        self._outbox[ok].append((workflow, call))
+        if self.unrecorded > MOST_UNRECORDED:
+            workflow, call = (self._outbox[False] or self._outbox[True]).pop()
+            logger.error("the end of call %s of workflow %s cannot be recorded", call, workflow)
+        self._metrics.unrecorded.set(self.unrecorded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Subject:
+    """What an operation of the store is about, and how its wire names that."""
+
+    workflow: str
+    stage: str = ""
+    names: request_fields.FieldNames
+    by_call: bool = False
+    """A call named the workflow and the stage, in its headers or fields."""
+
+
+def once(key: str | None, tenant: str | None, operation: str, body: bytes = b"{}") -> store_contract.Idempotency | None:
+    """What a tenant's idempotency key stands for; `key` is checked already."""
+    if not key:
+        return None
+    printed = hashlib.sha256(body).hexdigest()
+    return store_contract.Idempotency(key=key, scope=f"{operation}\n{tenant or ''}", print=printed)
+
+
+def _rejection(error: store_contract.Rejected, subject: _Subject) -> error_table.GatewayError:
+    """The store's rejection as an error of the API, with the header or field that it is about."""
+    workflow, stage, names = subject.workflow, subject.stage, subject.names
+    at_id, at_stage = (names.workflow, names.stage) if subject.by_call else ("id", "stage")
+    sentence, param = {
+        "workflow_not_found": (
+            f"workflow {workflow!r} is unknown; create it, or start it by a call with {names.deadline}",
+            at_id,
+        ),
+        "workflow_ended": (f"workflow {workflow!r} has ended ({error.state}); create another one", at_id),
+        "workflow_exists": (f"workflow {workflow!r} exists already; choose another id, or use it as it is", at_id),
+        "stage_not_found": (f"workflow {workflow!r} has no stage {stage!r}; its own record names them", at_stage),
+        "stage_already_done": (
+            f"stage {stage!r} is done and takes no more calls or completions; name another stage, or repeat a request"
+            f" with the {names.idempotency_key} that it had",
+            at_stage,
+        ),
+        "idempotency_key_reused": (
+            f"this {names.idempotency_key} was used with another body; use a new key for a new request",
+            names.idempotency_key,
+        ),
+        "too_many_stages": (
+            f"workflow {workflow!r} has {stage_declaration.MOST_STAGES} stages already; create another one",
+            at_stage,
+        ),
+        "too_many_calls": (
+            f"workflow {workflow!r} has {store_contract.MOST_CALLS} calls under way; wait until some are done",
+            at_id,
+        ),
+    }[error.code]
+    code = "invalid_request" if error.code.startswith("too_many") else error.code
+    return BadRequest(sentence, param=param, code=code)
