@@ -18,6 +18,7 @@ from tidegate_policy.cost import CostModel
 from tidegate_policy.dispatch import dispatcher, engine_table
 from tidegate_policy.model import CallId, DropReason, EngineId, WorkflowId
 from tidegate_policy.predict.output_length import CHARACTERS_PER_TOKEN
+from tidegate_policy.steer import guards, steering_loop
 from tidegate_sim import history, virtual_engine, virtual_time
 from tidegate_sim.trace_format import TraceCall
 
@@ -34,6 +35,11 @@ class Row:
     """The gateway's settings; the defaults are the product's."""
     engine_policy: str | None = None
     """The scheduling policy of the engines; None = the gateway's."""
+    stock_scheduler: bool = False
+    """Engines run vLLM's own scheduler class; `engine_policy` is then its own `fcfs` or `priority`."""
+    prefix_cache: bool = True
+    steering: steering_loop.Settings | None = None
+    """The steering loop's settings; None = the policy stays."""
     workflow_deadline_s: float = 300.0
     """The deadline of a workflow for which the trace has none."""
 
@@ -81,6 +87,8 @@ class Outcome:
     busy_share: Mapping[str, float]
     """Share of the makespan in which an engine ran."""
     calls_on: Mapping[str, int]
+    switches: Sequence[tuple[float, str, str]] = ()
+    """The switches of the steering loop: (instant, policy, reason)."""
 
 
 class Cell:
@@ -94,12 +102,18 @@ class Cell:
         self._core = gateway_core.GatewayCore(_granting(row.gateway), random.Random(seed))
         self._engines = {
             name: virtual_engine.VirtualEngine(
-                self._loop, model, policy=row.engine_policy or row.gateway.policy, listener=self
+                self._loop,
+                model,
+                policy=row.engine_policy or row.gateway.policy,
+                listener=self,
+                stock=row.stock_scheduler,
+                prefix_cache=row.prefix_cache,
             )
             for name, model in pool.items()
         }
         for name, model in pool.items():
             self._carry_out(self._core.on_engine(0.0, engine_table.EngineFacts(id=name, cost=model)))
+        self._steering = None if row.steering is None else _Steering(self._core, self._engines, row.steering)
         history.learn(self._core, learned_from, list(pool.values()), model=MODEL)
         self._trace: dict[str, TraceCall] = {}
         self._sent: dict[str, dispatcher.Send] = {}
@@ -132,6 +146,8 @@ class Cell:
                 self._followers[before].append(call)
             if not call.after:
                 self._loop.after(call.arrival_s, functools.partial(self._arrive, call))
+        if self._steering is not None:
+            self._loop.after(self._steering.period_s, self._steer)
         self._loop.run()
         shed = {_group(self._trace[item.id]) for item in self._ended if item.shed is not None}
         if stuck := [group for group, count in self._unfinished.items() if count and group not in shed]:
@@ -146,6 +162,7 @@ class Cell:
             steps=sum(item.steps for item in self._engines.values()),
             busy_share={name: item.busy_s / makespan_s for name, item in self._engines.items()},
             calls_on=self._calls_on,
+            switches=() if self._steering is None else tuple(self._steering.switches),
         )
 
     # What the engines report.
@@ -237,6 +254,13 @@ class Cell:
             self._expiry_at_s = expiry_at_s
             self._loop.after(max(expiry_at_s - self._loop.now(), 0.0), self._expire)
 
+    def _steer(self) -> None:
+        """One observation of the steering loop; the last one is after the last call."""
+        if self._steering is not None:
+            self._steering.observe(self._loop.now())
+            if len(self._ended) < len(self._trace):
+                self._loop.after(self._steering.period_s, self._steer)
+
     def _expire(self) -> None:
         self._expiry_at_s = math.inf
         self._carry_out(self._core.on_tick(self._loop.now()))
@@ -245,6 +269,37 @@ class Cell:
         outcome = self._open.pop(call_id)
         outcome.shed = reason
         self._ended.append(outcome)
+
+
+class _Steering:
+    """The steering loop over virtual engines: what `SteeringDriver` does over EngineControl."""
+
+    def __init__(
+        self,
+        core: gateway_core.GatewayCore,
+        engines: Mapping[EngineId, virtual_engine.VirtualEngine],
+        settings: steering_loop.Settings,
+    ) -> None:
+        self.period_s = settings.observation_period_s
+        self.switches: list[tuple[float, str, str]] = []
+        self._core = core
+        self._engines = engines
+        self._loop = steering_loop.SteeringLoop(None, settings, now=0.0)
+        self._watches = {name: engine.watch() for name, engine in engines.items()}
+        self._enforce(0.0)
+
+    def observe(self, now: float) -> None:
+        reports = {str(name): [watch.cut().window] for name, watch in self._watches.items()}
+        verdict = self._loop.observe(now, reports, silent=()).verdict
+        if verdict.kind is not guards.Kind.KEEP:
+            self.switches.append((now, verdict.policy, verdict.reason))
+            self._enforce(now)
+
+    def _enforce(self, now: float) -> None:
+        state = self._loop.state
+        for engine in self._engines.values():
+            engine.set_policy(state.active, state.reason)
+        self._core.on_policy(now, state.active)
 
 
 def _facts(item: TraceCall, group_size: int) -> promises.CallFacts:

@@ -20,11 +20,13 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from tidegate_control import control_contract
 from tidegate_engine import scheduler as schedulers
 from tidegate_policy import labels
 from tidegate_policy.cost import CostModel
@@ -56,7 +58,17 @@ class Listener(Protocol):
 class VirtualEngine:
     """Calls go in, tokens come out, in virtual time."""
 
-    def __init__(self, clock: virtual_time.Loop, cost: CostModel, *, policy: str, listener: Listener) -> None:
+    def __init__(
+        self,
+        clock: virtual_time.Loop,
+        cost: CostModel,
+        *,
+        policy: str,
+        listener: Listener,
+        stock: bool = False,
+        prefix_cache: bool = True,
+    ) -> None:
+        """`stock` runs vLLM's own scheduler class with its own policy, `fcfs` or `priority`, instead of Tidegate's."""
         self.cost = cost
         self.steps = 0
         self.busy_s = 0.0
@@ -68,11 +80,26 @@ class VirtualEngine:
         self._fresh: set[str] = set()
         """Calls that arrived since the last step."""
         self._stepping = False
-        self._scheduler = build(schedulers.TidegateScheduler, cost, cost=cost, policy=policy, clock=clock.now)
+        self.preemptions = 0
+        self._stock = stock
+        if stock:
+            self._scheduler = build(Scheduler, cost, scheduling=policy, prefix_cache=prefix_cache)
+        else:
+            ours = functools.partial(schedulers.TidegateScheduler, cost=cost, policy=policy, clock=clock.now)
+            self._scheduler = build(ours, cost, prefix_cache=prefix_cache)
 
-    @property
-    def preemptions(self) -> int:
-        return int(self._scheduler.state().preemptions)
+    def watch(self) -> control_contract.Watch:
+        """The engine's QoS windows, as its control server would report them. Raises `NotControllable` for `stock`."""
+        if self._stock:
+            raise control_contract.NotControllable("vLLM's own scheduler class runs in this row")
+        watch: control_contract.Watch = self._scheduler.watch()
+        return watch
+
+    def set_policy(self, name: str, reason: str) -> None:
+        """As SetPolicy of EngineControl. Raises `NotControllable` for `stock`."""
+        if self._stock:
+            raise control_contract.NotControllable("vLLM's own scheduler class runs in this row")
+        self._scheduler.set_policy(name, reason)
 
     def submit(self, call: Call, output_tokens: int, prefixes: Sequence[Prefix] = ()) -> None:
         """Receives a call as the gateway would send it. Only this method knows that it produces `output_tokens`."""
@@ -90,6 +117,7 @@ class VirtualEngine:
             self._scheduler.update_from_output(output, ModelRunnerOutput(req_ids=[], req_id_to_index={}))
             self._stepping = False
             return
+        self.preemptions += len(output.preempted_req_ids or ())
         self.queued += sum(new.req_id not in self._fresh for new in output.scheduled_new_reqs)
         self._fresh.clear()
         seconds = step_seconds(self.cost, output, self._scheduler.requests)
@@ -162,10 +190,17 @@ def request(
     return Request(request_id, prompt, params, None, arrival_time=0.0, block_hasher=_block_hasher())
 
 
-def build(scheduler_class: Callable[..., Any], limits: CostModel, *, scheduling: str = "priority", **ours: Any) -> Any:
+def build(
+    scheduler_class: Callable[..., Any],
+    limits: CostModel,
+    *,
+    scheduling: str = "priority",
+    prefix_cache: bool = True,
+    **ours: Any,
+) -> Any:
     """A scheduler of a given class, vLLM's or Tidegate's, with the KV capacity and batch limits of a cost model. Every row
     of a comparison is built here, so base class, limits, KV size and prefix cache are equal by construction."""
-    config = _vllm_config(limits.max_batch, limits.max_step_tokens, scheduling)
+    config = _vllm_config(limits.max_batch, limits.max_step_tokens, scheduling, prefix_cache)
     blocks = max(limits.kv_tokens // BLOCK_TOKENS, 2)
     config.cache_config.num_gpu_blocks = blocks
     attention = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32)
@@ -179,7 +214,7 @@ def build(scheduler_class: Callable[..., Any], limits: CostModel, *, scheduling:
     )
 
 
-def _vllm_config(max_batch: int, max_step_tokens: int, scheduling: str) -> VllmConfig:
+def _vllm_config(max_batch: int, max_step_tokens: int, scheduling: str, prefix_cache: bool) -> VllmConfig:
     model = _model_config()
     return VllmConfig(
         model_config=model,
@@ -191,7 +226,7 @@ def _vllm_config(max_batch: int, max_step_tokens: int, scheduling: str) -> VllmC
             policy=scheduling,
             async_scheduling=False,
         ),
-        cache_config=CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True),
+        cache_config=CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=prefix_cache),
         device_config=DeviceConfig(device="cpu"),
     )
 

@@ -15,6 +15,7 @@ from tidegate_policy import gateway_core
 from tidegate_policy.cost import CostModel
 from tidegate_policy.dispatch import routing
 from tidegate_policy.model import Call, CallId, DropReason, EngineId
+from tidegate_policy.steer import guards, steering_loop
 from tidegate_sim import bench_report, cell, history, pools, text2sql_workflows, trace_format
 
 pytestmark = pytest.mark.vllm
@@ -120,6 +121,47 @@ def test_a_call_with_a_deadline_of_its_own_is_shed_when_it_still_waits_in_the_ga
     outcome = ran(calls, row(policy="fcfs", max_inflight=1), pool)
     assert [item.shed for item in outcome.calls].count(DropReason.DEADLINE_UNREACHABLE) == 3
     assert len(outcome.latencies_s) == 1
+
+
+def test_stock_vllm_under_fcfs_gives_the_same_figures_as_our_class_under_fcfs():
+    calls = workflows()
+    ours = ran(calls, row(rule="least-requests", policy="fcfs"))
+    stock = ran(calls, replace(row(rule="least-requests", policy="fcfs"), stock_scheduler=True))
+    assert stock.latencies_s == ours.latencies_s
+
+
+def test_a_row_without_prefix_cache_computes_shared_prefixes_again():
+    calls = [
+        trace_format.TraceCall(id=f"c{n}", arrival_s=5.0 * n, prompt_tokens=4000, output_tokens=1, prefix=((7, 3904),))
+        for n in range(2)
+    ]
+    pool = {EngineId("only"): COST}
+    (_, cached_s), (_, computed_s) = (
+        ran(calls, replace(row(), prefix_cache=cache), pool).latencies_s for cache in (True, False)
+    )
+    assert cached_s < 0.1
+    assert computed_s > 0.4
+
+
+def test_steering_switches_the_policy_of_a_cell_when_short_calls_stand_behind_long_ones():
+    pool = {EngineId("only"): replace(COST, max_batch=4)}
+    calls = [
+        trace_format.TraceCall(
+            id=f"c{n}",
+            arrival_s=0.05 * n,
+            prompt_tokens=100,
+            output_tokens=400 if n % 8 == 0 else 5,
+            tenant=f"t{n % 8 == 0}",
+        )
+        for n in range(300)
+    ]
+    settings = steering_loop.Settings(
+        allow=("two-lane", "fcfs"), interval_s=5.0, guards=guards.GuardSettings(dwell_s=5.0)
+    )
+    steered = ran(calls, replace(row(policy="fcfs"), steering=settings), pool)
+    assert steered.switches
+    assert steered.switches[0][1] == "two-lane"
+    assert ran(calls, row(policy="fcfs"), pool).switches == ()
 
 
 def test_an_unknown_pool_is_a_sentence():
