@@ -71,7 +71,7 @@ class FakeEngine:
         if self.hang:
             await asyncio.sleep(3600)
         if self.status != 200:
-            error = {"error": {"message": "as told", "type": "test", "param": None, "code": self.status}}
+            error = {"error": {"message": "as set by the test", "type": "test", "param": None, "code": self.status}}
             return web.json_response(error, status=self.status)
         if self.garbage is not None:
             kind = "text/event-stream" if body.get("stream") else "application/json"

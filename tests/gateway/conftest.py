@@ -101,10 +101,12 @@ def up(valkey_url: str) -> Up:
         **document: Any,
     ) -> AsyncIterator[Client]:
         listen = {"port": 0, "adminPort": 0, "grpcPort": None} | document.pop("listen", {})
-        kept: dict[str, Any] = {"pool": pool or secrets.token_hex(4), "sync": 0.05} | document.pop("store_options", {})
+        stored: dict[str, Any] = {"pool": pool or secrets.token_hex(4), "sync": 0.05} | document.pop(
+            "store_options", {}
+        )
         if store:
-            kept["url"] = valkey_url if store is True else store
-        told = gateway_settings.from_mapping(
+            stored["url"] = valkey_url if store is True else store
+        loaded = gateway_settings.from_mapping(
             {
                 "listen": listen,
                 "engines": [
@@ -112,11 +114,11 @@ def up(valkey_url: str) -> Up:
                 ],
                 "health": {"interval": 0.1, "timeout": 0.5, "baseEjection": 0.2} | document.pop("health", {}),
                 "timeouts": {"drain": 2.0} | document.pop("timeouts", {}),
-                "store": kept,
+                "store": stored,
                 **document,
             }
         )
-        async with app.serving(told) as bound, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        async with app.serving(loaded) as bound, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
             gateway = bound.gateway
             if seen and engines:
                 await until(lambda: _all_accepting(gateway))

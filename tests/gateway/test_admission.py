@@ -20,7 +20,7 @@ COST = {"step_s": 1.0, "prefill_s": 0.001}
 
 
 async def budget_ms(client: Any, engine: fake_engine.FakeEngine, **headers: str) -> float:
-    """What the engine is told that the call may take."""
+    """The time that the engine gets for the call."""
     status, _, _ = await client.ask(headers={name.replace("_", "-"): value for name, value in headers.items()})
     assert status == 200
     found: float = engine.bodies[-1]["vllm_xargs"]["tg.budget_ms"]

@@ -131,10 +131,12 @@ async def test_a_class_fills_in_targets_and_headers_may_loosen_them(up: Any) -> 
 
 async def test_an_engines_rejection_passes_through(up: Any) -> None:
     async with fake_engine.engine(status=400) as engine, up(engine) as client, client.openai() as sdk:
-        with pytest.raises(openai.BadRequestError, match="the engine rejects the request: as told") as caught:
+        with pytest.raises(
+            openai.BadRequestError, match="the engine rejects the request: as set by the test"
+        ) as caught:
             await sdk.chat.completions.create(model="fake", messages=[{"role": "user", "content": "hi"}])
         assert (caught.value.code, caught.value.type) == ("invalid_request", "invalid_request_error")
-        with pytest.raises(openai.BadRequestError, match="as told"):
+        with pytest.raises(openai.BadRequestError, match="as set by the test"):
             await sdk.chat.completions.create(model="fake", messages=[{"role": "user", "content": "hi"}], stream=True)
 
 

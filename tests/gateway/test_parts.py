@@ -126,10 +126,10 @@ def test_a_wrong_setting_is_named(document: Any, says: str) -> None:
 def test_settings_come_from_yaml_and_the_environment(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("queue: {ttl: 1m30s}\ndispatch: {cap: null, alpha: 1}\nclasses: [{name: chat, ttft: 60ms}]\n")
-    told = gateway_settings.load(path, {"TIDEGATE_STORE_PASSWORD": "secret", "TIDEGATE_STORE_URL": "redis://x"})
-    assert (told.queue.ttl_s, told.dispatch.cap, told.dispatch.alpha) == (90.0, None, 1.0)
-    assert told.classes[0].ttft_s == 0.06
-    assert (told.store.url, told.store.password) == ("redis://x", "secret")
+    loaded = gateway_settings.load(path, {"TIDEGATE_STORE_PASSWORD": "secret", "TIDEGATE_STORE_URL": "redis://x"})
+    assert (loaded.queue.ttl_s, loaded.dispatch.cap, loaded.dispatch.alpha) == (90.0, None, 1.0)
+    assert loaded.classes[0].ttft_s == 0.06
+    assert (loaded.store.url, loaded.store.password) == ("redis://x", "secret")
     with pytest.raises(settings_decoder.BadSettings, match="cannot read"):
         gateway_settings.load(tmp_path / "nowhere.yaml", {})
 

@@ -178,7 +178,7 @@ async def test_a_shed_call_carries_the_delay_after_which_to_retry(up: Any) -> No
 async def test_an_engines_rejection_reaches_the_client_in_its_words(up: Any) -> None:
     async with fake_engine.engine(status=400) as engine, up(engine, listen=LISTEN) as client:
         async with grpc.aio.insecure_channel(client.grpc) as channel:
-            with pytest.raises(grpc.aio.AioRpcError, match="as told") as caught:
+            with pytest.raises(grpc.aio.AioRpcError, match="as set by the test") as caught:
                 async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(chat()):
                     pass
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -25,14 +25,14 @@ STAGES = (
 ENGINE = EngineId("e1")
 
 
-def told(url: str, **options: Any) -> gateway_settings.Store:
+def store_settings(url: str, **options: Any) -> gateway_settings.Store:
     return gateway_settings.Store(**({"url": url, "pool": secrets.token_hex(4), "timeout_s": 5.0} | options))
 
 
 @pytest.fixture
 async def two(valkey_url: str) -> AsyncIterator[tuple[store_contract.Store, store_contract.Store]]:
     """The store as two gateways of one pool see it."""
-    shared = told(valkey_url, lease_s=0.5)
+    shared = store_settings(valkey_url, lease_s=0.5)
     both = valkey_store.Valkey(shared, gateway="g1"), valkey_store.Valkey(shared, gateway="g2")
     yield both
     for one in both:
@@ -167,7 +167,7 @@ async def test_a_call_and_its_retry_through_another_gateway_count_once(
 
 
 async def test_after_a_silence_no_gateway_is_dead_for_another_lease(valkey_url: str) -> None:
-    shared = told(valkey_url, lease_s=0.5)
+    shared = store_settings(valkey_url, lease_s=0.5)
     one, other = valkey_store.Valkey(shared, gateway="g1"), valkey_store.Valkey(shared, gateway="g2")
     server, leases = valkey.Redis.from_url(valkey_url), f"tidegate:v1:{{{shared.pool}}}:leases"
     for gateway in (one, other):
@@ -187,7 +187,7 @@ async def test_after_a_silence_no_gateway_is_dead_for_another_lease(valkey_url: 
 
 
 async def test_a_gateway_that_leaves_is_gone_unless_it_leaves_calls_behind(valkey_url: str) -> None:
-    shared = told(valkey_url, lease_s=0.5)
+    shared = store_settings(valkey_url, lease_s=0.5)
     one, other = valkey_store.Valkey(shared, gateway="g1"), valkey_store.Valkey(shared, gateway="g2")
     server, leases = valkey.Redis.from_url(valkey_url), f"tidegate:v1:{{{shared.pool}}}:leases"
     await one.exchange({})
@@ -281,13 +281,13 @@ async def test_more_cancelled_workflows_than_fit_are_announced_in_turn(
     names = [f"w{i}" for i in range(valkey_store.MOST_CANCELLED + 100)]
     await asyncio.gather(*(one.create(flow(id=name)) for name in names))
     await asyncio.gather(*(one.cancel(name) for name in names))
-    told = [set((await other.exchange({})).cancelled) for _ in range(2)]
-    assert len(told[0]) == valkey_store.MOST_CANCELLED
-    assert told[0] | told[1] == set(names)
+    reported = [set((await other.exchange({})).cancelled) for _ in range(2)]
+    assert len(reported[0]) == valkey_store.MOST_CANCELLED
+    assert reported[0] | reported[1] == set(names)
 
 
 async def test_every_end_is_reported_once_by_whichever_operation(valkey_url: str) -> None:
-    shared = told(valkey_url)
+    shared = store_settings(valkey_url)
     one, late = (
         valkey_store.Valkey(shared, gateway="g1"),
         valkey_store.Valkey(dataclasses.replace(shared, grace_s=0.0), gateway="g2"),
@@ -345,7 +345,7 @@ async def lossy(url: str) -> AsyncIterator[tuple[str, list[bool]]]:
 
 async def test_a_command_whose_answer_is_lost_counts_once(valkey_url: str) -> None:
     async with lossy(valkey_url) as (url, lose):
-        one = valkey_store.Valkey(told(url), gateway="g1")
+        one = valkey_store.Valkey(store_settings(url), gateway="g1")
         await one.create(flow(id="first"))
         await one.spend("t", 1, 60_000)
         lose.append(True)
@@ -370,15 +370,15 @@ async def test_tokens_a_minute_leak_and_large_calls_get_in(
 
 
 async def test_a_server_that_is_not_there_is_unavailable_quickly() -> None:
-    nobody = valkey_store.Valkey(told("redis://127.0.0.1:1/0", timeout_s=0.5), gateway="g1")
+    absent = valkey_store.Valkey(store_settings("redis://127.0.0.1:1/0", timeout_s=0.5), gateway="g1")
     async with asyncio.timeout(5):
         with pytest.raises(store_contract.Unavailable):
-            await nobody.get("w")
-    await nobody.close()
+            await absent.get("w")
+    await absent.close()
 
 
 async def test_everything_has_a_time_to_live(valkey_url: str) -> None:
-    shared = told(valkey_url)
+    shared = store_settings(valkey_url)
     one, server = valkey_store.Valkey(shared, gateway="g1"), valkey.Redis.from_url(valkey_url)
     await one.create(flow(tenant="t"), once=store_contract.Idempotency(key="k", scope="s"))
     await one.create(flow(id="w2"))
@@ -416,7 +416,7 @@ def test_under_any_sequence_a_workflow_ends_at_most_once_and_counts_only_grow(va
 
 
 async def _walk(url: str, operations: list[tuple[str, int, str, int]]) -> None:
-    shared = told(url)
+    shared = store_settings(url)
     gateways = [valkey_store.Valkey(shared, gateway=f"g{i}") for i in range(2)]
     before = await gateways[0].create(flow())
     for operation, which, stage, call in operations:

@@ -17,14 +17,14 @@ LEASE_S = 0.5
 async def test_a_gateway_that_drains_is_counted_until_its_calls_have_ended_and_gone_right_after(
     up: Any, until: Any, valkey_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pool, kept = secrets.token_hex(4), {"lease": LEASE_S}
+    pool, options = secrets.token_hex(4), {"lease": LEASE_S}
     server = valkey.Redis.from_url(valkey_url)
     leases = f"tidegate:v1:{{{pool}}}:leases"
     with caplog.at_level(logging.WARNING, logger="tidegate.gateway"):
         async with (
             aiohttp.ClientSession() as http,
             fake_engine.engine(hang_after=1) as engine,
-            up(engine, pool=pool, store_options=kept) as peer,
+            up(engine, pool=pool, store_options=options) as peer,
         ):
 
             async def ask(url: str) -> None:
@@ -38,7 +38,7 @@ async def test_a_gateway_that_drains_is_counted_until_its_calls_have_ended_and_g
 
             loop = asyncio.get_running_loop()
             async with asyncio.TaskGroup() as group:
-                async with up(engine, pool=pool, store_options=kept, timeouts={"drain": 3 * LEASE_S}) as leaving:
+                async with up(engine, pool=pool, store_options=options, timeouts={"drain": 3 * LEASE_S}) as leaving:
                     group.create_task(ask(leaving.url))
                     await until(seen)
                     (left,) = {name.decode() for name in await server.zrange(leases, 0, -1)} - {

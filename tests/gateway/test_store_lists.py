@@ -16,11 +16,11 @@ from tidegate_gateway.store import store_contract, valkey_store
 async def pool(url: str, **options: Any) -> AsyncIterator[tuple[valkey_store.Valkey, valkey.Redis, str]]:
     """A store, its server, and what its keys begin with."""
     shared = gateway_settings.Store(**({"url": url, "pool": secrets.token_hex(4), "timeout_s": 5.0} | options))
-    kept, server = valkey_store.Valkey(shared, gateway="g1"), valkey.Redis.from_url(url)
+    store, server = valkey_store.Valkey(shared, gateway="g1"), valkey.Redis.from_url(url)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(server.aclose)
-        stack.push_async_callback(kept.close)
-        yield kept, server, f"tidegate:v1:{{{shared.pool}}}:"
+        stack.push_async_callback(store.close)
+        yield store, server, f"tidegate:v1:{{{shared.pool}}}:"
 
 
 def flow(number: int, **fields: Any) -> store_contract.NewWorkflow:
@@ -32,59 +32,59 @@ def ids(found: list[store_contract.Record]) -> list[str]:
 
 
 async def test_the_newest_are_those_created_last_whatever_their_deadlines(valkey_url: str) -> None:
-    async with pool(valkey_url) as (kept, _, _):
+    async with pool(valkey_url) as (store, _, _):
         for number in range(6):
-            await kept.create(flow(number, deadline_ms=60_000 - 10_000 * number, tenant="t"))
+            await store.create(flow(number, deadline_ms=60_000 - 10_000 * number, tenant="t"))
         for ended in ("w5", "w0"):
-            await kept.complete(ended)
-        assert ids(await kept.listed("running", 2)) == ["w4", "w3"]
-        assert ids(await kept.listed("running", 2, by="t")) == ["w4", "w3"]
-        assert ids(await kept.listed("done", 1)) == ["w5"]
-        assert ids(await kept.listed(None, 3)) == ["w5", "w4", "w3"]
-        assert ids(await kept.listed(None, 100)) == ["w5", "w4", "w3", "w2", "w1", "w0"]
+            await store.complete(ended)
+        assert ids(await store.listed("running", 2)) == ["w4", "w3"]
+        assert ids(await store.listed("running", 2, by="t")) == ["w4", "w3"]
+        assert ids(await store.listed("done", 1)) == ["w5"]
+        assert ids(await store.listed(None, 3)) == ["w5", "w4", "w3"]
+        assert ids(await store.listed(None, 100)) == ["w5", "w4", "w3", "w2", "w1", "w0"]
 
 
 async def test_ids_whose_records_are_gone_take_no_place_in_a_list(valkey_url: str) -> None:
-    async with pool(valkey_url) as (kept, server, prefix):
+    async with pool(valkey_url) as (store, server, prefix):
         for number in range(9):
-            await kept.create(flow(number, tenant="t"))
+            await store.create(flow(number, tenant="t"))
         for number in (2, 5, 6, 7, 8):
             await server.delete(f"{prefix}workflow:w{number}")
         for by in (None, "t"):
-            assert ids(await kept.listed("running", 2, by=by)) == ["w4", "w3"]
-            assert ids(await kept.listed(None, 100, by=by)) == ["w4", "w3", "w1", "w0"]
+            assert ids(await store.listed("running", 2, by=by)) == ["w4", "w3"]
+            assert ids(await store.listed(None, 100, by=by)) == ["w4", "w3", "w1", "w0"]
 
 
 async def test_a_list_shows_overdue_workflows_as_expired(valkey_url: str) -> None:
-    async with pool(valkey_url, grace_s=0.0) as (kept, _, _):
-        await kept.create(flow(1, deadline_ms=1))
-        await kept.create(flow(2))
+    async with pool(valkey_url, grace_s=0.0) as (store, _, _):
+        await store.create(flow(1, deadline_ms=1))
+        await store.create(flow(2))
         await asyncio.sleep(0.01)
-        assert ids(await kept.listed("running", 10)) == ["w2"]
-        assert [(record.id, record.state) for record in await kept.listed(None, 10)] == [
+        assert ids(await store.listed("running", 10)) == ["w2"]
+        assert [(record.id, record.state) for record in await store.listed(None, 10)] == [
             ("w2", "running"),
             ("w1", "expired"),
         ]
 
 
 async def test_a_long_list_of_every_state_is_few_commands(valkey_url: str) -> None:
-    async with pool(valkey_url) as (kept, server, _):
-        await asyncio.gather(*(kept.create(flow(number)) for number in range(300)))
-        await asyncio.gather(*(kept.complete(f"w{number}") for number in range(150)))
+    async with pool(valkey_url) as (store, server, _):
+        await asyncio.gather(*(store.create(flow(number)) for number in range(300)))
+        await asyncio.gather(*(store.complete(f"w{number}") for number in range(150)))
         before = await server.info("commandstats")
-        assert len(await kept.listed(None, 300)) == 300
+        assert len(await store.listed(None, 300)) == 300
         after = await server.info("commandstats")
         scripts = [stats["cmdstat_evalsha"]["calls"] for stats in (before, after)]
         assert scripts[1] - scripts[0] <= 3
 
 
 async def test_lapsed_records_leave_every_index(valkey_url: str) -> None:
-    async with pool(valkey_url, grace_s=0.0, retention_s=0.05) as (kept, server, prefix):
-        await kept.create(flow(1, deadline_ms=1, tenant="t"))
+    async with pool(valkey_url, grace_s=0.0, retention_s=0.05) as (store, server, prefix):
+        await store.create(flow(1, deadline_ms=1, tenant="t"))
         async with asyncio.timeout(10):
             while await server.exists(f"{prefix}workflow:w1"):
                 await asyncio.sleep(0.02)
-        await kept.create(flow(2, tenant="t"))
+        await store.create(flow(2, tenant="t"))
         names = [name.decode() for name in await server.keys(f"{prefix}*running*")]
         indexes = {name.removeprefix(prefix): await server.zrange(name, 0, -1) for name in names}
         assert indexes == {name: [b"w2"] for name in ("running", "running:t", "created:running", "created:running:t")}

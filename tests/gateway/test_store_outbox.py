@@ -54,8 +54,8 @@ async def test_a_call_that_never_reached_the_store_needs_no_end() -> None:
 
 
 async def test_when_too_many_ends_wait_those_that_no_client_has_seen_are_dropped_first() -> None:
-    kept = Notebook()
-    flows, link = over(kept)
+    store = Notebook()
+    flows, link = over(store)
     link.up = False
     for number in range(workflow_service.MOST_UNRECORDED):
         flows.cut(member(f"cut{number}"))
@@ -63,38 +63,38 @@ async def test_when_too_many_ends_wait_those_that_no_client_has_seen_are_dropped
         await flows.ended(member(f"told{number}"), ok=True)
     assert flows.unrecorded == workflow_service.MOST_UNRECORDED
     link.up = True
-    kept.answers.set()
+    store.answers.set()
     await flows.flush()
-    assert [call for call, ok in kept.ends if ok] == [f"told{number}" for number in range(5)]
-    assert len(kept.ends) == workflow_service.MOST_UNRECORDED
+    assert [call for call, ok in store.ends if ok] == [f"told{number}" for number in range(5)]
+    assert len(store.ends) == workflow_service.MOST_UNRECORDED
     assert flows.unrecorded == 0
 
 
 async def test_an_end_is_kept_until_the_store_has_said_that_it_has_it() -> None:
-    kept = Notebook()
-    flows, _ = over(kept)
+    store = Notebook()
+    flows, _ = over(store)
     flows.cut(member("c"))
     flushing = asyncio.create_task(flows.flush())
     await asyncio.sleep(0)
     flushing.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await flushing
-    kept.answers.set()
+    store.answers.set()
     await flows.flush()
-    assert kept.ends == [("c", False)]
+    assert store.ends == [("c", False)]
 
 
 async def test_an_end_whose_client_went_away_is_still_recorded_as_it_was() -> None:
-    kept = Notebook()
-    flows, _ = over(kept)
+    store = Notebook()
+    flows, _ = over(store)
     ending = asyncio.create_task(flows.ended(member("served"), ok=True))
     await asyncio.sleep(0)
     ending.cancel()
     await asyncio.wait([ending])
-    assert (flows.unrecorded, kept.ends) == (1, [])
-    kept.answers.set()
+    assert (flows.unrecorded, store.ends) == (1, [])
+    store.answers.set()
     await flows.flush()
-    assert kept.ends == [("served", True)]
+    assert store.ends == [("served", True)]
 
 
 async def test_a_store_in_cluster_mode_has_its_own_error() -> None:
@@ -105,7 +105,7 @@ async def test_a_store_in_cluster_mode_has_its_own_error() -> None:
 
     async with await asyncio.start_server(moved, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        kept = valkey_store.Valkey(gateway_settings.Store(url=f"redis://127.0.0.1:{port}/0", pool="p"), gateway="g1")
+        store = valkey_store.Valkey(gateway_settings.Store(url=f"redis://127.0.0.1:{port}/0", pool="p"), gateway="g1")
         with pytest.raises(store_contract.Unavailable, match="cluster mode, which is not supported"):
-            await kept.get("w")
-        await kept.close()
+            await store.get("w")
+        await store.close()

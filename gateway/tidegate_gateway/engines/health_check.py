@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import aiohttp
-import grpc
 import orjson
 
+from tidegate_control import control_client
 from tidegate_gateway import gateway_settings
 from tidegate_gateway.engines import metrics_scrape
 from tidegate_gateway.lifecycle import engine_directory, placement
@@ -22,7 +22,6 @@ from tidegate_gateway.observe import background_loop
 from tidegate_policy import cost
 from tidegate_policy.dispatch import engine_table
 from tidegate_policy.model import EngineId
-from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 logger = logging.getLogger("tidegate.gateway")
 
@@ -157,27 +156,30 @@ class HealthCheck:
         served = self._served.name
         return None if served in health.models else f"serves {health.models[0]}, not {served}"
 
-    async def _ask_control(self, control: control_pb2_grpc.EngineControlStub) -> None:
+    async def _ask_control(self, control: control_client.EngineClient) -> None:
         health = self._health
         try:
-            state = await control.GetState(control_pb2.GetStateRequest(), timeout=self._settings.timeout_s)
-        except grpc.aio.AioRpcError as error:
-            logger.debug("engine %s: control port: %s", health.address.id, error.code())
+            state = await control.get_state(timeout_s=self._settings.timeout_s)
+        except control_client.CallFailed as error:
+            logger.debug("engine %s: control port: %s", health.address.id, error)
             return
-        if state is None:  # grpc.aio returns None for an answer that it cannot parse
-            logger.debug("engine %s: control port: not an EngineState", health.address.id)
+        if state is None:
+            logger.debug("engine %s: control port: %s", health.address.id, control_client.UNREADABLE)
         else:
             health.policy, health.fallback = state.policy or None, state.fallback_reason or None
             health.simulated = state.simulated_profile or None
 
 
 @contextlib.asynccontextmanager
-async def _control(address: str | None) -> AsyncIterator[control_pb2_grpc.EngineControlStub | None]:
+async def _control(address: str | None) -> AsyncIterator[control_client.EngineClient | None]:
     if address is None:
         yield None
         return
-    async with grpc.aio.insecure_channel(address) as channel:
-        yield control_pb2_grpc.EngineControlStub(channel)  # type: ignore[no-untyped-call]
+    client = control_client.EngineClient(address)
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
 async def _page(response: aiohttp.ClientResponse) -> bytes:
