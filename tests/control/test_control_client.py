@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tidegate_control import control_client, control_contract, control_server, engine_double, translation
+from tidegate_control import control_client, control_contract, control_double, control_server, translation
 from tidegate_policy import qos
 from tidegate_proto.v1 import control_pb2
 
@@ -24,8 +24,8 @@ STATE = control_contract.State(
 
 
 @pytest.fixture
-async def double() -> AsyncIterator[engine_double.FakeEngine]:
-    engine = engine_double.FakeEngine()
+async def double() -> AsyncIterator[control_double.FakeEngine]:
+    engine = control_double.FakeEngine()
     await engine.start()
     yield engine
     await engine.stop()
@@ -56,7 +56,7 @@ async def test_an_engine_that_does_not_run_is_unreachable() -> None:
         await client.close()
 
 
-async def test_an_answer_that_cannot_be_read_is_none(double: engine_double.FakeEngine) -> None:
+async def test_an_answer_that_cannot_be_read_is_none(double: control_double.FakeEngine) -> None:
     double.babbles = True
     client = control_client.EngineClient(double.address)
     try:
