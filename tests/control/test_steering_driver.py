@@ -173,6 +173,61 @@ async def test_an_engine_that_restarts_with_another_policy_is_set_again():
         assert engines[1].set_to == ["urgency"]
 
 
+async def test_the_parameters_of_the_decided_policy_reach_every_engine_once():
+    settings = dataclasses.replace(SETTINGS, parameters={"two-lane": {"threshold_s": 2.5}})
+    async with steered(settings=settings) as (loop, engines):
+        await decide(loop, engines, START_S + 1)
+        await decide(loop, engines, START_S + 100, control_double.blocked())
+        await decide(loop, engines, START_S + 101)
+        assert [engine.set_to for engine in engines] == [["urgency", "two-lane"]] * 2
+        assert [engine.parameters_set_to for engine in engines] == [[{}, {"threshold_s": 2.5}]] * 2
+        assert [engine.parameters for engine in engines] == [{"threshold_s": 2.5, "fast_share": 0.75}] * 2
+
+
+async def test_an_engine_with_other_parameters_is_set_again():
+    settings = dataclasses.replace(SETTINGS, parameters={"two-lane": {"threshold_s": 2.5}})
+    async with steered(state=guards.SteerState(active="two-lane", since_at_s=START_S), settings=settings) as (
+        loop,
+        engines,
+    ):
+        await decide(loop, engines, START_S + 1)
+        engines[0].parameters = {"threshold_s": 9.0, "fast_share": 0.75}
+        await decide(loop, engines, START_S + 2, control_double.calm())
+        assert [len(engine.set_to) for engine in engines] == [2, 1]
+        assert engines[0].parameters["threshold_s"] == 2.5
+
+
+async def test_a_changed_parameter_reaches_the_engines_and_a_removed_one_returns_to_its_default():
+    def settings(**parameters):
+        return dataclasses.replace(SETTINGS, parameters={"two-lane": parameters})
+
+    state = guards.SteerState(active="two-lane", since_at_s=START_S)
+    async with steered(state=state, settings=settings(threshold_s=2.5)) as (loop, engines):
+        await decide(loop, engines, START_S + 1)
+        loop.settings = settings(threshold_s=3.0)
+        await decide(loop, engines, START_S + 2, control_double.calm())
+        assert [engine.parameters["threshold_s"] for engine in engines] == [3.0, 3.0]
+        loop.settings = SETTINGS
+        await decide(loop, engines, START_S + 3, control_double.calm())
+        assert [engine.parameters["threshold_s"] for engine in engines] == [4.0, 4.0]
+
+
+async def test_a_default_is_not_set_on_an_engine_that_does_not_report_the_parameter():
+    async with steered(state=guards.SteerState(active="two-lane", since_at_s=START_S)) as (loop, engines):
+        await decide(loop, engines, START_S + 1)
+        engines[0].parameters = {"fast_share": 0.75}  # an engine of an earlier version
+        await decide(loop, engines, START_S + 2, control_double.calm())
+        assert [engine.parameters_set_to for engine in engines] == [[{}], [{}]]
+
+
+async def test_a_policy_that_only_the_gateways_know_is_tried_on_the_engines():
+    async with steered() as (loop, engines):
+        chosen = steering_loop.Override(policy="of-tomorrow", reason="set by hand")
+        _, failed = await decide(loop, engines, START_S + 1, override=chosen)
+        assert failed.keys() == {engine.address for engine in engines}
+        assert "INVALID_ARGUMENT: unknown policy 'of-tomorrow'" in failed[engines[0].address]
+
+
 async def test_an_engine_that_rejects_a_policy_is_reported_and_tried_again():
     async with steered() as (loop, engines):
         engines[0].rejects = True
@@ -208,6 +263,7 @@ async def test_an_engine_with_unreadable_answers_is_reported_and_does_not_affect
     "absurd",
     [
         pytest.param(control_pb2.QosReport(kv_usage=math.nan), id="nan"),
+        pytest.param(control_pb2.QosReport(busy_s=math.inf), id="busy"),
         pytest.param(control_pb2.QosReport(ttft=control_pb2.Histogram(sum_s=math.inf)), id="endless"),
         pytest.param(control_pb2.QosReport(service=control_pb2.Histogram(counts=[0] * 60 + [1])), id="buckets"),
     ],
