@@ -228,6 +228,24 @@ async def test_an_override_outlives_the_operator_while_no_gateway_answers_and_en
         assert [engine.policy for engine in engines.values()] == ["urgency", "urgency"]
 
 
+async def test_the_parameters_in_the_spec_reach_the_engines_and_a_removed_one_returns_to_its_default(
+    cluster, kubectl, namespace, rules
+):
+    parameters = [{"policy": "two-lane", "name": "threshold_s", "value": "2.5"}]
+    fixed = {"mode": "fixed", "name": "two-lane"}
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules, **fixed, parameters=parameters) as (
+        engines,
+        make,
+    ):
+        clock = Clock()
+        steering = make(clock)
+        await observe(steering, namespace, clock, engines, 0)
+        assert [engine.parameters for engine in engines.values()] == [{"threshold_s": 2.5, "fast_share": 0.75}] * 2
+        respecify(kubectl, **fixed)
+        await observe(steering, namespace, clock, engines, 1)
+        assert [engine.parameters for engine in engines.values()] == [{"threshold_s": 4.0, "fast_share": 0.75}] * 2
+
+
 @pytest.mark.parametrize("heard", [True, False])
 async def test_a_policy_that_the_spec_no_longer_fixes_ends_whether_or_not_a_gateway_answers(
     cluster, kubectl, namespace, rules, heard
