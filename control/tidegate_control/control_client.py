@@ -1,21 +1,20 @@
 """EngineControl's client: calls to one engine, and connections to a changing set of engines.
 
 `EngineClient` makes single calls. `EngineConnections` keeps a stream of reports open to each engine of a set, opens it
-again when it breaks, and sets a policy wherever an engine reports another. This module decides nothing.
+again when it breaks, and sets a policy and its parameters wherever an engine reports others. This module decides nothing.
 """
 
 import asyncio
 import collections
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Collection
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Collection, Mapping
 
 import grpc
 
 from tidegate_control import translation
 from tidegate_policy import qos
-from tidegate_policy.engine.engine_status import State, Switched
+from tidegate_policy.engine.engine_status import State, Switched, WatchReport
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -40,14 +39,6 @@ class CallFailed(Exception):
         """Whether the engine could not be reached, as opposed to having rejected the call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """One window of an engine: the policy in force at its end, and the quality of service that was delivered."""
-
-    policy: str
-    qos: qos.Qos
-
-
 class EngineClient:
     """Calls to the EngineControl at one address (host:port). Every call raises `CallFailed`.
 
@@ -68,9 +59,16 @@ class EngineClient:
         # grpc.aio answers None for bytes that it cannot parse.
         return None if message is None else translation.from_state(message)
 
-    async def set_policy(self, policy: str, reason: str, *, timeout_s: float = SET_POLICY_TIMEOUT_S) -> Switched | None:
-        """Puts `policy` in force; returns when it is."""
-        request = control_pb2.SetPolicyRequest(policy=policy, reason=reason)
+    async def set_policy(
+        self,
+        policy: str,
+        reason: str,
+        parameters: Mapping[str, float] | None = None,
+        *,
+        timeout_s: float = SET_POLICY_TIMEOUT_S,
+    ) -> Switched | None:
+        """Puts `policy` in force; returns when it is. A parameter that is not given takes its default."""
+        request = control_pb2.SetPolicyRequest(policy=policy, reason=reason, parameters=parameters)
         try:
             answer = await self._stub.SetPolicy(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
@@ -79,14 +77,13 @@ class EngineClient:
             return None
         return Switched(policy=answer.policy, previous=answer.previous, reordered=answer.reordered)
 
-    async def watch(self, period_s: float) -> AsyncGenerator[Report | None, None]:
+    async def watch(self, period_s: float) -> AsyncGenerator[WatchReport | None, None]:
         """One report for each `period_s` (0.1 to 60 seconds) until the engine ends the stream; None for a report that
         cannot be read."""
         stream = self._stub.WatchQos(control_pb2.WatchQosRequest(period_s=period_s))
         try:
             async for message in stream:
-                window = None if message is None else translation.from_report(message)
-                yield None if window is None else Report(policy=message.policy, qos=window)
+                yield None if message is None else translation.from_report(message)
         except grpc.aio.AioRpcError as error:
             raise _failed(error) from error
         finally:
@@ -127,11 +124,23 @@ class EngineConnections:
         """Engines that have reported since the last `take_reports`."""
         return {address for address, connection in self._connections.items() if connection.reports}
 
-    async def put_in_force(self, policy: str, reason: str) -> dict[str, str]:
-        """Sets `policy` on each engine whose last report names another; returns the errors by address."""
-        outdated = [connection for connection in self._connections.values() if connection.policy != policy]
-        errors = await asyncio.gather(*(connection.set_policy(policy, reason) for connection in outdated))
-        return {connection.address: error for connection, error in zip(outdated, errors, strict=True) if error}
+    async def put_in_force(
+        self, policy: str, reason: str, parameters: Mapping[str, float], defaults: Mapping[str, float]
+    ) -> dict[str, str]:
+        """Sets `policy` and its `parameters` on each engine whose last report differs; returns the errors by address.
+
+        `defaults` are the values of the policy's other parameters. They count only where the engine reports the parameter,
+        because an engine of another version may not have it.
+        """
+        outdated = [
+            (connection, values)
+            for connection in self._connections.values()
+            if (values := connection.values_to_set(policy, parameters, defaults)) is not None
+        ]
+        errors = await asyncio.gather(
+            *(connection.set_policy(policy, reason, values) for connection, values in outdated)
+        )
+        return {connection.address: error for (connection, _), error in zip(outdated, errors, strict=True) if error}
 
     async def close(self) -> None:
         await self.retarget(())
@@ -145,6 +154,8 @@ class _Connection:
         self.report_period_s = report_period_s
         self.policy: str | None = None
         """The policy that the engine last named; None while it has named none."""
+        self.parameters: Mapping[str, float] = {}
+        """The values of the policy's parameters, as the engine last reported them."""
         self.reports: collections.deque[qos.Qos] = collections.deque(maxlen=MAX_REPORTS)
         """Since the last `take_reports`."""
         self._client = EngineClient(address)
@@ -167,15 +178,24 @@ class _Connection:
         self.reports.clear()
         return taken
 
-    async def set_policy(self, policy: str, reason: str) -> str | None:
+    def values_to_set(
+        self, policy: str, parameters: Mapping[str, float], defaults: Mapping[str, float]
+    ) -> dict[str, float] | None:
+        """The parameters that `SetPolicy` must carry; None when the engine reports the policy with these values."""
+        reported = self.parameters if self.policy == policy else {}
+        wanted = {name: value for name, value in defaults.items() if name in reported} | dict(parameters)
+        is_in_force = self.policy == policy and wanted.items() <= reported.items()
+        return None if is_in_force else wanted
+
+    async def set_policy(self, policy: str, reason: str, parameters: Mapping[str, float]) -> str | None:
         """Returns the reason of a failure, and None when the policy is in force."""
         try:
-            switched = await self._client.set_policy(policy, reason)
+            switched = await self._client.set_policy(policy, reason, parameters)
         except CallFailed as error:
             return str(error)
         if switched is None:
             return UNREADABLE
-        self.policy = switched.policy
+        self.policy, self.parameters = switched.policy, parameters
         return None
 
     async def close(self) -> None:
@@ -208,8 +228,8 @@ class _Connection:
                 if report is None:
                     self._log(logging.WARNING, UNREADABLE)
                     return
-                self.reports.append(report.qos)
-                self.policy = report.policy
+                self.reports.append(report.window)
+                self.policy, self.parameters = report.policy, report.policy_parameters
                 self._reported_at_s = asyncio.get_running_loop().time()
                 self._warned = False
 

@@ -1,13 +1,14 @@
 """Drives a pool's steering loop over real engines: it collects their reports, and puts the decided policy in force.
 
 `tidegate_policy.steer.steering_loop` decides. The operator has one driver for each ServingPool, and `tidegate up` has one
-without a cluster. A driver knows engines by address only. An engine that reports another policy than the decided one (it
-is new, it restarted, or a call to it failed) is set again by the next `enforce`.
+without a cluster. A driver knows engines by address only. An engine that reports another policy than the decided one, or
+other parameters (it is new, it restarted, or a call to it failed) is set again by the next `enforce`.
 """
 
 from collections.abc import Collection
 
 from tidegate_control import control_client
+from tidegate_policy import policies
 from tidegate_policy.steer import guards, steering_loop
 
 
@@ -43,9 +44,17 @@ class SteeringDriver:
         return self._loop.active_override(now)
 
     async def enforce(self) -> dict[str, str]:
-        """Puts the decided policy in force on every engine that reports another; returns the errors by address."""
+        """Puts the decided policy and its parameters in force on every engine that reports others; returns the errors by
+        address."""
         state = self._loop.state
-        return await self.engines.put_in_force(state.active, state.reason)
+        parameters = self.settings.parameters.get(state.active, {})
+        return await self.engines.put_in_force(state.active, state.reason, parameters, _defaults(state.active))
 
     async def close(self) -> None:
         await self.engines.close()
+
+
+def _defaults(policy: str) -> dict[str, float]:
+    """The defaults of a policy's parameters; empty for a policy of another version, which a person may have chosen."""
+    kind = policies.POLICIES.get(policy)
+    return {parameter.name: parameter.default for parameter in kind.PARAMETERS} if kind else {}

@@ -40,13 +40,13 @@ def to_report(report: WatchReport) -> control_pb2.QosReport:
     )
 
 
-def from_report(report: control_pb2.QosReport) -> qos.Qos | None:
-    """The quality of service in a report; None when a number is not finite or a histogram has too many buckets."""
+def from_report(report: control_pb2.QosReport) -> WatchReport | None:
+    """The window in a report; None when a number is not finite or a histogram has too many buckets."""
     histograms = (report.ttft, report.tpot, report.service)
-    numbers = (report.window_s, report.kv_usage, *(each.sum_s for each in histograms))
+    numbers = (report.window_s, report.kv_usage, report.busy_s, *(each.sum_s for each in histograms))
     if not all(map(math.isfinite, numbers)) or any(len(each.counts) > len(qos.BOUNDS_S) + 1 for each in histograms):
         return None
-    return qos.Qos(
+    window = qos.Qos(
         window_s=report.window_s,
         arrived=report.arrived,
         finished=report.finished,
@@ -64,6 +64,9 @@ def from_report(report: control_pb2.QosReport) -> qos.Qos | None:
             item.tenant: qos.TenantService(weight=item.weight, served_tokens=item.served_tokens, waiting=item.waiting)
             for item in report.tenants
         },
+    )
+    return WatchReport(
+        policy=report.policy, policy_parameters=dict(report.policy_parameters), window=window, busy_s=report.busy_s
     )
 
 

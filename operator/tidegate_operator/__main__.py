@@ -18,9 +18,19 @@ import kopf
 from kubernetes.aio import client, config
 
 import tidegate_profiles
-from tidegate_operator import controller, gateway_admin, handlers, liveness, pool_steering, reconcile, render, spec
+from tidegate_operator import (
+    controller,
+    gateway_admin,
+    handlers,
+    liveness,
+    pool_steering,
+    reconcile,
+    render,
+    spec_problems,
+)
 from tidegate_operator.cluster import api_server, lease, watch_cache
 from tidegate_policy import policies
+from tidegate_policy.dispatch import rules as dispatch_rules
 
 log = logging.getLogger("tidegate_operator")
 
@@ -94,7 +104,11 @@ async def _act(options: argparse.Namespace, server: api_server.ApiServer, sessio
             pull_policy=options.image_pull_policy,
             pull_secrets=tuple(options.image_pull_secret),
         ),
-        known=spec.Known(policies=frozenset(policies.POLICIES), profiles=frozenset(tidegate_profiles.names())),
+        known=spec_problems.Known(
+            policies=frozenset(policies.POLICIES),
+            rules=frozenset(dispatch_rules.RULES),
+            profiles=frozenset(tidegate_profiles.names()),
+        ),
         operator_namespace=options.operator_namespace,
     )
     cache = watch_cache.WatchCache()

@@ -179,6 +179,7 @@ def _restored(driver: steering_driver.SteeringDriver, now: float) -> steering_lo
 def settings_of(item: spec.Steering) -> steering_loop.Settings:
     return steering_loop.Settings(
         allow=item.allow,
+        parameters=item.parameters,
         interval_s=item.interval_s,
         selector=selectors.SELECTORS[item.selector](),
         guards=guards.GuardSettings(dwell_s=item.dwell_s, window_s=item.rollback_window_s, rho=item.rollback_rho),

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from tidegate_operator import cluster, objects, plan, pool_status, render, replica_allocation, spec
+from tidegate_operator import cluster, objects, plan, pool_status, render, replica_allocation, spec, spec_problems
 from tidegate_operator.spec import Json
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Rules:
     """The configuration that all pools of an operator share."""
 
     images: render.Images
-    known: spec.Known
+    known: spec_problems.Known
     operator_namespace: str
 
 

@@ -1,35 +1,24 @@
 """Translates the body of a ServingPool, as the API server stores it, into one frozen value.
 
-The schema and the CEL rules of `crds/` have filled in the defaults and rejected most mistakes. This module finds the
-rest (a cycle of stages, an unknown policy) and reports each problem with its field and its reason. `replica_allocation`
-then divides the engines among the node pools, and `render` turns the value into manifests.
+The schema and the CEL rules of `crds/` have filled in the defaults and rejected most mistakes; `spec_problems` finds the
+rest. `replica_allocation` then divides the engines among the node pools, and `render` turns the value into manifests.
 """
 
-import graphlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tidegate_operator import spec_problems
 from tidegate_policy import duration, policies
 
 Json = Mapping[str, Any]
 """A piece of a Kubernetes object."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    field: str
-    """For example spec.workflows[text2sql].stages."""
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.why}"
-
-
 class InvalidSpecError(ValueError):
     """The spec cannot be built; `problems` names each field to change."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[spec_problems.Problem]) -> None:
         super().__init__("; ".join(map(str, problems)))
         self.problems = tuple(problems)
 
@@ -127,6 +116,8 @@ class Steering:
     rollback_rho: float
     selector: str
     """Name of the selector (`tidegate_policy.steer.selectors`) that proposes policies."""
+    parameters: Mapping[str, Mapping[str, float]]
+    """By policy: the parameters that the spec sets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,23 +140,10 @@ class Pool:
     workflows: tuple[Json, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """The names that this version implements and a spec may use."""
-
-    policies: frozenset[str]
-    profiles: frozenset[str]
-
-
-def parse(body: Json, known: Known) -> Pool:
+def parse(body: Json, known: spec_problems.Known) -> Pool:
     """The pool that `body` describes. Raises InvalidSpecError with every problem found."""
     spec = body["spec"]
-    problems = [
-        *_policy_problems(spec["policy"], known.policies),
-        *_profile_problems(spec["nodePools"], known.profiles),
-        *_workflow_problems(spec.get("workflows", ())),
-    ]
-    if problems:
+    if problems := list(spec_problems.find(spec, known)):
         raise InvalidSpecError(problems)
     metadata = body["metadata"]
     simulated = spec["engine"]["kind"] == "sim"
@@ -267,31 +245,12 @@ def _steering(item: Json) -> Steering:
         rollback_window_s=duration.seconds(item["rollback"]["window"]),
         rollback_rho=float(item["rollback"]["rho"]),
         selector=item["selector"],
+        parameters=_parameters(item.get("parameters", ())),
     )
 
 
-def _policy_problems(item: Json, known: Collection[str]) -> Iterator[Problem]:
-    named = [("spec.policy.name", item["name"])] if "name" in item else []
-    for field, name in [*named, *(("spec.policy.allow", name) for name in item["allow"])]:
-        if name not in known:
-            yield Problem(field=field, why=f"there is no policy {name!r}; this version has {', '.join(sorted(known))}")
-
-
-def _profile_problems(node_pools: Sequence[Json], known: Collection[str]) -> Iterator[Problem]:
-    for item in node_pools:
-        if "profile" in item and item["profile"] not in known:
-            why = f"there is no profile {item['profile']!r}; this version has {', '.join(sorted(known))}"
-            yield Problem(field=f"spec.nodePools[{item['name']}].profile", why=why)
-
-
-def _workflow_problems(workflows: Sequence[Json]) -> Iterator[Problem]:
-    for workflow in workflows:
-        order = graphlib.TopologicalSorter({stage["name"]: stage["after"] for stage in workflow["stages"]})
-        try:
-            order.prepare()
-        except graphlib.CycleError as error:
-            circle = " -> ".join(reversed(error.args[1]))
-            yield Problem(
-                field=f"spec.workflows[{workflow['name']}].stages",
-                why=f"stages wait for each other in a cycle: {circle}",
-            )
+def _parameters(items: Sequence[Json]) -> dict[str, dict[str, float]]:
+    parameters: dict[str, dict[str, float]] = {}
+    for item in items:
+        parameters.setdefault(item["policy"], {})[item["name"]] = float(item["value"])
+    return parameters

@@ -1,19 +1,22 @@
 """Single calls to an engine, and the translation between messages and values."""
 
+import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-from tidegate_control import control_client, control_contract, control_server, engine_double, translation
-from tidegate_policy import qos
+from tidegate_control import control_client, control_contract, control_double, control_server, translation
+from tidegate_policy import policies, qos
+from tidegate_policy.engine import engine_status
 from tidegate_proto.v1 import control_pb2
 
-STATE = control_contract.State(
-    policy="edf",
+STATE = engine_status.State(
+    policy="two-lane",
+    policy_parameters={"threshold_s": 2.5, "fast_share": 0.75},
     policy_reason="misses",
     policy_age_s=3.5,
-    controls=control_contract.Controls(max_running=4, max_step_tokens=512),
+    controls=engine_status.Controls(max_running=4, max_step_tokens=512),
     running=3,
     waiting=2,
     kv_usage=0.25,
@@ -24,8 +27,8 @@ STATE = control_contract.State(
 
 
 @pytest.fixture
-async def double() -> AsyncIterator[engine_double.FakeEngine]:
-    engine = engine_double.FakeEngine()
+async def double() -> AsyncIterator[control_double.FakeEngine]:
+    engine = control_double.FakeEngine()
     await engine.start()
     yield engine
     await engine.stop()
@@ -37,7 +40,7 @@ async def test_an_engine_with_vllms_own_scheduler_reports_its_state_and_rejects_
     client = control_client.EngineClient(address)
     try:
         state = await client.get_state(timeout_s=5.0)
-        assert state == control_contract.State(policy="priority", fallback_reason="no hook")
+        assert state == engine_status.State(policy="priority", fallback_reason="no hook")
         with pytest.raises(control_client.CallFailed, match=r"FAILED_PRECONDITION: .*no hook") as failed:
             await client.set_policy("edf", "a test")
         assert not failed.value.is_unreachable
@@ -56,12 +59,88 @@ async def test_an_engine_that_does_not_run_is_unreachable() -> None:
         await client.close()
 
 
-async def test_an_answer_that_cannot_be_read_is_none(double: engine_double.FakeEngine) -> None:
+async def test_an_answer_that_cannot_be_read_is_none(double: control_double.FakeEngine) -> None:
     double.babbles = True
     client = control_client.EngineClient(double.address)
     try:
         assert await client.get_state(timeout_s=5.0) is None
         assert await client.set_policy("edf", "a test") is None
+    finally:
+        await client.close()
+
+
+class SmallEngine:
+    """An engine without calls, which `control_server` serves."""
+
+    def __init__(self) -> None:
+        self.policy = policies.create("fcfs")
+        self.switches = 0
+
+    def set_policy(
+        self, name: str, reason: str, parameters: Mapping[str, float] | None = None
+    ) -> engine_status.Switched:
+        previous, self.policy = self.policy, policies.create(name, parameters)
+        self.switches += 1
+        return engine_status.Switched(policy=name, previous=previous.name, reordered=0)
+
+    def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> engine_status.Controls:
+        return engine_status.Controls()
+
+    def state(self) -> engine_status.State:
+        return engine_status.State(policy=self.policy.name, policy_parameters=self.policy.parameters)
+
+    def watch(self) -> control_contract.Watch:
+        return self
+
+    def cut(self) -> engine_status.WatchReport:
+        return engine_status.WatchReport(
+            policy=self.policy.name, policy_parameters=self.policy.parameters, window=qos.Qos(window_s=0.1), busy_s=0.0
+        )
+
+    def close(self) -> None:
+        return None
+
+
+async def test_connections_put_a_policy_with_parameters_in_force_once_and_repair_a_difference() -> None:
+    engine, address = SmallEngine(), "unix:@tidegate-connections-test"
+    stop = control_server.serve(engine, address=address, engine_version="1")
+    connections = control_client.EngineConnections(report_period_s=0.1)
+
+    async def put() -> dict[str, str]:
+        connections.take_reports()
+        async with asyncio.timeout(30):
+            while len(connections.take_reports()[address]) < 2:  # the first may be of the time before
+                await asyncio.sleep(0.25)
+        return await connections.put_in_force(
+            "two-lane", "a test", {"threshold_s": 2.5}, {"threshold_s": 4.0, "fast_share": 0.75}
+        )
+
+    try:
+        await connections.retarget([address])
+        assert await put() == {}
+        assert await put() == {}
+        assert engine.switches == 1
+        assert dict(engine.policy.parameters) == {"threshold_s": 2.5, "fast_share": 0.75}
+        engine.policy = policies.create("two-lane")
+        assert await put() == {}
+        assert engine.switches == 2
+        assert engine.policy.parameters["threshold_s"] == 2.5
+    finally:
+        await connections.close()
+        stop()
+
+
+async def test_parameters_that_the_policy_does_not_have_are_rejected_with_the_reason(
+    double: control_double.FakeEngine,
+) -> None:
+    client = control_client.EngineClient(double.address)
+    try:
+        with pytest.raises(
+            control_client.CallFailed, match="INVALID_ARGUMENT: policy 'edf' has no parameter 'fast_share'"
+        ):
+            await client.set_policy("edf", "a test", {"fast_share": 0.5})
+        assert await client.set_policy("two-lane", "a test", {"fast_share": 0.5}) is not None
+        assert double.parameters == {"threshold_s": 4.0, "fast_share": 0.5}
     finally:
         await client.close()
 
@@ -80,7 +159,10 @@ def test_a_report_survives_both_directions_of_the_translation() -> None:
         missed=1,
         tenants={"search": qos.TenantService(weight=2.0, served_tokens=10, waiting=1)},
     )
-    assert translation.from_report(translation.to_report("edf", window, 1.5)) == window
+    report = engine_status.WatchReport(
+        policy="two-lane", policy_parameters={"threshold_s": 2.5, "fast_share": 0.75}, window=window, busy_s=1.5
+    )
+    assert translation.from_report(translation.to_report(report)) == report
 
 
 def test_a_state_with_impossible_numbers_cannot_be_read() -> None:

@@ -9,7 +9,7 @@ import math
 
 import pytest
 
-from tidegate_control import control_client, engine_double, steering_driver
+from tidegate_control import control_client, control_double, steering_driver
 from tidegate_policy.steer import guards, steering_loop
 from tidegate_proto.v1 import control_pb2
 
@@ -24,9 +24,9 @@ START_S = 1_000_000.0
 @contextlib.asynccontextmanager
 async def steered(count=2, *, settings=SETTINGS, state=None, now=START_S):
     """A loop over `count` engines that have all reported."""
-    engines = [engine_double.FakeEngine() for _ in range(count)]
+    engines = [control_double.FakeEngine() for _ in range(count)]
     for engine in engines:
-        engine.report = engine_double.calm()
+        engine.report = control_double.calm()
         await engine.start()
     loop = steering_driver.SteeringDriver(state, settings, now=now)
     try:
@@ -70,30 +70,30 @@ async def test_a_new_pool_starts_with_the_start_policy_on_every_engine():
 async def test_a_shift_of_the_load_switches_every_engine_once():
     async with steered() as (loop, engines):
         await decide(loop, engines, START_S + 1)
-        outcome, _ = await decide(loop, engines, START_S + 100, engine_double.blocked())
+        outcome, _ = await decide(loop, engines, START_S + 100, control_double.blocked())
         assert outcome.verdict.kind is guards.Kind.SWITCH
         assert outcome.verdict.policy == "two-lane"
         assert "waited longer than twice their own work" in outcome.verdict.reason
         assert [engine.set_to for engine in engines] == [["urgency", "two-lane"]] * 2
-        await decide(loop, engines, START_S + 200, engine_double.blocked())
+        await decide(loop, engines, START_S + 200, control_double.blocked())
         assert [engine.set_to for engine in engines] == [["urgency", "two-lane"]] * 2
 
 
 async def test_a_policy_stays_for_its_dwell():
     async with steered() as (loop, engines):
         await decide(loop, engines, START_S + 1)
-        outcome, _ = await decide(loop, engines, START_S + 59, engine_double.blocked())
+        outcome, _ = await decide(loop, engines, START_S + 59, control_double.blocked())
         assert outcome.verdict.kind is guards.Kind.KEEP
 
 
 async def test_a_switch_that_worsens_the_service_is_rolled_back_and_not_repeated():
     async with steered() as (loop, engines):
         await decide(loop, engines, START_S + 1)
-        await decide(loop, engines, START_S + 100, engine_double.blocked())
-        outcome, _ = await decide(loop, engines, START_S + 110, engine_double.worse())
+        await decide(loop, engines, START_S + 100, control_double.blocked())
+        outcome, _ = await decide(loop, engines, START_S + 110, control_double.worse())
         assert outcome.verdict.kind is guards.Kind.ROLLBACK
         assert [engine.policy for engine in engines] == ["urgency", "urgency"]
-        outcome, _ = await decide(loop, engines, START_S + 200, engine_double.blocked())
+        outcome, _ = await decide(loop, engines, START_S + 200, control_double.blocked())
         assert outcome.verdict.kind is guards.Kind.KEEP  # two-lane is banned for a while
 
 
@@ -151,7 +151,7 @@ def test_the_report_period_is_within_the_range_that_engines_accept(interval_s, p
 
 async def test_a_rejected_stream_is_logged_once_as_a_warning(caplog):
     caplog.set_level(logging.DEBUG, logger="tidegate_control.control_client")
-    engine = engine_double.FakeEngine()
+    engine = control_double.FakeEngine()
     await engine.start()
     engines = control_client.EngineConnections(report_period_s=75.0)
     try:
@@ -171,6 +171,61 @@ async def test_an_engine_that_restarts_with_another_policy_is_set_again():
         await decide(loop, engines, START_S + 2)
         assert engines[0].set_to == ["urgency", "urgency"]
         assert engines[1].set_to == ["urgency"]
+
+
+async def test_the_parameters_of_the_decided_policy_reach_every_engine_once():
+    settings = dataclasses.replace(SETTINGS, parameters={"two-lane": {"threshold_s": 2.5}})
+    async with steered(settings=settings) as (loop, engines):
+        await decide(loop, engines, START_S + 1)
+        await decide(loop, engines, START_S + 100, control_double.blocked())
+        await decide(loop, engines, START_S + 101)
+        assert [engine.set_to for engine in engines] == [["urgency", "two-lane"]] * 2
+        assert [engine.parameters_set_to for engine in engines] == [[{}, {"threshold_s": 2.5}]] * 2
+        assert [engine.parameters for engine in engines] == [{"threshold_s": 2.5, "fast_share": 0.75}] * 2
+
+
+async def test_an_engine_with_other_parameters_is_set_again():
+    settings = dataclasses.replace(SETTINGS, parameters={"two-lane": {"threshold_s": 2.5}})
+    async with steered(state=guards.SteerState(active="two-lane", since_at_s=START_S), settings=settings) as (
+        loop,
+        engines,
+    ):
+        await decide(loop, engines, START_S + 1)
+        engines[0].parameters = {"threshold_s": 9.0, "fast_share": 0.75}
+        await decide(loop, engines, START_S + 2, control_double.calm())
+        assert [len(engine.set_to) for engine in engines] == [2, 1]
+        assert engines[0].parameters["threshold_s"] == 2.5
+
+
+async def test_a_changed_parameter_reaches_the_engines_and_a_removed_one_returns_to_its_default():
+    def settings(**parameters):
+        return dataclasses.replace(SETTINGS, parameters={"two-lane": parameters})
+
+    state = guards.SteerState(active="two-lane", since_at_s=START_S)
+    async with steered(state=state, settings=settings(threshold_s=2.5)) as (loop, engines):
+        await decide(loop, engines, START_S + 1)
+        loop.settings = settings(threshold_s=3.0)
+        await decide(loop, engines, START_S + 2, control_double.calm())
+        assert [engine.parameters["threshold_s"] for engine in engines] == [3.0, 3.0]
+        loop.settings = SETTINGS
+        await decide(loop, engines, START_S + 3, control_double.calm())
+        assert [engine.parameters["threshold_s"] for engine in engines] == [4.0, 4.0]
+
+
+async def test_a_default_is_not_set_on_an_engine_that_does_not_report_the_parameter():
+    async with steered(state=guards.SteerState(active="two-lane", since_at_s=START_S)) as (loop, engines):
+        await decide(loop, engines, START_S + 1)
+        engines[0].parameters = {"fast_share": 0.75}  # an engine of an earlier version
+        await decide(loop, engines, START_S + 2, control_double.calm())
+        assert [engine.parameters_set_to for engine in engines] == [[{}], [{}]]
+
+
+async def test_a_policy_that_only_the_gateways_know_is_tried_on_the_engines():
+    async with steered() as (loop, engines):
+        chosen = steering_loop.Override(policy="of-tomorrow", reason="set by hand")
+        _, failed = await decide(loop, engines, START_S + 1, override=chosen)
+        assert failed.keys() == {engine.address for engine in engines}
+        assert "INVALID_ARGUMENT: unknown policy 'of-tomorrow'" in failed[engines[0].address]
 
 
 async def test_an_engine_that_rejects_a_policy_is_reported_and_tried_again():
@@ -208,6 +263,7 @@ async def test_an_engine_with_unreadable_answers_is_reported_and_does_not_affect
     "absurd",
     [
         pytest.param(control_pb2.QosReport(kv_usage=math.nan), id="nan"),
+        pytest.param(control_pb2.QosReport(busy_s=math.inf), id="busy"),
         pytest.param(control_pb2.QosReport(ttft=control_pb2.Histogram(sum_s=math.inf)), id="endless"),
         pytest.param(control_pb2.QosReport(service=control_pb2.Histogram(counts=[0] * 60 + [1])), id="buckets"),
     ],
@@ -266,12 +322,12 @@ async def test_the_start_policy_follows_an_override_when_the_previous_policy_is_
 async def test_a_successor_continues_from_the_persisted_state():
     async with steered() as (loop, engines):
         await decide(loop, engines, START_S + 1)
-        outcome, _ = await decide(loop, engines, START_S + 100, engine_double.blocked())
+        outcome, _ = await decide(loop, engines, START_S + 100, control_double.blocked())
         addresses = [engine.address for engine in engines]
         successor = steering_driver.SteeringDriver(outcome.state, SETTINGS, now=START_S + 105)
         try:
             await successor.engines.retarget(addresses)
-            later, _ = await decide(successor, engines, START_S + 110, engine_double.worse())
+            later, _ = await decide(successor, engines, START_S + 110, control_double.worse())
             assert later.verdict.kind is guards.Kind.ROLLBACK
         finally:
             await successor.engines.close()

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "tools" / "kubernetes"))
 
 from localkube import background_processes, control_plane, programs  # noqa: E402
 
-from tidegate_operator import reconcile, render, spec  # noqa: E402
+from tidegate_operator import reconcile, render, spec_problems  # noqa: E402
 from tidegate_operator.cluster import api_server  # noqa: E402
 
 Kubectl = Callable[..., str]
@@ -102,8 +102,9 @@ def eventually() -> Callable[..., Any]:
 
 RULES = reconcile.Rules(
     images=render.Images(tidegate="tidegate:test", engine="tidegate-engine:test"),
-    known=spec.Known(
+    known=spec_problems.Known(
         policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency", "priority"}),
+        rules=frozenset({"least-delay", "score"}),
         profiles=frozenset({"a100-70b-tp8"}),
     ),
     operator_namespace="tidegate-system",

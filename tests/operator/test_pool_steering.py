@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tidegate_control import engine_double
+from tidegate_control import control_double
 from tidegate_operator import operator_doubles, pool_steering, reconcile, spec
 from tidegate_policy.steer import guards, steering_loop
 from tidegate_proto.v1 import control_pb2
@@ -34,9 +34,9 @@ async def a_pool_with_engines(cluster, kubectl, namespace, rules, **policy):
     kubectl("create", "-f", "-", body=body)
     await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
     kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=60s")
-    engines = {"fast": engine_double.FakeEngine(), "slow": engine_double.FakeEngine()}
+    engines = {"fast": control_double.FakeEngine(), "slow": control_double.FakeEngine()}
     for engine in engines.values():
-        engine.report = engine_double.calm()
+        engine.report = control_double.calm()
         await engine.start()
     made = []
 
@@ -112,7 +112,7 @@ async def test_a_switch_reaches_the_engines_the_status_and_the_events(cluster, k
         assert status(kubectl)["activePolicy"]["name"] == "urgency"
         await observe(steering, namespace, clock, engines, 100)
         assert condition(kubectl, "PolicyStable")["status"] == "True"
-        await observe(steering, namespace, clock, engines, 1, engine_double.blocked())
+        await observe(steering, namespace, clock, engines, 1, control_double.blocked())
         assert [engine.set_to for engine in engines.values()] == [["urgency", "two-lane"]] * 2
         found = status(kubectl)
         assert found["activePolicy"]["name"] == "two-lane"
@@ -131,8 +131,8 @@ async def test_a_rollback_is_a_warning_event(cluster, kubectl, namespace, rules)
         steering = make(clock)
         await observe(steering, namespace, clock, engines, 0)
         await observe(steering, namespace, clock, engines, 100)
-        await observe(steering, namespace, clock, engines, 1, engine_double.blocked())
-        await observe(steering, namespace, clock, engines, 5, engine_double.worse())
+        await observe(steering, namespace, clock, engines, 1, control_double.blocked())
+        await observe(steering, namespace, clock, engines, 5, control_double.worse())
         assert [engine.policy for engine in engines.values()] == ["urgency", "urgency"]
         assert "Warning" in kubectl("events", "--for", "servingpool/chat")
         assert "PolicyRolledBack" in kubectl("events", "--for", "servingpool/chat")
@@ -144,11 +144,11 @@ async def test_a_successor_continues_with_the_memory_in_the_status(cluster, kube
         first = make(clock)
         await observe(first, namespace, clock, engines, 0)
         await observe(first, namespace, clock, engines, 100)
-        await observe(first, namespace, clock, engines, 1, engine_double.blocked())
+        await observe(first, namespace, clock, engines, 1, control_double.blocked())
         await first.close()
         second = make(clock)
         await observe(second, namespace, clock, engines, 1)
-        await observe(second, namespace, clock, engines, 5, engine_double.worse())
+        await observe(second, namespace, clock, engines, 5, control_double.worse())
         assert status(kubectl)["activePolicy"]["name"] == "urgency"  # it knew what the switch had to be compared with
 
 
@@ -160,7 +160,7 @@ async def test_a_persisted_decision_is_put_in_force_by_the_next_operator(cluster
         for engine in engines.values():
             engine.rejects = True  # as if the operator died just before it set the policy
         await observe(first, namespace, clock, engines, 100)
-        await observe(first, namespace, clock, engines, 1, engine_double.blocked())
+        await observe(first, namespace, clock, engines, 1, control_double.blocked())
         assert status(kubectl)["activePolicy"]["name"] == "two-lane"
         assert [engine.policy for engine in engines.values()] == ["urgency", "urgency"]
         await first.close()
@@ -180,11 +180,11 @@ async def test_no_engine_gets_a_policy_that_the_status_does_not_name_when_the_op
             with pytest.raises(operator_doubles.Died):  # noqa: PT012  # which look writes what is not the point
                 await observe(mortal, namespace, clock, engines, 0)
                 await observe(mortal, namespace, clock, engines, 100)
-                await observe(mortal, namespace, clock, engines, 1, engine_double.blocked())
+                await observe(mortal, namespace, clock, engines, 1, control_double.blocked())
             await mortal.close()
             assert {engine.policy for engine in engines.values()} <= {"fcfs", "urgency"}
             for engine in engines.values():
-                engine.report = engine_double.calm()
+                engine.report = control_double.calm()
 
 
 async def test_a_fixed_policy_is_kept_whatever_happens(cluster, kubectl, namespace, rules):
@@ -192,7 +192,7 @@ async def test_a_fixed_policy_is_kept_whatever_happens(cluster, kubectl, namespa
         clock = Clock()
         steering = make(clock)
         await observe(steering, namespace, clock, engines, 0)
-        await observe(steering, namespace, clock, engines, 100, engine_double.blocked())
+        await observe(steering, namespace, clock, engines, 100, control_double.blocked())
         assert [engine.set_to for engine in engines.values()] == [["edf"], ["edf"]]
         assert status(kubectl)["activePolicy"]["reason"] == "spec.policy.name"
 
@@ -228,6 +228,24 @@ async def test_an_override_outlives_the_operator_while_no_gateway_answers_and_en
         assert [engine.policy for engine in engines.values()] == ["urgency", "urgency"]
 
 
+async def test_the_parameters_in_the_spec_reach_the_engines_and_a_removed_one_returns_to_its_default(
+    cluster, kubectl, namespace, rules
+):
+    parameters = [{"policy": "two-lane", "name": "threshold_s", "value": "2.5"}]
+    fixed = {"mode": "fixed", "name": "two-lane"}
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules, **fixed, parameters=parameters) as (
+        engines,
+        make,
+    ):
+        clock = Clock()
+        steering = make(clock)
+        await observe(steering, namespace, clock, engines, 0)
+        assert [engine.parameters for engine in engines.values()] == [{"threshold_s": 2.5, "fast_share": 0.75}] * 2
+        respecify(kubectl, **fixed)
+        await observe(steering, namespace, clock, engines, 1)
+        assert [engine.parameters for engine in engines.values()] == [{"threshold_s": 4.0, "fast_share": 0.75}] * 2
+
+
 @pytest.mark.parametrize("heard", [True, False])
 async def test_a_policy_that_the_spec_no_longer_fixes_ends_whether_or_not_a_gateway_answers(
     cluster, kubectl, namespace, rules, heard
@@ -248,7 +266,7 @@ async def test_the_gateways_receive_the_policy_of_the_engines(cluster, kubectl, 
         await observe(steered, namespace, clock, engines, 0)
         await observe(steered, namespace, clock, engines, 100)
         assert admin.received == ["urgency"]
-        await observe(steered, namespace, clock, engines, 1, engine_double.blocked())
+        await observe(steered, namespace, clock, engines, 1, control_double.blocked())
         assert admin.received == ["urgency", "two-lane"]
         assert status(kubectl)["alpha"] == 0.2
 
@@ -286,7 +304,8 @@ async def test_while_the_spec_is_invalid_the_engines_that_still_run_are_watched_
         scale_to_nothing(kubectl, "fast")
         for _ in range(2):
             assert (
-                await observe(steering, namespace, clock, engines, 100, engine_double.blocked()) == pool_steering.WAIT_S
+                await observe(steering, namespace, clock, engines, 100, control_double.blocked())
+                == pool_steering.WAIT_S
             )
         assert watched(engines) == ["slow"]
         assert [engine.set_to for engine in engines.values()] == [["urgency"], ["urgency"]]
@@ -300,7 +319,7 @@ async def test_an_unchanged_status_is_not_written_again(cluster, kubectl, namesp
     async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
         clock, api = Clock(), operator_doubles.MortalCluster(cluster, after=100)
         for name, engine in engines.items():
-            engine.report = engine_double.calm() if name in measured else control_pb2.QosReport()
+            engine.report = control_double.calm() if name in measured else control_pb2.QosReport()
         steering = make(clock, api=api)
         await observe(steering, namespace, clock, engines, 0)
         await observe(steering, namespace, clock, engines, 100)
@@ -360,7 +379,7 @@ async def test_a_pool_that_is_created_again_under_its_name_has_no_memory(cluster
         steered = make(clock)
         await observe(steered, namespace, clock, engines, 0)
         await observe(steered, namespace, clock, engines, 100)
-        await observe(steered, namespace, clock, engines, 1, engine_double.blocked())
+        await observe(steered, namespace, clock, engines, 1, control_double.blocked())
         assert status(kubectl)["activePolicy"]["name"] == "two-lane"
         kubectl("delete", "spool/chat")
         body = operator_doubles.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy=QUICK)
@@ -369,5 +388,5 @@ async def test_a_pool_that_is_created_again_under_its_name_has_no_memory(cluster
         kubectl("wait", "--for=delete", *gone, "--timeout=60s")
         await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
         kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=60s")
-        await observe(steered, namespace, clock, engines, 1, engine_double.calm())
+        await observe(steered, namespace, clock, engines, 1, control_double.calm())
         assert status(kubectl)["activePolicy"]["name"] == "urgency"

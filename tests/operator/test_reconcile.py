@@ -168,6 +168,17 @@ async def test_an_invalid_spec_is_reported_and_the_pool_keeps_running(cluster, k
     assert "InvalidSpec" in kubectl("events", "--for", "servingpool/chat")
 
 
+async def test_an_unknown_dispatch_rule_and_a_bad_policy_parameter_are_reported(cluster, kubectl, namespace, rules):
+    parameter = {"policy": "two-lane", "name": "fast_share", "value": "2"}
+    body = operator_doubles.pool(policy={"parameters": [parameter]}, gateway={"dispatch": {"rule": "magic"}})
+    kubectl("create", "-f", "-", body=body)
+    await run(cluster, namespace, rules)
+    degraded = conditions(await cluster.pool(namespace, "chat"))["Degraded"]
+    assert (degraded["status"], degraded["reason"]) == ("True", "InvalidSpec")
+    assert "spec.gateway.dispatch.rule: there is no dispatch rule 'magic'" in degraded["message"]
+    assert "spec.policy.parameters[two-lane.fast_share]: parameter 'fast_share'" in degraded["message"]
+
+
 async def test_an_object_of_another_owner_is_not_touched_and_is_reported(cluster, kubectl, namespace, rules):
     kubectl("create", "configmap", "chat-gateway", "--from-literal=mine=yes")
     kubectl("create", "-f", "-", body=operator_doubles.pool())

@@ -6,12 +6,14 @@ import yaml
 
 import tidegate_profiles
 from tidegate_gateway import gateway_settings
-from tidegate_operator import render, replica_allocation, spec
+from tidegate_operator import render, replica_allocation, spec, spec_problems
 from tidegate_policy import cost
 from tidegate_policy.admit import promises
 
-KNOWN = spec.Known(
-    policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency"}), profiles=frozenset({"a100-70b-tp8"})
+KNOWN = spec_problems.Known(
+    policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency"}),
+    rules=frozenset({"least-delay", "score"}),
+    profiles=frozenset({"a100-70b-tp8"}),
 )
 IMAGES = render.Images(tidegate="tidegate:1", engine="tidegate-engine:1")
 

@@ -3,10 +3,12 @@ import pathlib
 import pytest
 import yaml
 
-from tidegate_operator import spec
+from tidegate_operator import spec, spec_problems
 
-KNOWN = spec.Known(
-    policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency", "priority"}), profiles=frozenset({"a100-70b-tp8"})
+KNOWN = spec_problems.Known(
+    policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency", "priority"}),
+    rules=frozenset({"least-delay", "score"}),
+    profiles=frozenset({"a100-70b-tp8"}),
 )
 
 
@@ -33,6 +35,7 @@ def test_the_documented_example_is_parsed():
     assert pool.gateway.alpha is None
     assert pool.steering.allow == ("two-lane", "edf", "sjf", "urgency", "fcfs")
     assert pool.steering.interval_s == 30
+    assert pool.steering.parameters == {"two-lane": {"threshold_s": 2.5}}
 
 
 def test_the_safe_policy_is_always_allowed():
@@ -49,6 +52,63 @@ def test_an_unknown_policy_is_reported_with_the_known_ones():
     policy = {**stored()["spec"]["policy"], "allow": ["edf", "fifo"]}
     assert problems(policy=policy) == [
         "spec.policy.allow: there is no policy 'fifo'; this version has edf, fcfs, priority, sjf, two-lane, urgency"
+    ]
+
+
+def with_parameters(*items):
+    named = [dict(zip(("policy", "name", "value"), item, strict=True)) for item in items]
+    return {**stored()["spec"]["policy"], "parameters": named}
+
+
+def test_the_parameters_of_policies_are_numbers_by_policy_and_name():
+    policy = with_parameters(("two-lane", "threshold_s", "10"), ("two-lane", "fast_share", "0.5"))
+    assert spec.parse(stored(policy=policy), KNOWN).steering.parameters == {
+        "two-lane": {"threshold_s": 10.0, "fast_share": 0.5}
+    }
+
+
+def test_a_spec_without_parameters_sets_none():
+    policy = {key: value for key, value in stored()["spec"]["policy"].items() if key != "parameters"}
+    assert spec.parse(stored(policy=policy), KNOWN).steering.parameters == {}
+
+
+@pytest.mark.parametrize(
+    ("parameter", "problem"),
+    [
+        pytest.param(
+            ("fifo", "speed", "1"),
+            "spec.policy.parameters[fifo.speed]: there is no policy 'fifo'; this version has edf, fcfs, priority, sjf, "
+            "two-lane, urgency",
+            id="unknown policy",
+        ),
+        pytest.param(
+            ("two-lane", "slow_share", "0.5"),
+            "spec.policy.parameters[two-lane.slow_share]: policy 'two-lane' has no parameter 'slow_share'; known are "
+            "fast_share, threshold_s",
+            id="unknown parameter",
+        ),
+        pytest.param(
+            ("edf", "threshold_s", "1"),
+            "spec.policy.parameters[edf.threshold_s]: policy 'edf' has no parameter 'threshold_s'; it has none",
+            id="policy without parameters",
+        ),
+        pytest.param(
+            ("two-lane", "fast_share", "1.5"),
+            "spec.policy.parameters[two-lane.fast_share]: parameter 'fast_share' of policy 'two-lane' must be between "
+            "0.01 and 0.99 (share of the starts), not 1.5",
+            id="out of range",
+        ),
+    ],
+)
+def test_a_bad_policy_parameter_is_reported_with_its_reason(parameter, problem):
+    assert problems(policy=with_parameters(("two-lane", "threshold_s", "2"), parameter)) == [problem]
+
+
+def test_an_unknown_dispatch_rule_is_reported_with_the_known_ones():
+    gateway = stored()["spec"]["gateway"]
+    gateway["dispatch"]["rule"] = "magic"
+    assert problems(gateway=gateway) == [
+        "spec.gateway.dispatch.rule: there is no dispatch rule 'magic'; this version has least-delay, score"
     ]
 
 

@@ -31,6 +31,8 @@ class Settings:
     """Time between two decisions of the selector."""
     guards: guards.GuardSettings
     selector: proposal.Selector = field(default_factory=rules.Rules)
+    parameters: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By policy: the values of the parameters that do not take their default."""
 
     @property
     def observation_period_s(self) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from tidegate_policy import policies
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 
@@ -14,10 +15,14 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
 
     def __init__(self) -> None:
         self.policy = "fcfs"
+        self.parameters: dict[str, float] = {}
+        """The values of the policy's parameters."""
         self.report = control_pb2.QosReport()
         """Sent once in each period, with the policy in force."""
         self.set_to: list[str] = []
         """Every policy that was set, in order."""
+        self.parameters_set_to: list[dict[str, float]] = []
+        """The parameters that came with each policy, in order."""
         self.rejects = False
         self.babbles = False
         """New calls are answered with bytes that cannot be parsed."""
@@ -42,8 +47,13 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
     async def SetPolicy(self, request: control_pb2.SetPolicyRequest, context: Any) -> control_pb2.SetPolicyResponse:
         if self.rejects:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
-        previous, self.policy = self.policy, request.policy
+        try:
+            policy = policies.create(request.policy, request.parameters)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        previous, self.policy, self.parameters = self.policy, request.policy, dict(policy.parameters)
         self.set_to.append(request.policy)
+        self.parameters_set_to.append(dict(request.parameters))
         return control_pb2.SetPolicyResponse(policy=request.policy, previous=previous)
 
     async def WatchQos(
@@ -58,6 +68,7 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
                     report = control_pb2.QosReport()
                     report.CopyFrom(self.report)
                     report.policy, report.window_s = self.policy, request.period_s
+                    report.policy_parameters.update(self.parameters)
                     yield report
                 await asyncio.sleep(request.period_s)
         finally:

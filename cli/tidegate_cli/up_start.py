@@ -1,0 +1,138 @@
+"""Starts the processes of `tidegate up`: an embedded Valkey, the engines, and the gateway.
+
+The gateway and the engines run by the same commands as in containers. An engine that is given by URL is only checked.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import os
+import pathlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import yaml
+
+from tidegate_cli import embedded_valkey, engine_spec, processes
+from tidegate_cli.command_errors import Failed
+
+ENGINE_START_S = {engine_spec.Simulated: 30.0, engine_spec.Vllm: 600.0, engine_spec.Running: 10.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """An engine that serves."""
+
+    name: str
+    url: str
+    control: str | None
+    cost: dict[str, Any] | None
+
+
+async def start(
+    options: argparse.Namespace, wanted: list[engine_spec.Engine], family: processes.Family
+) -> list[Started]:
+    """Starts the store, the engines and the gateway; returns the engines when all parts answer. Raises `Failed`."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+        store = await family.start("valkey", embedded_valkey.command(options.state))
+        environment = _vllm_environment(wanted)
+        started = await asyncio.gather(
+            *(_start_engine(options, engine, family, session, environment) for engine in wanted)
+        )
+        await processes.wait_until(store, lambda: embedded_valkey.answers(options.state), patience_s=30)
+        settings = options.state / "gateway.yaml"
+        settings.write_text(yaml.safe_dump(_gateway_settings(options, started), sort_keys=False))
+        gateway = await family.start("gateway", processes.ourselves("gateway", "--config", str(settings)), stop_s=40)
+        ready_url = f"{gateway_url(options)}/ready"
+        await processes.wait_until(gateway, lambda: _answers(session, ready_url), patience_s=30)
+    return started
+
+
+async def _start_engine(
+    options: argparse.Namespace,
+    engine: engine_spec.Engine,
+    family: processes.Family,
+    session: aiohttp.ClientSession,
+    environment: Mapping[str, str],
+) -> Started:
+    if isinstance(engine, engine_spec.Running):
+        if not await _lists_models(session, engine.url):
+            raise Failed(f"{engine.url}/v1/models lists no models. Check that an OpenAI-compatible engine runs there.")
+        return Started(name=engine.name, url=engine.url, control=None, cost=None)
+    port, control = processes.free_port(), f"127.0.0.1:{processes.free_port()}"
+    url = f"http://127.0.0.1:{port}"
+    listen = ["--host", "127.0.0.1", "--port", str(port), "--control", control]
+    if isinstance(engine, engine_spec.Simulated):
+        words = ["sim-engine", *listen, "--profile", engine.profile, "--speed", str(options.sim_speed)]
+        cost: dict[str, Any] | None = dataclasses.asdict(engine.cost)
+    else:
+        words, cost = ["engine", *listen, *_vllm_flags(options.model)], None
+    child = await family.start(engine.name, processes.ourselves(*words), stop_s=40, environment=environment)
+    await processes.wait_until(
+        child, lambda: _answers(session, f"{url}/health"), patience_s=ENGINE_START_S[type(engine)]
+    )
+    return Started(name=engine.name, url=url, control=control, cost=cost)
+
+
+def _vllm_environment(wanted: list[engine_spec.Engine]) -> dict[str, str]:
+    count = sum(isinstance(engine, engine_spec.Vllm) for engine in wanted)
+    if not count:
+        return {}
+    sys.stderr.write("starting vLLM; this takes about a minute on a CPU\n")
+    return engine_spec.vllm_environment(count, cores=len(os.sched_getaffinity(0)), given=os.environ)
+
+
+def _vllm_flags(model: str | None) -> list[str]:
+    from tidegate_engine import checkpoints
+
+    directory = checkpoints.smollm2() if model is None else pathlib.Path(model)
+    # In bfloat16 a small model's answers depend on the CPU's instruction set.
+    precision = [] if engine_spec.has_gpu() else ["--dtype", "float32"]
+    return ["--model", str(directory), "--served-model-name", directory.name, "--enforce-eager", *precision]
+
+
+def _gateway_settings(options: argparse.Namespace, started: list[Started]) -> dict[str, Any]:
+    return {
+        "listen": {
+            "host": options.host,
+            "port": options.port,
+            "grpcPort": options.grpc_port,
+            "adminPort": options.admin_port,
+        },
+        "engines": [
+            {key: value for key, value in dataclasses.asdict(engine).items() if value is not None} for engine in started
+        ],
+        "store": {"url": embedded_valkey.url(options.state), "pool": "up"},
+    }
+
+
+def gateway_url(options: argparse.Namespace) -> str:
+    """The address of the gateway as a client on this machine reaches it."""
+    host = options.host
+    reachable = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    return f"http://{reachable}:{options.port}"
+
+
+async def served_model(url: str) -> str:
+    """The first model that the gateway at `url` lists."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
+        return str((await response.json())["data"][0]["id"])
+
+
+async def _lists_models(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(f"{url}/v1/models") as response:
+            return bool((await response.json())["data"][0]["id"])
+    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+        return False
+
+
+async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(url) as response:
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False

@@ -1,0 +1,86 @@
+"""Supervises the processes of `tidegate up`, and drives the same steering loop as the operator.
+
+Processes that crash are restarted. A process that crashes too often ends the run.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+
+import aiohttp
+
+from tidegate_cli import processes
+from tidegate_cli.command_errors import Failed
+from tidegate_control import steering_driver
+from tidegate_operator import gateway_admin
+from tidegate_policy import policies
+from tidegate_policy.steer import guards, steering_loop
+
+INTERVAL_S = 10.0
+"""Time between two decisions of the selector. It is shorter than in a cluster, because a person usually watches."""
+RESTARTS, RESTARTS_S = 3, 600.0
+"""A process may crash and be restarted this many times within this many seconds."""
+OBSERVATION_S = 2.0
+"""Time between two observations, which notice emergencies and manual overrides."""
+
+
+async def supervise(
+    options: argparse.Namespace, controls: Sequence[str], family: processes.Family, interrupted: asyncio.Task[bool]
+) -> None:
+    """Serves until a signal arrives. `controls` are the addresses of EngineControl. Raises `Failed` when a process crashes
+    too often."""
+    steered = asyncio.create_task(_steer(options, controls))
+    kept = asyncio.create_task(_keep(family))
+    try:
+        await asyncio.wait({steered, kept, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        if interrupted.done():
+            return
+        for task in (kept, steered):
+            if task.done():
+                task.result()
+        raise Failed("the steering loop ended unexpectedly")
+    finally:
+        for task in (steered, kept):
+            task.cancel()
+        await asyncio.gather(steered, kept, return_exceptions=True)
+
+
+async def _keep(family: processes.Family) -> None:
+    """Restarts processes that crash, while the others keep serving. Raises `Failed` when a process crashes too often."""
+    crashes: defaultdict[str, list[float]] = defaultdict(list)
+    while True:
+        child = await family.first_crash()
+        now = time.monotonic()
+        crashes[child.name] = [*(at for at in crashes[child.name] if now - at < RESTARTS_S), now]
+        if len(crashes[child.name]) > RESTARTS:
+            raise Failed(
+                f"everything stops, because {child.name} crashed {RESTARTS + 1} times in a short time; it {child.end()}"
+            )
+        sys.stderr.write(f"{child.name} {child.end()}; it is restarted\n")
+        await family.restart(child)
+
+
+async def _steer(options: argparse.Namespace, controls: Sequence[str]) -> None:
+    settings = steering_loop.Settings(
+        allow=tuple(sorted(policies.POLICIES)),
+        interval_s=INTERVAL_S,
+        guards=guards.GuardSettings(dwell_s=3 * INTERVAL_S),
+    )
+    held = None if options.policy == "auto" else steering_loop.Override(policy=options.policy, reason="--policy")
+    driver = steering_driver.SteeringDriver(None, settings, now=time.time())
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+        admin = gateway_admin.GatewayAdmin(session, f"http://127.0.0.1:{options.admin_port}")
+        try:
+            await driver.retarget(controls)
+            while True:
+                await asyncio.sleep(OBSERVATION_S)
+                outcome = driver.observe(time.time(), await admin.override() or held)
+                if outcome.verdict.kind is not guards.Kind.KEEP:
+                    sys.stderr.write(f"policy {outcome.verdict.policy}: {outcome.verdict.reason}\n")
+                await driver.enforce()
+                await admin.follow(outcome.state.active, outcome.state.reason)
+        finally:
+            await driver.close()

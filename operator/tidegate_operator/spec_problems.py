@@ -1,0 +1,90 @@
+"""The mistakes in a ServingPool that the API server cannot detect, each with its field and its reason.
+
+The names of policies, dispatch rules and profiles are not in the CRD, so that a new one needs no change there. Cycles of
+stages and the ranges of policy parameters are beyond the CEL rules of `crds/`.
+"""
+
+import graphlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate_policy import policies
+
+_Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    field: str
+    """For example spec.workflows[text2sql].stages."""
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """The names that this version implements and a spec may use."""
+
+    policies: frozenset[str]
+    rules: frozenset[str]
+    profiles: frozenset[str]
+
+
+def find(spec: _Json, known: Known) -> Iterator[Problem]:
+    """Every problem of a `spec` that the API server has accepted."""
+    yield from _policy_problems(spec["policy"], known.policies)
+    yield from _parameter_problems(spec["policy"], known.policies)
+    yield from _rule_problems(spec["gateway"]["dispatch"], known.rules)
+    yield from _profile_problems(spec["nodePools"], known.profiles)
+    yield from _workflow_problems(spec.get("workflows", ()))
+
+
+def _policy_problems(item: _Json, known: Collection[str]) -> Iterator[Problem]:
+    named = [("spec.policy.name", item["name"])] if "name" in item else []
+    for field, name in [*named, *(("spec.policy.allow", name) for name in item["allow"])]:
+        if name not in known:
+            yield _unknown(field, "policy", name, known)
+
+
+def _parameter_problems(item: _Json, known: Collection[str]) -> Iterator[Problem]:
+    for given in item.get("parameters", ()):
+        policy, name = given["policy"], given["name"]
+        field = f"spec.policy.parameters[{policy}.{name}]"
+        if policy not in known:
+            yield _unknown(field, "policy", policy, known)
+            continue
+        try:
+            policies.create(policy, {name: float(given["value"])})
+        except ValueError as error:
+            yield Problem(field=field, why=str(error))
+
+
+def _rule_problems(item: _Json, known: Collection[str]) -> Iterator[Problem]:
+    if item["rule"] not in known:
+        yield _unknown("spec.gateway.dispatch.rule", "dispatch rule", item["rule"], known)
+
+
+def _unknown(field: str, kind: str, name: str, known: Collection[str]) -> Problem:
+    return Problem(field=field, why=f"there is no {kind} {name!r}; this version has {', '.join(sorted(known))}")
+
+
+def _profile_problems(node_pools: Sequence[_Json], known: Collection[str]) -> Iterator[Problem]:
+    for item in node_pools:
+        if "profile" in item and item["profile"] not in known:
+            yield _unknown(f"spec.nodePools[{item['name']}].profile", "profile", item["profile"], known)
+
+
+def _workflow_problems(workflows: Sequence[_Json]) -> Iterator[Problem]:
+    for workflow in workflows:
+        order = graphlib.TopologicalSorter({stage["name"]: stage["after"] for stage in workflow["stages"]})
+        try:
+            order.prepare()
+        except graphlib.CycleError as error:
+            circle = " -> ".join(reversed(error.args[1]))
+            yield Problem(
+                field=f"spec.workflows[{workflow['name']}].stages",
+                why=f"stages wait for each other in a cycle: {circle}",
+            )
