@@ -1,0 +1,121 @@
+"""A minimal engine for benchmarks of the gateway: it answers chat requests with fixed bytes, so its own cost is small.
+
+    python benchmarks/fast_engine.py --port PORT [--tokens N] [--block-tokens N] [--pace-ms MS]
+
+A streamed answer has N events with one token each and a usage event. Each write carries `--block-tokens` events; 0 puts the
+whole stream into one write. `--pace-ms` separates two writes, so that each write reaches the gateway as one block.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+from typing import cast
+
+import uvloop
+
+MODEL = "fast"
+PROMPT_TOKENS = 16
+LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n"
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+class Answers:
+    """The bytes of every answer, built once."""
+
+    def __init__(self, tokens: int, block_tokens: int, pace_s: float) -> None:
+        self.pace_s = pace_s
+        usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": tokens, "total_tokens": PROMPT_TOKENS + tokens}
+        text = "".join(f"w{i} " for i in range(tokens))
+        choice = {"index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": text}}
+        self.whole = _page(
+            b"application/json",
+            _json({"id": "c", "object": "chat.completion", "model": MODEL, "choices": [choice], "usage": usage}),
+        )
+        events = [_event([{"index": 0, "delta": {"content": f"w{i} "}, "finish_reason": None}]) for i in range(tokens)]
+        last = _event([], usage) + b"data: [DONE]\n\n"
+        size = block_tokens or tokens
+        blocks = [b"".join(events[i : i + size]) for i in range(0, tokens, size)]
+        blocks = [*blocks, last] if block_tokens else [blocks[0] + last]
+        self.stream = [b"%x\r\n%s\r\n" % (len(block), block) for block in blocks]
+        self.stream[0] = STREAM_HEAD + self.stream[0]
+        self.stream[-1] += b"0\r\n\r\n"
+        self.pages = {
+            b"/health": _page(b"text/plain", b""),
+            b"/metrics": _page(b"text/plain", b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"),
+            b"/v1/models": _page(
+                b"application/json", _json({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+            ),
+        }
+
+
+class Connection(asyncio.Protocol):
+    """One connection of the gateway; requests come one after the other."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._transport: asyncio.WriteTransport | None = None
+        self._data = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.WriteTransport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        head_end = self._data.find(b"\r\n\r\n")
+        if head_end < 0:
+            return
+        length = LENGTH.search(self._data, 0, head_end)
+        end = head_end + 4 + (int(length[1]) if length else 0)
+        if len(self._data) < end:
+            return
+        request, self._data = self._data[:end], self._data[end:]
+        self._answer(request.split(b" ", 2)[1], request[head_end + 4 :])
+
+    def _answer(self, path: bytes, body: bytes) -> None:
+        if self._transport is None:
+            return
+        if path != b"/v1/chat/completions":
+            self._transport.write(self._answers.pages.get(path, b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"))
+        elif json.loads(body).get("stream"):
+            self._write(0)
+        else:
+            self._transport.write(self._answers.whole)
+
+    def _write(self, block: int) -> None:
+        """Writes one block of the stream and plans the next one."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(self._answers.stream[block])
+        if block + 1 < len(self._answers.stream):
+            asyncio.get_running_loop().call_later(self._answers.pace_s, self._write, block + 1)
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _event(choices: list[object], usage: object = None) -> bytes:
+    event = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": MODEL, "choices": choices}
+    return b"data: " + _json(event if usage is None else {**event, "usage": usage}) + b"\n\n"
+
+
+def _page(kind: bytes, body: bytes) -> bytes:
+    return HEAD % (kind, len(body)) + body
+
+
+async def serve(options: argparse.Namespace) -> None:
+    answers = Answers(options.tokens, options.block_tokens, options.pace_ms / 1000)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(answers), "127.0.0.1", options.port, backlog=1024)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--block-tokens", type=int, default=1)
+    parser.add_argument("--pace-ms", type=float, default=2.0)
+    uvloop.run(serve(parser.parse_args()))
