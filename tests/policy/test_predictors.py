@@ -1,0 +1,124 @@
+"""Output lengths, engine speed, remaining work, and outlier ejection: what is learned from observations."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate_policy.admit.outliers import FailureRecord, OutlierSettings
+from tidegate_policy.cost import CostModel
+from tidegate_policy.predict import output_length
+from tidegate_policy.predict.engine_speed import EngineSpeed, SpeedObservation
+from tidegate_policy.predict.output_length import LengthObservation, LengthPrediction, OutputLengths
+from tidegate_policy.predict.remaining_work import RemainingWork
+
+KIND = ("acme", "chat", "m")
+
+
+def seen(output: int, *, characters: int = 400, sequences: int = 1, prompt: int = 105) -> LengthObservation:
+    return LengthObservation(
+        characters=characters, messages=0, sequences=sequences, prompt_tokens=prompt, output_tokens=output
+    )
+
+
+def test_output_length_follows_the_kind_then_the_model_then_the_default() -> None:
+    lengths = OutputLengths()
+    assert lengths.predict(KIND, None) == LengthPrediction(expected=128, upper=0)
+    for _ in range(20):
+        lengths.observe(KIND, seen(40))
+    assert lengths.predict(KIND, None).expected == 40
+    assert lengths.predict(KIND, 10) == LengthPrediction(expected=10, upper=10), "the client's bound binds"
+    assert lengths.predict(("new", "chat", "m"), None).expected == 40
+    assert lengths.predict(("new", "chat", "other"), 5000).expected == 128
+    lengths.observe(KIND, seen(120, sequences=3))
+    assert lengths.predict(KIND, None).expected == 40, "the length is that of each sequence"
+
+
+def test_characters_per_token_are_learned() -> None:
+    lengths = OutputLengths()
+    assert lengths.prompt_tokens("m", 4000, 0) == 1000
+    for _ in range(200):
+        lengths.observe(KIND, seen(1, characters=4000, prompt=2000))
+    assert lengths.prompt_tokens("m", 4000, 0) == pytest.approx(2000, rel=0.02)
+
+
+def test_a_forgotten_kind_gets_the_mean_of_its_model() -> None:
+    lengths = OutputLengths()
+    lengths.observe(("first", "", "m"), seen(500))
+    for index in range(output_length.MAX_KINDS + 50):
+        lengths.observe((str(index), "", "m"), seen(7))
+    assert lengths.predict(("first", "", "m"), None).expected < 20
+
+
+def test_engine_speed_finds_the_coefficients_of_the_engine() -> None:
+    truth = CostModel(step_s=0.008, prefill_s=2e-5, decode_s=0.0003)
+    found = EngineSpeed()
+    for index in range(400):
+        neighbours = (index * 7) % 20
+        tpot_s = truth.step_s + truth.decode_s * (neighbours + 1)
+        ttft_s = truth.prefill_seconds(1000) + (0.5 if neighbours else 0.0)
+        found = found.observe(
+            SpeedObservation(
+                prompt_tokens=1000,
+                tokens=51,
+                ttft_s=ttft_s,
+                whole_s=ttft_s + 50 * tpot_s,
+                neighbours=neighbours,
+                found_idle=neighbours == 0,
+            )
+        )
+    assert found.predict().step_s == pytest.approx(truth.step_s, rel=0.1)
+    assert found.predict().decode_s == pytest.approx(truth.decode_s, rel=0.1)
+    assert found.predict().prefill_s == pytest.approx(truth.prefill_s, rel=0.2)
+
+
+@given(
+    calls=st.lists(
+        st.tuples(
+            st.integers(0, 10**6), st.integers(0, 10**5), st.floats(0, 1e4), st.floats(0, 1e5), st.integers(0, 500)
+        ),
+        max_size=30,
+    )
+)
+def test_coefficients_of_engine_speed_are_never_negative(calls: list[Any]) -> None:
+    found = EngineSpeed()
+    for prompt, tokens, ttft_s, whole_s, neighbours in calls:
+        found = found.observe(
+            SpeedObservation(
+                prompt_tokens=prompt,
+                tokens=tokens,
+                ttft_s=ttft_s,
+                whole_s=whole_s,
+                neighbours=neighbours,
+                found_idle=neighbours < 3,
+            )
+        )
+    assert found.predict().step_s > 0
+    assert found.predict().prefill_s > 0
+    assert found.predict().decode_s >= 0
+
+
+def test_remaining_work_is_the_mean_of_finished_workflows_and_unknown_stages_are_unknown() -> None:
+    work = RemainingWork()
+    assert work.predict(("t", "plan")) is None
+    for rest_s in (10.0, 20.0, 60.0):
+        work.observe(("t", "plan"), rest_s)
+    assert work.predict(("t", "plan")) == pytest.approx(30.0)
+    assert work.predict(("other", "plan")) is None
+
+
+def test_ejections_double_in_a_row_and_a_success_ends_the_row() -> None:
+    settings = OutlierSettings(consecutive_failures=3, base_ejection_s=1.0, max_ejection_s=5.0)
+    record, now, lengths = FailureRecord(), 100.0, []
+    for _ in range(5):
+        while not record.ejected(now):
+            record = record.after(now, ok=False, settings=settings)
+        lengths.append(record.ejected_until_at_s - now)
+        now = record.ejected_until_at_s
+    assert lengths == [1.0, 2.0, 4.0, 5.0, 5.0]
+    record = record.after(now, ok=True, settings=settings)
+    assert record.ejections == 0
+    for expected in (False, False, True):
+        record = record.after(now, ok=False, settings=settings)
+        assert record.ejected(now) is expected
