@@ -4,7 +4,6 @@
 that already run.
 """
 
-import pathlib
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -80,12 +79,6 @@ def vllm_environment(engines: int, *, cores: int, given: Mapping[str, str]) -> d
         "HF_HUB_OFFLINE": "1",
     }
     return {name: value for name, value in ours.items() if name not in given}
-
-
-def has_gpu() -> bool:
-    """Whether this machine has an NVIDIA or AMD GPU with a driver."""
-    devices = pathlib.Path("/dev")
-    return any(devices.glob("nvidia[0-9]*")) or (devices / "kfd").exists()
 
 
 def _simulated(name: str, speed: float) -> Simulated:

@@ -90,8 +90,7 @@ def _vllm_flags(model: str | None) -> list[str]:
 
     directory = checkpoints.smollm2() if model is None else pathlib.Path(model)
     # In bfloat16 a small model's answers depend on the CPU's instruction set.
-    precision = [] if engine_spec.has_gpu() else ["--dtype", "float32"]
-    return ["--model", str(directory), "--served-model-name", directory.name, "--enforce-eager", *precision]
+    return ["--model", str(directory), "--served-model-name", directory.name, "--enforce-eager"]
 
 
 def _gateway_settings(options: argparse.Namespace, started: list[Started]) -> dict[str, Any]:

@@ -297,9 +297,10 @@ class _Steering:
 
     def _enforce(self, now: float) -> None:
         state = self._loop.state
+        parameters = self._loop.settings.parameters.get(state.active, {})
         for engine in self._engines.values():
-            engine.set_policy(state.active, state.reason)
-        self._core.on_policy(now, state.active)
+            engine.set_policy(state.active, state.reason, parameters)
+        self._core.on_policy(now, state.active, parameters)
 
 
 def _facts(item: TraceCall, group_size: int) -> promises.CallFacts:

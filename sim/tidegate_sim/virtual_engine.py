@@ -95,11 +95,11 @@ class VirtualEngine:
         watch: control_contract.Watch = self._scheduler.watch()
         return watch
 
-    def set_policy(self, name: str, reason: str) -> None:
+    def set_policy(self, name: str, reason: str, parameters: Mapping[str, float]) -> None:
         """As SetPolicy of EngineControl. Raises `NotControllable` for `stock`."""
         if self._stock:
             raise control_contract.NotControllable("vLLM's own scheduler class runs in this row")
-        self._scheduler.set_policy(name, reason)
+        self._scheduler.set_policy(name, reason, parameters)
 
     def submit(self, call: Call, output_tokens: int, prefixes: Sequence[Prefix] = ()) -> None:
         """Receives a call as the gateway would send it. Only this method knows that it produces `output_tokens`."""
