@@ -31,6 +31,15 @@ def test_no_package_is_importable_from_the_root_under_a_standard_name() -> None:
     assert not tracked("tests/**/__init__.py")
 
 
+def test_no_two_files_are_told_apart_by_their_folder_alone() -> None:
+    names = [
+        path.name
+        for path in tracked("*.py", "*.lua", "*.proto", "docs")
+        if path.name not in ("__init__.py", "__main__.py", "conftest.py", "README.md")
+    ]
+    assert not {name for name in names if names.count(name) > 1}
+
+
 def test_modules_open_with_their_story() -> None:
     silent = [
         path.relative_to(ROOT)
