@@ -131,13 +131,13 @@ class WaitingQueue:
 
     def push(self, item: QueuedRequest) -> None:
         """Adds a call behind its equals. Raises `DuplicateCall`."""
-        self._refuse_duplicate(item)
+        self._check_new(item)
         self._heaps.insert(item, self._back + 1)
         self._back += 1
 
     def push_preempted(self, item: QueuedRequest) -> None:
         """Adds a call that was served and lost its place, before its equals. Raises `DuplicateCall`."""
-        self._refuse_duplicate(item)
+        self._check_new(item)
         self._heaps.insert(item, self._front - 1)
         self._front -= 1
 
@@ -162,7 +162,7 @@ class WaitingQueue:
         A call that started from another queue of the same scheduler stands before its equals."""
         policy = self._heaps.policy
         if start.queue is self:
-            self._refuse_duplicate(start.item)
+            self._check_new(start.item)
             self._heaps.insert(start.item, start.rank)
         else:
             self.push_preempted(start.item)
@@ -222,7 +222,7 @@ class WaitingQueue:
             if not left[lane]:
                 del left[lane]
 
-    def _refuse_duplicate(self, item: QueuedRequest) -> None:
+    def _check_new(self, item: QueuedRequest) -> None:
         if item.call.id in self._heaps.live:
             raise DuplicateCall(f"call {item.call.id!r} already waits")
 

@@ -18,8 +18,8 @@ from tidegate_policy.cost import CostModel
 from tidegate_policy.dispatch import dispatcher, engine_table
 from tidegate_policy.model import CallId, DropReason, EngineId, WorkflowId
 from tidegate_policy.predict.output_length import CHARACTERS_PER_TOKEN
-from tidegate_policy.steer import guards, steering_loop
-from tidegate_sim import history, virtual_engine, virtual_time
+from tidegate_policy.steer import steering_loop
+from tidegate_sim import history, virtual_engine, virtual_steering, virtual_time
 from tidegate_sim.trace_format import TraceCall
 
 PROGRESS_TOKENS = 16
@@ -113,7 +113,9 @@ class Cell:
         }
         for name, model in pool.items():
             self._carry_out(self._core.on_engine(0.0, engine_table.EngineFacts(id=name, cost=model)))
-        self._steering = None if row.steering is None else _Steering(self._core, self._engines, row.steering)
+        self._steering = (
+            None if row.steering is None else virtual_steering.VirtualSteering(self._core, self._engines, row.steering)
+        )
         history.learn(self._core, learned_from, list(pool.values()), model=MODEL)
         self._trace: dict[str, TraceCall] = {}
         self._sent: dict[str, dispatcher.Send] = {}
@@ -269,38 +271,6 @@ class Cell:
         outcome = self._open.pop(call_id)
         outcome.shed = reason
         self._ended.append(outcome)
-
-
-class _Steering:
-    """The steering loop over virtual engines: what `SteeringDriver` does over EngineControl."""
-
-    def __init__(
-        self,
-        core: gateway_core.GatewayCore,
-        engines: Mapping[EngineId, virtual_engine.VirtualEngine],
-        settings: steering_loop.Settings,
-    ) -> None:
-        self.period_s = settings.observation_period_s
-        self.switches: list[tuple[float, str, str]] = []
-        self._core = core
-        self._engines = engines
-        self._loop = steering_loop.SteeringLoop(None, settings, now=0.0)
-        self._watches = {name: engine.watch() for name, engine in engines.items()}
-        self._enforce(0.0)
-
-    def observe(self, now: float) -> None:
-        reports = {str(name): [watch.cut().window] for name, watch in self._watches.items()}
-        verdict = self._loop.observe(now, reports, silent=()).verdict
-        if verdict.kind is not guards.Kind.KEEP:
-            self.switches.append((now, verdict.policy, verdict.reason))
-            self._enforce(now)
-
-    def _enforce(self, now: float) -> None:
-        state = self._loop.state
-        parameters = self._loop.settings.parameters.get(state.active, {})
-        for engine in self._engines.values():
-            engine.set_policy(state.active, state.reason, parameters)
-        self._core.on_policy(now, state.active, parameters)
 
 
 def _facts(item: TraceCall, group_size: int) -> promises.CallFacts:

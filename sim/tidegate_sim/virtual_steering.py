@@ -1,0 +1,43 @@
+"""Steers the engines of a benchmark's cell in virtual time, as `SteeringDriver` steers engines over EngineControl.
+
+`tidegate_policy.steer.steering_loop` decides. The cell calls `observe` once in each observation period.
+"""
+
+from collections.abc import Mapping
+
+from tidegate_policy import gateway_core
+from tidegate_policy.model import EngineId
+from tidegate_policy.steer import guards, steering_loop
+from tidegate_sim import virtual_engine
+
+
+class VirtualSteering:
+    """The steering loop over virtual engines: what `SteeringDriver` does over EngineControl."""
+
+    def __init__(
+        self,
+        core: gateway_core.GatewayCore,
+        engines: Mapping[EngineId, virtual_engine.VirtualEngine],
+        settings: steering_loop.Settings,
+    ) -> None:
+        self.period_s = settings.observation_period_s
+        self.switches: list[tuple[float, str, str]] = []
+        self._core = core
+        self._engines = engines
+        self._loop = steering_loop.SteeringLoop(None, settings, now=0.0)
+        self._watches = {name: engine.watch() for name, engine in engines.items()}
+        self._enforce(0.0)
+
+    def observe(self, now: float) -> None:
+        reports = {str(name): [watch.cut().window] for name, watch in self._watches.items()}
+        verdict = self._loop.observe(now, reports, silent=()).verdict
+        if verdict.kind is not guards.Kind.KEEP:
+            self.switches.append((now, verdict.policy, verdict.reason))
+            self._enforce(now)
+
+    def _enforce(self, now: float) -> None:
+        state = self._loop.state
+        parameters = self._loop.settings.parameters.get(state.active, {})
+        for engine in self._engines.values():
+            engine.set_policy(state.active, state.reason, parameters)
+        self._core.on_policy(now, state.active, parameters)
