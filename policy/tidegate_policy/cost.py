@@ -94,18 +94,23 @@ class CostModel:
         return service_s, self._charge(call, prefill_s)
 
     def _charge(self, call: Call, prefill_s: float) -> Backlog:
-        decode = self.decode_charge(call, 0)
-        work_us = round(prefill_s * MICROSECONDS) + decode.work_us
-        return Backlog(calls=decode.calls, work_us=work_us, output_tokens=decode.output_tokens)
+        work_us = round(prefill_s * MICROSECONDS) + self._decode_work_us(
+            call, call.prompt_tokens, call.output_predicted
+        )
+        return Backlog(calls=call.sequences, work_us=work_us, output_tokens=call.output_predicted * call.sequences)
 
     def decode_charge(self, call: Call, tokens_done: int) -> Backlog:
         """What is left of a call's charge once its prompt is done and `tokens_done` tokens of all its sequences have come
         out."""
         left = max(call.output_predicted * call.sequences - tokens_done, 0)
         each = math.ceil(left / call.sequences)
-        alone_s = self.decode_seconds(call.prompt_tokens + tokens_done // call.sequences, each + 1)
-        work_us = round((alone_s - self.step_s * each) * call.sequences * MICROSECONDS)
+        work_us = self._decode_work_us(call, call.prompt_tokens + tokens_done // call.sequences, each)
         return Backlog(calls=call.sequences, work_us=work_us, output_tokens=left)
+
+    def _decode_work_us(self, call: Call, context_tokens: int, tokens: int) -> int:
+        """Microseconds that batching cannot share, for `tokens` further tokens of each sequence of a call."""
+        alone_s = self.decode_seconds(context_tokens, tokens + 1)
+        return round((alone_s - self.step_s * tokens) * call.sequences * MICROSECONDS)
 
     def backlog_seconds(self, backlog: Backlog) -> float:
         """Seconds until the backlog is done when the engine batches as much as it may.

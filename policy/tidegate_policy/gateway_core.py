@@ -190,7 +190,7 @@ class GatewayCore:
         withdrawn."""
         kind = draft.kind(grant)
         length = self.lengths.predict(kind, draft.facts.max_tokens)
-        call = promises.promise(draft, grant, length, self.engines.costs())
+        call = promises.promise(draft, grant, length, self.engines.live_kinds())
         self._admitted[call.id] = _Admitted(draft, kind, call)
         return call
 

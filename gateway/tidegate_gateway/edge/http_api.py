@@ -5,6 +5,7 @@ its handler, and with it the call. `http_listener` cuts a client that does not r
 engines have endpoints that need no key, and none of them can be reached through the gateway.
 """
 
+import functools
 from typing import Any
 
 from aiohttp import web
@@ -76,12 +77,9 @@ class HttpApi:
     # Calls.
 
     def _handler(self, kind: endpoint.Endpoint) -> http_listener.Handler:
-        async def handle(request: web.BaseRequest) -> web.StreamResponse:
-            return await self._generate(request, kind)
+        return functools.partial(self._generate, kind)
 
-        return handle
-
-    async def _generate(self, request: web.BaseRequest, kind: endpoint.Endpoint) -> web.StreamResponse:
+    async def _generate(self, kind: endpoint.Endpoint, request: web.BaseRequest) -> web.StreamResponse:
         gateway = self._gateway
         raw = await http_listener.body(request, self._limits)
         now = gateway.clock()

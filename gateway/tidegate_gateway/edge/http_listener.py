@@ -224,24 +224,29 @@ def reply(value: object, status: int = 200) -> web.Response:
 async def body(request: web.BaseRequest, limits: gateway_settings.Limits) -> bytes:
     """The request's whole body. Raises `BadRequest` when it is too large, too slow or broken."""
     most = limits.body_bytes
-    too_large = BadRequest(f"the body is larger than {most} bytes; send less text", code="body_too_large")
     if (request.content_length or 0) > most:
-        raise too_large
+        raise _too_large(most)
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise BadRequest("compressed bodies are not supported; send the JSON uncompressed")
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
     try:
+        if request.content.is_eof():
+            return await request.read()  # the body came with the headers
         async with asyncio.timeout(limits.body_s):
             return await request.read()
     except TimeoutError as error:
         late = f"the body did not arrive within {limits.body_s:.3g} s; send it faster, or in smaller parts"
         raise BadRequest(late, code="request_timeout") from error
     except web.HTTPRequestEntityTooLarge as error:
-        raise too_large from error
+        raise _too_large(most) from error
     except (web.RequestPayloadError, aiohttp.ClientError) as error:
         raise BadRequest("the body broke off") from error
+
+
+def _too_large(most: int) -> BadRequest:
+    return BadRequest(f"the body is larger than {most} bytes; send less text", code="body_too_large")
 
 
 async def json_object(request: web.BaseRequest, limits: gateway_settings.Limits) -> dict[str, Any]:

@@ -26,7 +26,12 @@ class Reply:
     """An answer that has begun."""
 
     def __init__(
-        self, response: aiohttp.ClientResponse, *, first: bytes, tap: event_stream.Tap | None, meter: event_stream.Meter
+        self,
+        response: aiohttp.ClientResponse,
+        *,
+        first: bytes = b"",
+        tap: event_stream.Tap | None = None,
+        meter: event_stream.Meter,
     ) -> None:
         self.status = response.status
         self.content_type = response.headers.get("Content-Type", "application/json")
@@ -41,9 +46,21 @@ class Reply:
 
     async def next_block(self) -> bytes:
         """The next whole events of a stream; b"" at its end. Raises `EngineTrouble` if it ends without its end marker."""
-        if self._tap is None or self.meter.done:
+        tap, content = self._tap, self._response.content
+        if tap is None or self.meter.done:
             return b""
-        return await _block(self._response, self._tap)
+        while True:
+            try:
+                data = await content.readany()
+                block = tap.feed(data)
+            except (aiohttp.ClientError, OSError) as error:
+                raise error_table.EngineTrouble("the engine's stream broke off", failure="gone") from error
+            except event_stream.NotEvents as error:
+                raise error_table.EngineTrouble(f"the engine's stream is garbled: {error}") from error
+            if block or self.meter.done:
+                return block
+            if not data:
+                raise error_table.EngineTrouble("the engine's stream ended too early")
 
     async def rest(self) -> None:
         """Waits until the engine ends its answer after the end marker, so that the connection can carry another call."""
@@ -97,17 +114,22 @@ class EngineClient:
         if not response.headers.get("Content-Type", "").startswith("text/event-stream"):
             raise error_table.EngineTrouble("the engine did not answer a streamed call with a stream")
         tap = event_stream.Tap(dialect, meter, wants_usage=request.wants_usage)
-        return Reply(response, first=await _block(response, tap), tap=tap, meter=meter)
+        reply = Reply(response, tap=tap, meter=meter)
+        reply.first = await reply.next_block()
+        return reply
 
     async def _whole(
         self, response: aiohttp.ClientResponse, kind: endpoint.Endpoint, meter: event_stream.Meter
     ) -> Reply:
-        content = bytearray()
-        async for chunk in response.content.iter_any():
-            content += chunk
-            if len(content) > self._limits.answer_bytes:
+        chunks: list[bytes] = []
+        size = 0
+        while chunk := await response.content.readany():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > self._limits.answer_bytes:
                 too_large = f"the engine's answer is larger than {self._limits.answer_bytes} bytes"
                 raise error_table.EngineTrouble(too_large)
+        content = b"".join(chunks)
         meter.done = True
         try:
             answer = orjson.loads(content)
@@ -116,22 +138,7 @@ class EngineClient:
         if not isinstance(answer, dict) or (response.status == 200 and not kind.is_answer(answer)):
             raise error_table.EngineTrouble(f"the engine's answer is not an answer of {kind.path}")
         meter.on_usage(answer.get("usage"))
-        return Reply(response, first=bytes(content), tap=None, meter=meter)
-
-
-async def _block(response: aiohttp.ClientResponse, tap: event_stream.Tap) -> bytes:
-    while True:
-        try:
-            data = await response.content.readany()
-            block = tap.feed(data)
-        except (aiohttp.ClientError, OSError) as error:
-            raise error_table.EngineTrouble("the engine's stream broke off", failure="gone") from error
-        except event_stream.NotEvents as error:
-            raise error_table.EngineTrouble(f"the engine's stream is garbled: {error}") from error
-        if block or tap.meter.done:
-            return block
-        if not data:
-            raise error_table.EngineTrouble("the engine's stream ended too early")
+        return Reply(response, first=content, meter=meter)
 
 
 def _discard(response: aiohttp.ClientResponse | None) -> None:

@@ -32,6 +32,8 @@ class Placement:
         self.record = record
         self.begun = False
         """The engine has begun its answer, so the call cannot go to another engine any more."""
+        self.ended = False
+        """The core knows that the call ended."""
         self.watchdog = watchdog.Watchdog()
         self._placements = placements
         self._offer: asyncio.Future[dispatcher.Send] = asyncio.get_running_loop().create_future()
@@ -48,6 +50,7 @@ class Placement:
     ) -> None:
         if self._offer.done() and not self._offer.cancelled():
             self._offer.exception()  # marks it as seen
+        self.watchdog.close()
         self._placements.leave(self)
 
     async def next_engine(self) -> dispatcher.Send:
@@ -92,6 +95,7 @@ class Placement:
 
     def finished(self, *, ok: bool) -> None:
         """The engine has no more work with the call; the core learns from a whole answer."""
+        self.ended = True
         self._placements.finished(self.call.id, self.record.result(ok=ok))
 
     def offer(self, send: dispatcher.Send) -> None:
@@ -226,7 +230,7 @@ class Placements:
         self._act(self.core.on_end(self.clock(), call, result))
 
     def leave(self, placement: Placement) -> None:
-        if self._in_progress.pop(placement.call.id, None) is not None:
+        if self._in_progress.pop(placement.call.id, None) is not None and not placement.ended:
             self._act(self.core.on_cancel(self.clock(), placement.call.id))
 
     def _act(self, actions: list[dispatcher.Action]) -> None:

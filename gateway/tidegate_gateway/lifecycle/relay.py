@@ -44,9 +44,10 @@ class Relay:
         self._timeouts = timeouts
         self._traceparent = traceparent
         self._clock = clock
+        self._within = placed.watchdog.within
         self._wall = wall
         self._reply: engine_client.Reply | None = None
-        self._reported = 0
+        self._report_at_tokens = PROGRESS_TOKENS
         self._ended = False
 
     @property
@@ -64,16 +65,19 @@ class Relay:
         reply = self.reply
         if reply.meter.done:
             return b""
-        step = self._placement.watchdog.within(self._timeouts.next_token_s, reply.next_block(), "sent nothing more")
         try:
-            block = await step
+            block = await self._within(self._timeouts.next_token_s, reply.next_block(), "sent nothing more")
         except error_table.GatewayError as error:
             self.record.outcome = self.record.failure = error.code
             if isinstance(error, error_table.EngineTrouble):
                 self._placement.report_engine(ok=False)
             await self._end(ok=False)
             raise
-        await self._account(reply)
+        meter = reply.meter
+        if meter.done:
+            await self._complete(reply)
+        elif meter.tokens >= self._report_at_tokens:
+            self._report_progress(meter.tokens)
         return block
 
     async def __aenter__(self) -> Self:
@@ -111,7 +115,11 @@ class Relay:
                 self._placement.attempt_failed(error)
         self.record.first_token_at_s = self._clock()
         self._placement.answered()
-        await self._account(self._reply)
+        meter = self._reply.meter
+        if meter.done:
+            await self._complete(self._reply)
+        elif meter.tokens >= self._report_at_tokens:
+            self._report_progress(meter.tokens)
 
     async def _open(self, now: float, send: dispatcher.Send) -> engine_client.Reply:
         request, decision, timeouts = self._admitted.request, send.decision, self._timeouts
@@ -122,12 +130,12 @@ class Relay:
         opening = self._client.open(self._directory.url(decision.engine), request, body, headers)
         first_s = timeouts.first_token_s + 3 * (decision.queue_s + decision.service_s)
         if request.stream:
-            return await self._placement.watchdog.within(first_s, opening, "did not begin its answer")
+            return await self._within(first_s, opening, "did not begin its answer")
         most_s = max(first_s, timeouts.answer_s)
         latest_at_s = asyncio.get_running_loop().time() + most_s
         self._placement.watchdog.latest_at_s = latest_at_s
         try:
-            return await self._placement.watchdog.within(first_s, opening, "did not begin its answer")
+            return await self._within(first_s, opening, "did not begin its answer")
         except error_table.EngineTrouble as error:
             if error.code != "engine_timeout" or asyncio.get_running_loop().time() < latest_at_s:
                 raise
@@ -138,14 +146,13 @@ class Relay:
                 advice="stream it, or ask for fewer tokens",
             ) from error
 
-    async def _account(self, reply: engine_client.Reply) -> None:
-        """Reports what the last block has shown; settles a complete answer before its last bytes go out."""
+    def _report_progress(self, tokens: int) -> None:
+        self._report_at_tokens = tokens + PROGRESS_TOKENS
+        self._placement.progress(tokens)
+
+    async def _complete(self, reply: engine_client.Reply) -> None:
+        """Settles a complete answer before its last bytes go out."""
         meter = reply.meter
-        if not meter.done:
-            if meter.tokens - self._reported >= PROGRESS_TOKENS:
-                self._reported = meter.tokens
-                self._placement.progress(meter.tokens)
-            return
         self.record.finished_at_s = self._clock()
         self._count()
         ok = reply.status == 200 and not meter.failed

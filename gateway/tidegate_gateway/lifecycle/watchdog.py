@@ -1,4 +1,8 @@
-"""How long does a call wait for its engine? A time limit on each step, which events of other tasks can cut or extend."""
+"""How long does a call wait for its engine? A time limit on each step, which events of other tasks can cut or extend.
+
+A stream has a step for each block, and nearly all steps end long before their limits. So one timer serves all steps of a
+call: a step only writes down its limit, and a timer that fires too early is set again.
+"""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,44 +12,89 @@ from tidegate_gateway.openai import error_table
 
 T = TypeVar("T")
 
+CLOCK_S = 0.001
+"""The resolution of the event loop's clock: a timer may fire so much early."""
+
 
 class Watchdog:
-    """The time limit of the step that one call waits for."""
+    """The time limits of the steps that one call waits for, one step at a time."""
 
     def __init__(self) -> None:
         self.latest_at_s: float | None = None
         """On the event loop's clock: `extend_timeout` moves the limit up to this instant; None = not at all."""
-        self._timer: asyncio.Timeout | None = None
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[Any] | None = None
+        """The task that waits for the present step; None between two steps."""
+        self._limit_at_s = 0.0
+        """The limit of the present step, on the event loop's clock."""
+        self._cut = False
+        """The present step was cancelled from here."""
+        self._timer: asyncio.TimerHandle | None = None
         self._interruption: error_table.GatewayError | None = None
 
     async def within(self, seconds: float, step: Coroutine[Any, Any, T], what: str) -> T:
         """The result of `step`. Raises the error of an interruption, and `EngineTrouble` when the time is over."""
-        if self._interruption is not None:
+        task = asyncio.current_task()
+        if self._interruption is not None or task is None:
             step.close()
-            raise self._interruption
+            raise self._interruption or RuntimeError("a step needs a task")
+        cancelling = task.cancelling()
+        self._task = task
+        self._limit(self._loop.time() + seconds)
         try:
-            async with asyncio.timeout(seconds) as self._timer:
-                return await step
-        except TimeoutError as error:
+            return await step
+        except asyncio.CancelledError as error:
+            if not self._cut or task.cancelling() > cancelling + 1:
+                raise  # the client hung up
             late = error_table.EngineTrouble(f"the engine {what} within {seconds:.3g} s", code="engine_timeout")
             raise (self._interruption or late) from error
         finally:
-            self._timer = None
+            self._task = None
+            if self._cut:
+                self._cut = False
+                task.uncancel()
 
     def interrupt(self, error: error_table.GatewayError) -> None:
         """Ends the present step, or the next one, with this error."""
         self._interruption = error
-        if self._timer is not None and not self._timer.expired():
-            self._timer.reschedule(asyncio.get_running_loop().time())
+        self._end_step()
 
     def extend_timeout(self, seconds: float) -> None:
         """The engine is seen to work: the present step may take at least so many more seconds."""
-        if self._timer is None or self._interruption is not None or self._timer.expired() or self.latest_at_s is None:
+        if self._task is None or self._interruption is not None or self._cut or self.latest_at_s is None:
             return
-        extended_at_s = asyncio.get_running_loop().time() + seconds
-        self._timer.reschedule(min(max(extended_at_s, self._timer.when() or 0.0), self.latest_at_s))
+        self._limit(min(max(self._loop.time() + seconds, self._limit_at_s), self.latest_at_s))
 
     def reset(self) -> None:
         """Forgets an interruption: the next attempt starts afresh."""
         self._interruption = None
         self.latest_at_s = None
+
+    def close(self) -> None:
+        """The call has no further step."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _limit(self, at_s: float) -> None:
+        """Sets the limit of the present step. A timer that fires earlier stays as it is."""
+        self._limit_at_s = at_s
+        if self._timer is not None:
+            if self._timer.when() <= at_s:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._task is None:
+            return  # the next step sets a timer
+        if self._loop.time() + CLOCK_S < self._limit_at_s:
+            self._timer = self._loop.call_at(self._limit_at_s, self._on_timer)
+        else:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        if self._task is not None and not self._cut:
+            self._cut = True
+            self._task.cancel()

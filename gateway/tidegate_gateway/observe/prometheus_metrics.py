@@ -5,6 +5,7 @@ are `other`. One registry for each gateway, so that two of them in one process d
 """
 
 import collections
+import functools
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
@@ -77,7 +78,15 @@ class Metrics:
             p + "background_errors", "Exceptions in background loops, which go on.", ["loop"], registry=registry
         )
         self._seen: dict[str, set[str]] = collections.defaultdict(set)
-        self._met: dict[str, collections.deque[bool]] = {}
+        self._by_class: dict[str, _ClassMetrics] = {}
+
+    @functools.cached_property
+    def _time_error(self) -> Histogram:
+        return self.prediction.labels("time")
+
+    @functools.cached_property
+    def _output_error(self) -> Histogram:
+        return self.prediction.labels("output")
 
     def label(self, kind: str, value: str) -> str:
         """`value`, or `other` once too many values of this kind were seen."""
@@ -92,38 +101,44 @@ class Metrics:
         call = record.call
         if call is None:
             return
-        slo_class = self.label("class", call.slo_class or "none")
-        self.requests.labels(record.outcome, slo_class).inc()
+        name = self.label("class", call.slo_class or "none")
+        slo_class = self._by_class.get(name)
+        if slo_class is None:
+            slo_class = self._by_class[name] = _ClassMetrics(self, name)
+        slo_class.count(record.outcome)
         if record.sent_at_s is not None:
-            self.queue.labels(slo_class).observe(record.queue_s)
+            slo_class.queue.observe(record.queue_s)
         if record.dispatch_s is not None:
             self.dispatch.observe(record.dispatch_s)
         met = record.outcome == "ok"
         if met and record.first_token_at_s is not None and record.finished_at_s is not None:
             met = self._on_answer(record, call, slo_class, record.first_token_at_s, record.finished_at_s)
         if record.outcome not in ("cancelled", "rejected"):
-            window = self._met.setdefault(slo_class, collections.deque(maxlen=ATTAINMENT_CALLS))
-            window.append(met)
-            self.attainment.labels(slo_class).set(sum(window) / len(window))
+            slo_class.attain(met=met)
 
     def _on_answer(
-        self, record: call_record.CallRecord, call: Call, slo_class: str, first_at_s: float, finished_at_s: float
+        self,
+        record: call_record.CallRecord,
+        call: Call,
+        slo_class: "_ClassMetrics",
+        first_at_s: float,
+        finished_at_s: float,
     ) -> bool:
         """Counts the times of a whole answer; whether it met the targets that it had."""
         e2e_s = finished_at_s - record.arrived_at_s
-        self.e2e.labels(slo_class).observe(e2e_s)
+        slo_class.e2e.observe(e2e_s)
         late = call.due_s is not None and finished_at_s > call.due_s
         if record.stream:
             ttft_s = first_at_s - record.arrived_at_s
             tpot_s = (finished_at_s - first_at_s) / max(record.tokens / call.sequences - 1, 1)
-            self.ttft.labels(slo_class).observe(ttft_s)
-            self.tpot.labels(slo_class).observe(tpot_s)
+            slo_class.ttft.observe(ttft_s)
+            slo_class.tpot.observe(tpot_s)
             late |= call.ttft_s is not None and ttft_s > call.ttft_s
             late |= call.tpot_s is not None and tpot_s > call.tpot_s
         if record.decision is not None and record.sent_at_s is not None:
             predicted_s = record.decision.queue_s + record.decision.service_s
-            self.prediction.labels("time").observe((finished_at_s - record.sent_at_s) / max(predicted_s, 1e-6))
-            self.prediction.labels("output").observe(record.tokens / (call.output_predicted * call.sequences))
+            self._time_error.observe((finished_at_s - record.sent_at_s) / max(predicted_s, 1e-6))
+            self._output_error.observe(record.tokens / (call.output_predicted * call.sequences))
         return not late
 
     def on_workflow(self, template: str, outcome: str) -> None:
@@ -156,3 +171,50 @@ class Metrics:
         """The metrics as text, and its content type."""
         encode, content_type = exposition.choose_encoder(accept)
         return encode(self.registry), content_type
+
+
+class _ClassMetrics:
+    """The metrics of one class of calls, looked up once."""
+
+    def __init__(self, metrics: Metrics, name: str) -> None:
+        self.name = name
+        self._metrics = metrics
+        self._outcomes: dict[str, Counter] = {}
+        self._met: collections.deque[bool] = collections.deque(maxlen=ATTAINMENT_CALLS)
+        self._met_count = 0
+
+    @functools.cached_property
+    def queue(self) -> Histogram:
+        return self._metrics.queue.labels(self.name)
+
+    @functools.cached_property
+    def e2e(self) -> Histogram:
+        return self._metrics.e2e.labels(self.name)
+
+    @functools.cached_property
+    def ttft(self) -> Histogram:
+        return self._metrics.ttft.labels(self.name)
+
+    @functools.cached_property
+    def tpot(self) -> Histogram:
+        return self._metrics.tpot.labels(self.name)
+
+    @functools.cached_property
+    def attainment(self) -> Gauge:
+        return self._metrics.attainment.labels(self.name)
+
+    def count(self, outcome: str) -> None:
+        """Counts a call with this outcome."""
+        counter = self._outcomes.get(outcome)
+        if counter is None:
+            counter = self._outcomes[outcome] = self._metrics.requests.labels(outcome, self.name)
+        counter.inc()
+
+    def attain(self, *, met: bool) -> None:
+        """A call met its targets, or missed them."""
+        window = self._met
+        if len(window) == ATTAINMENT_CALLS:
+            self._met_count -= window[0]
+        window.append(met)
+        self._met_count += met
+        self.attainment.set(self._met_count / len(window))

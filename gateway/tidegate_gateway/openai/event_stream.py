@@ -58,18 +58,24 @@ class Tap:
 
     def feed(self, data: bytes) -> bytes:
         """The whole events that `data` completes, as they came. Raises `NotEvents`."""
-        data = self._rest + data
-        end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
-        if end < 4:
-            self._rest = data
-            if len(data) > MAX_EVENT_BYTES:
-                raise NotEvents(f"an event of more than {MAX_EVENT_BYTES} bytes")
-            return b""
-        block, self._rest = data[:end], data[end:]
-        dropped = [event for event in _events(block) if not self._keep(event)]
-        for event in dropped:
-            block = block.replace(event, b"", 1)
-        return block
+        if self._rest:
+            data = self._rest + data
+        if data.endswith(b"\n\n"):  # nearly every write of an engine
+            block, self._rest = data, b""
+        else:
+            end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
+            if end < 4:
+                self._rest = data
+                if len(data) > MAX_EVENT_BYTES:
+                    raise NotEvents(f"an event of more than {MAX_EVENT_BYTES} bytes")
+                return b""
+            block, self._rest = data[:end], data[end:]
+        boundary = b"\r\n\r\n" if b"\r\n\r\n" in block else b"\n\n"
+        kept = block
+        for event in block.split(boundary):
+            if event and not self._keep(event):
+                kept = kept.replace(event + boundary, b"", 1)
+        return kept
 
     def _keep(self, event: bytes) -> bool:
         line = event.strip()
@@ -97,8 +103,3 @@ class Tap:
         except (orjson.JSONDecodeError, AttributeError) as error:
             raise NotEvents("an event that is no JSON object") from error
         return self._wants_usage
-
-
-def _events(block: bytes) -> list[bytes]:
-    boundary = b"\r\n\r\n" if b"\r\n\r\n" in block else b"\n\n"
-    return [event + boundary for event in block.split(boundary) if event]

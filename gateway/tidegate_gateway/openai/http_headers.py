@@ -3,7 +3,6 @@
 gRPC metadata uses the same names, so `edge.grpc_requests` reads it through here too.
 """
 
-import functools
 from collections.abc import Iterable, Mapping
 
 from tidegate_gateway.openai import request_fields
@@ -29,6 +28,7 @@ ALIASES: dict[request_fields.Field, tuple[str, ...]] = {
 """The first name that a request has counts; ours comes first."""
 
 NUMBERS = ("urgency", "deadline", "slo_ttft", "slo_tpot")
+_FIELD_OF: dict[str, request_fields.Field] = {name: field for field, names in ALIASES.items() for name in names}
 _READ_ONCE = frozenset(name for field, names in ALIASES.items() if field != "traceparent" for name in names)
 
 
@@ -57,7 +57,9 @@ def find(headers: Headers, field: request_fields.Field) -> tuple[str, object] | 
 
 def read(headers: Headers) -> request_fields.RequestFields:
     """The fields of an HTTP request. Raises `BadRequest`."""
-    return request_fields.read(functools.partial(find, headers), request_fields.HTTP_NAMES)
+    present = {_FIELD_OF[name] for name in headers if name in _FIELD_OF}
+    found = {field: find(headers, field) for field in present}
+    return request_fields.read(found.get, request_fields.HTTP_NAMES)
 
 
 def tenant(headers: Headers) -> str | None:

@@ -31,6 +31,8 @@ class FailureRecord:
 
     def after(self, now: float, *, ok: bool, settings: OutlierSettings) -> "FailureRecord":
         """The record after one more call."""
+        if ok and not self.failures and not self.ejections:
+            return self
         if ok:
             return FailureRecord(ejected_until_at_s=self.ejected_until_at_s)
         failures = self.failures + 1

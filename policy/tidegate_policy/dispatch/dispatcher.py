@@ -164,7 +164,7 @@ class Dispatcher:
         accepting = self._engines.accepting(now)
         if not accepting:
             return [self._shed(call, DropReason.NO_ENGINES)]
-        if len(self._queue) >= self._limits.max_waiting and not any(engine.has_room for engine in accepting):
+        if len(self._queue) >= self._limits.max_waiting and not self._engines.with_room(now):
             return [self._shed(call, DropReason.SATURATED)]
         prices = Prices(call)
         item = self._queued(call, prices)
@@ -277,7 +277,7 @@ class Dispatcher:
         actions: list[Action] = []
         skipped: list[Start] = []
         while self._queue:
-            rooms = [engine for engine in self._engines.accepting(now) if engine.has_room]
+            rooms = self._engines.with_room(now)
             if not rooms:
                 break
             start = self._queue.pop(now)
@@ -359,7 +359,7 @@ class Dispatcher:
         out.charge = left
 
     def _queued(self, call: Call, prices: Prices) -> policies.QueuedRequest:
-        return policies.QueuedRequest(call=call, service_s=prices.mean_service_s([item.cost for item in self._engines]))
+        return policies.QueuedRequest(call=call, service_s=prices.mean_service_s(self._engines.kinds()))
 
     def _may_serve(self, now: float, waiting: _Waiting) -> bool:
         return any(engine.facts.id not in waiting.avoid for engine in self._engines.accepting(now))

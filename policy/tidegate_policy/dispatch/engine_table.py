@@ -5,6 +5,7 @@ Health checks report `EngineFacts`. The table adds what the gateway core knows b
 backlog.
 """
 
+import collections
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -74,10 +75,6 @@ class Engine:
         """The work of all gateways on the engine."""
         return self.routable.backlog
 
-    @property
-    def has_room(self) -> bool:
-        return self.limit is None or self.routable.calls < self.limit
-
     def set_own(self, own: Backlog) -> None:
         self.own = own
         self.routable.set_backlog(own + self.facts.others)
@@ -92,6 +89,10 @@ class EngineTable:
         self._engines: dict[EngineId, Engine] = {}
         self._models: dict[CostModel, CostModel] = {}
         """Equal cost models are one object, so that a call is priced once for each kind of engine."""
+        self._kinds: Sequence[tuple[CostModel, int]] = ()
+        self._live_kinds: Sequence[CostModel] = ()
+        self._kinds_are_known = False
+        """Whether `_kinds` and `_live_kinds` hold for the engines as they are."""
         self._accepting: Sequence[Engine] = ()
         self._accepting_until_at_s = -math.inf
         """The instant at which `_accepting` must be computed again because an ejection ends."""
@@ -107,6 +108,16 @@ class EngineTable:
         live = [item.cost for item in self if item.facts.health is not Health.DOWN]
         return live or [item.cost for item in self]
 
+    def kinds(self) -> Sequence[tuple[CostModel, int]]:
+        """The distinct cost models of all engines, each with its number of engines."""
+        self._count_kinds()
+        return self._kinds
+
+    def live_kinds(self) -> Sequence[CostModel]:
+        """The distinct cost models of `costs`."""
+        self._count_kinds()
+        return self._live_kinds
+
     def update(self, facts: EngineFacts, own: Callable[[], Backlog]) -> None:
         """Takes in new facts; `own` gives this gateway's backlog on an engine that the table did not know."""
         known = self._engines.get(facts.id)
@@ -117,6 +128,7 @@ class EngineTable:
             self._engines = dict(sorted(self._engines.items()))
         known.facts = facts
         self._accepting_until_at_s = -math.inf
+        self._kinds_are_known = False
         self._set_cost(known, facts.cost or known.speed.predict())
         known.set_own(known.own)
 
@@ -129,6 +141,7 @@ class EngineTable:
     def remove(self, engine: EngineId) -> None:
         self._engines.pop(engine, None)
         self._accepting_until_at_s = -math.inf
+        self._kinds_are_known = False
 
     def accepting(self, now: float) -> Sequence[Engine]:
         """The engines that may be given a call: up and not ejected; doubtful ones only when no other engine serves."""
@@ -139,6 +152,10 @@ class EngineTable:
             ejections = (item.record.ejected_until_at_s for item in self if item.record.ejected(now))
             self._accepting_until_at_s = min(ejections, default=math.inf)
         return self._accepting
+
+    def with_room(self, now: float) -> list[Engine]:
+        """The engines of `accepting` that have room for another call."""
+        return [item for item in self.accepting(now) if item.limit is None or item.routable.calls < item.limit]
 
     def on_attempt(self, now: float, engine: EngineId, *, ok: bool) -> float | None:
         """An engine did its part in a call, or failed it. Returns the seconds of the ejection that follows, if one does.
@@ -171,7 +188,17 @@ class EngineTable:
 
     def _set_cost(self, engine: Engine, cost: CostModel) -> None:
         engine.routable.cost = self._interned(cost)
+        self._kinds_are_known = False
         engine.limit = max_inflight(self._limit, cost)
+
+    def _count_kinds(self) -> None:
+        if not self._kinds_are_known:
+            # Equal cost models are one object, and an identity is cheaper to compare than eight numbers.
+            counts = collections.Counter(id(item.cost) for item in self)
+            models = {id(item.cost): item.cost for item in self}
+            self._kinds = tuple((models[key], count) for key, count in counts.items())
+            self._live_kinds = tuple({id(cost): cost for cost in self.costs()}.values())
+            self._kinds_are_known = True
 
     def _interned(self, cost: CostModel) -> CostModel:
         if len(self._models) > 4 * len(self._engines) + 64:

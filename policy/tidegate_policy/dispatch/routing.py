@@ -84,14 +84,11 @@ class Prices:
             found = self._known[key] = Price(cost=cost, service_s=service_s, charge=charge, work_s=work_s)
         return found
 
-    def mean_service_s(self, costs: Sequence[CostModel]) -> float:
-        """`mean_comp` of HexGen eq 5: the call's seconds averaged over the engines with these cost models; 0 for none."""
-        total, service_s, last = 0.0, 0.0, None
-        for cost in costs:
-            if cost is not last:
-                last, service_s = cost, self.of(cost).service_s
-            total += service_s
-        return total / len(costs) if costs else 0.0
+    def mean_service_s(self, kinds: Sequence[tuple[CostModel, int]]) -> float:
+        """`mean_comp` of HexGen eq 5: the call's seconds averaged over the engines; 0 for none. `kinds` has each cost model
+        with its number of engines."""
+        count = sum(engines for _, engines in kinds)
+        return sum(self.of(cost).service_s * engines for cost, engines in kinds) / count if count else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +115,14 @@ class RoutingContext:
         now: its own time, stretched by the work of the other calls that batching cannot share. Computed once."""
         rows = self._finishes
         if not rows:
-            # In a pool of few kinds of engines most neighbours have the same price: the loop asks for it only on a change.
-            cost, cached, price = None, -1, None
+            # Pools have few kinds of engines, so one price serves many engines that cache nothing of the call.
+            known: dict[int, Price] = {}
             for engine in self.engines:
-                if price is None or engine.cost is not cost or engine.cached_tokens != cached:
-                    cost, cached, price = engine.cost, engine.cached_tokens, self.price(engine)
+                price = None if engine.cached_tokens else known.get(id(engine.cost))
+                if price is None:
+                    price = self.price(engine)
+                    if not engine.cached_tokens:
+                        known[id(engine.cost)] = price
                 rows.append((engine, price, price.service_s + engine.shared_s))
         return rows
 
