@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from tidegate_policy import budget, policies
 from tidegate_policy.admit import fairness, outliers, promises, retries
 from tidegate_policy.dispatch import dispatcher, engine_table
-from tidegate_policy.dispatch.dispatcher import Action
+from tidegate_policy.dispatch.core_actions import Action
 from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_policy.model import Backlog, Call, CallId, DropReason, EngineId, StageState, Workflow, WorkflowId
 from tidegate_policy.predict import engine_speed, output_length, remaining_work
@@ -282,7 +282,7 @@ class GatewayCore:
     def _seen(self, actions: list[Action]) -> list[Action]:
         """Remembers where calls went, and forgets the calls that left."""
         for action in actions:
-            if isinstance(action, dispatcher.Send):
+            if isinstance(action, core_actions.Send):
                 admitted = self._admitted.get(action.call.id)
                 if admitted is not None:
                     admitted.engine = action.decision.engine

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from tidegate_policy import gateway_core
 from tidegate_policy.admit import promises
 from tidegate_policy.cost import CostModel
-from tidegate_policy.dispatch import dispatcher, engine_table
+from tidegate_policy.dispatch import core_actions, engine_table
 from tidegate_policy.model import CallId, DropReason, EngineId, WorkflowId
 from tidegate_policy.predict.output_length import CHARACTERS_PER_TOKEN
 from tidegate_policy.steer import steering_loop
@@ -118,7 +118,7 @@ class Cell:
         )
         history.learn(self._core, learned_from, list(pool.values()), model=MODEL)
         self._trace: dict[str, TraceCall] = {}
-        self._sent: dict[str, dispatcher.Send] = {}
+        self._sent: dict[str, core_actions.Send] = {}
         self._sent_at_s: dict[str, float] = {}
         self._open: dict[str, CallOutcome] = {}
         self._followers: dict[str, list[TraceCall]] = defaultdict(list)
@@ -239,15 +239,15 @@ class Cell:
         )
         return self._core.stage_grant(now, workflow, item.stage or "main", MODEL)
 
-    def _carry_out(self, actions: Iterable[dispatcher.Action]) -> None:
+    def _carry_out(self, actions: Iterable[core_actions.Action]) -> None:
         for action in actions:
-            if isinstance(action, dispatcher.Send):
+            if isinstance(action, core_actions.Send):
                 name, item = action.decision.engine, self._trace[action.call.id]
                 self._calls_on[name] += 1
                 self._open[item.id].engine = name
                 self._sent[item.id], self._sent_at_s[item.id] = action, self._loop.now()
                 self._engines[name].submit(action.call, item.output_tokens, item.prefix)
-            elif isinstance(action, dispatcher.Shed):
+            elif isinstance(action, core_actions.Shed):
                 self._shed(action.call.id, action.reason)
             else:
                 raise AssertionError(f"call {action.call.id} was given up, but no virtual engine fails")

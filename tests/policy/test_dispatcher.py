@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tidegate_policy import cost, policies
 from tidegate_policy.admit.outliers import OutlierSettings
 from tidegate_policy.admit.retries import Failure, RetrySettings
-from tidegate_policy.dispatch.dispatcher import Action, Dispatcher, GiveUp, Limits, Send, Shed
+from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
+from tidegate_policy.dispatch.dispatcher import Dispatcher, Limits
 from tidegate_policy.dispatch.engine_table import EngineFacts, EngineTable, Health
 from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, DropReason, EngineId

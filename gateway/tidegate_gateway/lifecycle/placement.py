@@ -16,7 +16,7 @@ from tidegate_gateway.observe import background_loop, call_record, prometheus_me
 from tidegate_gateway.openai import error_table
 from tidegate_policy import gateway_core
 from tidegate_policy.admit import retries
-from tidegate_policy.dispatch import dispatcher, engine_table
+from tidegate_policy.dispatch import core_actions, engine_table
 from tidegate_policy.model import Backlog, Call, CallId, DropReason, EngineId, WorkflowId
 
 logger = logging.getLogger("tidegate.gateway")
@@ -36,7 +36,7 @@ class Placement:
         """The core knows that the call ended."""
         self.watchdog = watchdog.Watchdog()
         self._placements = placements
-        self._offer: asyncio.Future[dispatcher.Send] = asyncio.get_running_loop().create_future()
+        self._offer: asyncio.Future[core_actions.Send] = asyncio.get_running_loop().create_future()
         self._trouble: error_table.EngineTrouble | None = None
 
     async def __aenter__(self) -> Self:
@@ -53,7 +53,7 @@ class Placement:
         self.watchdog.close()
         self._placements.leave(self)
 
-    async def next_engine(self) -> dispatcher.Send:
+    async def next_engine(self) -> core_actions.Send:
         """Waits until the core has chosen an engine. Raises `GatewayError` when the core sheds the call or gives it up."""
         send = await self._offer
         record = self.record
@@ -98,7 +98,7 @@ class Placement:
         self.ended = True
         self._placements.finished(self.call.id, self.record.result(ok=ok))
 
-    def offer(self, send: dispatcher.Send) -> None:
+    def offer(self, send: core_actions.Send) -> None:
         """The core chose an engine."""
         if not self._offer.done():
             self._offer.set_result(send)
@@ -233,17 +233,17 @@ class Placements:
         if self._in_progress.pop(placement.call.id, None) is not None and not placement.ended:
             self._act(self.core.on_cancel(self.clock(), placement.call.id))
 
-    def _act(self, actions: list[dispatcher.Action]) -> None:
+    def _act(self, actions: list[core_actions.Action]) -> None:
         for action in actions:
             placement = self._in_progress.get(action.call.id)
             if placement is None:
                 raise AssertionError(f"the gateway core acts on call {action.call.id!r}, which is not here")
             match action:
-                case dispatcher.Send():
+                case core_actions.Send():
                     if action.attempt > 1:
                         self._metrics.retries.inc()
                     placement.offer(action)
-                case dispatcher.Shed():
+                case core_actions.Shed():
                     placement.shed(action.reason, action.retry_after_s)
-                case dispatcher.GiveUp():
+                case core_actions.GiveUp():
                     placement.give_up()

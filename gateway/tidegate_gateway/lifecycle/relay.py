@@ -13,7 +13,6 @@ from typing import Self
 from tidegate_gateway import gateway_settings
 from tidegate_gateway.lifecycle import admission, engine_client, engine_directory, placement, settlement
 from tidegate_gateway.openai import engine_body, error_table
-from tidegate_policy.dispatch import dispatcher
 
 PROGRESS_TOKENS = 16
 """Between two reports of a stream's progress to the dispatcher."""
@@ -121,7 +120,7 @@ class Relay:
         elif meter.tokens >= self._report_at_tokens:
             self._report_progress(meter.tokens)
 
-    async def _open(self, now: float, send: dispatcher.Send) -> engine_client.Reply:
+    async def _open(self, now: float, send: core_actions.Send) -> engine_client.Reply:
         request, decision, timeouts = self._admitted.request, send.decision, self._timeouts
         body = engine_body.write(now, self._wall(), request.body, send.call, decision.service_s, stream=request.stream)
         headers = {"Content-Type": "application/json", "X-Request-Id": f"{send.call.id}-{send.attempt}"}

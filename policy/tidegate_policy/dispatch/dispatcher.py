@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from tidegate_policy import policies
 from tidegate_policy.admit import retries
 from tidegate_policy.dispatch import rules
+from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.engine_table import Engine, EngineTable
 from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutingContext
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, Decision, DropReason, EngineId
@@ -35,37 +36,6 @@ class Limits:
     """Calls that may wait in the gateway; the next one that would have to wait is shed as saturated."""
     ttl_s: float = 60.0
     """Seconds that a call without a deadline may wait in the gateway."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
-    """Action: send the call to the engine."""
-
-    call: Call
-    decision: Decision
-    attempt: int
-    neighbours: int
-    """Other sequences at the engine when the call was sent, those of other gateways included."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shed:
-    """Action: answer the call with the reason for which it is not served."""
-
-    call: Call
-    reason: DropReason
-    retry_after_s: float
-    """Seconds after which a new attempt makes sense; at least one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
-    """Action: the call is not tried again; answer it with the failure of its last engine."""
-
-    call: Call
-
-
-Action = Send | Shed | GiveUp
 
 
 @dataclass(slots=True)
@@ -314,6 +284,7 @@ class Dispatcher:
             turn=self._turn,
             rng=self._rng,
             prices=waited.prices,
+            group_at={} if call.group is None else self.group_at(call.group),
         )
         choice = self._rule.choose(context)
         chosen, price = choice.engine, context.price(choice.engine)

@@ -5,7 +5,7 @@ rest. The price of a call is computed once for each distinct cost model, because
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidegate_policy.cost import MICROSECONDS, CostModel
@@ -104,6 +104,8 @@ class RoutingContext:
     """The number of calls dispatched before this one, for rules that rotate."""
     rng: random.Random
     prices: Prices
+    group_at: Mapping[EngineId, int] = field(default_factory=dict)
+    """Calls of the call's request group at each engine; empty for a call without a group."""
     _finishes: list[tuple[RoutableEngine, Price, float]] = field(default_factory=list)
 
     def price(self, engine: RoutableEngine) -> Price:

@@ -1,0 +1,36 @@
+"""What the dispatcher tells its driver to do with a call."""
+
+from dataclasses import dataclass
+
+from tidegate_policy.model import Call, Decision, DropReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Send the call to the engine."""
+
+    call: Call
+    decision: Decision
+    attempt: int
+    neighbours: int
+    """Other sequences at the engine when the call was sent, those of other gateways included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shed:
+    """Answer the call with the reason for which it is not served."""
+
+    call: Call
+    reason: DropReason
+    retry_after_s: float
+    """Seconds after which a new attempt makes sense; at least one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """The call is not tried again; answer it with the failure of its last engine."""
+
+    call: Call
+
+
+Action = Send | Shed | GiveUp
