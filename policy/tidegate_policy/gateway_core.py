@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from tidegate_policy import budget, policies
 from tidegate_policy.admit import fairness, outliers, promises, retries
-from tidegate_policy.dispatch import dispatcher, engine_table
+from tidegate_policy.dispatch import core_actions, dispatcher, engine_table
 from tidegate_policy.dispatch.core_actions import Action
 from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_policy.model import Backlog, Call, CallId, DropReason, EngineId, StageState, Workflow, WorkflowId

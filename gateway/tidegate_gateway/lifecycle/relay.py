@@ -13,6 +13,7 @@ from typing import Self
 from tidegate_gateway import gateway_settings
 from tidegate_gateway.lifecycle import admission, engine_client, engine_directory, placement, settlement
 from tidegate_gateway.openai import engine_body, error_table
+from tidegate_policy.dispatch import core_actions
 
 PROGRESS_TOKENS = 16
 """Between two reports of a stream's progress to the dispatcher."""
