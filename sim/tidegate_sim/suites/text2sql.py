@@ -284,8 +284,8 @@ def _why(result: Report) -> str:
         for cell in result["cells"]
     )
     return (
-        f"Why: {strong} alone shortens the deadline at 95% of {baseline} by a factor of {gain:.2f} on average, because fast\n"
-        f"engines finish sooner and so receive more calls. A scheduling policy acts only on calls that wait in an engine's\n"
-        f"queue, {queued:.0%} under {method}. The other calls run at once, and the prompt chunks of their neighbours stretch\n"
-        f"their decode steps. Neither the score nor the policy counts that; least delay does."
+        f"Why: {strong} alone shortens the deadline at 95% of {baseline} by a factor of {gain:.2f} on average,\n"
+        f"because fast engines finish sooner and so receive more calls. A scheduling policy acts only on calls that wait\n"
+        f"in an engine's queue, {queued:.0%} under {method}. The other calls run at once, and the prompt chunks of their\n"
+        f"neighbours stretch their decode steps. Neither the score nor the policy counts that; least delay does."
     )
