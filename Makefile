@@ -12,10 +12,10 @@ UV := $(BIN)/uv
 SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles tests tools proto/generate
 SUITE ?= text2sql
 
-.PHONY: help install up test lint e2e bench lock proto kubernetes clean
+.PHONY: help install up test lint e2e bench bench-gateway lock proto kubernetes clean
 
 help: ## this list
-	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 up: $(VENV)/.installed-$(if $(filter vllm%,$(ENGINES)),all,up) ## the whole system on this machine: gateway, Valkey, engines (ENGINES=vllm for real ones)
 	@$(BIN)/tidegate up --engines $(ENGINES) $(UP)
@@ -40,6 +40,10 @@ e2e: $(VENV)/.installed-all kubernetes ## helm install on a real node (root), or
 
 bench: $(VENV)/.installed-all ## virtual-time evaluation: SUITE=text2sql
 	$(BIN)/tidegate bench $(SUITE)
+
+bench-gateway: $(VENV)/.installed-all ## CPU time of the gateway per request: ENVIRONMENTS='old=DIR/.venv new=.venv'
+	$(BIN)/python benchmarks/gateway_cpu $(addprefix --environment ,$(ENVIRONMENTS))
+	$(BIN)/python benchmarks/dispatch_decision
 
 proto: $(VENV)/.installed-all ## regenerate the gRPC stubs
 	$(BIN)/python proto/generate

@@ -75,9 +75,17 @@ class CostModel:
 
     def call_seconds(self, call: Call, cached_tokens: int = 0) -> float:
         """`t_comp`: seconds of the call alone on the engine, its sequences side by side (HexGen eq 2)."""
-        twins = call.sequences - 1
-        return self.prefill_seconds(call.prompt_tokens, cached_tokens) + self.decode_seconds(
-            call.prompt_tokens, call.output_predicted, beside=twins, beside_context=twins * call.prompt_tokens
+        return self.alone_seconds(
+            call.prompt_tokens, call.output_predicted, sequences=call.sequences, cached_tokens=cached_tokens
+        )
+
+    def alone_seconds(
+        self, prompt_tokens: int, output_tokens: int, *, sequences: int = 1, cached_tokens: int = 0
+    ) -> float:
+        """`call_seconds` of a call with these sizes."""
+        twins = sequences - 1
+        return self.prefill_seconds(prompt_tokens, cached_tokens) + self.decode_seconds(
+            prompt_tokens, output_tokens, beside=twins, beside_context=twins * prompt_tokens
         )
 
     def charge(self, call: Call, cached_tokens: int = 0) -> Backlog:

@@ -29,13 +29,10 @@ class EngineDirectory:
 
     def __init__(self, placements: placement.Placements) -> None:
         self._placements = placements
+        self.models: list[str] = []
+        """Every model that some engine lists (adapters included)."""
         self._engines: dict[EngineId, EngineReport] = {}
         self._others: Mapping[EngineId, Backlog] = {}
-
-    @property
-    def models(self) -> list[str]:
-        """Every model that some engine lists (adapters included)."""
-        return sorted({model for engine in self._engines.values() for model in engine.models})
 
     @property
     def serves(self) -> bool:
@@ -52,6 +49,7 @@ class EngineDirectory:
         if before == report:
             return
         self._engines[report.id] = report
+        self._list_models()
         self._placements.on_engine(
             engine_table.EngineFacts(
                 id=report.id,
@@ -67,6 +65,7 @@ class EngineDirectory:
     def on_engine_gone(self, engine: EngineId) -> None:
         """Discovery no longer lists the engine."""
         del self._engines[engine]
+        self._list_models()
         self._placements.on_engine_gone(engine)
 
     def on_others(self, others: Mapping[EngineId, Backlog]) -> None:
@@ -74,3 +73,6 @@ class EngineDirectory:
         if others != self._others:
             self._others = others
             self._placements.on_others(others)
+
+    def _list_models(self) -> None:
+        self.models = sorted({model for engine in self._engines.values() for model in engine.models})

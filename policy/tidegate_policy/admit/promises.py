@@ -6,7 +6,7 @@ fastest engine could have answered it, so a claim that no engine can keep wins n
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import DEFAULT_URGENCY, Call, CallId, WorkflowId
@@ -114,9 +114,18 @@ class Draft:
 
 
 def promise(draft: Draft, grant: StageGrant | None, length: LengthPrediction, models: Sequence[CostModel]) -> Call:
-    """The call that the draft becomes. `models` are the cost models of the live engines; empty = none is known."""
+    """The call that the draft becomes. `models` are the distinct cost models of the live engines; empty = none is known."""
     facts, slo_class, claims, now = draft.facts, draft.slo_class, draft.facts.claims, draft.arrival_at_s
-    call = Call(
+    ttft_s = _latest(claims.ttft_s, slo_class.ttft_s)
+    tpot_s = _latest(claims.tpot_s, slo_class.tpot_s)
+    due_at_s = _due_at_s(draft, grant, _implied_s(ttft_s, tpot_s, length.expected), length.expected)
+    if due_at_s is not None:
+        fastest_s = min(
+            (model.alone_seconds(draft.prompt_tokens, length.expected, sequences=facts.sequences) for model in models),
+            default=0.0,
+        )
+        due_at_s = max(due_at_s, now + fastest_s)
+    return Call(
         id=facts.id,
         arrival_s=now,
         prompt_tokens=draft.prompt_tokens,
@@ -128,8 +137,9 @@ def promise(draft: Draft, grant: StageGrant | None, length: LengthPrediction, mo
         slo_class=slo_class.name,
         weight=draft.tenant.weight * slo_class.weight,
         urgency=max(DEFAULT_URGENCY if claims.urgency is None else claims.urgency, draft.tenant.max_urgency),
-        ttft_s=_latest(claims.ttft_s, slo_class.ttft_s),
-        tpot_s=_latest(claims.tpot_s, slo_class.tpot_s),
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        due_s=due_at_s,
         deadline_s=_earliest(
             grant.deadline_at_s if grant else None, None if claims.deadline_s is None else now + claims.deadline_s
         ),
@@ -141,33 +151,30 @@ def promise(draft: Draft, grant: StageGrant | None, length: LengthPrediction, mo
         group_size=facts.group_size,
         prefix=facts.prefix,
     )
-    due_at_s = _due_at_s(call, claims, slo_class, grant)
-    if due_at_s is None:
-        return call
-    fastest_s = min((model.call_seconds(call) for model in set(models)), default=0.0)
-    return replace(call, due_s=max(due_at_s, now + fastest_s))
 
 
-def _due_at_s(call: Call, claims: Claims, slo_class: SloClass, grant: StageGrant | None) -> float | None:
-    """The earliest of the stage's budget, the call's own deadline, and what its targets imply (H-MAS: D_r). The call's own
-    two are no earlier than the two of its class."""
-    claimed_s = _earliest(
-        slo_class.deadline_s if claims.deadline_s is None else claims.deadline_s,
-        _implied_s(call.ttft_s, call.tpot_s, call),
-    )
-    promised_s = _earliest(slo_class.deadline_s, _implied_s(slo_class.ttft_s, slo_class.tpot_s, call))
+def _due_at_s(draft: Draft, grant: StageGrant | None, implied_s: float | None, output_tokens: int) -> float | None:
+    """The earliest of the stage's budget, the call's own deadline, and what its targets imply (`implied_s`; H-MAS: D_r).
+    The call's own two are no earlier than the two of its class."""
+    slo_class, claims = draft.slo_class, draft.facts.claims
+    claimed_s = _earliest(slo_class.deadline_s if claims.deadline_s is None else claims.deadline_s, implied_s)
+    promised_s = _earliest(slo_class.deadline_s, _implied_s(slo_class.ttft_s, slo_class.tpot_s, output_tokens))
     own_s = _latest(claimed_s, promised_s)
-    return _earliest(grant.due_at_s if grant else None, None if own_s is None else call.arrival_s + own_s)
+    return _earliest(grant.due_at_s if grant else None, None if own_s is None else draft.arrival_at_s + own_s)
 
 
-def _implied_s(ttft_s: float | None, tpot_s: float | None, call: Call) -> float | None:
+def _implied_s(ttft_s: float | None, tpot_s: float | None, output_tokens: int) -> float | None:
     """Seconds from arrival to the last token when both targets are just met."""
-    return None if ttft_s is None or tpot_s is None else ttft_s + tpot_s * call.output_predicted
+    return None if ttft_s is None or tpot_s is None else ttft_s + tpot_s * output_tokens
 
 
-def _earliest(*seconds: float | None) -> float | None:
-    return min((item for item in seconds if item is not None), default=None)
+def _earliest(one_s: float | None, other_s: float | None) -> float | None:
+    if one_s is None or other_s is None:
+        return other_s if one_s is None else one_s
+    return min(one_s, other_s)
 
 
 def _latest(claimed_s: float | None, promised_s: float | None) -> float | None:
-    return max((item for item in (claimed_s, promised_s) if item is not None), default=None)
+    if claimed_s is None or promised_s is None:
+        return promised_s if claimed_s is None else claimed_s
+    return max(claimed_s, promised_s)

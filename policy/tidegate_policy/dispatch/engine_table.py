@@ -77,7 +77,8 @@ class Engine:
 
     def set_own(self, own: Backlog) -> None:
         self.own = own
-        self.routable.set_backlog(own + self.facts.others)
+        others = self.facts.others
+        self.routable.set_backlog(own + others if others else own)
 
 
 class EngineTable:

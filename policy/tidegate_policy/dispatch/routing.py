@@ -51,9 +51,9 @@ class RoutableEngine:
         return self.cost.backlog_seconds(self.backlog)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Price:
-    """What one call costs on one kind of engine."""
+    """What one call costs on one kind of engine. A decision makes several, and a frozen dataclass takes twice as long."""
 
     cost: CostModel
     service_s: float
@@ -91,9 +91,9 @@ class Prices:
         return sum(self.of(cost).service_s * engines for cost, engines in kinds) / count if count else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RoutingContext:
-    """Everything that a dispatch rule may read."""
+    """Everything that a dispatch rule may read; one for each decision."""
 
     now: float
     call: Call
