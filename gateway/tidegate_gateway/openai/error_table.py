@@ -3,10 +3,10 @@
     GatewayError            an error: one row of the table and a sentence
     ├── Shed                the gateway shed the call (a `DropReason`)
     ├── BadRequest          the request is wrong; the sentence says where, and which values are allowed
-    └── EngineTrouble       the engine that held the call failed it
+    └── EngineTrouble       the engine of the call failed
 
-Each code has one HTTP status, one gRPC status and one OpenAI error type; the edges only print them. Each sentence tells the
-client its next step, in words that fit both wires.
+Each code has one HTTP status, one gRPC status and one OpenAI error type. The edges only write them. Each sentence tells the
+client what to do next, and is correct for HTTP and for gRPC.
 """
 
 import math
@@ -56,21 +56,26 @@ TABLE: dict[str, Row] = {
 }
 
 FINAL = {DropReason.DEADLINE_UNREACHABLE}
-"""The answer carries `x-should-retry: false`, which tells OpenAI clients not to repeat the call. They repeat any
+"""The HTTP answer carries `x-should-retry: false`, which tells OpenAI clients not to repeat the call. They repeat every
 other 429."""
 
+_RETRY_LATER = "send the call again after the delay that Retry-After (in gRPC: RetryInfo) gives"
+
 SENTENCES: dict[DropReason, str] = {
-    DropReason.SATURATED: "too many calls wait already; retry after the delay that this answer names",
-    DropReason.TTL_EXPIRED: "no engine had room within the longest wait; retry after the delay that this answer names",
-    DropReason.DEADLINE_UNREACHABLE: "the deadline passed before the call could start; send it again with a later one",
-    DropReason.TENANT_LIMIT: "the tenant has used its tokens for this minute; retry after the delay that this answer names",
-    DropReason.DRAINING: "this gateway is shutting down; retry, and another gateway will answer",
-    DropReason.NO_ENGINES: "no engine can take calls now; retry after the delay that this answer names",
-    # Reserved: the gateway sheds no call that waits already.
-    DropReason.EVICTED: "the call gave way to more urgent ones; retry after the delay that this answer names",
+    DropReason.SATURATED: f"too many calls are already waiting; {_RETRY_LATER}",
+    DropReason.TTL_EXPIRED: f"the call has waited for the longest allowed time, and no engine had room; {_RETRY_LATER}",
+    DropReason.DEADLINE_UNREACHABLE: (
+        "the deadline passed before the call could start; send the call again with a later deadline"
+    ),
+    DropReason.TENANT_LIMIT: f"the tenant has used its tokens for this minute; {_RETRY_LATER}",
+    DropReason.DRAINING: "this gateway is shutting down; send the call again, so that another gateway can serve it",
+    DropReason.NO_ENGINES: f"no engine can take calls now; {_RETRY_LATER}",
+    # Reserved: the gateway does not shed calls that are waiting in favour of other calls.
+    DropReason.EVICTED: f"the call was removed in favour of more urgent calls; {_RETRY_LATER}",
     DropReason.STORE_UNAVAILABLE: (
-        "the store does not answer, and workflows and shared policies need it; retry after the delay that this answer"
-        " names, with an idempotency key so that the request counts once, or send the call without a workflow"
+        "the store does not answer, and workflows and shared policies need it; send the request again after the delay"
+        " that Retry-After (in gRPC: RetryInfo) gives, with an idempotency key so that the request counts once, or send"
+        " the call without a workflow"
     ),
 }
 
@@ -112,14 +117,14 @@ class Shed(GatewayError):
 
 
 class BadRequest(GatewayError):
-    """The request itself is wrong: sending it again unchanged cannot help."""
+    """The request itself is wrong, so the same request fails again."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_request") -> None:
         super().__init__(code, message, param=param)
 
 
 def rejected(answer: bytes) -> BadRequest:
-    """An engine's rejection of a request, in its words and in our shape."""
+    """The gateway's error for a request that an engine rejects. It contains the engine's message."""
     message, param = engine_message(answer)
     return BadRequest(f"the engine rejects the request: {message}", param=param)
 
@@ -136,12 +141,12 @@ def engine_message(answer: bytes) -> tuple[str, str | None]:
 
 
 Failure = Literal["busy", "gone", "failed", "too-long"]
-"""How an engine failed a call: its own queue was full, its connection broke, it answered wrongly or late, or it still
-worked on an answer that is not streamed when the longest wait was over."""
+"""How an engine failed a call: `busy`: its own queue was full. `gone`: its connection broke. `failed`: its answer was an
+error or late. `too-long`: it was still working on an answer that is not streamed when the time limit ended."""
 
 
 class EngineTrouble(GatewayError):
-    """The engine failed the call; for some failures another engine may do better."""
+    """The engine failed while it had the call. After some failures the gateway tries another engine."""
 
     def __init__(
         self,
