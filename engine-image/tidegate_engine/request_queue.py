@@ -35,8 +35,11 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
     def pop_request(self) -> Request:
         """Counts as a start. vLLM also pops requests that it then skips; `prepend_requests` undoes these starts."""
         start = self._queue.pop(self._clock())
-        self._starts[start.item.call.id] = start
-        return self._requests.pop(start.item.call.id)
+        call_id = start.item.call.id
+        self._starts[call_id] = start
+        request = self._requests.pop(call_id)
+        request.priority = self._core.rank(call_id)  # a policy may have been switched while it waited
+        return request
 
     def peek_request(self) -> Request:
         return self._requests[self._queue.peek().call.id]

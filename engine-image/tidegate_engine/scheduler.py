@@ -202,7 +202,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
             return
         if self._request_blocks_can_be_freed(request):
             self.running.remove(request)
-            self._preempt_request(request, time.monotonic())
+            self._preempt_request(request, time.monotonic(), drop_stale_output=True)
             self.prev_step_scheduled_req_ids.discard(call_id)  # it may resume in this step
 
     def _follow_policy(self) -> None:

@@ -146,6 +146,7 @@ async def _drain(gateway: running_gateway.Gateway) -> None:
 async def _leave(gateway: running_gateway.Gateway) -> None:
     """Records the ends that the store does not know yet, then tells the other gateways that this one is gone."""
     if gateway.link.store is not None:
+        await gateway.tokens.flush()
         await gateway.workflows.flush()
         if gateway.workflows.unrecorded:
             logger.error("the ends of %d calls cannot be recorded", gateway.workflows.unrecorded)

@@ -87,4 +87,6 @@ class Controller:
         delay_s = await self._steering.steer(key)
         if delay_s is None:
             self._steered.discard(key)
+            if await self._cache.pool(*key) is not None:  # a pool of this name appeared meanwhile
+                self._wake(key)
         return delay_s

@@ -324,6 +324,6 @@ class GatewayCore:
 
 def used_tokens(call: Call, result: CallResult, *, otherwise: int) -> int:
     """Tokens to charge to the tenant for a call: what its engine reported, else `otherwise`."""
-    if not result.output_tokens:
+    if result.output_tokens is None:
         return otherwise
     return (call.prompt_tokens if result.prompt_tokens is None else result.prompt_tokens) + result.output_tokens

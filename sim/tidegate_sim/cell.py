@@ -43,6 +43,11 @@ class Row:
     workflow_deadline_s: float = 300.0
     """The deadline of a workflow for which the trace has none."""
 
+    def __post_init__(self) -> None:
+        policy = self.engine_policy or self.gateway.policy
+        if self.stock_scheduler and policy not in ("fcfs", "priority"):
+            raise ValueError(f"vLLM's own scheduler has the policies fcfs and priority, not {policy!r}")
+
 
 @dataclass(slots=True, kw_only=True)
 class CallOutcome:
@@ -154,7 +159,7 @@ class Cell:
         shed = {_group(self._trace[item.id]) for item in self._ended if item.shed is not None}
         if stuck := [group for group, count in self._unfinished.items() if count and group not in shed]:
             raise AssertionError(f"{len(stuck)} workflows never ended, {stuck[0]} among them")
-        makespan_s = max(self._loop.now(), 1e-9)
+        makespan_s = max((item.finished_at_s or 0.0 for item in self._ended), default=0.0) or 1e-9
         return Outcome(
             calls=self._ended,
             latencies_s=tuple(latency for _, latency in self._done),
@@ -208,15 +213,7 @@ class Cell:
     def _arrive(self, item: TraceCall) -> None:
         now = self._loop.now()
         self._arrived_at_s.setdefault(_group(item), now)
-        self._open[item.id] = CallOutcome(
-            id=item.id,
-            workflow=item.workflow,
-            stage=item.stage,
-            tenant=item.tenant,
-            slo_class=item.slo_class,
-            urgency=item.urgency,
-            arrived_at_s=now,
-        )
+        self._open[item.id] = _opened(item, now)
         draft = self._core.draft(now, _facts(item, self._group_sizes[item.relquery or ""]))
         if isinstance(draft, DropReason):
             self._shed(item.id, draft)
@@ -271,6 +268,23 @@ class Cell:
         outcome = self._open.pop(call_id)
         outcome.shed = reason
         self._ended.append(outcome)
+        for follower in self._followers[call_id]:
+            if follower.id not in self._open and not any(item.id == follower.id for item in self._ended):
+                self._open[follower.id] = _opened(follower, self._loop.now())
+                self._shed(follower.id, reason)
+
+
+def _opened(item: TraceCall, now: float) -> CallOutcome:
+    """The outcome of a call that arrives at `now`."""
+    return CallOutcome(
+        id=item.id,
+        workflow=item.workflow,
+        stage=item.stage,
+        tenant=item.tenant,
+        slo_class=item.slo_class,
+        urgency=item.urgency,
+        arrived_at_s=now,
+    )
 
 
 def _facts(item: TraceCall, group_size: int) -> promises.CallFacts:

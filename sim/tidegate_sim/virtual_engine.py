@@ -106,7 +106,9 @@ class VirtualEngine:
         sent = labels.write(self._loop.now(), call)
         self._ends[call.id] = output_tokens
         self._fresh.add(call.id)
-        self._scheduler.add_request(request(call.id, call.prompt_tokens, sent, prefixes))
+        latest_start_s = call.due_or_patience_s - self.cost.call_seconds(call)
+        arriving = request(call.id, call.prompt_tokens, sent, prefixes, priority=round(latest_start_s * 1000))
+        self._scheduler.add_request(arriving)
         if not self._stepping:
             self._stepping = True
             self._loop.after(0.0, self._step)
@@ -178,7 +180,12 @@ def forward(
 
 
 def request(
-    request_id: str, prompt_tokens: int, sent: Mapping[str, labels.Label], prefixes: Sequence[Prefix] = ()
+    request_id: str,
+    prompt_tokens: int,
+    sent: Mapping[str, labels.Label],
+    prefixes: Sequence[Prefix] = (),
+    *,
+    priority: int = 0,
 ) -> Request:
     """A vLLM request with a prompt of its own, except for the parts that `prefixes` name."""
     prompt: list[int] = []
@@ -187,7 +194,7 @@ def request(
     own = _FIRST_PROMPT_TOKEN + 1 + 2 * int.from_bytes(request_id.encode()) % 2**62
     prompt = (prompt + [own] * prompt_tokens)[:prompt_tokens]
     params = SamplingParams(max_tokens=MAX_OUTPUT_TOKENS, stop_token_ids=[STOP], extra_args=dict(sent))
-    return Request(request_id, prompt, params, None, arrival_time=0.0, block_hasher=_block_hasher())
+    return Request(request_id, prompt, params, None, arrival_time=0.0, priority=priority, block_hasher=_block_hasher())
 
 
 def build(

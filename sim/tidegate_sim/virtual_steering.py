@@ -40,4 +40,4 @@ class VirtualSteering:
         parameters = self._loop.settings.parameters.get(state.active, {})
         for engine in self._engines.values():
             engine.set_policy(state.active, state.reason, parameters)
-        self._core.on_policy(now, state.active, parameters)
+        self._core.on_policy(now, state.active)  # without parameters, as gateways are told

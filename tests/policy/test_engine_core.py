@@ -155,7 +155,7 @@ def test_a_new_policy_hears_of_all_calls_in_the_engine_and_of_their_service() ->
     step(core, 2.0, {"a": Computed(0, 1)})
     core.set_policy(3.0, "remembering", {}, "")
     assert core.policy.heard == [  # type: ignore[attr-defined]
-        ("arrival", "a"), ("arrival", "b"), ("tokens", "a", 50, 2), ("start", "a"),
+        ("arrival", "a"), ("arrival", "b"), ("start", "a"), ("tokens", "a", 50, 2),
     ]  # fmt: skip
 
 

@@ -33,6 +33,7 @@ def snapshot(gateway: running_gateway.Gateway) -> dict[str, Any]:
             "cap": gateway.settings.dispatch.cap,
         },
         "calls": {"waiting": dispatcher.waiting, "out": dispatcher.inflight},
+        "tenant_shares": {tenant: round(share, 4) for tenant, share in gateway.core.tenant_service.shares(now).items()},
         "engines": [
             _engine(gateway, engine, now, accepting=engine.facts.id in accepting) for engine in gateway.core.engines
         ],

@@ -7,6 +7,7 @@ calls go there.
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -108,12 +109,21 @@ class HealthCheck:
         self._placements = placements
 
     async def run(self, loops: background_loop.BackgroundLoops) -> None:
-        async with _control(self._health.address.control) as control:
+        async with _control(self._health.address.control) as control, asyncio.TaskGroup() as tasks:
+            if control is not None:
+                tasks.create_task(self._follow_control(control, loops))
             while True:
                 await loops.step("health-check", self._check)
-                if control is not None and self._health.reason is None:
-                    await self._ask_control(control)
                 await asyncio.sleep(self._settings.interval_s)
+
+    async def _follow_control(
+        self, control: control_client.EngineClient, loops: background_loop.BackgroundLoops
+    ) -> None:
+        """Reads the control port beside the health checks, so that a silent one does not slow them down."""
+        while True:
+            if self._health.reason is None:
+                await loops.step("control-port", functools.partial(self._ask_control, control))
+            await asyncio.sleep(self._settings.interval_s)
 
     async def _check(self) -> None:
         health, certain = self._health, False
@@ -154,7 +164,10 @@ class HealthCheck:
         if self._served.name is None:
             self._served.name = health.models[0]
         served = self._served.name
-        return None if served in health.models else f"serves {health.models[0]}, not {served}"
+        if served in health.models:
+            return None
+        other, health.models = health.models[0], ()  # calls for these models must not be admitted
+        return f"serves {other}, not {served}"
 
     async def _ask_control(self, control: control_client.EngineClient) -> None:
         health = self._health

@@ -116,6 +116,8 @@ class EngineClient:
         tap = event_stream.Tap(dialect, meter, wants_usage=request.wants_usage)
         reply = Reply(response, tap=tap, meter=meter)
         reply.first = await reply.next_block()
+        if meter.failed:
+            raise error_table.EngineTrouble("the engine began its answer with an error")
         return reply
 
     async def _whole(

@@ -86,7 +86,6 @@ class Placement:
     def answered(self) -> None:
         """The first token, or the whole answer, is here."""
         self.begun = True
-        self.report_engine(ok=True)
         self._placements.core.on_first_token(self._placements.clock(), self.call.id)
 
     def progress(self, tokens: int) -> None:
@@ -96,6 +95,8 @@ class Placement:
     def finished(self, *, ok: bool) -> None:
         """The engine has no more work with the call; the core learns from a whole answer."""
         self.ended = True
+        if ok:
+            self.report_engine(ok=True)
         self._placements.finished(self.call.id, self.record.result(ok=ok))
 
     def offer(self, send: core_actions.Send) -> None:

@@ -31,7 +31,9 @@ class Settlement:
 
     def _settle(self, admitted: admission.AdmittedRequest, record: call_record.CallRecord, *, otherwise: int) -> None:
         shown = gateway_core.CallResult(
-            ok=False, prompt_tokens=record.prompt_tokens, output_tokens=record.tokens or None
+            ok=False,
+            prompt_tokens=record.prompt_tokens,
+            output_tokens=record.tokens or None if record.output_tokens is None else record.output_tokens,
         )
         used = gateway_core.used_tokens(admitted.call, shown, otherwise=otherwise)
         self._tokens.settle(admitted.tenant, used=used, booked=admitted.booked)

@@ -21,12 +21,11 @@ class TenantTokens:
         self._owed: collections.Counter[promises.Tenant] = collections.Counter()
         """Tokens of each tenant's minute that are still to be booked; negative numbers are given back."""
         self._owing = asyncio.Event()
-        self._paying = False
 
     @property
     def settled(self) -> bool:
         """Whether the store knows everything that ended calls used."""
-        return not self._owed and not self._paying
+        return not self._owed
 
     async def book(self, tenant: promises.Tenant, tokens: int) -> None:
         """Books tokens before a call. Raises `Shed` when the tenant has used its minute."""
@@ -49,17 +48,17 @@ class TenantTokens:
         while True:
             await self._owing.wait()
             self._owing.clear()
-            await loops.step("tenant-tokens", self._pay)
+            await loops.step("tenant-tokens", self.flush)
 
-    async def _pay(self) -> None:
-        self._paying = True
-        try:
-            while self._owed:
-                tenant, tokens = self._owed.popitem()
-                if tokens:
-                    await self._spend(tenant, tokens, used=True)
-        finally:
-            self._paying = False
+    async def flush(self) -> None:
+        """Books what the store does not know yet."""
+        while self._owed:
+            tenant, tokens = next(iter(self._owed.items()))
+            if tokens:
+                await self._spend(tenant, tokens, used=True)
+            self._owed[tenant] -= tokens  # more may have come meanwhile
+            if not self._owed[tenant]:
+                del self._owed[tenant]
 
     async def _spend(self, tenant: promises.Tenant, tokens: int, *, used: bool) -> float:
         store = self._link.store

@@ -1,4 +1,4 @@
-"""What was each tenant served? Counted in the gateway core for policies and reports that weigh tenants.
+"""What was each tenant served? The gateway core counts it, and the admin port shows it.
 
 The counters decay by half each `HALF_LIFE_S`, so a tenant that was quiet is not repaid for ever.
 """
@@ -22,7 +22,7 @@ class TenantService:
         """`tokens` tokens were computed for the tenant, whose fair share is `weight`."""
         self._served[tenant] = (self.served(now, tenant) + tokens / max(weight, 1e-3), now)
         if len(self._served) > MAX_TENANTS:
-            del self._served[min(self._served, key=lambda name: self._served[name][0])]
+            del self._served[min(self._served, key=lambda name: self.served(now, name))]
 
     def served(self, now: float, tenant: str) -> float:
         """Weighted tokens that the tenant was served, decayed to `now`."""

@@ -49,6 +49,8 @@ class _Out:
     item: policies.QueuedRequest
     tokens: int = 0
     """Tokens that the policy was told of."""
+    avoid: frozenset[EngineId] = frozenset()
+    """Engines that have failed the call."""
     answered: bool = False
     """The engine has sent the first token."""
 
@@ -188,7 +190,7 @@ class Dispatcher:
             prices=Prices(out.call),
             expires_at_s=self._expires_at_s(now, out.call),
             attempt=out.attempt + 1,
-            avoid={out.engine},
+            avoid={*out.avoid, out.engine},
         )
         if not self._may_serve(now, waiting):
             return [self._shed(out.call, DropReason.NO_ENGINES), *self.pump(now)]
@@ -220,14 +222,15 @@ class Dispatcher:
     def on_policy(self, now: float, policy: policies.Policy) -> int:
         """Orders the waiting calls by another policy; returns their number. The policy is told of all calls that are here,
         as if it had been in force since they came."""
-        for item in (*self._queue, *(out.item for out in self._out.values())):
-            policy.on_arrival(now, item)
-        for out in self._out.values():
-            policy.on_start(now, out.item)
-        served = {
-            id: policies.Computed(out.call.prompt_tokens, out.tokens) for id, out in self._out.items() if out.tokens
-        }
-        policy.on_tokens(now, served)
+        waiting = [policies.History(item=item, computed=policies.Computed(), waits=True) for item in self._queue]
+        served = [
+            policies.History(
+                item=out.item,
+                computed=policies.Computed(out.call.prompt_tokens if out.tokens else 0, out.tokens),
+            )
+            for out in self._out.values()
+        ]
+        policies.replay(policy, now, [*waiting, *served])
         self._queue.switch(policy)
         return len(self._queue)
 
@@ -302,7 +305,7 @@ class Dispatcher:
             raise AssertionError(f"rule {self.settings.rule!r} named engine {chosen.id!r}, which is not in the pool")
         neighbours = target.backlog.calls
         target.set_own(target.own + price.charge)
-        self._out[call.id] = _Out(call, chosen.id, price.charge, waited.attempt, item)
+        self._out[call.id] = _Out(call, chosen.id, price.charge, waited.attempt, item, avoid=frozenset(waited.avoid))
         if call.group is not None:
             self._groups.setdefault(call.group, Counter())[chosen.id] += 1
         self._rule.on_sent(now, call, chosen.id)

@@ -67,7 +67,8 @@ class EngineCore:
         self._reason = "at start"
         self._since_s = now
         self._calls: dict[CallId, _Known] = {}
-        self._controls = Controls()
+        self._wanted = Controls()
+        """The bounds that the operator asked for, before `bounds` raises them to their floors."""
         self._watches: list[QosWatch] = []
         self._preempted: list[CallId] = []
         self._ended: list[CallId] = []
@@ -165,6 +166,8 @@ class EngineCore:
             self.on_end(now, call_id, finished=finished)
         if self._regulators:
             self._plan = self._shaped(self._facts(now, step_s, computed, running, kv_usage))
+        elif self._wanted.max_step_tokens:
+            self._plan = self._rebounded()  # the floor of the token bound falls with the calls that run
         return self._plan
 
     def take_plan(self) -> StepPlan:
@@ -189,17 +192,12 @@ class EngineCore:
     def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> Controls:
         """Sets the bounds that are not None, and returns both as they are in force. Bounds only tighten the engine's own
         limits, and `bounds` raises each to its floor."""
-        running = self._controls.max_running if max_running is None else max_running
-        tokens = self._controls.max_step_tokens if max_step_tokens is None else max_step_tokens
-        allowed = bounds.running_bound(self.limits, running)
-        self._controls = Controls(
-            max_running=allowed if running else 0,
-            max_step_tokens=bounds.token_bound(self.limits, tokens, max_running=allowed, running=self.running)
-            if tokens
-            else 0,
+        self._wanted = Controls(
+            max_running=self._wanted.max_running if max_running is None else max_running,
+            max_step_tokens=self._wanted.max_step_tokens if max_step_tokens is None else max_step_tokens,
         )
-        self._plan = replace(self._bounded(), keep=self._plan.keep)
-        return self._controls
+        self._plan = self._rebounded()
+        return self._controls()
 
     def state(self, now: float, *, kv_usage: float) -> State:
         """The engine at this instant. It lists at most `SHOWN_WAITING` waiting calls."""
@@ -211,7 +209,7 @@ class EngineCore:
             policy_parameters=self.policy.parameters,
             policy_reason=self._reason,
             policy_age_s=now - self._since_s,
-            controls=self._controls,
+            controls=self._controls(),
             running=self.running,
             waiting=self.waiting,
             kv_usage=kv_usage,
@@ -280,24 +278,38 @@ class EngineCore:
                 queue.rekey(changed)
 
     def _replay(self, now: float, policy: policies.Policy) -> None:
-        """Tells a new policy of all calls in the engine, as if it had been in force since they came."""
-        for known in self._calls.values():
-            policy.on_arrival(now, known.item)
-        served = {
-            call_id: policies.Computed(known.prompt_tokens, known.output_tokens)
-            for call_id, known in self._calls.items()
-            if known.prompt_tokens or known.output_tokens
-        }
-        policy.on_tokens(now, served)
-        for call_id, known in self._calls.items():
-            if not any(call_id in queue for queue in self.queues):
-                policy.on_start(now, known.item)
+        waiting = {item.call.id for queue in self.queues for item in queue}
+        policies.replay(
+            policy,
+            now,
+            [
+                policies.History(
+                    item=known.item,
+                    computed=policies.Computed(known.prompt_tokens, known.output_tokens),
+                    waits=call_id in waiting,
+                )
+                for call_id, known in self._calls.items()
+            ],
+        )
+
+    def _controls(self) -> Controls:
+        """The operator's bounds as they are in force now."""
+        plan = self._bounded()
+        return Controls(
+            max_running=plan.max_running if self._wanted.max_running else 0,
+            max_step_tokens=plan.max_step_tokens if self._wanted.max_step_tokens else 0,
+        )
+
+    def _rebounded(self) -> StepPlan:
+        """The present plan under the operator's bounds as they are in force now."""
+        plan = self._plan
+        return replace(self._bounded(), keep=plan.keep, preempt=plan.preempt, max_starts=plan.max_starts)
 
     def _bounded(self) -> StepPlan:
         """The operator's bounds as a plan."""
         plan = StepPlan(
-            max_running=self._controls.max_running or self.limits.max_running,
-            max_step_tokens=self._controls.max_step_tokens or self.limits.max_step_tokens,
+            max_running=self._wanted.max_running or self.limits.max_running,
+            max_step_tokens=self._wanted.max_step_tokens or self.limits.max_step_tokens,
         )
         return bounds.safe(plan, self.limits, running=self.running)
 

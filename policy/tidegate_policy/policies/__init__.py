@@ -13,12 +13,14 @@ from tidegate_policy.policies.policy_contract import (
     NONE_CHANGED,
     Changed,
     Computed,
+    History,
     Key,
     Parameter,
     Policy,
     QueuedRequest,
     StaticPolicy,
     Turns,
+    replay,
 )
 from tidegate_policy.policies.priority import Priority
 from tidegate_policy.policies.sjf import Sjf
@@ -76,6 +78,7 @@ __all__ = [
     "BadParameter",
     "Changed",
     "Computed",
+    "History",
     "Key",
     "Parameter",
     "Policy",
@@ -84,4 +87,5 @@ __all__ = [
     "Turns",
     "UnknownPolicy",
     "create",
+    "replay",
 ]

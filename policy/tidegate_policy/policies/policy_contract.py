@@ -6,7 +6,7 @@ policy of starts and skips, and asks for keys. The scheduler tells the policy of
 returns the ids of the calls whose key or lane changed, and the queue sorts exactly these calls again.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
@@ -108,6 +108,30 @@ class Policy(Protocol):
 
     def on_end(self, now: float, call_id: CallId) -> Changed:
         """A call left the scheduler: finished, failed or cancelled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What happened to a call before its scheduler switched to another policy."""
+
+    item: QueuedRequest
+    computed: Computed
+    """All tokens since the call's arrival."""
+    waits: bool = False
+
+
+def replay(policy: Policy, now: float, calls: Sequence[History]) -> None:
+    """Tells a new policy of the calls that are in its scheduler, as if it had been in force since they came: arrivals, then
+    starts, then tokens, then the preemptions of calls that were served and wait again."""
+    for known in calls:
+        policy.on_arrival(now, known.item)
+    served = [known for known in calls if not known.waits or any(known.computed)]
+    for known in served:
+        policy.on_start(now, known.item)
+    policy.on_tokens(now, {known.item.call.id: known.computed for known in served if any(known.computed)})
+    for known in served:
+        if known.waits:
+            policy.on_preemption(now, known.item)
 
 
 class SingleLane:

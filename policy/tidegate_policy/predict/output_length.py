@@ -115,7 +115,7 @@ class OutputLengths:
             self._characters[model] = before + NEWEST_WEIGHT * 2 * (ratio - before)
             if len(self._characters) > MAX_MODELS:
                 self._characters.popitem(last=False)
-        for key in (kind, ("", "", model)):
+        for key in dict.fromkeys((kind, ("", "", model))):
             output = round(seen.output_tokens / seen.sequences)
             self._kinds[key] = self._kinds.get(key, Lengths()).after(seen.prompt_tokens, output)
             self._kinds.move_to_end(key)

@@ -17,7 +17,7 @@ class Proposal:
 
 
 class Selector(Protocol):
-    """Chooses the policy that a pool should have."""
+    """Chooses the policy that a pool should have. A selector keeps no state between proposals."""
 
     def propose(self, qos: Qos, active: str, allow: Collection[str]) -> Proposal | None:
         """The policy that `qos` asks for, out of `allow`; None when the `active` policy should stay."""
