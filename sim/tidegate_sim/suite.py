@@ -5,6 +5,7 @@ where several are allowed. A cell depends on its key alone, so the same command 
 """
 
 import concurrent.futures
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -132,10 +133,21 @@ def run_cells(keys: Sequence[CellKey], jobs: int, tell: Tell) -> dict[CellKey, R
 
 def run_cell(key: CellKey) -> Report:
     """The figures of one cell, in any process: everything follows from the key."""
-    logging.disable(logging.WARNING)  # vLLM's advice for real engines
     suite = suites.load(key.suite)
-    run = cell.Cell(pools.pool(key.pool), suite.rows[key.row], suite.learned_from(), seed=suite.seed(key))
-    return suite.numbers(run.run(suite.trace(key)))
+    with without_warnings():
+        run = cell.Cell(pools.pool(key.pool), suite.rows[key.row], suite.learned_from(), seed=suite.seed(key))
+        return suite.numbers(run.run(suite.trace(key)))
+
+
+@contextlib.contextmanager
+def without_warnings() -> Iterator[None]:
+    """Keeps vLLM's warnings, which are meant for real engines, out of the log of a benchmark."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _finished(keys: Sequence[CellKey], jobs: int) -> Iterator[tuple[CellKey, Report]]:

@@ -3,7 +3,6 @@
 Lengths are learned from another trace if one is given, and from the calls that end during the run, as in a gateway.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,6 @@ class TraceOptions:
 
 def run(options: TraceOptions, tell: suite.Tell = lambda line: None) -> Report:
     """Runs every row. Raises `trace_format.BadTrace`, `pools.UnknownPool`, `OSError`."""
-    logging.disable(logging.WARNING)  # vLLM's advice for real engines
     engines = pools.pool(options.pool)
     calls = trace_format.read(options.trace)
     if not calls:
@@ -37,7 +35,8 @@ def run(options: TraceOptions, tell: suite.Tell = lambda line: None) -> Report:
     rows: dict[str, Report] = {}
     for policy in options.policies:
         settings = gateway_core.CoreSettings(policy=policy, dispatch=DispatchSettings(rule=options.rule))
-        outcome = cell.Cell(engines, cell.Row(gateway=settings), learned, seed=0).run(calls)
+        with suite.without_warnings():
+            outcome = cell.Cell(engines, cell.Row(gateway=settings), learned, seed=0).run(calls)
         rows[policy] = {**_latencies(outcome), **_targets(calls, outcome)}
         tell(f"{len(rows)}/{len(options.policies)}  {policy}")
     return {"trace": options.trace.name, "pool": options.pool, "dispatch": options.rule, "rows": rows}

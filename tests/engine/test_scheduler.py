@@ -14,6 +14,7 @@ from tidegate_engine import meters
 from tidegate_engine.scheduler import TidegateAsyncScheduler, TidegateScheduler
 from tidegate_policy import policies
 from tidegate_policy.cost import CostModel
+from tidegate_policy.model import CallId
 from tidegate_sim import virtual_engine as engine
 
 pytestmark = pytest.mark.vllm
@@ -150,6 +151,19 @@ def test_a_switch_changes_which_call_is_preempted_next():
     while driven.scheduler.state().preemptions == 0:
         driven.step()
     assert sorted(driven.running()) == ["a", "c"]
+
+
+def test_calls_that_waited_through_a_switch_start_with_the_rank_of_the_new_policy():
+    driven = Driven(CostModel(step_s=0.02, prefill_s=1e-4, kv_tokens=16_000, max_batch=1), policy="urgency")
+    driven.add("slow", prompt=300, output=9, budget_ms=90_000, out_pred=400, urgency=1)
+    driven.add("late", prompt=20, output=9, budget_ms=95_000, out_pred=10, urgency=0)
+    driven.scheduler.set_policy("priority", "")
+    driven.step()
+    (running,) = driven.scheduler.running
+    assert running.request_id == "late"
+    assert running.priority == driven.scheduler._core.rank(CallId("late"))
+    assert driven.scheduler._core.policy.name == "priority"
+    assert running.priority < (0, 1.0), "a level, not an instant"
 
 
 def test_a_preempted_call_has_its_recomputation_as_work():

@@ -233,6 +233,20 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event_and_no_spliced_
         assert good.bodies == []
 
 
+async def test_an_engine_that_breaks_every_stream_is_ejected(up: Any) -> None:
+    async with (
+        fake_engine.engine(break_after=2) as bad,
+        fake_engine.engine() as good,
+        up(*preferring(bad, good)) as client,
+    ):
+        for _ in range(3):
+            await stream(client)
+        assert len(client.accepting()) == 1
+        assert len(bad.bodies) == 3
+        assert (await stream(client))[-1] == "[DONE]"
+        assert len(good.bodies) == 1
+
+
 async def test_an_engine_that_serves_another_model_gets_no_calls(up: Any, until: Any) -> None:
     async with (
         fake_engine.engine() as engine,

@@ -243,3 +243,13 @@ def test_no_plan_stalls_an_engine_or_exceeds_its_limits(limits: EngineLimits, pl
     assert made.max_step_tokens >= min(needed, limits.max_step_tokens)
     if running <= len(plan.preempt):
         assert made.max_starts is None or made.max_starts >= 1
+
+
+def test_a_bound_that_running_calls_have_raised_falls_as_they_end() -> None:
+    core = core_with(*"abcd")
+    for _ in range(4):
+        core.queues[0].pop(0.0)
+    assert core.set_controls(max_running=1, max_step_tokens=1).max_step_tokens == 4
+    step(core, 1.0, {name: Computed(50, 1) for name in "abcd"}, a=True, b=True, c=True)
+    assert core.state(1.0, kv_usage=0.0).controls.max_step_tokens == 1
+    assert core.take_plan().max_step_tokens == 1

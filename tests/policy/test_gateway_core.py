@@ -17,6 +17,7 @@ from tidegate_policy.gateway_core import (
     StageFacts,
     UnknownSloClass,
     WorkflowFacts,
+    used_tokens,
 )
 from tidegate_policy.model import Call, CallId, DropReason, EngineId, WorkflowId
 
@@ -221,3 +222,27 @@ def test_every_policy_serves_every_call_of_the_gateways_queue(policy: str) -> No
         served.append(send.call.id)
         pending += made.on_end(5.0, send.call.id, answered())
     assert sorted(served) == sorted(str(index) for index in range(20))
+
+
+# What a review found.
+
+
+def test_a_call_never_returns_to_an_engine_that_failed_it_while_another_one_serves() -> None:
+    made = core(engines=3)
+    tried = [engine_of(arrived(made, "a"))]
+    tried += [engine_of(made.on_attempt_failed(0.1, CallId("a"), Failure.BUSY)) for _ in range(2)]
+    assert sorted(tried) == ["e0", "e1", "e2"]
+
+
+def test_an_anonymous_call_is_learned_once() -> None:
+    made = core()
+    for index in range(7):
+        arrived(made, str(index))
+        made.on_end(1.0, CallId(str(index)), answered(7))
+    assert promised(made, given=facts("next")).output_upper == 0, "seven calls do not give a bound"
+
+
+def test_a_call_that_generated_nothing_is_charged_its_prompt() -> None:
+    call = promised(core())
+    assert used_tokens(call, CallResult(ok=True, prompt_tokens=30, output_tokens=0), otherwise=500) == 30
+    assert used_tokens(call, CallResult(ok=False), otherwise=500) == 500

@@ -200,3 +200,20 @@ def test_two_processes_with_different_hash_seeds_write_the_same_bytes(tmp_path):
     assert [run.returncode for run in runs] == [0, 0], complaint
     assert first == second
     assert json.loads(first)["cells"]
+
+
+def test_the_followers_of_a_shed_call_are_shed_too():
+    pool = {EngineId("only"): COST}
+    call = {"arrival_s": 0.0, "prompt_tokens": 2000, "output_tokens": 500}
+    calls = [
+        trace_format.TraceCall(id="runs", **call),
+        trace_format.TraceCall(id="waits", **call, deadline_s=0.1),
+        trace_format.TraceCall(id="follows", **call, after=("waits",)),
+    ]
+    outcome = ran(calls, row(policy="fcfs", max_inflight=1), pool)
+    assert {item.id: item.shed is not None for item in outcome.calls} == {"runs": False, "waits": True, "follows": True}
+
+
+def test_a_row_with_vllms_own_scheduler_takes_its_policies_only():
+    with pytest.raises(ValueError, match="has the policies fcfs and priority, not 'urgency'"):
+        replace(row(policy="urgency"), stock_scheduler=True)
