@@ -1,8 +1,8 @@
 """How many seconds a step, a call and a backlog take on one kind of engine.
 
-One set of coefficients for each (model, accelerator, tensor-parallel degree); shipped as data (`profiles/`) and refined
-online from observed calls (`calibrate`). Everything else in this library reasons in these seconds. It knows nothing of
-queues.
+There is one set of coefficients for each model, accelerator and tensor-parallel degree. Sets are shipped as data
+(`profiles/`) or learned from observed calls (`predict.engine_speed`). Every other module computes with these seconds.
+This module knows nothing of queues.
 """
 
 import math
@@ -15,7 +15,7 @@ MICROSECONDS = 1_000_000
 
 
 class BadProfile(ValueError):
-    """A cost profile with missing, unknown or impossible fields; the message names the field."""
+    """A cost profile has a missing, unknown or impossible field; the message names the field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

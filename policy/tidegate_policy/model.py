@@ -1,7 +1,8 @@
-"""The nouns that every decision is made of.
+"""The values that every decision reads: calls, backlogs, workflows, decisions.
 
-All instants are monotonic seconds on the clock of the process that holds the value; between processes only durations
-travel. Nothing here knows HTTP, vLLM or Kubernetes. `cost` turns these into seconds, `orders` into a sequence.
+All instants are monotonic seconds on the clock of the process that holds the value. Only durations travel between
+processes. This module knows nothing of HTTP, vLLM or Kubernetes. `cost` turns a call into seconds; `policies` order
+calls.
 """
 
 from dataclasses import dataclass, field
@@ -17,11 +18,11 @@ LEAST_URGENT = 4
 DEFAULT_URGENCY = 2
 
 PATIENCE_S = 600.0
-"""Seconds after which a call without any deadline competes as if it were due: it goes last, but it ages."""
+"""A call without a deadline competes as if it were due this many seconds after its arrival."""
 
 
 class DropReason(StrEnum):
-    """Why a call left without an answer. A closed set: each has one HTTP status, one gRPC code and one sentence."""
+    """Why a call was shed. The set is closed: each reason has one HTTP status, one gRPC code and one sentence."""
 
     SATURATED = "saturated"
     TTL_EXPIRED = "ttl-expired"
@@ -39,11 +40,11 @@ class Call:
 
     id: CallId
     arrival_s: float
-    """Instant at which the holder of this value received the call."""
+    """The instant at which the process that holds this value received the call."""
     prompt_tokens: int
     """Tokens of all its prompts."""
     output_predicted: int
-    """Tokens expected of each sequence; the point estimate that costs are computed with."""
+    """Expected output tokens of each sequence: the point estimate from which costs are computed."""
     output_upper: int = 0
     """Tokens of a sequence that few calls of its kind exceed; 0 = unknown. Engines receive it; no policy reads it."""
     sequences: int = 1
@@ -54,13 +55,13 @@ class Call:
     weight: float = 1.0
     """Fair share of the tenant relative to the others."""
     urgency: int = DEFAULT_URGENCY
-    """0 (most urgent) to 4, already bounded by the tenant's entitlement."""
+    """0 (most urgent) to 4, within the tenant's entitlement."""
     ttft_s: float | None = None
     tpot_s: float | None = None
     due_s: float | None = None
-    """Instant by which this call should finish: the earlier of its stage budget and its own deadline (HexGen eq 5)."""
+    """The instant by which the call should finish: the earlier of its stage's share and its own deadline (HexGen eq 5)."""
     deadline_s: float | None = None
-    """Instant after which the answer is worthless to the client (its own or its workflow's deadline)."""
+    """The instant after which the answer is worthless to the client: the call's own deadline or its workflow's."""
     left_s: float = 0.0
     """Seconds of work expected in the workflow after this call. It travels to engines; no policy reads it yet."""
     workflow: WorkflowId | None = None
@@ -87,14 +88,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """Work promised to an engine and not yet done, in integers so that it returns to exactly zero."""
+    """Work that was sent to an engine and has not been done, in integers, so that it returns to exactly zero."""
 
     calls: int = 0
-    """A call counts once for each of its sequences: each takes a place in the batch."""
+    """Sequences: a call counts once for each of its sequences, because each takes a place in the batch."""
     work_us: int = 0
-    """Microseconds of work that batching cannot share: prefill, per-request decode and KV reads."""
+    """Microseconds of work that batching cannot share: prefill, decode for each sequence, and KV reads."""
     output_tokens: int = 0
-    """Decode tokens still expected; each step of the batch also costs the engine's fixed step time."""
+    """Output tokens that are still expected. Each step of the batch also costs the engine's fixed step time."""
 
     def __add__(self, other: "Backlog") -> "Backlog":
         return Backlog(
@@ -119,38 +120,38 @@ NO_BACKLOG = Backlog()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageState:
-    """A stage of a workflow as the budget sees it."""
+    """A stage of a workflow as `budget` reads it."""
 
     name: str
     after: tuple[str, ...] = ()
     mean_s: float = 1.0
-    """Seconds one pass of the stage takes, averaged over the live engines; its slowest parallel member counts."""
+    """Seconds of one pass of the stage, averaged over the live engines. The slowest parallel call counts."""
     passes: int = 1
-    """How often it may still run, the pass that is next or under way included."""
+    """Passes that may still run, including the pass that is next or running."""
     done: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workflow:
-    """A workflow's promise and what is left of it."""
+    """A workflow's deadline and its stages."""
 
     id: WorkflowId
     arrival_s: float
     deadline_s: float
-    """Instant by which the last stage must have finished."""
+    """The instant by which the last stage must have finished."""
     stages: tuple[StageState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Which engine got a call and what was known at that moment; logged, traced and tested."""
+    """The engine of a call, and the predictions at the moment of the decision."""
 
     engine: EngineId
     rule: str
     queue_s: float
-    """Predicted seconds before the call's own work starts on that engine."""
+    """Predicted seconds until the engine has finished its backlog."""
     service_s: float
     """Predicted seconds of the call itself on that engine (HexGen eq 2)."""
     slack_s: float | None
-    """Seconds between the predicted finish and `due_s`; negative = predicted miss; None = no deadline."""
+    """Seconds between the predicted finish and `due_s`. Negative = a predicted miss; None = no deadline."""
     scores: dict[EngineId, float] = field(default_factory=dict)

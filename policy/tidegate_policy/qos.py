@@ -1,8 +1,8 @@
-"""What quality of service was delivered: mergeable summaries over a window (H-MAS 3.3).
+"""The quality of service that engines delivered over a window, in summaries that merge by addition (H-MAS 3.3).
 
-Each engine reports one `Qos` a period; summaries of several engines, or of several periods, merge by addition, so the
-same value serves as the paper's `V_short` (one period, all engines) and `V_long` (many periods). It does not judge:
-`steer` does.
+Each engine reports one `Qos` for each period. Summaries of several engines, or of several periods, add up, so the same
+value serves as the paper's `V_short` (one period, all engines) and `V_long` (many periods). `steer` judges the
+summaries.
 """
 
 import bisect
@@ -79,7 +79,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantService:
-    """What one tenant got."""
+    """The service that one tenant received."""
 
     weight: float = 1.0
     served_tokens: int = 0
