@@ -20,19 +20,19 @@ class CyclicStages(ValueError):
 class Budget:
     """The share of a workflow's time that one call gets."""
 
-    due_s: float
+    due_at_s: float
     """Instant by which the call should finish."""
     rest_s: float
     """Expected seconds of the longest path behind the call, later passes of its own stage included (`tg.left_ms`)."""
 
 
-def due_s(now: float, deadline_s: float, *, cost_s: float, rest_s: float) -> float:
+def due_at_s(now: float, deadline_at_s: float, *, cost_s: float, rest_s: float) -> float:
     """`now + t_slo`: the instant by which a call that is ready now should finish (HexGen eq 5); never before `now`.
 
-    `deadline_s` is the instant of the workflow's deadline, `cost_s` the mean seconds of the call, and `rest_s` the mean
+    `deadline_at_s` is the instant of the workflow's deadline, `cost_s` the mean seconds of the call, and `rest_s` the mean
     seconds of the longest path behind the call.
     """
-    left_s = max(deadline_s - now, 0.0)
+    left_s = max(deadline_at_s - now, 0.0)
     return now + (left_s * cost_s / (cost_s + rest_s) if cost_s > 0 and rest_s > 0 else left_s)
 
 
@@ -40,12 +40,12 @@ def of_call(now: float, workflow: Workflow, stage: str) -> Budget:
     """The budget of a call of `stage`, ready now. An undeclared stage may use all the time that is left."""
     mine = next((item for item in workflow.stages if item.name == stage), None)
     if mine is None:
-        return Budget(due_s=max(workflow.deadline_s, now), rest_s=0.0)
+        return Budget(due_at_s=max(workflow.deadline_at_s, now), rest_s=0.0)
     followers = _followers(workflow)
     tails = _longest(workflow, followers)
     behind_s = max((tails[name] for name in followers[stage]), default=0.0)
     rest_s = mine.mean_s * (mine.passes - 1) + behind_s
-    return Budget(due_s=due_s(now, workflow.deadline_s, cost_s=mine.mean_s, rest_s=rest_s), rest_s=rest_s)
+    return Budget(due_at_s=due_at_s(now, workflow.deadline_at_s, cost_s=mine.mean_s, rest_s=rest_s), rest_s=rest_s)
 
 
 def _followers(workflow: Workflow) -> dict[str, tuple[str, ...]]:
@@ -83,5 +83,5 @@ def check_declaration(stages: Sequence[StageState]) -> None:
         for before in stage.after:
             if before not in names:
                 raise ValueError(f"stage {stage.name!r} comes after {before!r}, which is not declared")
-    workflow = Workflow(id=WorkflowId(""), arrival_s=0.0, deadline_s=0.0, stages=tuple(stages))
+    workflow = Workflow(id=WorkflowId(""), deadline_at_s=0.0, stages=tuple(stages))
     _longest(workflow, _followers(workflow))

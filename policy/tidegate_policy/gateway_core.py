@@ -168,19 +168,19 @@ class GatewayCore:
         )
         granted = budget.of_call(
             now,
-            Workflow(id=workflow.id, arrival_s=now, deadline_s=workflow.deadline_at_s, stages=states),
+            Workflow(id=workflow.id, deadline_at_s=workflow.deadline_at_s, stages=states),
             stage,
         )
         learned_s = None if stage in declared else self.remaining_work.predict((workflow.scope, stage))
         if learned_s is not None:
             own_s = self.lengths.stage_seconds((workflow.scope, stage, model), models)
-            due_s = budget.due_s(now, workflow.deadline_at_s, cost_s=own_s, rest_s=learned_s)
-            granted = budget.Budget(due_s=due_s, rest_s=learned_s)
+            due_at_s = budget.due_at_s(now, workflow.deadline_at_s, cost_s=own_s, rest_s=learned_s)
+            granted = budget.Budget(due_at_s=due_at_s, rest_s=learned_s)
         return promises.StageGrant(
             workflow=workflow.id,
             stage=stage,
             scope=workflow.scope,
-            due_at_s=granted.due_s,
+            due_at_s=granted.due_at_s,
             deadline_at_s=workflow.cutoff_at_s,
             rest_s=granted.rest_s,
         )

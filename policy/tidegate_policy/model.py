@@ -39,7 +39,7 @@ class Call:
     """One model call as the schedulers see it: sizes, promises, and the calls that it belongs to, never its text."""
 
     id: CallId
-    arrival_s: float
+    arrived_at_s: float
     """The instant at which the process that holds this value received the call."""
     prompt_tokens: int
     """Tokens of all its prompts."""
@@ -58,9 +58,9 @@ class Call:
     """0 (most urgent) to 4, within the tenant's entitlement."""
     ttft_s: float | None = None
     tpot_s: float | None = None
-    due_s: float | None = None
+    due_at_s: float | None = None
     """The instant by which the call should finish: the earlier of its stage's share and its own deadline (HexGen eq 5)."""
-    deadline_s: float | None = None
+    deadline_at_s: float | None = None
     """The instant after which the answer is worthless to the client: the call's own deadline or its workflow's."""
     left_s: float = 0.0
     """Seconds of work expected in the workflow after this call. It travels to engines; no policy reads it yet."""
@@ -81,9 +81,9 @@ class Call:
     """(hash, tokens) of the leading parts of the prompt that other prompts may share, in order."""
 
     @property
-    def due_or_patience_s(self) -> float:
-        """The instant that deadline policies compare: `due_s`, else arrival plus `PATIENCE_S`."""
-        return self.arrival_s + PATIENCE_S if self.due_s is None else self.due_s
+    def due_or_patience_at_s(self) -> float:
+        """The instant that deadline policies compare: `due_at_s`, else arrival plus `PATIENCE_S`."""
+        return self.arrived_at_s + PATIENCE_S if self.due_at_s is None else self.due_at_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +136,7 @@ class Workflow:
     """A workflow's deadline and its stages."""
 
     id: WorkflowId
-    arrival_s: float
-    deadline_s: float
+    deadline_at_s: float
     """The instant by which the last stage must have finished."""
     stages: tuple[StageState, ...] = ()
 
@@ -153,5 +152,5 @@ class Decision:
     service_s: float
     """Predicted seconds of the call itself on that engine (HexGen eq 2)."""
     slack_s: float | None
-    """Seconds between the predicted finish and `due_s`. Negative = a predicted miss; None = no deadline."""
+    """Seconds between the predicted finish and `due_at_s`. Negative = a predicted miss; None = no deadline."""
     scores: dict[EngineId, float] = field(default_factory=dict)

@@ -47,7 +47,7 @@ class Recorder:
         self._window = _Counts(now)
 
     def on_arrival(self, call: Call, service_s: float) -> None:
-        """A call entered the engine at `call.arrival_s`."""
+        """A call entered the engine at `call.arrived_at_s`."""
         self._open[call.id] = _Open(call, service_s)
         self._window.arrived += 1
         self._window.service.add(service_s)
@@ -59,7 +59,7 @@ class Recorder:
             return
         if record.first_s is None:
             record.first_s = now
-            waited_s = now - record.call.arrival_s
+            waited_s = now - record.call.arrived_at_s
             self._window.ttft.add(waited_s)
             self._window.blocked += waited_s > 2 * record.service_s
         record.tokens += tokens
@@ -125,9 +125,9 @@ def _missed(now: float, record: _Open, tpot_s: float | None) -> bool | None:
     call = record.call
     verdicts = []
     if call.ttft_s is not None and record.first_s is not None:
-        verdicts.append(record.first_s - call.arrival_s > call.ttft_s)
+        verdicts.append(record.first_s - call.arrived_at_s > call.ttft_s)
     if call.tpot_s is not None and tpot_s is not None:
         verdicts.append(tpot_s > call.tpot_s)
-    if call.due_s is not None:
-        verdicts.append(now > call.due_s)
+    if call.due_at_s is not None:
+        verdicts.append(now > call.due_at_s)
     return any(verdicts) if verdicts else None

@@ -46,5 +46,5 @@ def _rest_s(calls: Iterable[TraceCall], models: Sequence[cost.CostModel]) -> dic
 
 def _alone(call: TraceCall) -> Call:
     return Call(
-        id=CallId(call.id), arrival_s=0.0, prompt_tokens=call.prompt_tokens, output_predicted=call.output_tokens
+        id=CallId(call.id), arrived_at_s=0.0, prompt_tokens=call.prompt_tokens, output_predicted=call.output_tokens
     )

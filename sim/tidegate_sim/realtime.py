@@ -104,19 +104,19 @@ class RealtimeEngine:
 
     async def run(self) -> None:
         """Steps until cancelled."""
-        due_s = time.monotonic()
+        due_at_s = time.monotonic()
         while True:
             if not self._sequences:
                 self._work.clear()
                 await self._work.wait()
-                due_s = time.monotonic()
+                due_at_s = time.monotonic()
             plan = self.core.take_plan()
             self._carry_out(plan)
             step = self._step(plan)
-            due_s += step.seconds
-            late_s = time.monotonic() - due_s
+            due_at_s += step.seconds
+            late_s = time.monotonic() - due_at_s
             if late_s > BEHIND_S:
-                due_s = time.monotonic()
+                due_at_s = time.monotonic()
             await asyncio.sleep(max(-late_s, 0.0))
             self._deliver(step)
 

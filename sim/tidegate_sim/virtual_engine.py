@@ -106,7 +106,7 @@ class VirtualEngine:
         sent = labels.write(self._loop.now(), call)
         self._ends[call.id] = output_tokens
         self._fresh.add(call.id)
-        latest_start_s = call.due_or_patience_s - self.cost.call_seconds(call)
+        latest_start_s = call.due_or_patience_at_s - self.cost.call_seconds(call)
         arriving = request(call.id, call.prompt_tokens, sent, prefixes, priority=round(latest_start_s * 1000))
         self._scheduler.add_request(arriving)
         if not self._stepping:

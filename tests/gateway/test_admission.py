@@ -126,7 +126,7 @@ async def test_a_client_that_hangs_up_while_the_end_is_recorded_has_been_served_
         id="w", state="running", template="", tenant="small", created_ms=0, deadline_ms=1, now_ms=0, stages=()
     )
     admitted = admission.AdmittedRequest(
-        call=Call(id=CallId("c"), arrival_s=0.0, prompt_tokens=8, output_predicted=5),
+        call=Call(id=CallId("c"), arrived_at_s=0.0, prompt_tokens=8, output_predicted=5),
         request=request,
         membership=workflow_service.Membership(stage="a", call="c", record=joined),
         tenant=promises.Tenant(name="small", tokens_per_minute=100_000),

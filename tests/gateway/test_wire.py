@@ -37,7 +37,7 @@ CHAT, COMPLETION = chat_completions.ENDPOINT, completions.ENDPOINT
 
 
 def call(**fields: Any) -> Call:
-    return Call(**({"id": CallId("c"), "arrival_s": 100.0, "prompt_tokens": 5, "output_predicted": 9} | fields))
+    return Call(**({"id": CallId("c"), "arrived_at_s": 100.0, "prompt_tokens": 5, "output_predicted": 9} | fields))
 
 
 def parse(
@@ -117,7 +117,7 @@ def test_our_header_wins_over_its_aliases(what: str) -> None:
 
 def test_the_sooner_a_call_must_start_the_lower_its_priority() -> None:
     ask = parse(CHAT, {}, HELLO)
-    calls = [call(due_s=105.0), call(due_s=110.0), call(due_s=None)]
+    calls = [call(due_at_s=105.0), call(due_at_s=110.0), call(due_at_s=None)]
     sent = [written(100.0, 1.8e9, ask, item, 1.0)["priority"] for item in calls]
     assert sent == sorted(sent)
     assert sent[1] - sent[0] == 5000

@@ -10,16 +10,16 @@ from tidegate_policy import budget
 from tidegate_policy.model import StageState, Workflow, WorkflowId
 
 
-def workflow(*stages: StageState, deadline_s: float = 100.0) -> Workflow:
-    return Workflow(id=WorkflowId("w"), arrival_s=0.0, deadline_s=deadline_s, stages=stages)
+def workflow(*stages: StageState, deadline_at_s: float = 100.0) -> Workflow:
+    return Workflow(id=WorkflowId("w"), deadline_at_s=deadline_at_s, stages=stages)
 
 
 def stage(name: str, mean_s: float, *after: str, done: bool = False, passes: int = 1) -> StageState:
     return StageState(name=name, mean_s=mean_s, after=after, done=done, passes=passes)
 
 
-def due_s(now: float, flow: Workflow, name: str) -> float:
-    return budget.of_call(now, flow, name).due_s
+def due_at_s(now: float, flow: Workflow, name: str) -> float:
+    return budget.of_call(now, flow, name).due_at_s
 
 
 @st.composite
@@ -31,7 +31,7 @@ def dags(draw: st.DrawFn) -> Workflow:
         cost = draw(st.floats(0.001, 100))
         names = (f"s{i}" for i in sorted(before))
         stages.append(stage(f"s{index}", cost, *names, done=draw(st.booleans()), passes=draw(st.integers(1, 3))))
-    return workflow(*stages, deadline_s=draw(st.floats(-10, 1000)))
+    return workflow(*stages, deadline_at_s=draw(st.floats(-10, 1000)))
 
 
 def paths(flow: Workflow) -> list[list[str]]:
@@ -45,35 +45,35 @@ def paths(flow: Workflow) -> list[list[str]]:
 
 def test_a_chain_shares_in_proportion_to_cost() -> None:
     flow = workflow(stage("a", 1.0), stage("b", 3.0, "a"))
-    assert budget.of_call(0.0, flow, "a") == budget.Budget(due_s=25.0, rest_s=3.0)
-    assert budget.of_call(25.0, flow, "b") == budget.Budget(due_s=100.0, rest_s=0.0)
+    assert budget.of_call(0.0, flow, "a") == budget.Budget(due_at_s=25.0, rest_s=3.0)
+    assert budget.of_call(25.0, flow, "b") == budget.Budget(due_at_s=100.0, rest_s=0.0)
 
 
 def test_parallel_stages_share_and_do_not_add_up() -> None:
     flow = workflow(stage("a", 1.0), stage("b", 3.0, "a"), stage("c", 1.0, "a"))
-    assert due_s(0.0, flow, "a") == 25.0
+    assert due_at_s(0.0, flow, "a") == 25.0
 
 
 def test_the_passes_of_a_loop_add_up() -> None:
     flow = workflow(stage("a", 1.0, passes=3), stage("b", 1.0, "a"))
-    assert budget.of_call(0.0, flow, "a") == budget.Budget(due_s=25.0, rest_s=3.0)
+    assert budget.of_call(0.0, flow, "a") == budget.Budget(due_at_s=25.0, rest_s=3.0)
 
 
 def test_time_lost_is_taken_from_what_follows() -> None:
     flow = workflow(stage("a", 1.0, done=True), stage("b", 1.0, "a"), stage("c", 1.0, "b"))
-    assert due_s(60.0, flow, "b") == 80.0
+    assert due_at_s(60.0, flow, "b") == 80.0
 
 
 def test_the_last_stage_may_use_all_that_is_left() -> None:
-    assert due_s(40.0, workflow(stage("a", 5.0)), "a") == 100.0
+    assert due_at_s(40.0, workflow(stage("a", 5.0)), "a") == 100.0
 
 
 def test_an_undeclared_stage_may_use_all_that_is_left() -> None:
-    assert due_s(40.0, workflow(stage("a", 5.0)), "surprise") == 100.0
+    assert due_at_s(40.0, workflow(stage("a", 5.0)), "surprise") == 100.0
 
 
 def test_after_the_deadline_the_budget_is_nothing_and_never_negative() -> None:
-    assert due_s(120.0, workflow(stage("a", 5.0)), "a") == 120.0
+    assert due_at_s(120.0, workflow(stage("a", 5.0)), "a") == 120.0
 
 
 @given(dags(), st.floats(0, 500))
@@ -84,9 +84,9 @@ def test_budgets_along_any_path_never_sum_past_the_deadline(flow: Workflow, now:
         for name in path:
             for passes in range(0 if left[name].done else left[name].passes, 0, -1):
                 left[name] = replace(left[name], passes=passes)
-                instant = due_s(instant, replace(flow, stages=tuple(left.values())), name)
+                instant = due_at_s(instant, replace(flow, stages=tuple(left.values())), name)
             left[name] = replace(left[name], done=True)
-        assert instant <= max(flow.deadline_s, now) * (1 + 1e-9) + 1e-9
+        assert instant <= max(flow.deadline_at_s, now) * (1 + 1e-9) + 1e-9
 
 
 @given(dags(), st.floats(0, 500))
@@ -94,20 +94,20 @@ def test_stages_that_wait_for_all_before_them_and_keep_their_budgets_keep_the_de
     flow: Workflow, now: float
 ) -> None:
     stages = tuple(replace(each, done=False, passes=1) for each in flow.stages)
-    flow = replace(flow, stages=stages, deadline_s=now + 100.0)
+    flow = replace(flow, stages=stages, deadline_at_s=now + 100.0)
     finish: dict[str, float] = {}
     for each in flow.stages:
         start = max((finish[name] for name in each.after), default=now)
-        finish[each.name] = due_s(start, flow, each.name)
-    assert max(finish.values()) <= flow.deadline_s + 1e-6
+        finish[each.name] = due_at_s(start, flow, each.name)
+    assert max(finish.values()) <= flow.deadline_at_s + 1e-6
 
 
 @given(dags(), dags(), st.floats(0, 500))
 def test_no_workflow_changes_anothers_budgets(one: Workflow, other: Workflow, now: float) -> None:
-    before = [due_s(now, one, each.name) for each in one.stages]
+    before = [due_at_s(now, one, each.name) for each in one.stages]
     for each in other.stages:
-        due_s(now, other, each.name)
-    assert [due_s(now, one, each.name) for each in one.stages] == before
+        due_at_s(now, other, each.name)
+    assert [due_at_s(now, one, each.name) for each in one.stages] == before
 
 
 def test_a_cycle_is_named() -> None:

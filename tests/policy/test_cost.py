@@ -15,7 +15,7 @@ MODEL = cost.CostModel(
 
 
 def call(prompt: int = 1000, output: int = 100, sequences: int = 1) -> Call:
-    return Call(id=CallId("c"), arrival_s=0.0, prompt_tokens=prompt, output_predicted=output, sequences=sequences)
+    return Call(id=CallId("c"), arrived_at_s=0.0, prompt_tokens=prompt, output_predicted=output, sequences=sequences)
 
 
 def test_a_call_alone_takes_as_long_as_its_steps_one_by_one() -> None:

@@ -10,7 +10,7 @@ from tidegate_policy.model import NO_BACKLOG, Call, CallId, EngineId
 
 FAST = cost.CostModel(step_s=0.02, prefill_s=1e-4)
 SLOW = cost.scaled(FAST, 2.0)
-CALL = Call(id=CallId("c"), arrival_s=0.0, prompt_tokens=1000, output_predicted=100)
+CALL = Call(id=CallId("c"), arrived_at_s=0.0, prompt_tokens=1000, output_predicted=100)
 
 
 def view(name: str, model: cost.CostModel, calls: int = 0, cached: int = 0) -> routing.RoutableEngine:
@@ -63,14 +63,14 @@ def test_a_cached_prefix_counts_as_avoided_time() -> None:
 
 
 def test_an_engine_that_can_meet_the_deadline_is_never_passed_over_for_one_that_cannot() -> None:
-    call = Call(id=CallId("c"), arrival_s=0.0, prompt_tokens=1000, output_predicted=100, due_s=3.0)
+    call = Call(id=CallId("c"), arrived_at_s=0.0, prompt_tokens=1000, output_predicted=100, due_at_s=3.0)
     engines = view("idle but slow", SLOW), view("busy but fast", FAST, calls=2)
     assert pick(*engines, alpha=0.0, call=CALL) == "idle but slow"
     assert pick(*engines, alpha=0.0, call=call) == "busy but fast"
 
 
 def test_a_price_is_computed_once_for_each_cost_model_and_is_that_of_the_cost_model() -> None:
-    call = Call(id=CallId("c"), arrival_s=0.0, prompt_tokens=1000, output_predicted=100, due_s=10.0)
+    call = Call(id=CallId("c"), arrived_at_s=0.0, prompt_tokens=1000, output_predicted=100, due_at_s=10.0)
     engines = [view("a", FAST), view("b", FAST, calls=3), view("c", SLOW)]
     asked = context(*engines, call=call, now=1.0)
     prices = [asked.price(engine) for engine in engines]

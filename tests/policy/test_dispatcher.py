@@ -21,14 +21,14 @@ FAST = cost.CostModel(step_s=0.02, prefill_s=1e-4, max_batch=4)
 SLOW = cost.scaled(FAST, 2.0)
 
 
-def call(name: str, *, due_s: float | None = None, deadline_s: float | None = None, output: int = 20) -> Call:
+def call(name: str, *, due_at_s: float | None = None, deadline_at_s: float | None = None, output: int = 20) -> Call:
     return Call(
         id=CallId(name),
-        arrival_s=0.0,
+        arrived_at_s=0.0,
         prompt_tokens=100,
         output_predicted=output,
-        due_s=due_s,
-        deadline_s=deadline_s,
+        due_at_s=due_at_s,
+        deadline_at_s=deadline_at_s,
     )
 
 
@@ -80,8 +80,8 @@ def test_without_a_bound_every_call_goes_out_on_arrival() -> None:
 def test_with_a_bound_the_rest_wait_under_the_active_policy_and_bind_late() -> None:
     gate = dispatcher("edf", max_inflight=1, engines=1)
     assert sent(gate.on_arrival(0.0, call("first"))) == ["first"]
-    assert sent(gate.on_arrival(0.0, call("late", due_s=50.0))) == []
-    assert sent(gate.on_arrival(0.0, call("soon", due_s=5.0))) == []
+    assert sent(gate.on_arrival(0.0, call("late", due_at_s=50.0))) == []
+    assert sent(gate.on_arrival(0.0, call("soon", due_at_s=5.0))) == []
     assert sent(gate.on_end(1.0, CallId("first"))) == ["soon"]
     assert sent(gate.on_end(2.0, CallId("soon"))) == ["late"]
 
@@ -153,7 +153,7 @@ def test_a_call_that_waited_too_long_expires() -> None:
 def test_a_call_with_a_deadline_waits_until_that_however_long_it_is() -> None:
     gate = dispatcher(max_inflight=1, engines=1, ttl_s=10.0)
     gate.on_arrival(0.0, call("out"))
-    gate.on_arrival(0.0, call("patient", deadline_s=500.0))
+    gate.on_arrival(0.0, call("patient", deadline_at_s=500.0))
     gate.on_arrival(0.0, call("none"))
     assert shed(gate.on_tick(10.0)) == [DropReason.TTL_EXPIRED]
     assert gate.next_expiry_at_s() == 500.0
@@ -164,18 +164,18 @@ def test_a_call_with_a_deadline_waits_until_that_however_long_it_is() -> None:
 def test_a_call_whose_deadline_passes_while_it_waits_is_not_sent() -> None:
     gate = dispatcher(max_inflight=1, engines=1)
     gate.on_arrival(0.0, call("out"))
-    gate.on_arrival(0.0, call("waits", deadline_s=5.0))
+    gate.on_arrival(0.0, call("waits", deadline_at_s=5.0))
     assert shed(gate.on_end(6.0, CallId("out"))) == [DropReason.DEADLINE_UNREACHABLE]
 
 
-@pytest.mark.parametrize("deadline_s", [None, 1e6])
-def test_calls_that_are_gone_take_no_memory(deadline_s: float | None) -> None:
+@pytest.mark.parametrize("deadline_at_s", [None, 1e6])
+def test_calls_that_are_gone_take_no_memory(deadline_at_s: float | None) -> None:
     gate = dispatcher()
-    gate.on_arrival(0.0, call("stays", deadline_s=2e6))
+    gate.on_arrival(0.0, call("stays", deadline_at_s=2e6))
 
     def serve(count: int) -> None:
         for index in range(count):
-            gate.on_arrival(0.0, call(f"{index}", deadline_s=deadline_s))
+            gate.on_arrival(0.0, call(f"{index}", deadline_at_s=deadline_at_s))
             gate.on_end(0.0, CallId(f"{index}"))
 
     serve(1000)
@@ -244,20 +244,22 @@ class Life(RuleBasedStateMachine):
                 if isinstance(action, GiveUp):
                     continue
                 if action.reason is DropReason.TTL_EXPIRED:
-                    assert action.call.deadline_s is None
+                    assert action.call.deadline_at_s is None
                 if action.reason is DropReason.DEADLINE_UNREACHABLE:
-                    assert action.call.deadline_s is not None
-                    assert action.call.deadline_s <= self.now
+                    assert action.call.deadline_at_s is not None
+                    assert action.call.deadline_at_s <= self.now
 
     def some_out(self, data: st.DataObject) -> CallId:
         return CallId(data.draw(st.sampled_from(sorted(self.at))))
 
-    @rule(due_s=st.none() | st.floats(0, 50), deadline_s=st.none() | st.floats(0, 100), output=st.integers(1, 50))
-    def arrive(self, due_s: float | None, deadline_s: float | None, output: int) -> None:
+    @rule(due_at_s=st.none() | st.floats(0, 50), deadline_at_s=st.none() | st.floats(0, 100), output=st.integers(1, 50))
+    def arrive(self, due_at_s: float | None, deadline_at_s: float | None, output: int) -> None:
         self.count += 1
         self.inside.add(str(self.count))
         self.carry_out(
-            self.gate.on_arrival(self.now, call(str(self.count), due_s=due_s, deadline_s=deadline_s, output=output))
+            self.gate.on_arrival(
+                self.now, call(str(self.count), due_at_s=due_at_s, deadline_at_s=deadline_at_s, output=output)
+            )
         )
 
     @precondition(lambda self: self.at)
@@ -292,7 +294,7 @@ class Life(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self.carry_out(self.gate.on_tick(self.now))
-        late = [each.id for each in self.gate.waiting_calls() if (each.deadline_s or self.now + 1) <= self.now]
+        late = [each.id for each in self.gate.waiting_calls() if (each.deadline_at_s or self.now + 1) <= self.now]
         assert not late
 
     @rule(index=st.integers(0, 2), health=st.sampled_from(Health), others=st.integers(0, 3))

@@ -18,7 +18,7 @@ LIMITS = EngineLimits(max_running=4, max_step_tokens=100)
 
 
 def call(name: str, **more: object) -> Call:
-    return Call(id=CallId(name), arrival_s=0.0, prompt_tokens=50, output_predicted=10, **more)  # type: ignore[arg-type]
+    return Call(id=CallId(name), arrived_at_s=0.0, prompt_tokens=50, output_predicted=10, **more)  # type: ignore[arg-type]
 
 
 def core_with(

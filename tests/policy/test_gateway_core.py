@@ -75,8 +75,8 @@ def test_a_tenant_claims_urgency_only_up_to_its_entitlement() -> None:
 
 def test_no_call_is_due_before_the_fastest_engine_could_have_answered_it() -> None:
     call = promised(core(), 5.0, facts(claims=Claims(deadline_s=0.001)))
-    assert call.due_s == pytest.approx(5.0 + COST.call_seconds(call))
-    assert call.deadline_s == pytest.approx(5.001)
+    assert call.due_at_s == pytest.approx(5.0 + COST.call_seconds(call))
+    assert call.deadline_at_s == pytest.approx(5.001)
 
 
 def test_an_unknown_class_is_an_error_only_where_classes_are_configured() -> None:

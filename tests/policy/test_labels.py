@@ -11,7 +11,7 @@ TEXT = st.none() | st.text(min_size=1, max_size=40)
 CALLS = st.builds(
     Call,
     id=st.just(CallId("c")),
-    arrival_s=st.just(0.0),
+    arrived_at_s=st.just(0.0),
     prompt_tokens=st.just(7),
     output_predicted=st.integers(1, 500),
     output_upper=st.integers(0, 500),
@@ -20,8 +20,8 @@ CALLS = st.builds(
     weight=st.floats(0.001, 1000),
     ttft_s=SECONDS,
     tpot_s=SECONDS,
-    due_s=SECONDS,
-    deadline_s=SECONDS,
+    due_at_s=SECONDS,
+    deadline_at_s=SECONDS,
     workflow=TEXT.map(lambda text: None if text is None else WorkflowId(text)),
     stage=TEXT,
     session=TEXT,
@@ -58,7 +58,7 @@ def test_a_call_survives_the_journey_between_two_clocks(call: Call, here: float,
     arrived = read(there, dict(labels.write(here, call)))
     for name in SAME:
         assert getattr(arrived, name) == getattr(call, name)
-    for name in ("due_s", "deadline_s"):
+    for name in ("due_at_s", "deadline_at_s"):
         left, right = getattr(call, name), getattr(arrived, name)
         assert (left is None) == (right is None)
         if left is not None:
@@ -95,4 +95,4 @@ def test_senseless_labels_are_ignored(table: dict[str, object]) -> None:
 
 def test_a_client_that_sends_no_labels_gets_the_defaults() -> None:
     call = read(5.0, {})
-    assert (call.urgency, call.due_s, call.output_predicted, call.weight) == (2, None, 500, 1.0)
+    assert (call.urgency, call.due_at_s, call.output_predicted, call.weight) == (2, None, 500, 1.0)

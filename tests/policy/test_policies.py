@@ -18,9 +18,16 @@ from tidegate_policy.waiting_queue import WaitingQueue
 
 
 def item(
-    name: str, *, arrival_s: float = 0.0, due_s: float | None = None, service_s: float = 1.0, urgency: int = 2
+    name: str, *, arrived_at_s: float = 0.0, due_at_s: float | None = None, service_s: float = 1.0, urgency: int = 2
 ) -> policies.QueuedRequest:
-    call = Call(id=CallId(name), arrival_s=arrival_s, prompt_tokens=1, output_predicted=1, due_s=due_s, urgency=urgency)
+    call = Call(
+        id=CallId(name),
+        arrived_at_s=arrived_at_s,
+        prompt_tokens=1,
+        output_predicted=1,
+        due_at_s=due_at_s,
+        urgency=urgency,
+    )
     return policies.QueuedRequest(call=call, service_s=service_s)
 
 
@@ -32,11 +39,11 @@ def served(policy: str, *items: policies.QueuedRequest, **parameters: float) -> 
 
 
 def test_fcfs_serves_in_the_order_of_arrival() -> None:
-    assert served("fcfs", item("a", due_s=9.0), item("b", due_s=1.0)) == ["a", "b"]
+    assert served("fcfs", item("a", due_at_s=9.0), item("b", due_at_s=1.0)) == ["a", "b"]
 
 
 def test_edf_serves_the_earliest_deadline() -> None:
-    assert served("edf", item("late", due_s=9.0), item("soon", due_s=1.0)) == ["soon", "late"]
+    assert served("edf", item("late", due_at_s=9.0), item("soon", due_at_s=1.0)) == ["soon", "late"]
 
 
 def test_sjf_serves_the_shortest() -> None:
@@ -48,8 +55,8 @@ def test_priority_serves_urgency_zero_first() -> None:
 
 
 def test_urgency_serves_the_call_that_must_start_first() -> None:
-    soon_but_short = item("short", due_s=10.0, service_s=1.0)
-    later_but_long = item("long", due_s=12.0, service_s=8.0)
+    soon_but_short = item("short", due_at_s=10.0, service_s=1.0)
+    later_but_long = item("long", due_at_s=12.0, service_s=8.0)
     assert served("urgency", soon_but_short, later_but_long) == ["long", "short"]
 
 
@@ -67,7 +74,7 @@ def test_the_constant_key_orders_as_equation_6_does_at_any_instant(
         return service_s - (budget_s - (now - enqueued_s))
 
     items = {
-        str(index): item(str(index), arrival_s=row[0], due_s=row[0] + row[1], service_s=row[2])
+        str(index): item(str(index), arrived_at_s=row[0], due_at_s=row[0] + row[1], service_s=row[2])
         for index, row in enumerate(rows)
     }
     in_order = [urgency(rows[int(name)]) for name in served("urgency", *items.values())]
@@ -75,9 +82,9 @@ def test_the_constant_key_orders_as_equation_6_does_at_any_instant(
 
 
 def test_calls_without_a_deadline_go_last_but_age() -> None:
-    old = item("old", arrival_s=-PATIENCE_S, service_s=0.0)
-    fresh = item("fresh", arrival_s=0.0, service_s=0.0)
-    due = item("due", due_s=30.0, service_s=0.0)
+    old = item("old", arrived_at_s=-PATIENCE_S, service_s=0.0)
+    fresh = item("fresh", arrived_at_s=0.0, service_s=0.0)
+    due = item("due", due_at_s=30.0, service_s=0.0)
     assert served("edf", fresh, due, old) == ["old", "due", "fresh"]
 
 
@@ -97,7 +104,7 @@ def test_the_fast_lane_gets_its_share_and_the_slow_lane_the_rest(parameters: dic
 
 
 def test_the_threshold_of_two_lane_decides_which_calls_are_fast() -> None:
-    mixed = [item("slow", service_s=3.0, due_s=1.0), item("fast", service_s=0.5, due_s=900.0)]
+    mixed = [item("slow", service_s=3.0, due_at_s=1.0), item("fast", service_s=0.5, due_at_s=900.0)]
     assert served("two-lane", *mixed) == ["slow", "fast"], "both are fast, so the smaller slack goes first"
     assert served("two-lane", *mixed, threshold_s=1.0) == ["fast", "slow"]
 
@@ -172,11 +179,11 @@ EXPECTED = {
 @pytest.mark.parametrize("policy", sorted(policies.POLICIES))
 def test_every_policy_serves_five_calls_in_the_order_worked_out_by_hand(policy: str) -> None:
     calls = [
-        item("a", due_s=200.0, service_s=2.0, urgency=2),
-        item("b", due_s=80.0, service_s=60.0, urgency=1),
+        item("a", due_at_s=200.0, service_s=2.0, urgency=2),
+        item("b", due_at_s=80.0, service_s=60.0, urgency=1),
         item("c", service_s=1.0, urgency=2),
-        item("d", due_s=300.0, service_s=40.0, urgency=0),
-        item("e", due_s=50.0, service_s=0.5, urgency=4),
+        item("d", due_at_s=300.0, service_s=40.0, urgency=0),
+        item("e", due_at_s=50.0, service_s=0.5, urgency=4),
     ]
     assert served(policy, *calls) == EXPECTED[policy], "a new policy adds a row to EXPECTED"
 

@@ -50,7 +50,7 @@ def test_across_engines_levels_add_up_and_over_time_the_newest_counts() -> None:
 def call(name: str, tenant: str = "t", **targets: float) -> Call:
     return Call(
         id=CallId(name),
-        arrival_s=0.0,
+        arrived_at_s=0.0,
         prompt_tokens=5,
         output_predicted=5,
         tenant=tenant,
@@ -72,7 +72,7 @@ def test_the_recorder_tells_the_story_of_a_call() -> None:
 
 def test_a_missed_deadline_counts_once_however_many_targets_were_missed() -> None:
     record = window.Recorder(0.0)
-    record.on_arrival(call("a", ttft_s=0.1, due_s=0.2), 0.1)
+    record.on_arrival(call("a", ttft_s=0.1, due_at_s=0.2), 0.1)
     record.on_tokens(1.0, CallId("a"), 1)
     record.on_end(1.0, CallId("a"), finished=True)
     assert record.cut(2.0, running=0, waiting=0, kv_usage=0).missed == 1

@@ -49,15 +49,19 @@ def made(name: str) -> policies.Policy:
 NAMES = [*sorted(policies.POLICIES), "attained"]
 
 
-def item(name: str, *, due_s: float | None = None, service_s: float = 1.0, urgency: int = 2) -> policies.QueuedRequest:
-    call = Call(id=CallId(name), arrival_s=0.0, prompt_tokens=10, output_predicted=10, due_s=due_s, urgency=urgency)
+def item(
+    name: str, *, due_at_s: float | None = None, service_s: float = 1.0, urgency: int = 2
+) -> policies.QueuedRequest:
+    call = Call(
+        id=CallId(name), arrived_at_s=0.0, prompt_tokens=10, output_predicted=10, due_at_s=due_at_s, urgency=urgency
+    )
     return policies.QueuedRequest(call=call, service_s=service_s)
 
 
 ITEMS = st.builds(
     item,
     st.uuids().map(str),
-    due_s=st.none() | st.floats(-10, 1000),
+    due_at_s=st.none() | st.floats(-10, 1000),
     service_s=st.floats(0, 100),
     urgency=st.integers(0, 4),
 )
@@ -180,7 +184,7 @@ TestQueueAgainstList = QueueAgainstList.TestCase
 def test_iteration_gives_exactly_the_calls_that_pops_give(policy: str) -> None:
     queue = WaitingQueue(policies.create(policy))
     for index in range(50):
-        queue.push(item(str(index), due_s=(index * 37) % 50, service_s=(index * 13) % 11, urgency=index % 5))
+        queue.push(item(str(index), due_at_s=(index * 37) % 50, service_s=(index * 13) % 11, urgency=index % 5))
     listed = list(queue)
     assert queue.first(7) == listed[:7]
     assert [queue.pop(0.0).item for _ in range(50)] == listed
@@ -279,9 +283,9 @@ def test_the_same_call_cannot_wait_twice() -> None:
 
 def test_cancelled_calls_leave_no_garbage_behind() -> None:
     queue = WaitingQueue(policies.create("edf"))
-    queue.push(item("last", due_s=1.0))
+    queue.push(item("last", due_at_s=1.0))
     for index in range(10_000):
-        queue.push(item(str(index), due_s=5.0))
+        queue.push(item(str(index), due_at_s=5.0))
         queue.remove(CallId(str(index)))
     assert sum(len(slots) for slots in queue._heaps.lanes.values()) < 200
     assert queue.pop(0.0).item.call.id == "last"

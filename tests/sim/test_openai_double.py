@@ -228,7 +228,7 @@ class PreemptOnce:
 async def test_the_engine_double_carries_out_the_plans_of_a_regulator() -> None:
     engine = realtime.RealtimeEngine(COST, policy="fcfs", regulators=[PreemptOnce()])
     stepping = asyncio.create_task(engine.run())
-    call = Call(id=CallId("a"), arrival_s=0.0, prompt_tokens=10, output_predicted=8)
+    call = Call(id=CallId("a"), arrived_at_s=0.0, prompt_tokens=10, output_predicted=8)
     assert [done async for _, done in engine.generate([call], 8)] == list(range(1, 9))
     assert engine.core.preemptions == 1
     stepping.cancel()
@@ -260,7 +260,7 @@ async def test_reports_count_every_call_once(rig: Rig) -> None:
 
 async def test_tokens_come_at_the_pace_of_the_profile(rig: Rig) -> None:
     loop = asyncio.get_running_loop()
-    call = Call(id=CallId("a"), arrival_s=loop.time(), prompt_tokens=10, output_predicted=200)
+    call = Call(id=CallId("a"), arrived_at_s=loop.time(), prompt_tokens=10, output_predicted=200)
     start = loop.time()
     async for _, done in rig.engine.generate([call], 200):
         assert done <= 200
@@ -268,7 +268,7 @@ async def test_tokens_come_at_the_pace_of_the_profile(rig: Rig) -> None:
 
 
 def test_labels_survive_the_wire() -> None:
-    call = Call(id=CallId("a"), arrival_s=0.0, prompt_tokens=1, output_predicted=9, tenant="t", due_s=3.0)
+    call = Call(id=CallId("a"), arrived_at_s=0.0, prompt_tokens=1, output_predicted=9, tenant="t", due_at_s=3.0)
     body = json.dumps({"prompt": "x", "max_tokens": 20, "vllm_xargs": labels.write(0.0, call)}).encode()
 
     async def parse() -> Call:
@@ -276,5 +276,5 @@ def test_labels_survive_the_wire() -> None:
 
     read = asyncio.run(parse())
     assert (read.tenant, read.output_predicted) == ("t", 9)
-    assert read.due_s is not None
-    assert read.due_s - read.arrival_s == pytest.approx(3.0)
+    assert read.due_at_s is not None
+    assert read.due_at_s - read.arrived_at_s == pytest.approx(3.0)

@@ -66,7 +66,7 @@ def test_single_calls_take_the_published_time_within_an_eighth(name, column, pub
     model = cost.from_mapping(tidegate_profiles.load(f"{name}-70b-tp8")["cost"])
     for stage, seconds in table["stage_seconds"][column].items():
         prompt, output = table["io_len"][stage]
-        call = Call(id=CallId(stage), arrival_s=0.0, prompt_tokens=prompt, output_predicted=output)
+        call = Call(id=CallId(stage), arrived_at_s=0.0, prompt_tokens=prompt, output_predicted=output)
         assert model.call_seconds(call) == pytest.approx(seconds, rel=0.125), stage
 
 

@@ -43,7 +43,7 @@ def alone(prompt, output, cost=COST):
     loop = Loop()
     heard = Heard(loop)
     machine = engine.VirtualEngine(loop, cost, policy="urgency", listener=heard)
-    machine.submit(Call(id=CallId("a"), arrival_s=0.0, prompt_tokens=prompt, output_predicted=9), output)
+    machine.submit(Call(id=CallId("a"), arrived_at_s=0.0, prompt_tokens=prompt, output_predicted=9), output)
     loop.run()
     return heard, machine
 
@@ -51,7 +51,7 @@ def alone(prompt, output, cost=COST):
 @pytest.mark.parametrize(("prompt", "output"), [(100, 1), (100, 40), (20_000, 5)])
 def test_a_call_alone_takes_what_the_cost_model_says(prompt, output):
     heard, machine = alone(prompt, output)
-    call = Call(id=CallId("a"), arrival_s=0.0, prompt_tokens=prompt, output_predicted=output)
+    call = Call(id=CallId("a"), arrived_at_s=0.0, prompt_tokens=prompt, output_predicted=output)
     assert heard.ended["a"] == pytest.approx(COST.call_seconds(call), rel=1e-3)
     assert machine.busy_s == pytest.approx(heard.ended["a"])
 
@@ -66,7 +66,7 @@ def test_a_shared_prefix_is_computed_once():
     heard = Heard(loop)
     machine = engine.VirtualEngine(loop, COST, policy="fcfs", listener=heard)
     for name, at_s in (("first", 0.0), ("second", 5.0)):
-        call = Call(id=CallId(name), arrival_s=at_s, prompt_tokens=4000, output_predicted=1)
+        call = Call(id=CallId(name), arrived_at_s=at_s, prompt_tokens=4000, output_predicted=1)
         loop.after(at_s, lambda call=call: machine.submit(call, 1, prefixes=((7, 3904),)))
     loop.run()
     assert heard.ended["first"] > 0.4

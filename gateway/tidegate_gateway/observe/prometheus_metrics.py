@@ -127,7 +127,7 @@ class Metrics:
         """Counts the times of a whole answer; whether it met the targets that it had."""
         e2e_s = finished_at_s - record.arrived_at_s
         slo_class.e2e.observe(e2e_s)
-        late = call.due_s is not None and finished_at_s > call.due_s
+        late = call.due_at_s is not None and finished_at_s > call.due_at_s
         if record.stream:
             ttft_s = first_at_s - record.arrived_at_s
             tpot_s = (finished_at_s - first_at_s) / max(record.tokens / call.sequences - 1, 1)

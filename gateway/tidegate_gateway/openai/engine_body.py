@@ -38,7 +38,7 @@ def write(now: float, wall_s: float, body: Mapping[str, Any], call: Call, servic
     """
     labelled = dict(body)
     labelled["vllm_xargs"] = {**(body.get("vllm_xargs") or {}), **labels.write(now, call)}
-    latest_start_s = wall_s + (call.due_or_patience_s - service_s - now)
+    latest_start_s = wall_s + (call.due_or_patience_at_s - service_s - now)
     labelled["priority"] = round((latest_start_s - PRIORITY_EPOCH_S) * 1000)
     if stream:
         labelled["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}

@@ -127,7 +127,7 @@ def promise(draft: Draft, grant: StageGrant | None, length: LengthPrediction, mo
         due_at_s = max(due_at_s, now + fastest_s)
     return Call(
         id=facts.id,
-        arrival_s=now,
+        arrived_at_s=now,
         prompt_tokens=draft.prompt_tokens,
         output_predicted=length.expected,
         output_upper=length.upper,
@@ -139,8 +139,8 @@ def promise(draft: Draft, grant: StageGrant | None, length: LengthPrediction, mo
         urgency=max(DEFAULT_URGENCY if claims.urgency is None else claims.urgency, draft.tenant.max_urgency),
         ttft_s=ttft_s,
         tpot_s=tpot_s,
-        due_s=due_at_s,
-        deadline_s=_earliest(
+        due_at_s=due_at_s,
+        deadline_at_s=_earliest(
             grant.deadline_at_s if grant else None, None if claims.deadline_s is None else now + claims.deadline_s
         ),
         left_s=grant.rest_s if grant else 0.0,

@@ -259,7 +259,7 @@ class Dispatcher:
             allowed = [engine for engine in rooms if engine.facts.id not in avoid] if avoid else rooms
             if not allowed:
                 skipped.append(start)
-            elif item.call.deadline_s is not None and item.call.deadline_s <= now:
+            elif item.call.deadline_at_s is not None and item.call.deadline_at_s <= now:
                 del self._waiting[item.call.id]
                 self._queue.rekey(self._queue.policy.on_end(now, item.call.id))
                 actions.append(self._shed(item.call, DropReason.DEADLINE_UNREACHABLE))
@@ -339,7 +339,7 @@ class Dispatcher:
         return any(engine.facts.id not in waiting.avoid for engine in self._engines.accepting(now))
 
     def _expires_at_s(self, now: float, call: Call) -> float:
-        return now + self._limits.ttl_s if call.deadline_s is None else call.deadline_s
+        return now + self._limits.ttl_s if call.deadline_at_s is None else call.deadline_at_s
 
     def _wait(self, call: Call, waiting: _Waiting) -> None:
         self._waiting[call.id] = waiting
@@ -360,7 +360,7 @@ class Dispatcher:
             raise AssertionError(f"call {call_id!r} has an expiry but does not wait")
         if not self._may_serve(now, waiting):
             return self._shed(item.call, DropReason.NO_ENGINES)
-        timed = item.call.deadline_s is not None
+        timed = item.call.deadline_at_s is not None
         return self._shed(item.call, DropReason.DEADLINE_UNREACHABLE if timed else DropReason.TTL_EXPIRED)
 
     def _shed(self, call: Call, reason: DropReason) -> Shed:

@@ -130,17 +130,17 @@ class RoutingContext:
 
     def slack_s(self, engine: RoutableEngine) -> float | None:
         """Seconds between the predicted finish and the due instant; None for a call without a deadline."""
-        if self.call.due_s is None:
+        if self.call.due_at_s is None:
             return None
-        return self.call.due_s - self.now - (self.price(engine).service_s + engine.shared_s)
+        return self.call.due_at_s - self.now - (self.price(engine).service_s + engine.shared_s)
 
     def in_time(self) -> Sequence[tuple[RoutableEngine, Price, float]]:
         """The rows of `finishes` for the engines that are predicted to finish the call by its due instant; all rows if no
         engine is, or if the call has no deadline."""
         rows = self.finishes()
-        if self.call.due_s is None:
+        if self.call.due_at_s is None:
             return rows
-        left_s = self.call.due_s - self.now
+        left_s = self.call.due_at_s - self.now
         return [row for row in rows if left_s - row[2] >= 0] or rows
 
 

@@ -9,4 +9,4 @@ class Edf(StaticPolicy):
     name = "edf"
 
     def key(self, item: QueuedRequest) -> Key:
-        return (item.call.due_or_patience_s,)
+        return (item.call.due_or_patience_at_s,)

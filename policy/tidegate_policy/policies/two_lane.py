@@ -74,4 +74,4 @@ class TwoLane(StaticPolicy):
         return FAST if item.service_s <= self._threshold_s else SLOW
 
     def key(self, item: QueuedRequest) -> Key:
-        return (item.call.due_or_patience_s - item.service_s,)
+        return (item.call.due_or_patience_at_s - item.service_s,)

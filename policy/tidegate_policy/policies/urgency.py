@@ -13,4 +13,4 @@ class Urgency(StaticPolicy):
     name = "urgency"
 
     def key(self, item: QueuedRequest) -> Key:
-        return (item.call.due_or_patience_s - item.service_s,)
+        return (item.call.due_or_patience_at_s - item.service_s,)

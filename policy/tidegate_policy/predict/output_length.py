@@ -99,7 +99,7 @@ class OutputLengths:
         lengths = self._of(kind)
         call = Call(
             id=CallId(""),
-            arrival_s=0.0,
+            arrived_at_s=0.0,
             prompt_tokens=max(1, round(lengths.prompt)),
             output_predicted=max(1, round(lengths.output)),
         )
