@@ -131,14 +131,14 @@ def free_port() -> int:
 
 
 def check_free(host: str, port: int, option: str) -> None:
-    """Raises `Failed` with one sentence when `port` is in use."""
+    """Raises `Usage` for a number that is no port, and `Failed` with one sentence when `port` is in use."""
+    if not 1 <= port <= 65535:
+        raise Usage(f"{option} {port} is not a port; choose one from 1 to 65535")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OverflowError:
-            raise Usage(f"{option} {port} is not a port; choose one from 1 to 65535") from None
         except OSError as error:
             raise Failed(
                 f"port {port} on {host} cannot be used ({error.strerror}); choose another by {option}"
