@@ -6,6 +6,7 @@ policy of starts and skips, and asks for keys. The scheduler tells the policy of
 returns the ids of the calls whose key or lane changed, and the queue sorts exactly these calls again.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -150,7 +151,7 @@ class SingleLane:
         return self
 
 
-class StaticPolicy:
+class StaticPolicy(ABC):
     """The base of policies: one lane, no parameters, and keys that no event changes. Subclasses override what differs."""
 
     name: ClassVar[str]
@@ -166,8 +167,9 @@ class StaticPolicy:
     def lane(self, item: QueuedRequest) -> int:
         return 0
 
+    @abstractmethod
     def key(self, item: QueuedRequest) -> Key:
-        raise NotImplementedError
+        """The position within the lane, smallest first."""
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
         return NONE_CHANGED
