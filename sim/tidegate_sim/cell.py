@@ -133,7 +133,7 @@ class Cell:
         self._arrived_at_s: dict[str, float] = {}
         self._deadline_s: dict[str, float] = {}
         self._done: list[tuple[float, float]] = []
-        self._ended: list[CallOutcome] = []
+        self._ended: dict[str, CallOutcome] = {}
         self._group_sizes: Counter[str] = Counter()
         self._expiry_at_s = math.inf
         """When the next look at calls that wait too long is due."""
@@ -156,12 +156,12 @@ class Cell:
         if self._steering is not None:
             self._loop.after(self._steering.period_s, self._steer)
         self._loop.run()
-        shed = {_group(self._trace[item.id]) for item in self._ended if item.shed is not None}
+        shed = {_group(self._trace[item.id]) for item in self._ended.values() if item.shed is not None}
         if stuck := [group for group, count in self._unfinished.items() if count and group not in shed]:
             raise AssertionError(f"{len(stuck)} workflows never ended, {stuck[0]} among them")
-        makespan_s = max((item.finished_at_s or 0.0 for item in self._ended), default=0.0) or 1e-9
+        makespan_s = max((item.finished_at_s or 0.0 for item in self._ended.values()), default=0.0) or 1e-9
         return Outcome(
-            calls=self._ended,
+            calls=tuple(self._ended.values()),
             latencies_s=tuple(latency for _, latency in self._done),
             finished_s=tuple(instant for instant, _ in self._done),
             queued_share=sum(item.queued for item in self._engines.values()) / len(calls),
@@ -187,7 +187,7 @@ class Cell:
         outcome.finished_at_s, outcome.output_tokens = now, item.output_tokens
         if outcome.first_at_s is None:
             outcome.first_at_s = now
-        self._ended.append(outcome)
+        self._ended[call_id] = outcome
         result = gateway_core.CallResult(
             ok=True,
             prompt_tokens=item.prompt_tokens,
@@ -265,13 +265,17 @@ class Cell:
         self._carry_out(self._core.on_tick(self._loop.now()))
 
     def _shed(self, call_id: str, reason: DropReason) -> None:
-        outcome = self._open.pop(call_id)
-        outcome.shed = reason
-        self._ended.append(outcome)
-        for follower in self._followers[call_id]:
-            if follower.id not in self._open and not any(item.id == follower.id for item in self._ended):
-                self._open[follower.id] = _opened(follower, self._loop.now())
-                self._shed(follower.id, reason)
+        """Ends a call that the core shed, and all calls that would have come after it."""
+        outcomes = [self._open.pop(call_id)]
+        while outcomes:
+            outcome = outcomes.pop()
+            outcome.shed = reason
+            self._ended[outcome.id] = outcome
+            outcomes += [
+                _opened(follower, self._loop.now())
+                for follower in self._followers[outcome.id]
+                if follower.id not in self._ended
+            ]
 
 
 def _opened(item: TraceCall, now: float) -> CallOutcome:

@@ -103,7 +103,7 @@ class OutputLengths:
             prompt_tokens=max(1, round(lengths.prompt)),
             output_predicted=max(1, round(lengths.output)),
         )
-        return mean_call_seconds(list(models), call) if models else 1.0
+        return mean_call_seconds(models, call) if models else 1.0
 
     def observe(self, kind: Kind, seen: LengthObservation) -> None:
         """Learns from a finished call of `kind`."""
