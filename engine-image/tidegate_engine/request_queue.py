@@ -37,9 +37,7 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
         start = self._queue.pop(self._clock())
         call_id = start.item.call.id
         self._starts[call_id] = start
-        request = self._requests.pop(call_id)
-        request.priority = self._core.rank(call_id)  # a policy may have been switched while it waited
-        return request
+        return self._requests.pop(call_id)
 
     def peek_request(self) -> Request:
         return self._requests[self._queue.peek().call.id]
@@ -48,7 +46,6 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
         """vLLM calls this for a preempted request: it comes back before its equals, with its recomputation as work."""
         call_id = CallId(request.request_id)
         item = self._core.on_preemption(self._clock(), call_id, output_tokens=request.num_output_tokens)
-        request.priority = self._core.rank(call_id)
         self._requests[request.request_id] = request
         self._queue.push_preempted(item)
 

@@ -2,9 +2,9 @@
 
 `TidegateSchedulerMixin` stands before one of two vLLM classes: `AsyncScheduler`, where vLLM schedules ahead of the device
 (GPUs), or `Scheduler`, where it does not (the CPU platform). Everything that vLLM does in a step stays vLLM's. The mixin
-replaces the waiting queues, carries out the plan of each step, and reports the facts of each step to the core. It sets
-each request's `priority` to its rank, so that vLLM preempts in the reverse of the policy's order. Under `fcfs` it sets
-vLLM's own policy to FCFS, and the schedule is vLLM's own, step by step.
+replaces the waiting queues, has `plan_execution` carry out the plan of each step, and reports the facts of each step to
+the core. vLLM preempts in the reverse of the policy's order. Under `fcfs` the mixin sets vLLM's own policy to FCFS, and
+the schedule is vLLM's own, step by step.
 
 The engine core process calls from one thread, the control server from others. One lock guards both. A policy is in force
 as soon as the lock is released, also while the engine is idle and blocks on its input.
@@ -23,12 +23,11 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from tidegate_engine import meters, request_queue, vllm_labels
+from tidegate_engine import meters, plan_execution, request_queue, vllm_labels
 from tidegate_policy import policies, waiting_queue
 from tidegate_policy.cost import CostModel
-from tidegate_policy.engine import engine_core, engine_status
+from tidegate_policy.engine import engine_core, engine_status, session_hold
 from tidegate_policy.engine.regulators import Regulator
-from tidegate_policy.engine.step import EngineLimits, StepPlan
 from tidegate_policy.model import CallId
 
 GENERIC = CostModel(step_s=0.02, prefill_s=1e-4)
@@ -56,6 +55,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         policy: str,
         cost: CostModel = GENERIC,
         regulators: Sequence[Regulator] = (),
+        hold: session_hold.Settings | None = None,
         clock: Callable[[], float] = time.monotonic,
         meter: meters.Meter = meters.SILENT,
         **kwargs: Any,
@@ -65,8 +65,16 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         self._clock = clock
         self._meter = meter
         self._core = engine_core.EngineCore(
-            clock(), cost=cost, limits=self._limits(), policy=policy, regulators=regulators, queues=2
+            clock(),
+            cost=cost,
+            limits=plan_execution.limits(self),
+            policy=policy,
+            regulators=regulators,
+            hold=hold,
+            queues=2,
+            probe=plan_execution.VllmProbe(self),
         )
+        self._execution = plan_execution.PlanExecution(self, self._core, clock)
         self._starts: dict[str, waiting_queue.Start] = {}
         self.kv_holding_waiting, self.waiting = (
             request_queue.OrderedQueue(queue, self._core, self._starts, clock) for queue in self._core.queues
@@ -74,8 +82,6 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         self._steps: dict[int, _Step] = {}
         self._last_step_s = clock()
         self._ended: dict[CallId, bool] = {}
-        self._kept: dict[CallId, Request] = {}
-        """Requests that ended and whose KV blocks a plan keeps."""
         self._follow_policy()
 
     # The calls of vLLM's engine core.
@@ -85,15 +91,17 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
             if request.request_id not in self.requests:
                 now = self._clock()
                 self._core.on_arrival(now, vllm_labels.call(now, request))
-                request.priority = self._core.rank(CallId(request.request_id))
             super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         with self._lock:
             began_s = self._clock()
             self._starts.clear()
-            self._carry_out(self._core.take_plan())
-            output = super().schedule(*args, **kwargs)
+            self._execution.begin_step()
+            try:
+                output = super().schedule(*args, **kwargs)
+            finally:
+                self._execution.end_step()
             self._steps[id(output)] = _Step(began_s=began_s, prompt_tokens=self._prompt_tokens(output))
             self._meter.scheduled(self._clock() - began_s, len(output.preempted_req_ids or ()))
             return output
@@ -108,8 +116,6 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
                 step_s=self._step_seconds(now, step, output),
                 computed=_computed(step, results),
                 ended=self._take_ended(),
-                running=[CallId(request.request_id) for request in self.running],
-                kv_usage=self.get_kv_cache_usage(),
             )
             return results
 
@@ -123,16 +129,13 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         with self._lock:
+            self._execution.release_all()  # held blocks would keep the cache from being reset
             return bool(super().reset_prefix_cache(*args, **kwargs))
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
-        call_id = CallId(request.request_id)
-        self._ended[call_id] = request.status != RequestStatus.FINISHED_ABORTED
-        keep = call_id in self._core.plan.keep
-        freed = super()._free_request(request, delay_free_blocks=delay_free_blocks or keep)
-        if keep and not delay_free_blocks:
-            self._kept[call_id] = request
-        return freed
+        self._ended[CallId(request.request_id)] = request.status != RequestStatus.FINISHED_ABORTED
+        self._execution.before_free(request)
+        return super()._free_request(request, delay_free_blocks=delay_free_blocks)
 
     # The calls of the control server, from its threads.
 
@@ -164,55 +167,9 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         with self._lock:
             self._core.unwatch(watch)
 
-    # Carrying out plans.
-
-    def _limits(self) -> EngineLimits:
-        """The limits with which vLLM was started, and the tokens without which it cannot start a request."""
-        drafts = self.num_spec_tokens
-        if not self.scheduler_config.enable_chunked_prefill:
-            start = self.max_model_len
-        elif self.need_mamba_block_aligned_split:
-            start = self.block_size + self.num_prefill_lookahead
-        else:
-            start = 1 + max(drafts, self.num_prefill_lookahead)
-        return EngineLimits(
-            max_running=self.max_num_active_reqs,
-            max_step_tokens=self.max_num_scheduled_tokens,
-            tokens_per_sequence=1 + drafts,
-            start_tokens=start,
-        )
-
-    def _carry_out(self, plan: StepPlan) -> None:
-        for call_id in plan.preempt:
-            self._preempt(call_id)
-        self.max_num_scheduled_tokens = plan.max_step_tokens
-        self.max_num_active_reqs = plan.max_running
-        if plan.max_starts is not None:
-            held = len(self.running) + self.num_waiting_for_streaming_input
-            self.max_num_active_reqs = min(plan.max_running, held + plan.max_starts)
-        for call_id in [call_id for call_id in self._kept if call_id not in plan.keep]:
-            self._free_blocks(self._kept.pop(call_id))
-        if self._core.policy.keys_change:
-            self._rank_requests()
-
-    def _preempt(self, call_id: CallId) -> None:
-        """Preempts a running request by vLLM's own method."""
-        request = self.requests.get(call_id)
-        if request is None or request.status != RequestStatus.RUNNING or request not in self.running:
-            return
-        if self._request_blocks_can_be_freed(request):
-            self.running.remove(request)
-            self._preempt_request(request, time.monotonic(), drop_stale_output=True)
-            self.prev_step_scheduled_req_ids.discard(call_id)  # it may resume in this step
-
     def _follow_policy(self) -> None:
         """Makes vLLM's choice of the request to preempt follow the active policy."""
         self.policy = SchedulingPolicy.FCFS if self._core.policy.name == "fcfs" else SchedulingPolicy.PRIORITY
-        self._rank_requests()
-
-    def _rank_requests(self) -> None:
-        for request in self.running:
-            request.priority = self._core.rank(CallId(request.request_id))
 
     # Reporting facts.
 

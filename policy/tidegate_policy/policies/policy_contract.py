@@ -92,6 +92,9 @@ class Policy(Protocol):
     def key(self, item: QueuedRequest) -> Key:
         """The position within the lane, smallest first. It changes only for calls that an event method returned."""
 
+    def rank(self, item: QueuedRequest) -> Key:
+        """The position of a call among calls that run: the greatest is preempted first."""
+
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
         """A call entered the scheduler."""
 
@@ -170,6 +173,9 @@ class StaticPolicy(ABC):
     @abstractmethod
     def key(self, item: QueuedRequest) -> Key:
         """The position within the lane, smallest first."""
+
+    def rank(self, item: QueuedRequest) -> Key:
+        return (self.lane(item), *self.key(item))
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
         return NONE_CHANGED
