@@ -36,6 +36,13 @@ class Settings:
     """A hold ends this many times the expected tool time after it began, `max_s` at the latest."""
 
 
+def settings(max_share: float) -> Settings | None:
+    """The settings for a share of the KV cache; None = nothing is held. Raises `ValueError`."""
+    if not 0 <= max_share <= 1:
+        raise ValueError(f"the held share of the KV cache must be between 0 and 1, not {max_share:g}")
+    return Settings(max_share=max_share) if max_share else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wastes:
     """Token-seconds of KV memory that each handling is expected to waste."""
