@@ -38,10 +38,10 @@ class Driven:
         self.scheduler = engine.build(scheduler, limits, cost=limits, policy=policy, clock=self.clock, **ours)
         self.ends = {}
 
-    def add(self, name, prompt=16, output=10, **labels):
+    def add(self, name, prompt=16, output=10, priority=0, **labels):
         self.ends[name] = output
         sent = {f"tg.{key}": value for key, value in labels.items()}
-        self.scheduler.add_request(engine.request(name, prompt, sent))
+        self.scheduler.add_request(engine.request(name, prompt, sent, priority=priority))
 
     def step(self):
         """One step; returns the calls that got tokens."""
@@ -153,7 +153,7 @@ def test_a_switch_changes_which_call_is_preempted_next():
     assert sorted(driven.running()) == ["a", "c"]
 
 
-def test_calls_that_waited_through_a_switch_start_with_the_rank_of_the_new_policy():
+def test_calls_that_waited_through_a_switch_start_and_are_ranked_under_the_new_policy():
     driven = Driven(CostModel(step_s=0.02, prefill_s=1e-4, kv_tokens=16_000, max_batch=1), policy="urgency")
     driven.add("slow", prompt=300, output=9, budget_ms=90_000, out_pred=400, urgency=1)
     driven.add("late", prompt=20, output=9, budget_ms=95_000, out_pred=10, urgency=0)
@@ -161,9 +161,8 @@ def test_calls_that_waited_through_a_switch_start_with_the_rank_of_the_new_polic
     driven.step()
     (running,) = driven.scheduler.running
     assert running.request_id == "late"
-    assert running.priority == driven.scheduler._core.rank(CallId("late"))
     assert driven.scheduler._core.policy.name == "priority"
-    assert running.priority < (0, 1.0), "a level, not an instant"
+    assert driven.scheduler._core.rank(CallId("late")) < (0, 1.0), "a level, not an instant"
 
 
 def test_a_preempted_call_has_its_recomputation_as_work():
@@ -176,9 +175,45 @@ def test_a_preempted_call_has_its_recomputation_as_work():
     assert preempted.request_id == "b"
     generated = preempted.num_output_tokens
     assert generated > 0
-    (_, service_s) = preempted.priority
+    service_s = driven.scheduler._core.item(CallId("b")).service_s
     expected = TIGHT.prefill_seconds(90 + generated) + TIGHT.decode_seconds(90 + generated, 102 - generated)
     assert service_s == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("scheduler", [TidegateScheduler, TidegateAsyncScheduler])
+@pytest.mark.parametrize("policy", sorted(policies.POLICIES))
+def test_the_priority_of_a_request_is_the_number_of_its_client_at_all_times(policy, scheduler):
+    driven = Driven(TIGHT, policy=policy, scheduler=scheduler)
+    sent = {"a": 7, "b": -3, "c": 0, "d": 5}
+    for name, priority in sent.items():
+        driven.add(name, prompt=90, output=60, priority=priority)
+    while driven.scheduler.state().preemptions < 2:
+        driven.step()
+        requests = [*driven.scheduler.running, *driven.scheduler.waiting]
+        assert {request.request_id: request.priority for request in requests} == sent
+
+
+@pytest.mark.parametrize("scheduler", [TidegateScheduler, TidegateAsyncScheduler])
+def test_the_priority_field_of_plain_clients_orders_their_calls(scheduler):
+    driven = Driven(
+        CostModel(step_s=0.02, prefill_s=1e-4, kv_tokens=16_000, max_batch=1), policy="priority", scheduler=scheduler
+    )
+    for name, priority in {"a": 7, "b": -3, "c": 0, "d": -3}.items():
+        driven.add(name, output=1, priority=priority)
+    driven.add("labelled", output=1, priority=-100, urgency=3)
+    assert driven.starts() == ["b", "d", "c", "a", "labelled"]
+
+
+def test_a_call_without_labels_has_the_mean_output_as_its_prediction_not_its_own_bound():
+    driven = Driven(policy="urgency")
+    driven.add("plain", output=3)
+    assert driven.scheduler._core.item(CallId("plain")).call.output_predicted == 128, "nothing has finished yet"
+    driven.starts()
+    for index in range(30):
+        driven.add(str(index), output=3)
+        driven.starts()
+    driven.add("later", output=3)
+    assert driven.scheduler._core.item(CallId("later")).call.output_predicted < 12
 
 
 def test_bounds_tighten_what_vllm_allows_and_never_widen_it():

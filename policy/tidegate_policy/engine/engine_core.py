@@ -6,12 +6,12 @@ and the recorders of quality of service. It owns no clock, lock or thread: the d
 `tidegate_engine.scheduler` in vLLM and `tidegate_sim.realtime` in the engine double.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tidegate_policy import policies, waiting_queue, window
 from tidegate_policy.cost import CostModel
-from tidegate_policy.engine import bounds
+from tidegate_policy.engine import bounds, guarded_policy, output_prior
 from tidegate_policy.engine.engine_status import KEPT_REASON, SHOWN_WAITING, Controls, State, Switched, WatchReport
 from tidegate_policy.engine.regulators import Regulator
 from tidegate_policy.engine.step import EngineLimits, StepFacts, StepPlan
@@ -50,10 +50,13 @@ class EngineCore:
         parameters: Mapping[str, float] | None = None,
         regulators: Sequence[Regulator] = (),
         queues: int = 1,
+        report: Callable[[str, Exception], object] | None = None,
     ) -> None:
-        """Raises `policies.UnknownPolicy` and `policies.BadParameter`."""
+        """`report` receives the first exception of each hook of a policy or regulator. Raises `policies.UnknownPolicy`
+        and `policies.BadParameter`."""
         self.limits = limits
-        self.policy = policies.create(policy, parameters)
+        self.failures = guarded_policy.Failures(report)
+        self.policy = guarded_policy.GuardedPolicy(policies.create(policy, parameters), self.failures)
         self.queues = [waiting_queue.WaitingQueue(self.policy, rekey=self._rekey) for _ in range(queues)]
         """All under one policy, in the order in which the engine serves them; vLLM has two."""
         self.preemptions = 0
@@ -62,6 +65,7 @@ class EngineCore:
         self.prompt_tokens = 0
         """Prompt tokens computed since the start."""
         self.output_tokens = 0
+        self.output_prior = output_prior.OutputPrior()
         self._cost = cost
         self._regulators = regulators
         self._reason = "at start"
@@ -100,8 +104,7 @@ class EngineCore:
 
     def rank(self, call_id: CallId) -> policies.Key:
         """The lane and key of a call in one tuple. The engine preempts the running call with the greatest rank."""
-        item = self.item(call_id)
-        return (self.policy.lane(item), *self.policy.key(item))
+        return self.policy.rank(self.item(call_id))
 
     # Events.
 
@@ -135,9 +138,12 @@ class EngineCore:
         return known.item
 
     def on_end(self, now: float, call_id: CallId, *, finished: bool) -> None:
-        """A call left the engine: finished, or aborted. Ids that are not known are ignored."""
-        if self._calls.pop(call_id, None) is None:
+        """A call left the engine: finished, or aborted or failed. Ids that are not known are ignored."""
+        known = self._calls.pop(call_id, None)
+        if known is None:
             return
+        if finished:
+            self.output_prior.observe(known.output_tokens)
         if self._regulators:
             self._ended.append(call_id)
         for watch in self._watches:
@@ -172,6 +178,7 @@ class EngineCore:
 
     def take_plan(self) -> StepPlan:
         """The plan for the step that the driver starts now. Its starts and preemptions hold for this one step."""
+        self._rekey(self.policy.begin_step())
         plan = self._plan
         if plan.max_starts is not None or plan.preempt:
             self._plan = replace(plan, max_starts=None, preempt=())
@@ -182,8 +189,9 @@ class EngineCore:
     def set_policy(self, now: float, name: str, parameters: Mapping[str, float], reason: str) -> Switched:
         """Switches the policy of all queues at once. Raises `policies.UnknownPolicy` and `policies.BadParameter`; then
         nothing has changed."""
-        policy = policies.create(name, parameters)
-        self._replay(now, policy)
+        policy = guarded_policy.GuardedPolicy(policies.create(name, parameters), self.failures)
+        if policies.hears(policy.unguarded):
+            self._replay(now, policy)
         waiting_queue.switch(self.queues, policy)
         previous, self.policy = self.policy, policy
         self._reason, self._since_s = reason[:KEPT_REASON], now
@@ -201,9 +209,23 @@ class EngineCore:
 
     def state(self, now: float, *, kv_usage: float) -> State:
         """The engine at this instant. It lists at most `SHOWN_WAITING` waiting calls."""
-        listed: list[str] = []
-        for queue in self.queues:
-            listed += [item.call.id for item in queue.first(SHOWN_WAITING - len(listed))]
+        return replace(self.counts(now, kv_usage=kv_usage), waiting_ids=self.waiting_later()())
+
+    def waiting_later(self) -> Callable[[], tuple[str, ...]]:
+        """The ids of the first waiting calls as they stand now. The caller may compute them after it has released its
+        lock, because their order costs more than the rest of a state."""
+        queues = [queue.later() for queue in self.queues]
+
+        def listed() -> tuple[str, ...]:
+            ids: list[str] = []
+            for first in queues:
+                ids += [item.call.id for item in first(SHOWN_WAITING - len(ids))]
+            return tuple(ids)
+
+        return listed
+
+    def counts(self, now: float, *, kv_usage: float) -> State:
+        """The engine at this instant, without the ids of the waiting calls."""
         return State(
             policy=self.policy.name,
             policy_parameters=self.policy.parameters,
@@ -213,7 +235,6 @@ class EngineCore:
             running=self.running,
             waiting=self.waiting,
             kv_usage=kv_usage,
-            waiting_ids=tuple(listed),
             preemptions=self.preemptions,
         )
 
@@ -278,7 +299,6 @@ class EngineCore:
                 queue.rekey(changed)
 
     def _replay(self, now: float, policy: policies.Policy) -> None:
-        waiting = {item.call.id for queue in self.queues for item in queue}
         policies.replay(
             policy,
             now,
@@ -286,7 +306,7 @@ class EngineCore:
                 policies.History(
                     item=known.item,
                     computed=policies.Computed(known.prompt_tokens, known.output_tokens),
-                    waits=call_id in waiting,
+                    waits=any(call_id in queue for queue in self.queues),
                 )
                 for call_id, known in self._calls.items()
             ],
@@ -317,7 +337,7 @@ class EngineCore:
         """The operator's bounds, tightened by the regulators, and made safe."""
         outer = plan = self._bounded()
         for regulator in self._regulators:
-            plan = regulator.shape(facts, plan)
+            plan = guarded_policy.shaped(regulator, facts, plan, self.failures)
         plan = replace(
             plan,
             max_running=min(plan.max_running, outer.max_running),

@@ -135,6 +135,15 @@ def replay(policy: Policy, now: float, calls: Sequence[History]) -> None:
             policy.on_preemption(now, known.item)
 
 
+def hears(policy: Policy) -> bool:
+    """Whether the policy acts on events. One that inherits all event methods of `StaticPolicy` does not, and `replay` would
+    tell it nothing."""
+    return any(
+        getattr(type(policy), name, None) is not getattr(StaticPolicy, name)
+        for name in ("on_arrival", "on_start", "on_skip", "on_tokens", "on_preemption", "on_end")
+    )
+
+
 class SingleLane:
     """The turns of a policy that has one lane."""
 
