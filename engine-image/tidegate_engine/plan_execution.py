@@ -68,9 +68,18 @@ class VllmProbe:
 class PlanExecution:
     """The plans of one engine core in one vLLM scheduler."""
 
-    def __init__(self, scheduler: Any, core: "EngineCore", clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        scheduler: Any,
+        core: "EngineCore",
+        *,
+        clock: Callable[[], float],
+        admitted: Callable[[Request], object],
+    ) -> None:
+        """`admitted` makes sure that the core knows a request."""
         self._scheduler = scheduler
         self._core = core
+        self._admitted = admitted
         self._clock = clock
         self._held: dict[CallId, list[Any]] = {}
         """The blocks of each held context, in the order of the prompt."""
@@ -90,7 +99,9 @@ class PlanExecution:
         """Call it after `schedule`, also if it raised."""
         for request, priority in self._own_priority.values():
             request.priority = priority
-        self._own_priority.clear()
+        if self._own_priority:
+            self._scheduler.policy = SchedulingPolicy.PRIORITY
+            self._own_priority.clear()
 
     def before_free(self, request: Request) -> None:
         """A request is about to free its blocks because it ended. Holds them if the core wants the context back."""
@@ -165,11 +176,14 @@ class PlanExecution:
         """Sets the running requests' `priority` so that vLLM preempts in the core's order. Once in each step."""
         if self._own_priority:
             return
+        for request in self._scheduler.running:
+            self._admitted(request)
         order = {call_id: place for place, call_id in enumerate(self._core.victims(self._clock()))}
-        last = len(order)
         for request in self._scheduler.running:
             self._own_priority[request.request_id] = (request, request.priority)
-            request.priority = last - order.get(CallId(request.request_id), last)
+            request.priority = len(order) - order[CallId(request.request_id)]
+        if self._core.policy.failing:
+            self._scheduler.policy = SchedulingPolicy.FCFS
 
     def _free(self, call_ids: Iterable[CallId]) -> None:
         for call_id in call_ids:

@@ -56,6 +56,10 @@ class Call:
     """Fair share of the tenant relative to the others."""
     urgency: int = DEFAULT_URGENCY
     """0 (most urgent) to 4, within the tenant's entitlement."""
+    client_priority: float = 0.0
+    """The number by which a client without labels orders its calls in one engine; the lowest goes first."""
+    client_arrived_s: float = 0.0
+    """The instant of arrival on the clock of the engine's own server. It orders calls of one `client_priority`."""
     ttft_s: float | None = None
     tpot_s: float | None = None
     due_at_s: float | None = None

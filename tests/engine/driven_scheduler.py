@@ -23,10 +23,10 @@ class Driven:
         self.scheduler = engine.build(scheduler, limits, cost=limits, policy=policy, clock=self.clock, **ours)
         self.ends = {}
 
-    def add(self, name, prompt=16, output=10, prefixes=(), **labels):
+    def add(self, name, prompt=16, output=10, prefixes=(), priority=0, **labels):
         self.ends[name] = output
         sent = {f"tg.{key}": value for key, value in labels.items()}
-        self.scheduler.add_request(engine.request(name, prompt, sent, prefixes))
+        self.scheduler.add_request(engine.request(name, prompt, sent, prefixes, priority=priority))
 
     def step(self):
         """One step; returns the calls that got tokens."""

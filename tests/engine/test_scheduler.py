@@ -110,6 +110,20 @@ def test_a_switch_changes_which_call_is_preempted_next():
     assert sorted(driven.running()) == ["a", "c"]
 
 
+def test_calls_that_waited_through_a_switch_start_and_are_ranked_under_the_new_policy():
+    driven = Driven(CostModel(step_s=0.02, prefill_s=1e-4, kv_tokens=16_000, max_batch=1), policy="urgency")
+    driven.add("slow", prompt=300, output=9, budget_ms=90_000, out_pred=400, urgency=1)
+    driven.add("late", prompt=20, output=9, budget_ms=95_000, out_pred=10, urgency=0)
+    driven.scheduler.set_policy("priority", "")
+    driven.step()
+    (running,) = driven.scheduler.running
+    assert running.request_id == "late"
+    assert driven.scheduler._core.policy.name == "priority"
+    assert driven.scheduler._core.policy.rank(driven.scheduler._core.item(CallId("late"))) < (0, 1.0), (
+        "a level, not an instant"
+    )
+
+
 def test_a_preempted_call_has_its_recomputation_as_work():
     driven = Driven(TIGHT, policy="sjf")
     for name, predicted in {"a": 100, "b": 102, "c": 101}.items():
@@ -124,6 +138,42 @@ def test_a_preempted_call_has_its_recomputation_as_work():
     decode_s = TIGHT.decode_seconds(90 + generated, 102 - generated)
     assert service_s < TIGHT.prefill_seconds(90 + generated) + decode_s, "the prefix cache still holds a part of it"
     assert service_s > decode_s
+
+
+@pytest.mark.parametrize("scheduler", [TidegateScheduler, TidegateAsyncScheduler])
+@pytest.mark.parametrize("policy", sorted(policies.POLICIES))
+def test_the_priority_of_a_request_is_the_number_of_its_client_at_all_times(policy, scheduler):
+    driven = Driven(TIGHT, policy=policy, scheduler=scheduler)
+    sent = {"a": 7, "b": -3, "c": 0, "d": 5}
+    for name, priority in sent.items():
+        driven.add(name, prompt=90, output=60, priority=priority)
+    while driven.scheduler.state().preemptions < 2:
+        driven.step()
+        requests = [*driven.scheduler.running, *driven.scheduler.waiting]
+        assert {request.request_id: request.priority for request in requests} == sent
+
+
+@pytest.mark.parametrize("scheduler", [TidegateScheduler, TidegateAsyncScheduler])
+def test_the_priority_field_of_plain_clients_orders_their_calls(scheduler):
+    driven = Driven(
+        CostModel(step_s=0.02, prefill_s=1e-4, kv_tokens=16_000, max_batch=1), policy="priority", scheduler=scheduler
+    )
+    for name, priority in {"a": 7, "b": -3, "c": 0, "d": -3}.items():
+        driven.add(name, output=1, priority=priority)
+    driven.add("labelled", output=1, priority=-100, urgency=3)
+    assert driven.starts() == ["b", "d", "c", "a", "labelled"]
+
+
+def test_a_call_without_labels_has_the_mean_output_as_its_prediction_not_its_own_bound():
+    driven = Driven(policy="urgency")
+    driven.add("plain", output=3)
+    assert driven.scheduler._core.item(CallId("plain")).call.output_predicted == 128, "nothing has finished yet"
+    driven.starts()
+    for index in range(30):
+        driven.add(str(index), output=3)
+        driven.starts()
+    driven.add("later", output=3)
+    assert driven.scheduler._core.item(CallId("later")).call.output_predicted < 12
 
 
 def test_bounds_tighten_what_vllm_allows_and_never_widen_it():

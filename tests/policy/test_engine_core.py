@@ -142,7 +142,7 @@ def test_a_policy_hears_every_event_of_a_call() -> None:
     queue.push_preempted(core.on_preemption(1.0, CallId("a"), output_tokens=1))
     queue.pop(2.0)
     step(core, 3.0, {"a": Computed(50, 1)}, a=True)
-    assert [event[0] for event in core.policy.heard] == [  # type: ignore[attr-defined]
+    assert [event[0] for event in core.policy.unguarded.heard] == [  # type: ignore[attr-defined]
         "arrival", "start", "skip", "start", "tokens", "preemption", "start", "tokens", "end",
     ]  # fmt: skip
 
@@ -154,7 +154,7 @@ def test_a_new_policy_hears_of_all_calls_in_the_engine_and_of_their_service() ->
     step(core, 1.0, {"a": Computed(50, 1)})
     step(core, 2.0, {"a": Computed(0, 1)})
     core.set_policy(3.0, "remembering", {}, "")
-    assert core.policy.heard == [  # type: ignore[attr-defined]
+    assert core.policy.unguarded.heard == [  # type: ignore[attr-defined]
         ("arrival", "a"), ("arrival", "b"), ("start", "a"), ("tokens", "a", 50, 2),
     ]  # fmt: skip
 

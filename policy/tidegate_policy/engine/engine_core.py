@@ -7,12 +7,12 @@ and the recorders of quality of service. It owns no clock, lock or thread: the d
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tidegate_policy import policies, waiting_queue, window
 from tidegate_policy.cost import CostModel
-from tidegate_policy.engine import bounds, session_hold
+from tidegate_policy.engine import bounds, guarded_policy, output_prior, session_hold
 from tidegate_policy.engine.engine_probe import EngineProbe, NoProbe
 from tidegate_policy.engine.engine_status import KEPT_REASON, SHOWN_WAITING, Controls, State, Switched, WatchReport
 from tidegate_policy.engine.known_call import KnownCall
@@ -50,11 +50,13 @@ class EngineCore:
         hold: session_hold.Settings | None = None,
         queues: int = 1,
         probe: EngineProbe | None = None,
+        report: Callable[[str, Exception], object] | None = None,
     ) -> None:
-        """`hold` bounds what is held for sessions; None = nothing is held. Raises `policies.UnknownPolicy` and
-        `policies.BadParameter`."""
+        """`hold` bounds what is held for sessions; None = nothing is held. `report` receives the first exception of each
+        hook of a policy or regulator. Raises `policies.UnknownPolicy` and `policies.BadParameter`."""
         self.limits = limits
-        self.policy = policies.create(policy, parameters)
+        self.failures = guarded_policy.Failures(report)
+        self.policy = guarded_policy.GuardedPolicy(policies.create(policy, parameters), self.failures)
         self.queues = [waiting_queue.WaitingQueue(self.policy, rekey=self._rekey) for _ in range(queues)]
         """All under one policy, in the order in which the engine serves them; vLLM has two."""
         self.preemptions = 0
@@ -65,6 +67,7 @@ class EngineCore:
         self.output_tokens = 0
         self.bypass = False
         """Whether only the regulators that protect memory act."""
+        self.output_prior = output_prior.OutputPrior()
         self._cost = cost
         self._probe = probe or NoProbe()
         self._regulators = regulators
@@ -139,10 +142,12 @@ class EngineCore:
         return known.item
 
     def on_end(self, now: float, call_id: CallId, *, finished: bool) -> None:
-        """A call left the engine: finished, or aborted. Ids that are not known are ignored."""
+        """A call left the engine: finished, or aborted or failed. Ids that are not known are ignored."""
         known = self._calls.pop(call_id, None)
         if known is None:
             return
+        if finished:
+            self.output_prior.observe(known.output_tokens)
         group = group_of(known.item.call)
         self._groups[group] -= 1
         if not self._groups[group]:
@@ -188,17 +193,18 @@ class EngineCore:
             self._preempted.clear()
             self._ended.clear()
             for regulator in self._regulators:
-                regulator.observe(facts)
+                guarded_policy.observed(regulator, facts, self.failures)
 
     def take_plan(self, now: float) -> StepPlan:
         """The plan of the step that the driver starts now."""
+        self._rekey(self.policy.begin_step())
         outer = plan = self._bounded()
         if not self._regulators:
             return plan
         engine = self.snapshot(now)
         for regulator in self._regulators:
             if regulator.SAFETY or not self.bypass:
-                plan = regulator.shape(engine, plan)
+                plan = guarded_policy.shaped(regulator, engine, plan, self.failures)
         plan = replace(
             plan,
             max_running=min(plan.max_running, outer.max_running),
@@ -266,8 +272,9 @@ class EngineCore:
     def set_policy(self, now: float, name: str, parameters: Mapping[str, float], reason: str) -> Switched:
         """Switches the policy of all queues at once. Raises `policies.UnknownPolicy` and `policies.BadParameter`; then
         nothing has changed."""
-        policy = policies.create(name, parameters)
-        self._replay(now, policy)
+        policy = guarded_policy.GuardedPolicy(policies.create(name, parameters), self.failures)
+        if policies.hears(policy.unguarded):
+            self._replay(now, policy)
         waiting_queue.switch(self.queues, policy)
         previous, self.policy = self.policy, policy
         self._reason, self._since_s = reason[:KEPT_REASON], now
@@ -284,9 +291,23 @@ class EngineCore:
 
     def state(self, now: float, *, kv_usage: float) -> State:
         """The engine at this instant. It lists at most `SHOWN_WAITING` waiting calls."""
-        listed: list[str] = []
-        for queue in self.queues:
-            listed += [item.call.id for item in queue.first(SHOWN_WAITING - len(listed))]
+        return replace(self.counts(now, kv_usage=kv_usage), waiting_ids=self.waiting_later()())
+
+    def waiting_later(self) -> Callable[[], tuple[str, ...]]:
+        """The ids of the first waiting calls as they stand now. The caller may compute them after it has released its
+        lock, because their order costs more than the rest of a state."""
+        queues = [queue.later() for queue in self.queues]
+
+        def listed() -> tuple[str, ...]:
+            ids: list[str] = []
+            for first in queues:
+                ids += [item.call.id for item in first(SHOWN_WAITING - len(ids))]
+            return tuple(ids)
+
+        return listed
+
+    def counts(self, now: float, *, kv_usage: float) -> State:
+        """The engine at this instant, without the ids of the waiting calls."""
         return State(
             policy=self.policy.name,
             policy_parameters=self.policy.parameters,
@@ -296,7 +317,6 @@ class EngineCore:
             running=self.running,
             waiting=self.waiting,
             kv_usage=kv_usage,
-            waiting_ids=tuple(listed),
             preemptions=self.preemptions,
         )
 
@@ -350,7 +370,6 @@ class EngineCore:
                 queue.rekey(changed)
 
     def _replay(self, now: float, policy: policies.Policy) -> None:
-        waiting = {item.call.id for queue in self.queues for item in queue}
         policies.replay(
             policy,
             now,
@@ -358,7 +377,7 @@ class EngineCore:
                 policies.History(
                     item=known.item,
                     computed=policies.Computed(known.prompt_tokens, known.output_tokens),
-                    waits=call_id in waiting,
+                    waits=any(call_id in queue for queue in self.queues),
                 )
                 for call_id, known in self._calls.items()
             ],

@@ -4,7 +4,7 @@ Each answer is computed when it is first asked for and then kept, so an engine w
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from tidegate_policy.cost import CostModel
@@ -82,10 +82,11 @@ class EngineSnapshot:
         return max(tokens - self._probe.cached_tokens(item.call.id), 1)
 
     def victims(self) -> list[RunningCall]:
-        """The running calls, the first to be preempted first. Calls without progress since a preemption come last."""
-        return victims(self.running, self._policy)
+        """The running calls, the first to yield first: the reverse of the policy's order by the work that is left
+        (Semantic Alg 3). Calls without progress since a preemption come last, unless the policy says otherwise."""
+        protects = self._policy.protects_progress
 
+        def order(call: RunningCall) -> tuple[bool, Key]:
+            return not (protects and call.protected), self._policy.rank(call.item)
 
-def victims(running: Iterable[RunningCall], policy: Policy) -> list[RunningCall]:
-    """The reverse of the policy's order by the work that is left (Semantic Alg 3)."""
-    return sorted(running, key=lambda call: (not call.protected, policy.rank(call.item)), reverse=True)
+        return sorted(self.running, key=order, reverse=True)
