@@ -1,8 +1,9 @@
 """One cell of a benchmark: a trace on a pool of unequal engines behind the gateway core, in virtual time.
 
 The gateway core is `tidegate_policy.gateway_core`, the object that the gateway runs: it drafts, predicts, grants, promises,
-admits, dispatches, retries and learns. The engines run vLLM's scheduler (`virtual_engine`). This module only does what
-sockets and the store do for a gateway: it says when a call arrives, carries out the core's actions, and reports tokens.
+admits, dispatches, retries and learns. The engines run vLLM's scheduler (`virtual_engine`) or its fast model
+(`fast_engine`). This module only does what sockets and the store do for a gateway: it says when a call arrives, carries out
+the core's actions, and reports tokens.
 """
 
 import functools
@@ -19,7 +20,7 @@ from tidegate_policy.dispatch import core_actions, engine_table
 from tidegate_policy.model import CallId, DropReason, EngineId, WorkflowId
 from tidegate_policy.predict.output_length import CHARACTERS_PER_TOKEN
 from tidegate_policy.steer import steering_loop
-from tidegate_sim import history, virtual_engine, virtual_steering, virtual_time
+from tidegate_sim import engine_models, history, virtual_steering, virtual_time
 from tidegate_sim.trace_format import TraceCall
 
 PROGRESS_TOKENS = 16
@@ -38,6 +39,8 @@ class Row:
     stock_scheduler: bool = False
     """Engines run vLLM's own scheduler class; `engine_policy` is then its own `fcfs` or `priority`."""
     prefix_cache: bool = True
+    model: engine_models.Model = "vllm"
+    """Whether vLLM's scheduler runs in the engines, or the fast model of it. The schedules are equal."""
     steering: steering_loop.Settings | None = None
     """The steering loop's settings; None = the policy stays."""
     workflow_deadline_s: float = 300.0
@@ -106,7 +109,8 @@ class Cell:
         self._row = row
         self._core = gateway_core.GatewayCore(_granting(row.gateway), random.Random(seed))
         self._engines = {
-            name: virtual_engine.VirtualEngine(
+            name: engine_models.create(
+                row.model,
                 self._loop,
                 model,
                 policy=row.engine_policy or row.gateway.policy,
@@ -243,7 +247,7 @@ class Cell:
                 self._calls_on[name] += 1
                 self._open[item.id].engine = name
                 self._sent[item.id], self._sent_at_s[item.id] = action, self._loop.now()
-                self._engines[name].submit(action.call, item.output_tokens, item.prefix)
+                self._engines[name].submit(action.call, item.output_tokens, item.prefix, item.output_prefix)
             elif isinstance(action, core_actions.Shed):
                 self._shed(action.call.id, action.reason)
             else:
