@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 from tidegate_control import control_contract
-from tidegate_policy.model import Call
+from tidegate_policy.model import Call, CallId
 from tidegate_sim import engine_limits, virtual_time
 
 Model = Literal["vllm", "fast"]
 MODELS: tuple[Model, ...] = get_args(Model)
 _CLASSES = {
     "vllm": ("tidegate_sim.virtual_engine", "VirtualEngine"),
-    "fast": ("tidegate_sim.fast_engine", "FastEngine"),
+    "fast": ("tidegate_sim.fast_virtual_engine", "FastEngine"),
 }
 
 
@@ -27,6 +27,7 @@ class Engine(Protocol):
     busy_s: float
     queued: int
     preemptions: int
+    starts: dict[CallId, float]
 
     def submit(
         self,

@@ -122,7 +122,7 @@ class Suite(ABC):
         """The seed of the gateway's random source."""
         return 0
 
-    def numbers(self, outcome: cell.Outcome) -> Report:
+    def numbers(self, outcome: cell.Outcome, key: CellKey) -> Report:
         """The figures that are kept of one cell."""
         return bench_report.numbers(outcome)
 
@@ -192,7 +192,7 @@ def run_cell(key: CellKey) -> Report:
     row = replace(suite.rows[key.row], model=key.scheduler)
     with without_warnings():
         run = cell.Cell(pools.pool(key.pool), row, suite.learned_from(), seed=suite.seed(key))
-        return suite.numbers(run.run(suite.trace(key)))
+        return suite.numbers(run.run(suite.trace(key)), key)
 
 
 @contextlib.contextmanager

@@ -32,9 +32,19 @@ from tidegate_control import control_contract
 from tidegate_engine import scheduler as schedulers
 from tidegate_policy import labels
 from tidegate_policy.cost import CostModel
+from tidegate_policy.engine import regulators as engine_regulators
 from tidegate_policy.model import Call, CallId
 from tidegate_sim import virtual_time
-from tidegate_sim.engine_limits import BLOCK_TOKENS, MAX_MODEL_LEN, MAX_OUTPUT_TOKENS, Listener, Prefix, kv_blocks
+from tidegate_sim.engine_limits import (
+    BLOCK_TOKENS,
+    MAX_MODEL_LEN,
+    MAX_OUTPUT_TOKENS,
+    Listener,
+    Prefix,
+    StockKey,
+    kv_blocks,
+    stock_priority,
+)
 
 STOP, WORD = 0, 1
 """The two output tokens; prompts are made of greater numbers."""
@@ -53,6 +63,9 @@ class VirtualEngine:
         listener: Listener,
         stock: bool = False,
         prefix_cache: bool = True,
+        regulators: Sequence[str] = (),
+        stock_key: StockKey = "latest-start",
+        prefill_first: bool = False,
     ) -> None:
         """`stock` runs vLLM's own scheduler class with its own policy, `fcfs` or `priority`, instead of Tidegate's."""
         self.cost = cost
@@ -69,11 +82,21 @@ class VirtualEngine:
         """Calls that arrived since the last step."""
         self._stepping = False
         self.preemptions = 0
+        self.starts: dict[CallId, float] = {}
+        """The start of the first step of each call; the reader removes what it has read."""
+        self._stock_key = stock_key
+        self._prefill_first = prefill_first
         self._stock = stock
         if stock:
             self._scheduler = build(Scheduler, cost, scheduling=policy, prefix_cache=prefix_cache)
         else:
-            ours = functools.partial(schedulers.TidegateScheduler, cost=cost, policy=policy, clock=clock.now)
+            ours = functools.partial(
+                schedulers.TidegateScheduler,
+                cost=cost,
+                policy=policy,
+                clock=clock.now,
+                regulators=engine_regulators.create(regulators),
+            )
             self._scheduler = build(ours, cost, prefix_cache=prefix_cache)
 
     def watch(self) -> control_contract.Watch:
@@ -100,20 +123,22 @@ class VirtualEngine:
         if output_prefix is not None:
             self._words[call.id] = prefix_token(output_prefix)
         self._fresh.add(call.id)
-        latest_start_s = call.due_or_patience_at_s - self.cost.call_seconds(call)
-        arriving = request(call.id, call.prompt_tokens, sent, prefixes, priority=round(latest_start_s * 1000))
+        priority = stock_priority(self._stock_key, call, self.cost)
+        arriving = request(call.id, call.prompt_tokens, sent, prefixes, priority=priority)
         self._scheduler.add_request(arriving)
         if not self._stepping:
             self._stepping = True
             self._loop.after(0.0, self._step)
 
     def _step(self) -> None:
-        output = self._scheduler.schedule()
+        output = self._schedule()
         if not output.total_num_scheduled_tokens:
             self._scheduler.update_from_output(output, ModelRunnerOutput(req_ids=[], req_id_to_index={}))
             self._stepping = False
             return
         self.preemptions += len(output.preempted_req_ids or ())
+        now = self._loop.now()
+        self.starts.update((CallId(new.req_id), now) for new in output.scheduled_new_reqs)
         self.queued += sum(new.req_id not in self._fresh for new in output.scheduled_new_reqs)
         self._fresh.clear()
         seconds = step_seconds(self.cost, output, self._scheduler.requests)
@@ -121,6 +146,22 @@ class VirtualEngine:
         self.busy_s += seconds
         produced = producing(output, self._scheduler.requests)
         self._loop.after(seconds, functools.partial(self._finish, output, produced))
+
+    def _schedule(self) -> SchedulerOutput:
+        """The next step; with `prefill_first` without decodes, unless no prefill can run."""
+        scheduler = self._scheduler
+        if not self._prefill_first:
+            return scheduler.schedule()
+        decoding = [running for running in scheduler.running if not running.is_prefill_chunk]
+        for running in decoding:
+            running.next_decode_eligible_step = scheduler.current_step + 2
+        output = scheduler.schedule()
+        for running in decoding:
+            running.next_decode_eligible_step = 0
+        if output.total_num_scheduled_tokens:
+            return output
+        scheduler.update_from_output(output, ModelRunnerOutput(req_ids=[], req_id_to_index={}))
+        return scheduler.schedule()
 
     def _finish(self, output: SchedulerOutput, produced: Sequence[str]) -> None:
         made_up = forward(output, produced, self._scheduler.requests, self._ends, self._words)
