@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TRACE_OPTIONS = ("pool", "policy", "dispatch", "learn")
 """The options that only `--trace` takes."""
-SUITE_OPTIONS = ("jobs", "workflows", "checked_share")
+SUITE_OPTIONS = ("jobs", "workflows", "checked_share", "seeds", "rates", "traces", "parts")
 """The options that only a suite takes."""
 
 
@@ -94,6 +94,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--checked-share", type=_share, metavar="X", help="with a suite: cells that run on both schedulers (0.1)"
     )
+    parser.add_argument("--seeds", type=_positive, metavar="N", help="with a suite that has seeds: their number (10)")
+    parser.add_argument("--rates", type=_rates, metavar="R,...", help="with a suite: these loads only")
+    parser.add_argument("--traces", type=_names, metavar="NAMES", help="with a suite: these traces only")
+    parser.add_argument(
+        "--parts", type=_names, metavar="NAMES", help="with an engine suite: sweep, capacity, sustained (all)"
+    )
     parser.add_argument("--pool", metavar="NAME", help="with --trace: a pool, or profiles a,b,... (hetero-1)")
     parser.add_argument(
         "--policy", metavar="NAMES", type=_policies, help=f"with --trace: policies (fcfs,{policies.DEFAULT})"
@@ -115,6 +121,17 @@ def _share(text: str) -> float:
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"must be between 0 and 1, not {value:g}")
     return value
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    rates = tuple(float(item) for item in text.split(","))
+    if min(rates) <= 0:
+        raise argparse.ArgumentTypeError("a rate must be positive")
+    return rates
 
 
 def _policies(text: str) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 The gateway core is `tidegate_policy.gateway_core`, the object that the gateway runs: it drafts, predicts, grants, promises,
 admits, dispatches, retries and learns. The engines run vLLM's scheduler (`virtual_engine`) or its fast model
-(`fast_virtual_engine`). This module only does what sockets and the store do for a gateway: it says when a call arrives, carries out
-the core's actions, and reports tokens.
+(`fast_virtual_engine`). This module only does what sockets and the store do for a gateway: it says when a call arrives,
+carries out the core's actions, and reports tokens.
 """
 
 import functools

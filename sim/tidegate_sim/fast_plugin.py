@@ -154,7 +154,7 @@ class FastPlugin(fast_scheduler.FastScheduler):
 
     def _victim(self) -> FastRequest:
         if self._by_priority:
-            return max(self.running, key=lambda request: self.core.rank(CallId(request.id)))
+            return max(self.running, key=lambda request: (self.core.rank(CallId(request.id)), request.arrived_at_s))
         return self.running[-1]
 
 

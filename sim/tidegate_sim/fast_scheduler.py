@@ -25,6 +25,7 @@ class FastRequest:
     """A request in the engine, in one class with plain attributes because each step reads and writes many of them."""
 
     __slots__ = (
+        "arrived_at_s",
         "computed",
         "ended",
         "ends",
@@ -42,7 +43,13 @@ class FastRequest:
     )
 
     def __init__(
-        self, request_id: str, prompt_tokens: int, ends: int, keys: fast_kv_cache.Tokens, priority: int
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        ends: int,
+        keys: fast_kv_cache.Tokens,
+        priority: int,
+        arrived_at_s: float,
     ) -> None:
         """`ends` is the number of output tokens. Only the modelled forward pass reads it."""
         self.id = request_id
@@ -50,6 +57,7 @@ class FastRequest:
         self.ends = min(ends, engine_limits.MAX_OUTPUT_TOKENS, engine_limits.MAX_MODEL_LEN - prompt_tokens)
         self.priority = priority
         """The client's own priority; only vLLM's priority policy reads it."""
+        self.arrived_at_s = arrived_at_s
         self.keys = keys
         self.tokens = prompt_tokens
         """Tokens of the prompt and of the output so far."""
@@ -151,26 +159,25 @@ class ArrivalQueue:
 
 
 class PriorityQueue:
-    """vLLM's `PriorityRequestQueue`. Virtual engines set the same arrival time for all requests, so that the id decides
-    between equal priorities."""
+    """vLLM's `PriorityRequestQueue`."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, str, FastRequest]] = []
+        self._heap: list[tuple[int, float, str, FastRequest]] = []
 
     def add(self, request: FastRequest) -> None:
-        heapq.heappush(self._heap, (request.priority, request.id, request))
+        heapq.heappush(self._heap, (request.priority, request.arrived_at_s, request.id, request))
 
     def peek(self) -> FastRequest:
-        return self._heap[0][2]
+        return self._heap[0][3]
 
     def pop(self) -> FastRequest:
-        return heapq.heappop(self._heap)[2]
+        return heapq.heappop(self._heap)[3]
 
     def put_back(self, request: FastRequest) -> None:
         self.add(request)
 
     def remove(self, request: FastRequest) -> None:
-        self._heap = [entry for entry in self._heap if entry[2] is not request]
+        self._heap = [entry for entry in self._heap if entry[3] is not request]
         heapq.heapify(self._heap)
 
     def __len__(self) -> int:
@@ -210,6 +217,7 @@ class FastScheduler:
         output_prefix: int | None = None,
         *,
         priority: int = 0,
+        arrived_at_s: float = 0.0,
     ) -> FastRequest:
         """A request whose prompt is `prefixes`, then tokens that no other prompt has. `output_prefix` is the id by which
         the prefixes of later requests name its output."""
@@ -218,7 +226,7 @@ class FastScheduler:
             self._own -= 1
             runs = _prompt(prompt_tokens, prefixes, self._own)
         keys = fast_kv_cache.Tokens(self.kv.ids, runs, WORD if output_prefix is None else output_prefix)
-        return FastRequest(request_id, prompt_tokens, output_tokens, keys, priority)
+        return FastRequest(request_id, prompt_tokens, output_tokens, keys, priority, arrived_at_s)
 
     def add(self, request: FastRequest) -> None:
         """Raises `ValueError` for a prompt that vLLM's front end rejects."""
@@ -367,7 +375,7 @@ class FastScheduler:
     def _victim(self) -> FastRequest:
         """The running request that is preempted when a block is missing."""
         if self._by_priority:
-            return max(self.running, key=lambda request: request.priority)
+            return max(self.running, key=lambda request: (request.priority, request.arrived_at_s))
         return self.running[-1]
 
     def _preempt(self, request: FastRequest) -> None:

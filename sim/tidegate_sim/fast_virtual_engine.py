@@ -79,6 +79,7 @@ class FastEngine:
             prefixes,
             output_prefix,
             priority=engine_limits.stock_priority(self._stock_key, call, self.cost),
+            arrived_at_s=self._loop.now(),
         )
         self._fresh.add(call.id)
         if self._plugin is None:
@@ -96,10 +97,13 @@ class FastEngine:
 
     def _step(self) -> None:
         step = self._schedule()
-        if not step.tokens:
+        while not step.tokens:
+            self.preemptions += len(step.preempted)
             self._scheduler.finish(step)
-            self._stepping = False
-            return
+            if not step.preempted:
+                self._stepping = False
+                return
+            step = self._schedule()  # the blocks of the preempted requests are free now
         self.preemptions += len(step.preempted)
         if step.started:
             now = self._loop.now()

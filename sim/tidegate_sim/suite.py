@@ -31,6 +31,10 @@ class Options:
     """These pools only; None = the suite's own."""
     rates: Sequence[float] | None = None
     traces: Sequence[str] | None = None
+    seeds: int | None = None
+    """Seeds of each cell, in suites that have seeds; None = the suite's own number."""
+    parts: Sequence[str] | None = None
+    """Parts of the run, in suites that have parts; None = all."""
     scheduler: engine_models.Model = "fast"
     """Whether vLLM's own scheduler runs in the cells, or the fast model of it."""
     checked_share: float = 0.1

@@ -124,7 +124,8 @@ class VirtualEngine:
             self._words[call.id] = prefix_token(output_prefix)
         self._fresh.add(call.id)
         priority = stock_priority(self._stock_key, call, self.cost)
-        arriving = request(call.id, call.prompt_tokens, sent, prefixes, priority=priority)
+        now = self._loop.now()
+        arriving = request(call.id, call.prompt_tokens, sent, prefixes, priority=priority, arrived_at_s=now)
         self._scheduler.add_request(arriving)
         if not self._stepping:
             self._stepping = True
@@ -132,10 +133,13 @@ class VirtualEngine:
 
     def _step(self) -> None:
         output = self._schedule()
-        if not output.total_num_scheduled_tokens:
+        while not output.total_num_scheduled_tokens:
+            self.preemptions += len(output.preempted_req_ids or ())
             self._scheduler.update_from_output(output, ModelRunnerOutput(req_ids=[], req_id_to_index={}))
-            self._stepping = False
-            return
+            if not output.preempted_req_ids:
+                self._stepping = False
+                return
+            output = self._schedule()  # the blocks of the preempted requests are free now
         self.preemptions += len(output.preempted_req_ids or ())
         now = self._loop.now()
         self.starts.update((CallId(new.req_id), now) for new in output.scheduled_new_reqs)
@@ -228,6 +232,7 @@ def request(
     prefixes: Sequence[Prefix] = (),
     *,
     priority: int = 0,
+    arrived_at_s: float = 0.0,
 ) -> Request:
     """A vLLM request with a prompt of its own, except for the parts that `prefixes` name."""
     prompt: list[int] = []
@@ -237,7 +242,9 @@ def request(
     own = _FIRST_PROMPT_TOKEN + 1 + 2 * int.from_bytes(digest)
     prompt = (prompt + [own] * prompt_tokens)[:prompt_tokens]
     params = SamplingParams(max_tokens=MAX_OUTPUT_TOKENS, stop_token_ids=[STOP], extra_args=dict(sent))
-    return Request(request_id, prompt, params, None, arrival_time=0.0, priority=priority, block_hasher=_block_hasher())
+    return Request(
+        request_id, prompt, params, None, arrival_time=arrived_at_s, priority=priority, block_hasher=_block_hasher()
+    )
 
 
 def prefix_token(prefix_id: int) -> int:

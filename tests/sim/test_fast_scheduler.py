@@ -146,7 +146,14 @@ class Real:
             self.words[item.name] = engine.prefix_token(item.output_prefix)
         priority = priority_of(item)
         self.scheduler.add_request(
-            engine.request(item.name, item.prompt, sent(self.clock(), item), item.prefixes, priority=priority)
+            engine.request(
+                item.name,
+                item.prompt,
+                sent(self.clock(), item),
+                item.prefixes,
+                priority=priority,
+                arrived_at_s=self.clock(),
+            )
         )
 
     def abort(self, name):
@@ -204,7 +211,13 @@ class Fast:
 
     def arrive(self, item):
         request = self.scheduler.request(
-            item.name, item.prompt, item.output, item.prefixes, item.output_prefix, priority=priority_of(item)
+            item.name,
+            item.prompt,
+            item.output,
+            item.prefixes,
+            item.output_prefix,
+            priority=priority_of(item),
+            arrived_at_s=self.clock(),
         )
         if self.stock:
             self.scheduler.add(request)
