@@ -45,6 +45,8 @@ class Row:
     """Parameters of the engines' policy."""
     regulators: Sequence[str] = ()
     """The regulators of the engines' steps."""
+    hold: float = 0.0
+    """Share of the KV cache that engines may hold for sessions whose tool runs."""
     stock_key: engine_limits.StockKey = "latest-start"
     """The number by which vLLM's own `priority` policy orders calls."""
     prefill_first: bool = False
@@ -132,6 +134,7 @@ class Cell:
                 stock=row.stock_scheduler,
                 prefix_cache=row.prefix_cache,
                 regulators=row.regulators,
+                hold=row.hold,
                 stock_key=row.stock_key,
                 prefill_first=row.prefill_first,
             )

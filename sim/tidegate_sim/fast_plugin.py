@@ -3,16 +3,17 @@
 It tells the same core of the same events at the same instants as the plugin does, and carries out the plans of the core.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tidegate_policy import labels, policies
 from tidegate_policy.cost import CostModel
-from tidegate_policy.engine import engine_core, engine_status
+from tidegate_policy.engine import engine_core, engine_status, session_hold
 from tidegate_policy.engine.regulators import Regulator
 from tidegate_policy.engine.step import EngineLimits, StepPlan
 from tidegate_policy.model import CallId
 from tidegate_policy.waiting_queue import WaitingQueue
-from tidegate_sim import engine_limits, fast_scheduler
+from tidegate_sim import engine_limits, fast_kv_cache, fast_scheduler
+from tidegate_sim.engine_limits import BLOCK_TOKENS
 from tidegate_sim.fast_scheduler import FastRequest, Step
 
 DECODED = policies.Computed(0, 1)
@@ -61,6 +62,7 @@ class FastPlugin(fast_scheduler.FastScheduler):
         policy: str,
         clock: Callable[[], float],
         regulators: Sequence[Regulator] = (),
+        hold: session_hold.Settings | None = None,
         prefix_cache: bool = True,
     ) -> None:
         super().__init__(limits, prefix_cache=prefix_cache)
@@ -68,14 +70,25 @@ class FastPlugin(fast_scheduler.FastScheduler):
         self.core = engine_core.EngineCore(
             clock(),
             cost=limits,
-            limits=EngineLimits(max_running=limits.max_batch, max_step_tokens=limits.max_step_tokens),
+            limits=EngineLimits(
+                max_running=limits.max_batch,
+                max_step_tokens=limits.max_step_tokens,
+                kv_tokens=(engine_limits.kv_blocks(limits.kv_tokens) - 1) * BLOCK_TOKENS,
+            ),
             policy=policy,
             regulators=regulators,
+            hold=hold,
             queues=2,
+            probe=FastProbe(self),
         )
         self.waiting = CoreQueue(self.core.queues[1], self.core, clock)
         self._began_s = clock()
         self._ended: dict[CallId, bool] = {}
+        self._aborting = False
+        self._held: dict[CallId, list[fast_kv_cache.Block]] = {}
+        """The blocks of each held context."""
+        self._yielding: list[CallId] = []
+        """The running calls in the order in which they yield in this step; empty until memory is short."""
         self._follow_policy()
 
     # What a client of the engine does.
@@ -89,21 +102,32 @@ class FastPlugin(fast_scheduler.FastScheduler):
             call_id=CallId(request.id),
             prompt_tokens=request.prompt_tokens,
             max_tokens=engine_limits.MAX_OUTPUT_TOKENS,
+            output_prior=self.core.output_prior.tokens,
+            client_priority=request.priority,
+            client_arrived_s=request.arrived_at_s,
         )
         self.core.on_arrival(now, call)
         self.add(request)
 
     def abort(self, request_id: str) -> None:
+        self._aborting = True
         super().abort(request_id)
+        self._aborting = False
         if self._ended.pop(CallId(request_id), None) is not None:
             self.core.on_end(self._clock(), CallId(request_id), finished=False)
 
     # One step.
 
     def schedule(self) -> Step:
-        self._began_s = self._clock()
-        self._carry_out(self.core.take_plan())
-        return super().schedule()
+        now = self._began_s = self._clock()
+        self._free(self.core.take_released(now))
+        plan = self.core.take_plan(now)
+        self._carry_out(plan)
+        paused, self.paused = self.paused, self.paused.union(plan.paused)
+        step = super().schedule()
+        self.paused = paused
+        self._yielding = []
+        return step
 
     def finish(self, step: Step) -> list[tuple[FastRequest, bool]]:
         results = super().finish(step)
@@ -114,12 +138,15 @@ class FastPlugin(fast_scheduler.FastScheduler):
             step_s=now - self._began_s if step.tokens else 0.0,
             computed=_computed(step, results),
             ended=ended,
-            running=[CallId(request.id) for request in self.running],
-            kv_usage=self.kv.usage,
         )
         return results
 
     def _end(self, request: FastRequest) -> None:
+        call_id, blocks = CallId(request.id), request.hashed
+        tokens = len(blocks) * BLOCK_TOKENS
+        if blocks and not self._aborting and self.core.hold(self._clock(), call_id, context_tokens=tokens):
+            self.kv.touch(blocks)
+            self._held[call_id] = list(blocks)
         super()._end(request)
         self._ended[CallId(request.id)] = True
 
@@ -153,9 +180,45 @@ class FastPlugin(fast_scheduler.FastScheduler):
         self._by_priority = self.core.policy.name != "fcfs"
 
     def _victim(self) -> FastRequest:
-        if self._by_priority:
-            return max(self.running, key=lambda request: (self.core.rank(CallId(request.id)), request.arrived_at_s))
-        return self.running[-1]
+        if not self._by_priority:
+            return self.running[-1]
+        if not self._yielding:
+            self._yielding = self.core.victims(self._clock())
+        running = {CallId(request.id): request for request in self.running}
+        return next(running[call_id] for call_id in self._yielding if call_id in running)
+
+    def _reclaim(self) -> bool:
+        call_id = self.core.release_one() if self._held else None
+        if call_id is None:
+            return False
+        self._free([call_id])
+        return True
+
+    def _free(self, call_ids: Iterable[CallId]) -> None:
+        for call_id in call_ids:
+            blocks = self._held.pop(call_id, None)
+            if blocks is not None:
+                self.kv.free(blocks, 0)
+
+
+class FastProbe:
+    """The answers of the scheduler to the questions of the core, as `plan_execution.VllmProbe` gives them."""
+
+    def __init__(self, scheduler: FastPlugin) -> None:
+        self._scheduler = scheduler
+
+    def running_calls(self) -> Iterable[tuple[CallId, int]]:
+        return [(CallId(request.id), request.computed) for request in self._scheduler.running]
+
+    def free_kv_tokens(self) -> int:
+        return self._scheduler.kv.free_blocks * BLOCK_TOKENS
+
+    def cached_tokens(self, call_id: CallId) -> int:
+        request, kv = self._scheduler.requests.get(call_id), self._scheduler.kv
+        if request is None or not kv.caching:
+            return 0
+        most = (request.tokens - 1) // BLOCK_TOKENS
+        return len(kv.hits(request.keys.extend(most), most)) * BLOCK_TOKENS
 
 
 class FastWatch:

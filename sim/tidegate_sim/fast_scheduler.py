@@ -298,6 +298,8 @@ class FastScheduler:
             missing = (end + BLOCK_TOKENS - 1) // BLOCK_TOKENS - request.held
             if missing > 0:
                 while missing > kv.free_blocks:
+                    if self._reclaim():
+                        continue
                     victim = self._victim()
                     place = running.index(victim)
                     del running[place]
@@ -331,8 +333,9 @@ class FastScheduler:
             if defer and computed < request.tokens - 1:
                 break
             whole = (request.tokens + BLOCK_TOKENS - 1) // BLOCK_TOKENS - len(hits)
-            if whole + kv.evictable(hits) > kv.free_blocks:  # the whole sequence must fit
-                break
+            while whole + kv.evictable(hits) > kv.free_blocks:  # the whole sequence must fit
+                if self.running or not self._reclaim():
+                    return
             count = min(request.tokens - computed, budget)
             end = computed + count
             kv.touch(hits)
@@ -377,6 +380,10 @@ class FastScheduler:
         if self._by_priority:
             return max(self.running, key=lambda request: (request.priority, request.arrived_at_s))
         return self.running[-1]
+
+    def _reclaim(self) -> bool:
+        """Frees memory that no running request needs; False if there is none."""
+        return False
 
     def _preempt(self, request: FastRequest) -> None:
         """Takes the blocks of a request, which has left `running`, and lets it wait again."""

@@ -7,6 +7,7 @@ from tidegate_control import control_contract
 from tidegate_policy import labels
 from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import regulators as engine_regulators
+from tidegate_policy.engine import session_hold
 from tidegate_policy.model import Call, CallId
 from tidegate_sim import engine_limits, fast_plugin, fast_scheduler, virtual_time
 
@@ -24,6 +25,7 @@ class FastEngine:
         stock: bool = False,
         prefix_cache: bool = True,
         regulators: Sequence[str] = (),
+        hold: float = 0.0,
         stock_key: engine_limits.StockKey = "latest-start",
         prefill_first: bool = False,
     ) -> None:
@@ -51,6 +53,7 @@ class FastEngine:
                 policy=policy,
                 clock=clock.now,
                 regulators=engine_regulators.create(regulators),
+                hold=session_hold.settings(hold),
                 prefix_cache=prefix_cache,
             )
         )

@@ -33,6 +33,7 @@ from tidegate_engine import scheduler as schedulers
 from tidegate_policy import labels
 from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import regulators as engine_regulators
+from tidegate_policy.engine import session_hold
 from tidegate_policy.model import Call, CallId
 from tidegate_sim import virtual_time
 from tidegate_sim.engine_limits import (
@@ -64,6 +65,7 @@ class VirtualEngine:
         stock: bool = False,
         prefix_cache: bool = True,
         regulators: Sequence[str] = (),
+        hold: float = 0.0,
         stock_key: StockKey = "latest-start",
         prefill_first: bool = False,
     ) -> None:
@@ -96,6 +98,7 @@ class VirtualEngine:
                 policy=policy,
                 clock=clock.now,
                 regulators=engine_regulators.create(regulators),
+                hold=session_hold.settings(hold),
             )
             self._scheduler = build(ours, cost, prefix_cache=prefix_cache)
 
