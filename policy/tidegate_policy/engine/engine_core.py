@@ -99,9 +99,8 @@ class EngineCore:
         return policies.Computed(known.prompt_tokens, known.output_tokens)
 
     def rank(self, call_id: CallId) -> policies.Key:
-        """The lane and key of a call in one tuple. The engine preempts the running call with the greatest rank."""
-        item = self.item(call_id)
-        return (self.policy.lane(item), *self.policy.key(item))
+        """The position of a call among the running calls. The engine preempts the call with the greatest rank first."""
+        return self.policy.rank(self.item(call_id))
 
     # Events.
 
