@@ -99,7 +99,7 @@ class EngineCore:
         return policies.Computed(known.prompt_tokens, known.output_tokens)
 
     def rank(self, call_id: CallId) -> policies.Key:
-        """The position of a call among the running calls. The engine preempts the call with the greatest rank first."""
+        """The lane and key of a call in one tuple. The engine preempts the running call with the greatest rank."""
         return self.policy.rank(self.item(call_id))
 
     # Events.

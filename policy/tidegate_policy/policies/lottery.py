@@ -66,6 +66,11 @@ class LotteryTurns:
     def copy(self) -> "LotteryTurns":
         return LotteryTurns(self._policy, self._seed, self._draws, real=False)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LotteryTurns) and (self._seed, self._draws) == (other._seed, other._draws)
+
+    __hash__ = None  # type: ignore[assignment]
+
 
 def _uniform(seed: int, count: int) -> float:
     """The number `count` of a sequence of uniform numbers in [0, 1) (SplitMix64)."""

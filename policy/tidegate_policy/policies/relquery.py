@@ -339,6 +339,11 @@ class GroupTurns:
     def copy(self) -> "GroupTurns":
         return GroupTurns(self._policy, list(self._policy.heads if self._heads is None else self._heads))
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GroupTurns) and self.copy()._heads == other.copy()._heads
+
+    __hash__ = None  # type: ignore[assignment]
+
     def _place(self, lane: int) -> Place:
         if self._heads is None or lane != SINGLES:
             return self._policy.place(lane)

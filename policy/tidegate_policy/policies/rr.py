@@ -83,6 +83,11 @@ class RoundTurns:
     def copy(self) -> "RoundTurns":
         return RoundTurns(self._policy, self._quantum_s, dict(self.balances), self._at, real=False)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RoundTurns) and (self.balances, self._at) == (other.balances, other._at)
+
+    __hash__ = None  # type: ignore[assignment]
+
     def charge(self, lane: int, work_s: float) -> None:
         self.balances[lane] = self.balances.get(lane, 0.0) - work_s
 

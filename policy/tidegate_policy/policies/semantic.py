@@ -62,8 +62,8 @@ class Semantic(StaticPolicy):
         self._waiting: dict[CallId, tuple[int, float]] = {}
         """Level and end of patience of each waiting call; a call that is being started is not in it."""
         self._levels: Counter[int] = Counter()
-        self._starting: dict[CallId, tuple[int, float]] = {}
-        """The same of each call that has started, until it is served."""
+        self._started: dict[CallId, tuple[int, float]] = {}
+        """The same of each call that has started."""
         self._lifted: set[CallId] = set()
         self._guaranteed: set[CallId] = set()
         """Calls that are served on the guaranteed share of their level."""
@@ -73,6 +73,10 @@ class Semantic(StaticPolicy):
     def price(self, level: int) -> float:
         """Predicted seconds that a start at this level stands for."""
         return self._mean_s.get(level, 1.0)
+
+    def waits(self, level: int) -> bool:
+        """Whether a call of this level waits, also one that cannot start now."""
+        return level in self._levels
 
     def lane(self, item: QueuedRequest) -> int:
         return item.call.urgency
@@ -95,13 +99,13 @@ class Semantic(StaticPolicy):
         known = self._waiting.get(call_id)
         if known is not None:
             self._leave(call_id)
-            self._starting[call_id] = known
+            self._started[call_id] = known
             if any(level < known[0] for level in self._levels):
                 self._guaranteed.add(call_id)
         return self._lift(now)
 
     def on_skip(self, now: float, item: QueuedRequest) -> Changed:
-        known = self._starting.pop(item.call.id, None)
+        known = self._started.pop(item.call.id, None)
         if known is not None:
             self._guaranteed.discard(item.call.id)
             self._wait(item.call.id, *known)
@@ -113,7 +117,7 @@ class Semantic(StaticPolicy):
     def on_preemption(self, now: float, item: QueuedRequest) -> Changed:
         call_id = item.call.id
         self._guaranteed.discard(call_id)
-        if self._starting.pop(call_id, None) is not None:
+        if self._started.pop(call_id, None) is not None:
             self._lifted.discard(call_id)
             self._wait(call_id, item.call.urgency, now + self._patience_s)
         return self._lift(now)
@@ -121,7 +125,7 @@ class Semantic(StaticPolicy):
     def on_end(self, now: float, call_id: CallId) -> Changed:
         if call_id in self._waiting:
             self._leave(call_id)
-        self._starting.pop(call_id, None)
+        self._started.pop(call_id, None)
         self._lifted.discard(call_id)
         self._guaranteed.discard(call_id)
         return self._lift(now)
@@ -170,7 +174,9 @@ class LevelTurns:
         return -level if starts >= 1 else first
 
     def take(self, lane: int, lanes: AbstractSet[int]) -> None:
-        self._earned_s = {level: earned_s for level, earned_s in self._earned_s.items() if level in lanes}
+        self._earned_s = {
+            level: earned_s for level, earned_s in self._earned_s.items() if level in lanes or self._policy.waits(level)
+        }
         self._move(lane, lanes, 1.0)
 
     def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
@@ -178,6 +184,11 @@ class LevelTurns:
 
     def copy(self) -> "LevelTurns":
         return LevelTurns(self._policy, self._share, dict(self._earned_s))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LevelTurns) and self._earned_s == other._earned_s
+
+    __hash__ = None  # type: ignore[assignment]
 
     def _move(self, lane: int, lanes: AbstractSet[int], sign: float) -> None:
         first, price_s = min(lanes), self._policy.price(lane)

@@ -322,6 +322,15 @@ class TagTurns:
     def copy(self) -> "TagTurns":
         return TagTurns(self._policy, dict(self._ahead or {}))
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TagTurns) and self._state() == other._state()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _state(self) -> object:
+        ahead = self._ahead or {}
+        return {lane: account.tag + ahead.get(lane, 0.0) for lane, account in self._policy.accounts.items()}
+
 
 def _output_s(cost: CostModel) -> float:
     """Seconds of the engine's time for an output token, KV reads aside."""

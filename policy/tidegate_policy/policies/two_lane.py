@@ -85,7 +85,8 @@ class TwoLane(StaticPolicy):
         """The slack. A call without a due instant counts as due in proportion to its size, else short calls would have the
         greatest slack and yield to long ones."""
         call = item.call
-        due_at_s = call.due_at_s
-        if due_at_s is None:
+        if call.due_at_s is not None:
+            due_at_s = call.due_or_patience_at_s
+        else:
             due_at_s = call.arrived_at_s + self._threshold_s + STRETCH * self.context.cost().call_seconds(call)
         return (due_at_s - item.service_s,)
