@@ -31,6 +31,7 @@ from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import engine_core, engine_status, session_hold
 from tidegate_policy.engine.regulators import Regulator
 from tidegate_policy.model import CallId
+from tidegate_policy.predict.step_cost import StepWork
 
 log = logging.getLogger("vllm.tidegate")  # below vLLM's logger, which has the handlers
 
@@ -56,6 +57,8 @@ class _Step:
     began_s: float
     prompt_tokens: Mapping[str, int]
     """Prompt tokens in the step, by request."""
+    work: StepWork | None = None
+    """What the step computes, if its time is to refine the cost model."""
 
 
 class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types that mypy can follow
@@ -71,15 +74,18 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         cost: CostModel = GENERIC,
         regulators: Sequence[Regulator] = (),
         hold: session_hold.Settings | None = None,
+        learn_cost: bool = False,
         clock: Callable[[], float] = time.monotonic,
         meter: meters.Meter = meters.SILENT,
         **kwargs: Any,
     ) -> None:
-        """Without `policy` the policy is the one of vLLM's own `--scheduling-policy`."""
+        """Without `policy` the policy is the one of vLLM's own `--scheduling-policy`. With `learn_cost` the measured step
+        times refine `cost`."""
         super().__init__(*args, **kwargs)
         self._lock = threading.RLock()
         self._clock = clock
         self._meter = meter
+        self._learn_cost = learn_cost
         self._core = engine_core.EngineCore(
             clock(),
             cost=cost,
@@ -126,6 +132,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
                     scheduled=output.num_scheduled_tokens,
                     began_s=began_s,
                     prompt_tokens=self._prompt_tokens(output),
+                    work=self._work(output) if self._learn_cost else None,
                 )
             )
             self._meter.scheduled(self._clock() - began_s, len(output.preempted_req_ids or ()))
@@ -145,6 +152,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
                 step_s=self._step_seconds(now, step, output),
                 computed=_computed(step, results),
                 ended=self._take_ended(),
+                work=step.work,
             )
             return results
 
@@ -230,6 +238,20 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
             left = request.num_prompt_tokens - request.num_computed_tokens + tokens
             found[request_id] = max(min(tokens, left), 0)
         return found
+
+    def _work(self, output: SchedulerOutput) -> StepWork:
+        """The work of a step. A request that computes one token after its prompt decodes; all other tokens are prefill."""
+        uncached = attended = decodes = context = 0
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            end = request.num_computed_tokens
+            if tokens == 1 and end > request.num_prompt_tokens:
+                decodes += 1
+                context += end
+            else:
+                uncached += tokens
+                attended += tokens * (end - tokens) + tokens * (tokens + 1) // 2
+        return StepWork(uncached=uncached, attended=attended, decodes=decodes, context=context)
 
     def _step_seconds(self, now: float, step: _Step, output: SchedulerOutput) -> float:
         """With async scheduling steps overlap; a step's time starts when the step before it has ended."""
