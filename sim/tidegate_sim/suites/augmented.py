@@ -53,7 +53,7 @@ class Augmented(engine_suite.EngineSuite):
     }
     notes = (
         f"A session meets its targets if its first token comes within {TTFT_S:g} s, and if its latency a token without the "
-        f"time of its tools is below {ITERATIONS:g} decode steps of one sequence. The paper does not say if it counts tools.",
+        f"time of its tools is below {ITERATIONS:g} decode steps of one sequence. The paper does not say if tools count.",
         "Goodput is the share of sessions that meet their targets, times the rate at which sessions complete.",
         "The paper's vLLM computes a session's context again after each tool: the row vllm-no-prefix-cache. Today's vLLM "
         "finds the part that is still cached.",
