@@ -20,6 +20,7 @@ from tidegate_policy.policies.policy_contract import (
     QueuedRequest,
     StaticPolicy,
     Turns,
+    hears,
     replay,
 )
 from tidegate_policy.policies.priority import Priority
@@ -87,5 +88,6 @@ __all__ = [
     "Turns",
     "UnknownPolicy",
     "create",
+    "hears",
     "replay",
 ]
