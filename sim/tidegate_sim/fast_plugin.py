@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tidegate_policy import labels, policies
 from tidegate_policy.cost import CostModel
-from tidegate_policy.engine import engine_core, engine_status
+from tidegate_policy.engine import engine_core, engine_status, session_hold
 from tidegate_policy.engine.regulators import Regulator
-from tidegate_policy.engine.step import EngineLimits, StepPlan
 from tidegate_policy.model import CallId
 from tidegate_policy.waiting_queue import WaitingQueue
-from tidegate_sim import engine_limits, fast_scheduler
+from tidegate_sim import engine_limits, fast_plan_execution, fast_scheduler
 from tidegate_sim.fast_scheduler import FastRequest, Step
 
 DECODED = policies.Computed(0, 1)
@@ -36,7 +35,14 @@ class CoreQueue:
         return self._requests[self._queue.peek().call.id]
 
     def pop(self) -> FastRequest:
-        return self._requests.pop(self._queue.pop(self._clock()).item.call.id)
+        """The plugin passes a request over first, and reports its start when it sees that vLLM did not skip it."""
+        call_id = self._queue.pass_over().call.id
+        self._queue.start(self._clock(), call_id)
+        return self._requests.pop(call_id)
+
+    def end_scan(self) -> None:
+        """A scan over the waiting requests is over."""
+        self._queue.end_scan()
 
     def put_back(self, request: FastRequest) -> None:
         item = self._core.on_preemption(self._clock(), CallId(request.id), output_tokens=request.output)
@@ -56,27 +62,31 @@ class FastPlugin(fast_scheduler.FastScheduler):
 
     def __init__(
         self,
-        limits: CostModel,
+        cost: CostModel,
         *,
         policy: str,
         clock: Callable[[], float],
         regulators: Sequence[Regulator] = (),
+        hold: session_hold.Settings | None = None,
         prefix_cache: bool = True,
     ) -> None:
-        super().__init__(limits, prefix_cache=prefix_cache)
+        super().__init__(cost, prefix_cache=prefix_cache)
         self._clock = clock
         self.core = engine_core.EngineCore(
             clock(),
-            cost=limits,
-            limits=EngineLimits(max_running=limits.max_batch, max_step_tokens=limits.max_step_tokens),
+            cost=cost,
+            limits=fast_plan_execution.limits(self),
             policy=policy,
             regulators=regulators,
+            hold=hold,
             queues=2,
+            probe=fast_plan_execution.FastProbe(self),
         )
-        self.waiting = CoreQueue(self.core.queues[1], self.core, clock)
+        self._execution = fast_plan_execution.FastPlanExecution(self, self.core, clock=clock)
+        self._queue = CoreQueue(self.core.queues[1], self.core, clock)
+        self.waiting = self._queue
         self._began_s = clock()
         self._ended: dict[CallId, bool] = {}
-        self._follow_policy()
 
     # What a client of the engine does.
 
@@ -89,6 +99,9 @@ class FastPlugin(fast_scheduler.FastScheduler):
             call_id=CallId(request.id),
             prompt_tokens=request.prompt_tokens,
             max_tokens=engine_limits.MAX_OUTPUT_TOKENS,
+            output_prior=self.core.output_prior.tokens,
+            client_priority=float(request.priority),
+            client_arrived_s=request.arrived_at_s,
         )
         self.core.on_arrival(now, call)
         self.add(request)
@@ -102,8 +115,10 @@ class FastPlugin(fast_scheduler.FastScheduler):
 
     def schedule(self) -> Step:
         self._began_s = self._clock()
-        self._carry_out(self.core.take_plan())
-        return super().schedule()
+        self._execution.begin_step()
+        step = super().schedule()
+        self._queue.end_scan()
+        return step
 
     def finish(self, step: Step) -> list[tuple[FastRequest, bool]]:
         results = super().finish(step)
@@ -114,48 +129,31 @@ class FastPlugin(fast_scheduler.FastScheduler):
             step_s=now - self._began_s if step.tokens else 0.0,
             computed=_computed(step, results),
             ended=ended,
-            running=[CallId(request.id) for request in self.running],
-            kv_usage=self.kv.usage,
         )
         return results
 
-    def _end(self, request: FastRequest) -> None:
-        super()._end(request)
-        self._ended[CallId(request.id)] = True
+    def _end(self, request: FastRequest, *, finished: bool) -> None:
+        self._ended[CallId(request.id)] = finished
+        if finished:
+            self._execution.before_free(request)
+        super()._end(request, finished=finished)
+
+    def _reclaim(self) -> bool:
+        return self._execution.release_one()
+
+    def _victim(self) -> FastRequest:
+        return self._execution.first_to_yield()
 
     # The calls of the control server.
 
     def set_policy(self, name: str, reason: str, parameters: Mapping[str, float]) -> engine_status.Switched:
-        switched = self.core.set_policy(self._clock(), name, parameters, reason)
-        self._follow_policy()
-        return switched
+        return self.core.set_policy(self._clock(), name, parameters, reason)
 
     def watch(self) -> "FastWatch":
         return FastWatch(self, self.core.watch(self._clock()))
 
     def cut(self, watch: engine_core.QosWatch) -> engine_status.WatchReport:
         return self.core.cut(self._clock(), watch, kv_usage=self.kv.usage)
-
-    # Carrying out plans.
-
-    def _carry_out(self, plan: StepPlan) -> None:
-        for call_id in plan.preempt:
-            request = self.requests.get(call_id)
-            if request is not None and request.running:
-                self.running.remove(request)
-                self._preempt(request)
-        self.max_step_tokens = plan.max_step_tokens
-        self.max_running = plan.max_running
-        if plan.max_starts is not None:
-            self.max_running = min(plan.max_running, len(self.running) + plan.max_starts)
-
-    def _follow_policy(self) -> None:
-        self._by_priority = self.core.policy.name != "fcfs"
-
-    def _victim(self) -> FastRequest:
-        if self._by_priority:
-            return max(self.running, key=lambda request: (self.core.rank(CallId(request.id)), request.arrived_at_s))
-        return self.running[-1]
 
 
 class FastWatch:

@@ -7,6 +7,7 @@ from tidegate_control import control_contract
 from tidegate_policy import labels
 from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import regulators as engine_regulators
+from tidegate_policy.engine import session_hold
 from tidegate_policy.model import Call, CallId
 from tidegate_sim import engine_limits, fast_plugin, fast_scheduler, virtual_time
 
@@ -26,6 +27,7 @@ class FastEngine:
         regulators: Sequence[str] = (),
         stock_key: engine_limits.StockKey = "latest-start",
         prefill_first: bool = False,
+        hold: session_hold.Settings | None = None,
     ) -> None:
         """The parameters are those of `virtual_engine.VirtualEngine`."""
         self.cost = cost
@@ -51,6 +53,7 @@ class FastEngine:
                 policy=policy,
                 clock=clock.now,
                 regulators=engine_regulators.create(regulators),
+                hold=hold,
                 prefix_cache=prefix_cache,
             )
         )

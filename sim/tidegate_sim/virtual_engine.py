@@ -33,6 +33,7 @@ from tidegate_engine import scheduler as schedulers
 from tidegate_policy import labels
 from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import regulators as engine_regulators
+from tidegate_policy.engine import session_hold
 from tidegate_policy.model import Call, CallId
 from tidegate_sim import virtual_time
 from tidegate_sim.engine_limits import (
@@ -66,6 +67,7 @@ class VirtualEngine:
         regulators: Sequence[str] = (),
         stock_key: StockKey = "latest-start",
         prefill_first: bool = False,
+        hold: session_hold.Settings | None = None,
     ) -> None:
         """`stock` runs vLLM's own scheduler class with its own policy, `fcfs` or `priority`, instead of Tidegate's."""
         self.cost = cost
@@ -96,6 +98,7 @@ class VirtualEngine:
                 policy=policy,
                 clock=clock.now,
                 regulators=engine_regulators.create(regulators),
+                hold=hold,
             )
             self._scheduler = build(ours, cost, prefix_cache=prefix_cache)
 
