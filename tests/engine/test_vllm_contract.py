@@ -38,12 +38,19 @@ def history(scheduler_class, features, seed, ahead, policy):
     return vllm_histories.History(scheduler, seed, features=features, ahead=ahead).run()
 
 
+CASES = [
+    pytest.param(FEATURES[name], *classes, id=f"{name}, {kind}")
+    for name in FEATURES
+    for kind, classes in {"plain": PLAIN, "pipeline": PIPELINE, "async": ASYNC}.items()
+    if (name, kind) != ("LoRA limits", "pipeline")  # vLLM's own scheduler fails an assertion there
+]
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-@pytest.mark.parametrize(("stock", "ours", "ahead"), [PLAIN, PIPELINE, ASYNC], ids=["plain", "pipeline", "async"])
-@pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES)
+@pytest.mark.parametrize(("features", "stock", "ours", "ahead"), CASES)
 def test_our_steps_are_vllms_steps(features, stock, ours, ahead, policy):
     expected = history(stock, features, 1, ahead, policy)
-    assert any(step.get("preempted") for step in expected)
+    assert any(step.get("preempted") for step in expected) or "pauses" in features
     assert history(ours, features, 1, ahead, policy) == expected
 
 
@@ -140,8 +147,8 @@ class TestCodeThatFillsVllmsAttributesItself:
 
     def test_outputs_may_be_copies(self, scheduler_class):
         scheduler = vllm_histories.build(scheduler_class)
-        scheduler.add_request(vllm_histories.made("a", 20, arrival_s=1.0))
         watch = scheduler.watch()
+        scheduler.add_request(vllm_histories.made("a", 20, arrival_s=1.0))
         for _ in range(3):
             output = scheduler.schedule()
             produced = engine.producing(output, scheduler.requests)
