@@ -10,6 +10,7 @@ The engine core process calls from one thread, the control server from others. O
 as soon as the lock is released, also while the engine is idle and blocks on its input.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -23,14 +24,14 @@ from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
 from tidegate_engine import meters, plan_execution, request_queue, vllm_labels
 from tidegate_policy import policies
 from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import engine_core, engine_status, session_hold
 from tidegate_policy.engine.regulators import Regulator
-from tidegate_policy.model import CallId
+from tidegate_policy.model import Call, CallId
 from tidegate_policy.predict.step_cost import StepWork
 
 log = logging.getLogger("vllm.tidegate")  # below vLLM's logger, which has the handlers
@@ -108,6 +109,8 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         self._steps: deque[_Step] = deque(maxlen=STEPS_IN_FLIGHT)
         self._last_step_s = clock()
         self._updating = False
+        self._returning: list[Request] = []
+        """Sessions that stopped in the present `update_from_output` while they waited."""
         self._ended: dict[CallId, bool] = {}
         self._follow_policy()
 
@@ -145,6 +148,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
                 results = super().update_from_output(output, *args, **kwargs)
             finally:
                 self._updating = False
+            self._return_sessions()
             now = self._clock()
             step = self._take_step(now, output)
             self._core.on_step(
@@ -169,6 +173,26 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         with self._lock:
             self._execution.release_all()  # held blocks would keep the cache from being reset
             return bool(super().reset_prefix_cache(*args, **kwargs))
+
+    def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:
+        super()._update_request_as_session(session, update)
+        with contextlib.suppress(KeyError):
+            self._core.on_update(self._call(session))
+
+    def _handle_stopped_request(self, request: Request) -> bool:
+        waited = request in self.waiting or request in self.kv_holding_waiting
+        finished = bool(super()._handle_stopped_request(request))
+        if waited and not finished:
+            self._returning.append(request)
+        return finished
+
+    def _return_sessions(self) -> None:
+        """vLLM takes a request that stopped while it waited out of all queues. A session whose stop token was in flight
+        when it was preempted expects more input, and vLLM would forget it."""
+        for request in self._returning:
+            if request.request_id in self.requests and not request.is_finished():
+                self._enqueue_waiting_request(request)
+        self._returning.clear()
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self._ended[CallId(request.request_id)] = request.status in FINISHED
@@ -218,11 +242,12 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         try:
             return self._core.item(CallId(request.request_id))
         except KeyError:
-            now = self._clock()
-            call = vllm_labels.call(
-                now, request, output_prior=self._core.output_prior.tokens, on_bad=self._meter.bad_label
-            )
-            return self._core.on_arrival(now, call)
+            return self._core.on_arrival(self._clock(), self._call(request))
+
+    def _call(self, request: Request) -> Call:
+        return vllm_labels.call(
+            self._clock(), request, output_prior=self._core.output_prior.tokens, on_bad=self._meter.bad_label
+        )
 
     def _preempted_item(self, request: Request) -> policies.QueuedRequest:
         call_id = self._admitted(request).call.id

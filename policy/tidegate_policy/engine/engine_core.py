@@ -130,6 +130,15 @@ class EngineCore:
         self._rekey(self.policy.on_arrival(now, item))
         return item
 
+    def on_update(self, call: Call) -> policies.QueuedRequest:
+        """A call that is in the engine has changed: its session has sent more input. Raises `KeyError`."""
+        known = self._calls[call.id]
+        known.item = policies.QueuedRequest(call=call, service_s=self.cost.call_seconds(call))
+        for queue in self.queues:
+            if call.id in queue:
+                queue.update(known.item)
+        return known.item
+
     def on_preemption(self, now: float, call_id: CallId, *, output_tokens: int) -> policies.QueuedRequest:
         """A running call lost its KV blocks. The driver pushes the returned request before its equals.
 
