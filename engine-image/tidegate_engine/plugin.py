@@ -15,7 +15,7 @@ from typing import Any
 from tidegate_control import control_contract, control_server
 from tidegate_engine import compat, engine_settings
 from tidegate_policy import cost
-from tidegate_policy.engine import regulators
+from tidegate_policy.engine import regulators, session_hold
 
 log = logging.getLogger("vllm.tidegate")  # below vLLM's logger, which has the handlers
 
@@ -100,6 +100,7 @@ def _ours(loaded: engine_settings.Settings, *args: Any, **kwargs: Any) -> Any:
         cost=model,
         policy=loaded.policy,
         regulators=regulators.create(engine_settings.names(loaded.regulators)),
+        hold=session_hold.settings(float(loaded.hold)),
         meter=meters.prometheus(),
     )
 

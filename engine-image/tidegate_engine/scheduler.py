@@ -2,11 +2,9 @@
 
 `TidegateSchedulerMixin` stands before one of two vLLM classes: `AsyncScheduler`, where vLLM schedules ahead of the device
 (GPUs), or `Scheduler`, where it does not (the CPU platform). Everything that vLLM does in a step stays vLLM's. The mixin
-replaces the waiting queues, carries out the plan of each step, and reports the facts of each step to the core. When vLLM
-must preempt a running request, the mixin gives each running request its rank as a number for the rest of the step, so that
-vLLM preempts in the reverse of the policy's order. At all other times `priority` is the number that the client sent. Under
-`fcfs` vLLM's own policy is FCFS, and the schedule is vLLM's own, step by step. Under `priority` it is vLLM's own priority
-schedule for clients without labels.
+replaces the waiting queues, has `plan_execution` carry out the plan of each step, and reports the facts of each step to
+the core. vLLM preempts in the reverse of the policy's order. Under `fcfs` vLLM's own policy is FCFS, and the schedule is
+vLLM's own, step by step. Under `priority` it is vLLM's own priority schedule for clients without labels.
 
 The engine core process calls from one thread, the control server from others. One lock guards both. A policy is in force
 as soon as the lock is released, also while the engine is idle and blocks on its input.
@@ -28,12 +26,11 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
-from tidegate_engine import meters, request_queue, vllm_labels
+from tidegate_engine import meters, plan_execution, request_queue, vllm_labels
 from tidegate_policy import policies
 from tidegate_policy.cost import CostModel
-from tidegate_policy.engine import engine_core, engine_status
+from tidegate_policy.engine import engine_core, engine_status, session_hold
 from tidegate_policy.engine.regulators import Regulator
-from tidegate_policy.engine.step import EngineLimits, StepPlan
 from tidegate_policy.model import Call, CallId
 
 log = logging.getLogger("vllm.tidegate")  # below vLLM's logger, which has the handlers
@@ -74,14 +71,12 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         policy: str | None = None,
         cost: CostModel = GENERIC,
         regulators: Sequence[Regulator] = (),
+        hold: session_hold.Settings | None = None,
         clock: Callable[[], float] = time.monotonic,
         meter: meters.Meter = meters.SILENT,
         **kwargs: Any,
     ) -> None:
         """Without `policy` the policy is the one of vLLM's own `--scheduling-policy`."""
-        self._vllm_policy = SchedulingPolicy.FCFS
-        self._demoted: list[tuple[Request, int]] | None = None
-        """The requests whose `priority` is their rank, and the numbers of their clients; None = vLLM does not schedule."""
         super().__init__(*args, **kwargs)
         self._lock = threading.RLock()
         self._clock = clock
@@ -89,12 +84,15 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         self._core = engine_core.EngineCore(
             clock(),
             cost=cost,
-            limits=self._limits(),
+            limits=plan_execution.limits(self),
             policy=policy or self.scheduler_config.policy,
             regulators=regulators,
+            hold=hold,
             queues=2,
+            probe=plan_execution.VllmProbe(self),
             report=_report,
         )
+        self._execution = plan_execution.PlanExecution(self, self._core, clock=clock, admitted=self._admitted)
         self._scan = request_queue.Scan(clock)
         self.kv_holding_waiting, self.waiting = (
             request_queue.OrderedQueue(
@@ -108,24 +106,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         self._returning: list[Request] = []
         """Sessions that stopped in the present `update_from_output` while they waited."""
         self._ended: dict[CallId, bool] = {}
-        self._kept: dict[CallId, Request] = {}
-        """Requests that ended and whose KV blocks a plan keeps."""
         self._follow_policy()
-
-    @property
-    def policy(self) -> SchedulingPolicy:
-        """vLLM's choice of the request to preempt: the last to come, or the one with the greatest priority. vLLM asks when
-        memory is short, and only then do the running requests need their rank."""
-        if self._demoted is not None and self._vllm_policy is SchedulingPolicy.PRIORITY:
-            if not self._demoted:
-                self._rank_requests()
-            if self._core.policy.failing:
-                return SchedulingPolicy.FCFS
-        return self._vllm_policy
-
-    @policy.setter
-    def policy(self, value: SchedulingPolicy) -> None:
-        self._vllm_policy = value
 
     # The calls of vLLM's engine core.
 
@@ -136,13 +117,12 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         with self._lock:
             began_s = self._clock()
-            self._carry_out(self._core.take_plan())
+            self._execution.begin_step()
             self._scan.begin()
-            self._demoted = []
             try:
                 output = super().schedule(*args, **kwargs)
             finally:
-                self._restore_priorities()
+                self._execution.end_step()
                 self._scan.end()
             self._steps.append(
                 _Step(
@@ -169,8 +149,6 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
                 step_s=self._step_seconds(now, step, output),
                 computed=_computed(step, results),
                 ended=self._take_ended(),
-                running=[CallId(request.request_id) for request in self.running],
-                kv_usage=self.get_kv_cache_usage(),
             )
             return results
 
@@ -185,6 +163,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         with self._lock:
+            self._execution.release_all()  # held blocks would keep the cache from being reset
             return bool(super().reset_prefix_cache(*args, **kwargs))
 
     def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:
@@ -208,13 +187,9 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         self._returning.clear()
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
-        call_id = CallId(request.request_id)
-        self._ended[call_id] = request.status in FINISHED
-        keep = call_id in self._core.plan.keep
-        freed = super()._free_request(request, delay_free_blocks=delay_free_blocks or keep)
-        if keep and not delay_free_blocks:
-            self._kept[call_id] = request
-        return freed
+        self._ended[CallId(request.request_id)] = request.status in FINISHED
+        self._execution.before_free(request)
+        return super()._free_request(request, delay_free_blocks=delay_free_blocks)
 
     # The calls of the control server, from its threads.
 
@@ -248,60 +223,9 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         with self._lock:
             self._core.unwatch(watch)
 
-    # Carrying out plans.
-
-    def _limits(self) -> EngineLimits:
-        """The limits with which vLLM was started, and the tokens without which it cannot start a request."""
-        drafts = self.num_spec_tokens
-        if not self.scheduler_config.enable_chunked_prefill:
-            start = self.max_model_len
-        elif self.need_mamba_block_aligned_split:
-            start = self.block_size + self.num_prefill_lookahead
-        else:
-            start = 1 + max(drafts, self.num_prefill_lookahead)
-        return EngineLimits(
-            max_running=self.max_num_active_reqs,
-            max_step_tokens=self.max_num_scheduled_tokens,
-            tokens_per_sequence=1 + drafts,
-            start_tokens=start,
-        )
-
-    def _carry_out(self, plan: StepPlan) -> None:
-        for call_id in plan.preempt:
-            self._preempt(call_id)
-        self.max_num_scheduled_tokens = plan.max_step_tokens
-        self.max_num_active_reqs = plan.max_running
-        if plan.max_starts is not None:
-            held = len(self.running) + self.num_waiting_for_streaming_input
-            self.max_num_active_reqs = min(plan.max_running, held + plan.max_starts)
-        for call_id in [call_id for call_id in self._kept if call_id not in plan.keep]:
-            self._free_blocks(self._kept.pop(call_id))
-
-    def _preempt(self, call_id: CallId) -> None:
-        """Preempts a running request by vLLM's own method."""
-        request = self.requests.get(call_id)
-        if request is None or request.status != RequestStatus.RUNNING or request not in self.running:
-            return
-        if self._request_blocks_can_be_freed(request):
-            self.running.remove(request)
-            self._preempt_request(request, time.monotonic(), drop_stale_output=True)
-            self.prev_step_scheduled_req_ids.discard(call_id)  # it may resume in this step
-
     def _follow_policy(self) -> None:
         """Makes vLLM's choice of the request to preempt follow the active policy."""
         self.policy = SchedulingPolicy.FCFS if self._core.policy.name == "fcfs" else SchedulingPolicy.PRIORITY
-
-    def _rank_requests(self) -> None:
-        """Sets the priority of each running request to its place in the order of the policy, for this step."""
-        ranks = {request.request_id: self._core.rank(self._admitted(request).call.id) for request in self.running}
-        self._demoted = [(request, request.priority) for request in self.running]
-        for place, request in enumerate(sorted(self.running, key=lambda request: ranks[request.request_id])):
-            request.priority = place
-
-    def _restore_priorities(self) -> None:
-        for request, priority in self._demoted or ():
-            request.priority = priority
-        self._demoted = None
 
     # Calls for requests.
 

@@ -84,6 +84,13 @@ class Call:
     prefix: tuple[tuple[int, int], ...] = ()
     """(hash, tokens) of the leading parts of the prompt that other prompts may share, in order."""
 
+    def output_left(self, output_tokens: int) -> int:
+        """Output tokens that are expected to follow after `output_tokens`: at least one. A call beyond its prediction is
+        expected to stop half way to the upper bound."""
+        if output_tokens < self.output_predicted:
+            return self.output_predicted - output_tokens
+        return max((self.output_upper - output_tokens) // 2, 1)
+
     @property
     def due_or_patience_at_s(self) -> float:
         """The instant that deadline policies compare: `due_at_s`, else arrival plus `PATIENCE_S`."""

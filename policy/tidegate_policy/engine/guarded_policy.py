@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from itertools import islice
-from typing import Protocol, TypeVar
 
 from tidegate_policy import policies
-from tidegate_policy.engine.step import StepPlan
+from tidegate_policy.engine.regulators import Regulator
+from tidegate_policy.engine.snapshot import EngineSnapshot
+from tidegate_policy.engine.step import StepFacts, StepPlan
 from tidegate_policy.model import CallId
 from tidegate_policy.policies import Changed, Computed, Key, Policy, QueuedRequest, Turns, policy_contract
 
@@ -43,26 +44,24 @@ class Failures:
             self._report(hook, error)
 
 
-Seen = TypeVar("Seen", contravariant=True)
-
-
-class Shaping(Protocol[Seen]):
-    """A regulator, whatever it sees."""
-
-    def shape(self, seen: Seen, plan: StepPlan, /) -> StepPlan:
-        """The plan of the next step."""
-
-
-def shaped(regulator: Shaping[Seen], seen: Seen, plan: StepPlan, failures: Failures) -> StepPlan:
+def shaped(regulator: Regulator, engine: EngineSnapshot, plan: StepPlan, failures: Failures) -> StepPlan:
     """The regulator's plan, or `plan` if the regulator raises."""
     try:
-        changed = regulator.shape(seen, plan)
+        changed = regulator.shape(engine, plan)
         if not isinstance(changed, StepPlan):
             raise BadAnswer(f"a regulator must return a plan, not {changed!r}")
         return changed
     except Exception as error:
         failures.add(f"{type(regulator).__name__}.shape", error)
         return plan
+
+
+def observed(regulator: Regulator, facts: StepFacts, failures: Failures) -> None:
+    """Tells a regulator of a step."""
+    try:
+        regulator.observe(facts)
+    except Exception as error:
+        failures.add(f"{type(regulator).__name__}.observe", error)
 
 
 class GuardedPolicy:
@@ -82,6 +81,10 @@ class GuardedPolicy:
     @property
     def keys_change(self) -> bool:
         return self.unguarded.keys_change
+
+    @property
+    def protects_progress(self) -> bool:
+        return self.unguarded.protects_progress
 
     def begin_step(self) -> Changed:
         """Trusts the policy again. The caller must re-key the returned calls."""
@@ -119,10 +122,7 @@ class GuardedPolicy:
     def rank(self, item: QueuedRequest) -> Key:
         """The position among the running calls; the greatest is preempted first."""
         try:
-            rank = getattr(self.unguarded, "rank", None)
-            if rank is not None:
-                return _usable(rank(item))
-            return (self.unguarded.lane(item), *_usable(self.unguarded.key(item)))
+            return _usable(self.unguarded.rank(item))
         except Exception as error:
             self.failed("rank", error)
             return NO_KEY

@@ -86,11 +86,18 @@ class Policy(Protocol):
     def keys_change(self) -> bool:
         """Whether events can change the key of a call. If not, the scheduler need not report tokens."""
 
+    @property
+    def protects_progress(self) -> bool:
+        """Whether a call that was preempted yields only after it has delivered a token again, if another can yield."""
+
     def lane(self, item: QueuedRequest) -> int:
         """The lane of a call; a policy without lanes answers 0."""
 
     def key(self, item: QueuedRequest) -> Key:
         """The position within the lane, smallest first. It changes only for calls that an event method returned."""
+
+    def rank(self, item: QueuedRequest) -> Key:
+        """The position of a call among calls that run: the greatest is preempted first."""
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
         """A call entered the scheduler."""
@@ -166,6 +173,7 @@ class StaticPolicy(ABC):
     name: ClassVar[str]
     PARAMETERS: ClassVar[tuple[Parameter, ...]] = ()
     keys_change: ClassVar[bool] = False
+    protects_progress: ClassVar[bool] = True
 
     def __init__(self, **parameters: float) -> None:
         """Missing parameters take their default. `policies.create` checks names and ranges."""
@@ -179,6 +187,9 @@ class StaticPolicy(ABC):
     @abstractmethod
     def key(self, item: QueuedRequest) -> Key:
         """The position within the lane, smallest first."""
+
+    def rank(self, item: QueuedRequest) -> Key:
+        return (self.lane(item), *self.key(item))
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
         return NONE_CHANGED

@@ -12,6 +12,7 @@ class Priority(StaticPolicy):
     """The key is the urgency level, then the number and the arrival that a client without labels has."""
 
     name = "priority"
+    protects_progress = False
 
     def key(self, item: QueuedRequest) -> Key:
         call = item.call
