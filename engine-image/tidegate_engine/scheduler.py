@@ -32,6 +32,7 @@ from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import engine_core, engine_status, session_hold
 from tidegate_policy.engine.regulators import Regulator
 from tidegate_policy.model import Call, CallId
+from tidegate_policy.predict.step_cost import StepWork
 
 log = logging.getLogger("vllm.tidegate")  # below vLLM's logger, which has the handlers
 
@@ -43,6 +44,8 @@ FINISHED = (
     RequestStatus.FINISHED_REPETITION,
 )
 """The ends of requests whose answer is complete. All others were aborted, or failed."""
+
+ONE_TOKEN = policies.Computed(0, 1)
 
 GENERIC = CostModel(step_s=0.02, prefill_s=1e-4)
 """For engines without a profile. Policies compare calls on one engine, so proportions matter more than seconds."""
@@ -57,6 +60,8 @@ class _Step:
     began_s: float
     prompt_tokens: Mapping[str, int]
     """Prompt tokens in the step, by request."""
+    work: StepWork | None = None
+    """What the step computes, if its time is to refine the cost model."""
 
 
 class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types that mypy can follow
@@ -72,15 +77,18 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         cost: CostModel = GENERIC,
         regulators: Sequence[Regulator] = (),
         hold: session_hold.Settings | None = None,
+        learn_cost: bool = False,
         clock: Callable[[], float] = time.monotonic,
         meter: meters.Meter = meters.SILENT,
         **kwargs: Any,
     ) -> None:
-        """Without `policy` the policy is the one of vLLM's own `--scheduling-policy`."""
+        """Without `policy` the policy is the one of vLLM's own `--scheduling-policy`. With `learn_cost` the measured step
+        times refine `cost`."""
         super().__init__(*args, **kwargs)
         self._lock = threading.RLock()
         self._clock = clock
         self._meter = meter
+        self._learn_cost = learn_cost
         self._core = engine_core.EngineCore(
             clock(),
             cost=cost,
@@ -103,6 +111,8 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         self._steps: deque[_Step] = deque(maxlen=STEPS_IN_FLIGHT)
         self._last_step_s = clock()
         self._updating = False
+        self._prefilling: set[str] = set()
+        """Running requests that have not computed their whole prompt; most other requests compute one token in a step."""
         self._returning: list[Request] = []
         """Sessions that stopped in the present `update_from_output` while they waited."""
         self._ended: dict[CallId, bool] = {}
@@ -129,6 +139,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
                     scheduled=output.num_scheduled_tokens,
                     began_s=began_s,
                     prompt_tokens=self._prompt_tokens(output),
+                    work=self._work(output) if self._learn_cost else None,
                 )
             )
             self._meter.scheduled(self._clock() - began_s, len(output.preempted_req_ids or ()))
@@ -149,6 +160,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
                 step_s=self._step_seconds(now, step, output),
                 computed=_computed(step, results),
                 ended=self._take_ended(),
+                work=step.work,
             )
             return results
 
@@ -188,6 +200,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self._ended[CallId(request.request_id)] = request.status in FINISHED
+        self._prefilling.discard(request.request_id)
         self._execution.before_free(request)
         return super()._free_request(request, delay_free_blocks=delay_free_blocks)
 
@@ -248,13 +261,34 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
     # Reporting facts.
 
     def _prompt_tokens(self, output: SchedulerOutput) -> dict[str, int]:
-        """The prompt tokens of each request in a step; vLLM has just advanced `num_computed_tokens` by its tokens."""
+        """The prompt tokens of each request that computes some; vLLM has just advanced `num_computed_tokens`."""
         found = {}
+        prefilling = self._prefilling
+        prefilling.update(new.req_id for new in output.scheduled_new_reqs)
+        prefilling.update(output.scheduled_cached_reqs.resumed_req_ids)
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            if tokens > 1 or request_id in prefilling:
+                request = self.requests[request_id]
+                left = request.num_prompt_tokens - request.num_computed_tokens + tokens
+                if left > 0:
+                    found[request_id] = min(tokens, left)
+                if left <= tokens:
+                    prefilling.discard(request_id)
+        return found
+
+    def _work(self, output: SchedulerOutput) -> StepWork:
+        """The work of a step. A request that computes one token after its prompt decodes; all other tokens are prefill."""
+        uncached = attended = decodes = context = 0
         for request_id, tokens in output.num_scheduled_tokens.items():
             request = self.requests[request_id]
-            left = request.num_prompt_tokens - request.num_computed_tokens + tokens
-            found[request_id] = max(min(tokens, left), 0)
-        return found
+            end = request.num_computed_tokens
+            if tokens == 1 and end > request.num_prompt_tokens:
+                decodes += 1
+                context += end
+            else:
+                uncached += tokens
+                attended += tokens * (end - tokens) + tokens * (tokens + 1) // 2
+        return StepWork(uncached=uncached, attended=attended, decodes=decodes, context=context)
 
     def _step_seconds(self, now: float, step: _Step, output: SchedulerOutput) -> float:
         """With async scheduling steps overlap; a step's time starts when the step before it has ended."""
@@ -286,11 +320,15 @@ def _report(hook: str, error: Exception) -> None:
 
 def _computed(step: _Step, results: Mapping[int, Any]) -> dict[CallId, policies.Computed]:
     """The tokens of a step by call: prompt tokens that it computed, and output tokens that it delivered."""
-    delivered = {result.request_id: len(result.new_token_ids) for batch in results.values() for result in batch.outputs}
-    return {
-        CallId(request_id): policies.Computed(step.prompt_tokens.get(request_id, 0), delivered.get(request_id, 0))
-        for request_id in {**step.prompt_tokens, **delivered}
-    }
+    found: dict[CallId, policies.Computed] = {}
+    for batch in results.values():
+        for result in batch.outputs:
+            tokens = len(result.new_token_ids)
+            found[result.request_id] = ONE_TOKEN if tokens == 1 else policies.Computed(0, tokens)
+    for request_id, tokens in step.prompt_tokens.items():
+        call_id = CallId(request_id)
+        found[call_id] = policies.Computed(tokens, found[call_id].output_tokens if call_id in found else 0)
+    return found
 
 
 class _Watch:

@@ -17,6 +17,7 @@ from tidegate_policy import gateway_core
 from tidegate_policy.admit import promises
 from tidegate_policy.cost import CostModel
 from tidegate_policy.dispatch import core_actions, engine_table
+from tidegate_policy.engine import session_hold
 from tidegate_policy.model import CallId, DropReason, EngineId, WorkflowId
 from tidegate_policy.predict.output_length import CHARACTERS_PER_TOKEN
 from tidegate_policy.steer import steering_loop
@@ -45,8 +46,8 @@ class Row:
     """Parameters of the engines' policy."""
     regulators: Sequence[str] = ()
     """The regulators of the engines' steps."""
-    hold: float = 0.0
-    """Share of the KV cache that engines may hold for sessions whose tool runs."""
+    hold: session_hold.Settings | None = None
+    """The bounds of the KV that engines hold between the calls of a session; None = they hold nothing."""
     stock_key: engine_limits.StockKey = "latest-start"
     """The number by which vLLM's own `priority` policy orders calls."""
     prefill_first: bool = False
@@ -134,9 +135,9 @@ class Cell:
                 stock=row.stock_scheduler,
                 prefix_cache=row.prefix_cache,
                 regulators=row.regulators,
-                hold=row.hold,
                 stock_key=row.stock_key,
                 prefill_first=row.prefill_first,
+                hold=row.hold,
             )
             for name, model in pool.items()
         }

@@ -35,8 +35,8 @@ class Workload:
     """The profile of the engine."""
     rates: Sequence[float]
     """The paper's loads."""
-    overload: float
-    """A load far above what any row sustains, at which capacity is measured."""
+    overload: float | None
+    """A load far above what any row sustains, at which capacity is measured; None = the capacity is not measured."""
 
 
 def row(policy: str, **more: object) -> cell.Row:
@@ -118,9 +118,9 @@ class EngineSuite(suite.Suite):
         capacity: dict[str, float] = {}
         below: list[Report] = []
         if "capacity" in parts or "sustained" in parts:
-            over = self._cells(options, {name: [found.overload] for name, found in chosen.items()}, rows, checks, tell)
-            for found in over:
-                capacity[found["workload"]] = max(item["throughput"]["mean"] for item in found["rows"].values())
+            overloads = {name: [found.overload] for name, found in chosen.items() if found.overload}
+            for over in self._cells(options, overloads, rows, checks, tell):
+                capacity[over["workload"]] = max(item["throughput"]["mean"] for item in over["rows"].values())
         if "capacity" in parts:
             loads = {name: [round(share * rate, 4) for share in SHARES_OF_CAPACITY] for name, rate in capacity.items()}
             below = self._cells(options, loads, rows, checks, tell)

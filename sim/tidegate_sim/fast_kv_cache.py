@@ -76,7 +76,8 @@ class KvCache:
         """`blocks` includes vLLM's null block, which no request gets."""
         self.caching = caching
         self.ids: dict[tuple[int, object], int] = {}
-        self._total = blocks - 1
+        self.blocks = blocks - 1
+        """Blocks that requests can have."""
         self._plain = blocks - 1
         """Free blocks without a hash. They are allocated first."""
         self._evictable: OrderedDict[Block, None] = OrderedDict()
@@ -91,7 +92,7 @@ class KvCache:
     @property
     def usage(self) -> float:
         """The share of the blocks that are not free, computed as vLLM computes it."""
-        return 1.0 - self.free_blocks / self._total if self._total else 0
+        return 1.0 - self.free_blocks / self.blocks if self.blocks else 0
 
     def hits(self, keys: Sequence[int], most: int) -> list[Block]:
         """The cached blocks of the longest prefix of `keys` that is in the cache, at most `most`."""

@@ -3,17 +3,15 @@
 It tells the same core of the same events at the same instants as the plugin does, and carries out the plans of the core.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tidegate_policy import labels, policies
 from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import engine_core, engine_status, session_hold
 from tidegate_policy.engine.regulators import Regulator
-from tidegate_policy.engine.step import EngineLimits, StepPlan
 from tidegate_policy.model import CallId
 from tidegate_policy.waiting_queue import WaitingQueue
-from tidegate_sim import engine_limits, fast_kv_cache, fast_scheduler
-from tidegate_sim.engine_limits import BLOCK_TOKENS
+from tidegate_sim import engine_limits, fast_plan_execution, fast_scheduler
 from tidegate_sim.fast_scheduler import FastRequest, Step
 
 DECODED = policies.Computed(0, 1)
@@ -37,7 +35,14 @@ class CoreQueue:
         return self._requests[self._queue.peek().call.id]
 
     def pop(self) -> FastRequest:
-        return self._requests.pop(self._queue.pop(self._clock()).item.call.id)
+        """The plugin passes a request over first, and reports its start when it sees that vLLM did not skip it."""
+        call_id = self._queue.pass_over().call.id
+        self._queue.start(self._clock(), call_id)
+        return self._requests.pop(call_id)
+
+    def end_scan(self) -> None:
+        """A scan over the waiting requests is over."""
+        self._queue.end_scan()
 
     def put_back(self, request: FastRequest) -> None:
         item = self._core.on_preemption(self._clock(), CallId(request.id), output_tokens=request.output)
@@ -57,7 +62,7 @@ class FastPlugin(fast_scheduler.FastScheduler):
 
     def __init__(
         self,
-        limits: CostModel,
+        cost: CostModel,
         *,
         policy: str,
         clock: Callable[[], float],
@@ -65,31 +70,23 @@ class FastPlugin(fast_scheduler.FastScheduler):
         hold: session_hold.Settings | None = None,
         prefix_cache: bool = True,
     ) -> None:
-        super().__init__(limits, prefix_cache=prefix_cache)
+        super().__init__(cost, prefix_cache=prefix_cache)
         self._clock = clock
         self.core = engine_core.EngineCore(
             clock(),
-            cost=limits,
-            limits=EngineLimits(
-                max_running=limits.max_batch,
-                max_step_tokens=limits.max_step_tokens,
-                kv_tokens=(engine_limits.kv_blocks(limits.kv_tokens) - 1) * BLOCK_TOKENS,
-            ),
+            cost=cost,
+            limits=fast_plan_execution.limits(self),
             policy=policy,
             regulators=regulators,
             hold=hold,
             queues=2,
-            probe=FastProbe(self),
+            probe=fast_plan_execution.FastProbe(self),
         )
-        self.waiting = CoreQueue(self.core.queues[1], self.core, clock)
+        self._execution = fast_plan_execution.FastPlanExecution(self, self.core, clock=clock)
+        self._queue = CoreQueue(self.core.queues[1], self.core, clock)
+        self.waiting = self._queue
         self._began_s = clock()
         self._ended: dict[CallId, bool] = {}
-        self._aborting = False
-        self._held: dict[CallId, list[fast_kv_cache.Block]] = {}
-        """The blocks of each held context."""
-        self._yielding: list[CallId] = []
-        """The running calls in the order in which they yield in this step; empty until memory is short."""
-        self._follow_policy()
 
     # What a client of the engine does.
 
@@ -103,30 +100,24 @@ class FastPlugin(fast_scheduler.FastScheduler):
             prompt_tokens=request.prompt_tokens,
             max_tokens=engine_limits.MAX_OUTPUT_TOKENS,
             output_prior=self.core.output_prior.tokens,
-            client_priority=request.priority,
+            client_priority=float(request.priority),
             client_arrived_s=request.arrived_at_s,
         )
         self.core.on_arrival(now, call)
         self.add(request)
 
     def abort(self, request_id: str) -> None:
-        self._aborting = True
         super().abort(request_id)
-        self._aborting = False
         if self._ended.pop(CallId(request_id), None) is not None:
             self.core.on_end(self._clock(), CallId(request_id), finished=False)
 
     # One step.
 
     def schedule(self) -> Step:
-        now = self._began_s = self._clock()
-        self._free(self.core.take_released(now))
-        plan = self.core.take_plan(now)
-        self._carry_out(plan)
-        paused, self.paused = self.paused, self.paused.union(plan.paused)
+        self._began_s = self._clock()
+        self._execution.begin_step()
         step = super().schedule()
-        self.paused = paused
-        self._yielding = []
+        self._queue.end_scan()
         return step
 
     def finish(self, step: Step) -> list[tuple[FastRequest, bool]]:
@@ -141,84 +132,28 @@ class FastPlugin(fast_scheduler.FastScheduler):
         )
         return results
 
-    def _end(self, request: FastRequest) -> None:
-        call_id, blocks = CallId(request.id), request.hashed
-        tokens = len(blocks) * BLOCK_TOKENS
-        if blocks and not self._aborting and self.core.hold(self._clock(), call_id, context_tokens=tokens):
-            self.kv.touch(blocks)
-            self._held[call_id] = list(blocks)
-        super()._end(request)
-        self._ended[CallId(request.id)] = True
+    def _end(self, request: FastRequest, *, finished: bool) -> None:
+        self._ended[CallId(request.id)] = finished
+        if finished:
+            self._execution.before_free(request)
+        super()._end(request, finished=finished)
+
+    def _reclaim(self) -> bool:
+        return self._execution.release_one()
+
+    def _victim(self) -> FastRequest:
+        return self._execution.first_to_yield()
 
     # The calls of the control server.
 
     def set_policy(self, name: str, reason: str, parameters: Mapping[str, float]) -> engine_status.Switched:
-        switched = self.core.set_policy(self._clock(), name, parameters, reason)
-        self._follow_policy()
-        return switched
+        return self.core.set_policy(self._clock(), name, parameters, reason)
 
     def watch(self) -> "FastWatch":
         return FastWatch(self, self.core.watch(self._clock()))
 
     def cut(self, watch: engine_core.QosWatch) -> engine_status.WatchReport:
         return self.core.cut(self._clock(), watch, kv_usage=self.kv.usage)
-
-    # Carrying out plans.
-
-    def _carry_out(self, plan: StepPlan) -> None:
-        for call_id in plan.preempt:
-            request = self.requests.get(call_id)
-            if request is not None and request.running:
-                self.running.remove(request)
-                self._preempt(request)
-        self.max_step_tokens = plan.max_step_tokens
-        self.max_running = plan.max_running
-        if plan.max_starts is not None:
-            self.max_running = min(plan.max_running, len(self.running) + plan.max_starts)
-
-    def _follow_policy(self) -> None:
-        self._by_priority = self.core.policy.name != "fcfs"
-
-    def _victim(self) -> FastRequest:
-        if not self._by_priority:
-            return self.running[-1]
-        if not self._yielding:
-            self._yielding = self.core.victims(self._clock())
-        running = {CallId(request.id): request for request in self.running}
-        return next(running[call_id] for call_id in self._yielding if call_id in running)
-
-    def _reclaim(self) -> bool:
-        call_id = self.core.release_one() if self._held else None
-        if call_id is None:
-            return False
-        self._free([call_id])
-        return True
-
-    def _free(self, call_ids: Iterable[CallId]) -> None:
-        for call_id in call_ids:
-            blocks = self._held.pop(call_id, None)
-            if blocks is not None:
-                self.kv.free(blocks, 0)
-
-
-class FastProbe:
-    """The answers of the scheduler to the questions of the core, as `plan_execution.VllmProbe` gives them."""
-
-    def __init__(self, scheduler: FastPlugin) -> None:
-        self._scheduler = scheduler
-
-    def running_calls(self) -> Iterable[tuple[CallId, int]]:
-        return [(CallId(request.id), request.computed) for request in self._scheduler.running]
-
-    def free_kv_tokens(self) -> int:
-        return self._scheduler.kv.free_blocks * BLOCK_TOKENS
-
-    def cached_tokens(self, call_id: CallId) -> int:
-        request, kv = self._scheduler.requests.get(call_id), self._scheduler.kv
-        if request is None or not kv.caching:
-            return 0
-        most = (request.tokens - 1) // BLOCK_TOKENS
-        return len(kv.hits(request.keys.extend(most), most)) * BLOCK_TOKENS
 
 
 class FastWatch:

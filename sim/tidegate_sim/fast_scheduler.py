@@ -11,6 +11,7 @@ scheduler step by step on random histories.
 import heapq
 from collections import deque
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from tidegate_policy.cost import CostModel
@@ -194,15 +195,12 @@ class FastScheduler:
         self.waiting: Queue = PriorityQueue() if policy == "priority" else ArrivalQueue()
         self.max_running = limits.max_batch
         self.max_step_tokens = limits.max_step_tokens
-        self.decode_only = False
-        """The next step starts and continues no prefill, as `schedule(throttle_prefills=True)`."""
-        self.paused: frozenset[str] = frozenset()
+        self.paused: AbstractSet[str] = frozenset()
         """Running requests that get no token in the next step, and keep their KV blocks."""
         self._by_priority = policy == "priority"
         """Whether the running request of the greatest rank is preempted first; otherwise the last that started."""
         self._preempted: set[FastRequest] = set()
         """Requests that were preempted since the last step was scheduled."""
-        self._capacity_bound = False
         self._own = WORD
         """The token of which the own part of the last prompt consists; each prompt has a smaller number."""
 
@@ -244,21 +242,30 @@ class FastScheduler:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
-        self._end(request)
+        self._end(request, finished=False)
+
+    def preempt(self, request_id: str) -> None:
+        """Preempts a request before a step. Ids that do not run are ignored."""
+        request = self.requests.get(request_id)
+        if request is not None and request.running:
+            self.running.remove(request)
+            self._preempt(request)
+
+    def hits(self, request: FastRequest) -> Sequence[fast_kv_cache.Block]:
+        """The cached blocks that a waiting request would find now. Its last token is always computed, for its logits."""
+        if not self.kv.caching:
+            return ()
+        most = (request.tokens - 1) // BLOCK_TOKENS
+        return self.kv.hits(request.keys.extend(most), most)
 
     # One step.
 
     def schedule(self) -> Step:
         """Schedules the next step."""
         step = Step()
-        defer = (
-            self.decode_only and not self._capacity_bound and any(not request.prefilling for request in self.running)
-        )
-        budget, preempted = self._schedule_running(step, defer=defer)
+        budget, preempted = self._schedule_running(step)
         if not preempted:
-            self._schedule_waiting(step, budget, defer=defer)
-            if not defer:
-                self._capacity_bound = len(self.waiting) > 0
+            self._schedule_waiting(step, budget)
         step.preempted, self._preempted = self._preempted, set()
         self._advance(step)
         return step
@@ -275,13 +282,13 @@ class FastScheduler:
             last = request.output >= request.ends
             if last:
                 ended = True
-                self._end(request)
+                self._end(request, finished=True)
             results.append((request, last))
         if ended:
             self.running = [request for request in self.running if not request.ended]
         return results
 
-    def _schedule_running(self, step: Step, *, defer: bool) -> tuple[int, bool]:
+    def _schedule_running(self, step: Step) -> tuple[int, bool]:
         """Schedules the running requests. Returns the tokens that are left of the step, and whether any was preempted."""
         budget, index, preempted = self.max_step_tokens, 0, False
         kv, scheduled, running, paused = self.kv, step.tokens, self.running, self.paused
@@ -289,7 +296,7 @@ class FastScheduler:
             request = running[index]
             computed = request.computed
             count = request.tokens - computed
-            if (paused and request.id in paused) or (defer and request.prefilling):
+            if paused and request.id in paused:
                 index += 1
                 continue
             if count > budget:
@@ -321,21 +328,18 @@ class FastScheduler:
             index += 1
         return budget, preempted
 
-    def _schedule_waiting(self, step: Step, budget: int, *, defer: bool) -> None:
+    def _schedule_waiting(self, step: Step, budget: int) -> None:
         kv, waiting = self.kv, self.waiting
         while budget > 0 and len(waiting) and len(self.running) < self.max_running:
             request = waiting.peek()
-            hits: Sequence[fast_kv_cache.Block] = ()
-            if kv.caching:
-                most = (request.tokens - 1) // BLOCK_TOKENS  # the last token is computed again, for its logits
-                hits = kv.hits(request.keys.extend(most), most)
+            hits = self.hits(request)
             computed = len(hits) * BLOCK_TOKENS
-            if defer and computed < request.tokens - 1:
-                break
             whole = (request.tokens + BLOCK_TOKENS - 1) // BLOCK_TOKENS - len(hits)
-            while whole + kv.evictable(hits) > kv.free_blocks:  # the whole sequence must fit
-                if self.running or not self._reclaim():
-                    return
+            fits = whole + kv.evictable(hits) <= kv.free_blocks  # the whole sequence must fit
+            while not fits and not self.running and self._reclaim():
+                fits = whole + kv.evictable(hits) <= kv.free_blocks
+            if not fits:
+                break
             count = min(request.tokens - computed, budget)
             end = computed + count
             kv.touch(hits)
@@ -375,15 +379,15 @@ class FastScheduler:
                     prompts[request] = min(count, request.prompt_tokens - start)
         step.uncached, step.attended, step.decodes, step.context = uncached, attended, decodes, context
 
+    def _reclaim(self) -> bool:
+        """Frees memory that no request needs. False if there is none."""
+        return False
+
     def _victim(self) -> FastRequest:
         """The running request that is preempted when a block is missing."""
         if self._by_priority:
             return max(self.running, key=lambda request: (request.priority, request.arrived_at_s))
         return self.running[-1]
-
-    def _reclaim(self) -> bool:
-        """Frees memory that no running request needs; False if there is none."""
-        return False
 
     def _preempt(self, request: FastRequest) -> None:
         """Takes the blocks of a request, which has left `running`, and lets it wait again."""
@@ -394,7 +398,7 @@ class FastScheduler:
         self.waiting.put_back(request)
         self._preempted.add(request)
 
-    def _end(self, request: FastRequest) -> None:
+    def _end(self, request: FastRequest, *, finished: bool) -> None:
         self._release(request)
         request.ended = True
         request.running = False

@@ -25,9 +25,9 @@ class FastEngine:
         stock: bool = False,
         prefix_cache: bool = True,
         regulators: Sequence[str] = (),
-        hold: float = 0.0,
         stock_key: engine_limits.StockKey = "latest-start",
         prefill_first: bool = False,
+        hold: session_hold.Settings | None = None,
     ) -> None:
         """The parameters are those of `virtual_engine.VirtualEngine`."""
         self.cost = cost
@@ -53,7 +53,7 @@ class FastEngine:
                 policy=policy,
                 clock=clock.now,
                 regulators=engine_regulators.create(regulators),
-                hold=session_hold.settings(hold),
+                hold=hold,
                 prefix_cache=prefix_cache,
             )
         )

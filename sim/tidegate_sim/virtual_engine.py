@@ -65,9 +65,9 @@ class VirtualEngine:
         stock: bool = False,
         prefix_cache: bool = True,
         regulators: Sequence[str] = (),
-        hold: float = 0.0,
         stock_key: StockKey = "latest-start",
         prefill_first: bool = False,
+        hold: session_hold.Settings | None = None,
     ) -> None:
         """`stock` runs vLLM's own scheduler class with its own policy, `fcfs` or `priority`, instead of Tidegate's."""
         self.cost = cost
@@ -98,7 +98,7 @@ class VirtualEngine:
                 policy=policy,
                 clock=clock.now,
                 regulators=engine_regulators.create(regulators),
-                hold=session_hold.settings(hold),
+                hold=hold,
             )
             self._scheduler = build(ours, cost, prefix_cache=prefix_cache)
 

@@ -17,6 +17,9 @@ from vllm.v1.request import RequestStatus
 from tidegate_engine.scheduler import TidegateScheduler
 from tidegate_policy import labels, policies
 from tidegate_policy.cost import CostModel
+from tidegate_policy.engine import regulators as engine_regulators
+from tidegate_policy.engine import session_hold
+from tidegate_policy.engine.regulators import REGULATORS
 from tidegate_policy.model import Call, CallId
 from tidegate_sim import engine_limits, fast_plugin, fast_scheduler
 from tidegate_sim import virtual_engine as engine
@@ -37,6 +40,7 @@ class Arrival:
     output: int
     prefixes: tuple = ()
     output_prefix: int | None = None
+    session: str = ""
     urgency: int = 2
     due_s: float | None = None
     abort_step: int | None = None
@@ -53,6 +57,8 @@ class History:
     arrivals: list
     switches: dict = field(default_factory=dict)
     controls: dict = field(default_factory=dict)
+    regulators: tuple = ()
+    hold: session_hold.Settings | None = None
 
 
 def drawn(seed, *, policy=None):
@@ -72,6 +78,7 @@ def drawn(seed, *, policy=None):
     arrivals = []
     for index in range(rng.randrange(20, 60)):
         output = rng.randrange(1, 120)
+        session = f"s{index}"
         prefixes, prompt = (), rng.randrange(1, rng.choice((40, 200, longest - 120)))
         kind = rng.random()
         if kind < 0.4:
@@ -79,6 +86,7 @@ def drawn(seed, *, policy=None):
         elif kind < 0.7 and arrivals and (before := rng.choice(arrivals)).output_prefix is not None:
             prefixes = (*before.prefixes, (before.output_prefix, before.output))  # the next turn of a session
             prompt = sum(count for _, count in prefixes) + rng.randrange(1, 60)
+            session = before.session
         if prompt + output > longest:
             prefixes, prompt, output = (), 50, 50
         output_prefix = 100 + 2 * index if rng.random() < 0.6 else None
@@ -95,6 +103,7 @@ def drawn(seed, *, policy=None):
                 output=output,
                 prefixes=prefixes,
                 output_prefix=output_prefix,
+                session=session,
                 urgency=rng.randrange(5),
                 due_s=rng.choice((None, rng.uniform(0.1, 20))),
                 abort_step=rng.randrange(1, 250) if aborts else None,
@@ -113,7 +122,9 @@ def drawn(seed, *, policy=None):
             }
             for _ in range(rng.randrange(3))
         }
-    return History(limits, rng.random() < 0.85, arrivals, switches, controls)
+    regulated = () if policy is None else tuple(rng.sample(sorted(REGULATORS), rng.choice((0, 0, 1, 2, 4))))
+    hold = session_hold.Settings(max_share=0.6) if policy is not None and rng.random() < 0.5 else None
+    return History(limits, rng.random() < 0.85, arrivals, switches, controls, regulated, hold)
 
 
 class Real:
@@ -132,6 +143,8 @@ class Real:
                 prefix_cache=history.prefix_cache,
                 policy=policy,
                 cost=history.limits,
+                regulators=engine_regulators.create(history.regulators),
+                hold=history.hold,
                 clock=clock,
             )
         self.ends, self.words = {}, {}
@@ -202,7 +215,12 @@ class Fast:
             )
         else:
             self.scheduler = fast_plugin.FastPlugin(
-                history.limits, policy=policy, clock=clock, prefix_cache=history.prefix_cache
+                history.limits,
+                policy=policy,
+                clock=clock,
+                regulators=engine_regulators.create(history.regulators),
+                hold=history.hold,
+                prefix_cache=history.prefix_cache,
             )
 
     @property
@@ -270,7 +288,12 @@ def sent(now, item):
             due_at_s=None if item.due_s is None else now + item.due_s,
             tenant=f"t{item.urgency % 3}",
             group=f"g{item.urgency}",
-            session=f"s{item.urgency}",
+            session=item.session,
+            tool="search" if item.output_prefix is not None else None,
+            tool_s=0.5 if item.output_prefix is not None else None,
+            tool_return_tokens=30 if item.output_prefix is not None else 0,
+            ttft_s=0.5,
+            tpot_s=0.05,
         ),
     )
 
@@ -307,6 +330,7 @@ def lived(make, history, **how):
             core = subject.core
             found["state"] = core.state(now[0], kv_usage=found["after"]["usage"])
             found["counted"] = (core.busy_s, core.prompt_tokens, core.output_tokens, core.preemptions)
+            found["failures"] = dict(core.failures.counts)
         facts.append(found)
         if not left and not arrivals:
             return facts

@@ -6,6 +6,7 @@ and the recorders of quality of service. It owns no clock, lock or thread: the d
 `tidegate_engine.scheduler` in vLLM and `tidegate_sim.realtime` in the engine double.
 """
 
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from tidegate_policy.engine.regulators.arranger import group_of
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import EndedCall, EngineLimits, StepFacts, StepPlan
 from tidegate_policy.model import Call, CallId
+from tidegate_policy.predict.step_cost import StepCost, StepWork
 
 RATE_WINDOW_S = 10.0
 """Seconds over which the rate of KV allocation is averaged."""
@@ -56,7 +58,10 @@ class EngineCore:
         hook of a policy or regulator. Raises `policies.UnknownPolicy` and `policies.BadParameter`."""
         self.limits = limits
         self.failures = guarded_policy.Failures(report)
-        self.policy = guarded_policy.GuardedPolicy(policies.create(policy, parameters), self.failures)
+        self.step_cost = StepCost(cost)
+        """The cost model, as the measured steps refine it."""
+        self._probe = probe or NoProbe()
+        self.policy = self._policy(policy, parameters)
         self.queues = [waiting_queue.WaitingQueue(self.policy, rekey=self._rekey) for _ in range(queues)]
         """All under one policy, in the order in which the engine serves them; vLLM has two."""
         self.preemptions = 0
@@ -68,8 +73,6 @@ class EngineCore:
         self.bypass = False
         """Whether only the regulators that protect memory act."""
         self.output_prior = output_prior.OutputPrior()
-        self._cost = cost
-        self._probe = probe or NoProbe()
         self._regulators = regulators
         self._holds = (
             None if hold is None else session_hold.SessionHolds(capacity_tokens=limits.kv_tokens, settings=hold)
@@ -92,6 +95,11 @@ class EngineCore:
     # Facts that the driver reads.
 
     @property
+    def cost(self) -> CostModel:
+        """The present estimate of the engine's costs."""
+        return self.step_cost.model
+
+    @property
     def waiting(self) -> int:
         return sum(map(len, self.queues))
 
@@ -112,7 +120,7 @@ class EngineCore:
 
     def on_arrival(self, now: float, call: Call) -> policies.QueuedRequest:
         """A call entered the engine. The driver pushes the returned request into a queue."""
-        item = policies.QueuedRequest(call=call, service_s=self._cost.call_seconds(call))
+        item = policies.QueuedRequest(call=call, service_s=self.cost.call_seconds(call))
         self._calls[call.id] = KnownCall(item)
         self._groups[group_of(call)] += 1
         if self._holds is not None:
@@ -127,7 +135,7 @@ class EngineCore:
         known = self._calls[call.id]
         self._forget_group(known.item.call)
         self._groups[group_of(call)] += 1
-        known.item = policies.QueuedRequest(call=call, service_s=self._cost.call_seconds(call))
+        known.item = policies.QueuedRequest(call=call, service_s=self.cost.call_seconds(call))
         for queue in self.queues:
             if call.id in queue:
                 queue.update(known.item)
@@ -141,7 +149,7 @@ class EngineCore:
         known = self._calls[call_id]
         call = known.item.call
         uncached = max(call.prompt_tokens + output_tokens - self._probe.cached_tokens(call_id), 1)
-        service_s = self._cost.remaining_seconds(call, output_tokens=output_tokens, uncached_tokens=uncached)
+        service_s = self.cost.remaining_seconds(call, output_tokens=output_tokens, uncached_tokens=uncached)
         known.item = policies.QueuedRequest(call=call, service_s=service_s)
         known.preempted_at_output = known.output_tokens
         self.preemptions += 1
@@ -175,14 +183,14 @@ class EngineCore:
         step_s: float,
         computed: Mapping[CallId, policies.Computed],
         ended: Mapping[CallId, bool],
+        work: StepWork | None = None,
     ) -> None:
-        """A step ended. `ended` maps each call that ended in it to whether it finished."""
+        """A step ended. `ended` maps each call that ended in it to whether it finished. With `work`, what the step
+        computed, its time refines the cost model."""
         self.busy_s += step_s
-        computed = {call_id: tokens for call_id, tokens in computed.items() if call_id in self._calls}
-        allocated = 0
-        for call_id, tokens in computed.items():
-            self._count(now, call_id, tokens)
-            allocated += tokens.prompt_tokens + tokens.output_tokens
+        if work is not None:
+            self.step_cost.observe(work, step_s)
+        computed, allocated = self._counted(now, computed)
         if self.policy.keys_change:
             self._rekey(self.policy.on_tokens(now, computed))
         if self._holds is not None:
@@ -227,7 +235,7 @@ class EngineCore:
         return EngineSnapshot(
             now,
             limits=self.limits,
-            cost=self._cost,
+            cost=self.cost,
             policy=self.policy,
             queues=self.queues,
             calls=self._calls,
@@ -257,7 +265,7 @@ class EngineCore:
             other_tokens=max(self.limits.kv_tokens - free - self._holds.held_tokens - context_tokens, 0),
             free_tokens=free,
             allocated_per_s=self._allocated_per_s,
-            cost=self._cost,
+            cost=self.cost,
         )
         return handling is session_hold.Handling.PRESERVE
 
@@ -280,7 +288,7 @@ class EngineCore:
     def set_policy(self, now: float, name: str, parameters: Mapping[str, float], reason: str) -> Switched:
         """Switches the policy of all queues at once. Raises `policies.UnknownPolicy` and `policies.BadParameter`; then
         nothing has changed."""
-        policy = guarded_policy.GuardedPolicy(policies.create(name, parameters), self.failures)
+        policy = self._policy(name, parameters)
         if policies.hears(policy.unguarded):
             self._replay(now, policy)
         waiting_queue.switch(self.queues, policy)
@@ -355,6 +363,12 @@ class EngineCore:
         if not self._groups[group]:
             del self._groups[group]
 
+    def _policy(self, name: str, parameters: Mapping[str, float] | None) -> guarded_policy.GuardedPolicy:
+        context = policies.SchedulerContext(
+            cost=lambda: self.cost, cached_tokens=self._probe.cached_tokens, random=random.Random(0)
+        )
+        return guarded_policy.GuardedPolicy(policies.create(name, parameters, context), self.failures)
+
     def _drain_released(self) -> list[CallId]:
         released, self._released = self._released, []
         return released
@@ -366,17 +380,32 @@ class EngineCore:
         weight = min(elapsed_s / RATE_WINDOW_S, 1.0)
         self._allocated_per_s += weight * (tokens / elapsed_s - self._allocated_per_s)
 
-    def _count(self, now: float, call_id: CallId, tokens: policies.Computed) -> None:
-        known = self._calls[call_id]
-        known.prompt_tokens += tokens.prompt_tokens
-        known.output_tokens += tokens.output_tokens
-        self.prompt_tokens += tokens.prompt_tokens
-        self.output_tokens += tokens.output_tokens
-        if tokens.output_tokens:
-            if known.first_at_s is None:
-                known.first_at_s = now
-            for watch in self._watches:
-                watch.recorder.on_tokens(now, call_id, tokens.output_tokens)
+    def _counted(
+        self, now: float, computed: Mapping[CallId, policies.Computed]
+    ) -> tuple[Mapping[CallId, policies.Computed], int]:
+        """Counts the tokens of a step. Returns those of the known calls, and their sum. It runs for each call and step."""
+        calls = self._calls
+        unknown = prompt_sum = output_sum = 0
+        for call_id, (prompt_tokens, output_tokens) in computed.items():
+            known = calls.get(call_id)
+            if known is None:
+                unknown += 1
+                continue
+            if prompt_tokens:
+                known.prompt_tokens += prompt_tokens
+                prompt_sum += prompt_tokens
+            if output_tokens:
+                known.output_tokens += output_tokens
+                output_sum += output_tokens
+                if known.first_at_s is None:
+                    known.first_at_s = now
+        self.prompt_tokens += prompt_sum
+        self.output_tokens += output_sum
+        for watch in self._watches:
+            watch.recorder.on_step(now, computed)
+        if unknown:
+            computed = {call_id: tokens for call_id, tokens in computed.items() if call_id in calls}
+        return computed, prompt_sum + output_sum
 
     def _rekey(self, changed: policies.Changed) -> None:
         if changed:
