@@ -42,10 +42,12 @@ class ControlledEngine(Protocol):
 
 
 class Fallback:
-    """The `ControlledEngine` of an engine in which vLLM's own priority scheduler runs."""
+    """The `ControlledEngine` of an engine in which vLLM's own scheduler runs."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, policy: str) -> None:
+        """`policy` is vLLM's own scheduling policy, `fcfs` or `priority`."""
         self._reason = reason
+        self._policy = policy
 
     def set_policy(self, name: str, reason: str, parameters: Mapping[str, float] | None = None) -> Switched:
         raise self._rejection()
@@ -54,10 +56,10 @@ class Fallback:
         raise self._rejection()
 
     def state(self) -> State:
-        return State(policy="priority", fallback_reason=self._reason)
+        return State(policy=self._policy, fallback_reason=self._reason)
 
     def watch(self) -> Watch:
         raise self._rejection()
 
     def _rejection(self) -> NotControllable:
-        return NotControllable(f"vLLM's own priority scheduler runs here: {self._reason}")
+        return NotControllable(f"vLLM's own {self._policy} scheduler runs here: {self._reason}")

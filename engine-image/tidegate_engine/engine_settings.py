@@ -23,6 +23,8 @@ class Settings:
     """The scheduling policy at start."""
     regulators: str = ""
     """The regulators that shape each step, as names separated by commas, in the order in which they act."""
+    hold: str = "0"
+    """Share of the KV cache, 0 to 1, that may be held for sessions whose client runs a tool; 0 = nothing is held."""
     profile: str = ""
     """The cost profile, by name (`tidegate_profiles`) or path. Without one the engine uses a generic profile, which is
     good enough to compare calls."""

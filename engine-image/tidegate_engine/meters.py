@@ -4,6 +4,7 @@ The scheduler runs in the engine core process, vLLM's `/metrics` in the API serv
 prometheus_client's multi-process mode, in which vLLM's endpoint collects the samples of both.
 """
 
+import functools
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -22,18 +23,23 @@ class Meter(Protocol):
     def stepped(self, seconds: float, tokens: Iterable[int]) -> None:
         """A step took `seconds`; `tokens` holds the number of tokens of each of its requests."""
 
+    def bad_label(self, label: str) -> None:
+        """A request had a label without sense. `label` is one of the keys of `tidegate_policy.labels`, or `other`."""
+
 
 class _Silent:
     def scheduled(self, seconds: float, preempted: int) -> None: ...
 
     def stepped(self, seconds: float, tokens: Iterable[int]) -> None: ...
 
+    def bad_label(self, label: str) -> None: ...
+
 
 SILENT: Meter = _Silent()
 
 
 class Prometheus:
-    """Names are contracts (docs: metrics)."""
+    """Names are contracts (docs: metrics). A process has one, because a metric can be registered only once."""
 
     def __init__(self) -> None:
         step = prometheus_client.Histogram(
@@ -49,6 +55,9 @@ class Prometheus:
         self._preemptions = prometheus_client.Counter(
             "tidegate_engine_preemptions_total", "Running requests that lost their KV cache to others."
         )
+        self._bad_labels = prometheus_client.Counter(
+            "tidegate_engine_bad_labels_total", "Labels of requests that were not taken as they are.", ["label"]
+        )
 
     def scheduled(self, seconds: float, preempted: int) -> None:
         self._schedule.observe(seconds)
@@ -57,6 +66,15 @@ class Prometheus:
 
     def stepped(self, seconds: float, tokens: Iterable[int]) -> None:
         self._step[kind(tokens)].observe(seconds)
+
+    def bad_label(self, label: str) -> None:
+        self._bad_labels.labels(label).inc()
+
+
+@functools.cache
+def prometheus() -> Prometheus:
+    """The meter of this process, which all its schedulers share."""
+    return Prometheus()
 
 
 def kind(tokens: Iterable[int]) -> str:

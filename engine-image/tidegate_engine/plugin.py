@@ -15,7 +15,7 @@ from typing import Any
 from tidegate_control import control_contract, control_server
 from tidegate_engine import compat, engine_settings
 from tidegate_policy import cost
-from tidegate_policy.engine import regulators
+from tidegate_policy.engine import regulators, session_hold
 
 log = logging.getLogger("vllm.tidegate")  # below vLLM's logger, which has the handlers
 
@@ -41,10 +41,33 @@ def scheduler(*args: Any, **kwargs: Any) -> Any:
     if built is None:
         log.warning("FALLBACK: vLLM's own %s scheduler runs: %s", _policy(*args, **kwargs), reason)
         built = _stock(*args, **kwargs)
-    governed: control_contract.ControlledEngine = built if reason is None else control_contract.Fallback(reason)
-    stop = control_server.serve(
-        governed, address=loaded.control_address, engine_version=importlib.import_module("vllm").__version__
+    governed: control_contract.ControlledEngine = (
+        built if reason is None else control_contract.Fallback(reason, policy=_policy(*args, **kwargs))
     )
+    _serve_control(built, governed, control_address(loaded.control_address, _vllm_config(*args, **kwargs)))
+    return built
+
+
+def control_address(base: str, vllm_config: Any) -> str:
+    """The address of this engine's EngineControl. Each data-parallel rank of a host has an engine core of its own, so the
+    port of a rank is the port of `base` plus the rank's number on its host."""
+    rank = getattr(vllm_config.parallel_config, "data_parallel_rank_local", None) or 0
+    host, colon, port = base.rpartition(":")
+    return f"{host}{colon}{int(port) + rank}" if rank and port.isdigit() else base
+
+
+def _serve_control(built: Any, governed: control_contract.ControlledEngine, address: str) -> None:
+    """Serves EngineControl until vLLM shuts the scheduler down. An engine without a control server serves its clients."""
+    try:
+        stop = control_server.serve(
+            governed, address=address, engine_version=importlib.import_module("vllm").__version__
+        )
+    except control_server.CannotListen as error:
+        log.error("This engine runs without EngineControl. %s", error)
+        return
+    except Exception:
+        log.exception("This engine runs without EngineControl: its server failed to start")
+        return
     vllms_shutdown = built.shutdown
 
     def shutdown() -> None:
@@ -52,8 +75,7 @@ def scheduler(*args: Any, **kwargs: Any) -> Any:
         vllms_shutdown()
 
     built.shutdown = shutdown
-    log.info("EngineControl listens on %s, policy %s", loaded.control_address, governed.state().policy)
-    return built
+    log.info("EngineControl listens on %s, policy %s", address, governed.state().policy)
 
 
 def cost_model(profile: str) -> cost.CostModel | None:
@@ -71,25 +93,35 @@ def _ours(loaded: engine_settings.Settings, *args: Any, **kwargs: Any) -> Any:
     from tidegate_engine import meters
     from tidegate_engine import scheduler as schedulers
 
-    ahead = _vllm_config(*args, **kwargs).scheduler_config.async_scheduling
-    chosen = schedulers.TidegateAsyncScheduler if ahead else schedulers.TidegateScheduler
     model = cost_model(loaded.profile) or schedulers.GENERIC
-    return chosen(
+    return schedulers.over(_vllms_class(*args, **kwargs))(
         *args,
         **kwargs,
         cost=model,
         policy=loaded.policy,
         regulators=regulators.create(engine_settings.names(loaded.regulators)),
-        meter=meters.Prometheus(),
+        learn_cost=True,
+        hold=session_hold.settings(float(loaded.hold)),
+        meter=meters.prometheus(),
     )
 
 
 def _stock(*args: Any, **kwargs: Any) -> Any:
-    scheduler_config = _vllm_config(*args, **kwargs).scheduler_config
+    return _vllms_class(*args, **kwargs)(*args, **kwargs)
+
+
+def _vllms_class(*args: Any, **kwargs: Any) -> Any:
+    """The class that vLLM would choose without our flag. It chooses by the platform and by the kind of the model."""
+    vllm_config = _vllm_config(*args, **kwargs)
+    scheduler_config = vllm_config.scheduler_config
+    if getattr(vllm_config, "diffusion_config", None) is not None:
+        diffusion = importlib.import_module("vllm.v1.core.sched.diffusion_scheduler")
+        return diffusion.DiffusionAsyncScheduler if scheduler_config.async_scheduling else diffusion.DiffusionScheduler
     ours, scheduler_config.scheduler_cls = scheduler_config.scheduler_cls, None
-    stock = scheduler_config.get_scheduler_cls()(*args, **kwargs)
-    scheduler_config.scheduler_cls = ours
-    return stock
+    try:
+        return scheduler_config.get_scheduler_cls()
+    finally:
+        scheduler_config.scheduler_cls = ours
 
 
 def _policy(*args: Any, **kwargs: Any) -> str:

@@ -1,80 +1,168 @@
 """vLLM's `RequestQueue` over the policy library's `WaitingQueue`: waiting requests in the order of the active policy.
 
 vLLM 0.32 has two such queues: `waiting`, and `kv_holding_waiting` for requests that wait while they hold KV blocks. The
-scheduler mixin replaces both. This module translates vLLM's four ways of putting a request into a queue; the engine core
-knows the calls.
+scheduler mixin replaces both. vLLM pops a request that it starts, and it also pops a request that it skips in this step;
+it returns the skipped requests at the end of the step. `Scan` tells the two apart by the status that vLLM sets, so a skip
+is no start: the request keeps its place, its lane keeps its turn, and the policy hears nothing.
+
+A request that the engine core does not know is admitted when it is queued, so code that fills vLLM's queues directly works
+as with vLLM's own queues.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 
 from vllm.v1.core.sched import request_queue
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
-from tidegate_policy.engine.engine_core import EngineCore
 from tidegate_policy.model import CallId
-from tidegate_policy.waiting_queue import Start, WaitingQueue
+from tidegate_policy.policies import QueuedRequest
+from tidegate_policy.waiting_queue import EmptyQueue, WaitingQueue
+
+
+class Scan:
+    """One pass of `schedule` over the waiting requests of all queues."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.active = False
+        self._clock = clock
+        self._queues: list[OrderedQueue] = []
+        self._popped: tuple[OrderedQueue, Request] | None = None
+        """The last request that vLLM popped. Whether it starts is not known before vLLM's next look at a queue."""
+
+    def join(self, queue: "OrderedQueue") -> None:
+        self._queues.append(queue)
+
+    def begin(self) -> None:
+        self.active = True
+
+    def popped(self, queue: "OrderedQueue", request: Request) -> None:
+        self._popped = (queue, request)
+
+    def settle(self) -> None:
+        """Reports the start of the last request that was popped, if vLLM started it."""
+        if self._popped is not None:
+            (queue, request), self._popped = self._popped, None
+            if request.status is RequestStatus.RUNNING:
+                queue.started(self._clock(), request)
+
+    def end(self) -> None:
+        self.settle()
+        self.active = False
+        for queue in self._queues:
+            queue.end_scan()
+
+    def moved(self, to: "OrderedQueue", request: Request) -> None:
+        """vLLM returns a skipped request to another queue than the one from which it popped it."""
+        for queue in self._queues:
+            if queue is not to and request in queue:
+                queue.remove_request(request)
 
 
 class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM ships no types that mypy can follow
     """One of the engine's waiting queues. The engine core switches its policy."""
 
     def __init__(
-        self, queue: WaitingQueue, core: EngineCore, starts: dict[str, Start], clock: Callable[[], float]
+        self,
+        queue: WaitingQueue,
+        scan: Scan,
+        *,
+        clock: Callable[[], float],
+        admit: Callable[[Request], QueuedRequest],
+        preempted: Callable[[Request], QueuedRequest],
     ) -> None:
-        """`starts` holds the starts of the current step; all queues of the engine share it."""
+        """`admit` and `preempted` give the core's record of a request that arrives or that lost its place."""
         self._queue = queue
-        self._core = core
-        self._starts = starts
+        self._scan = scan
         self._clock = clock
+        self._admit = admit
+        self._preempted = preempted
         self._requests: dict[str, Request] = {}
+        scan.join(self)
 
     def add_request(self, request: Request) -> None:
+        """A request that already waits here moves to the end of its equals."""
         self._requests[request.request_id] = request
-        self._queue.push(self._core.item(CallId(request.request_id)))
+        self._queue.remove(CallId(request.request_id))
+        self._queue.push(self._admit(request))
 
     def pop_request(self) -> Request:
-        """Counts as a start. vLLM also pops requests that it then skips; `prepend_requests` undoes these starts."""
-        start = self._queue.pop(self._clock())
-        call_id = start.item.call.id
-        self._starts[call_id] = start
-        request = self._requests.pop(call_id)
-        request.priority = self._core.rank(call_id)  # a policy may have been switched while it waited
-        return request
+        """Raises `IndexError` if no request waits."""
+        scan = self._scan
+        scan.settle()
+        try:
+            if scan.active:
+                request = self._requests[self._queue.pass_over().call.id]
+                scan.popped(self, request)
+                return request
+            return self._requests.pop(self._queue.pop(self._clock()).item.call.id)
+        except EmptyQueue:
+            raise IndexError("pop from an empty queue") from None
 
     def peek_request(self) -> Request:
-        return self._requests[self._queue.peek().call.id]
+        """Raises `IndexError` if no request waits."""
+        self._scan.settle()
+        try:
+            return self._requests[self._queue.peek().call.id]
+        except EmptyQueue:
+            raise IndexError("peek from an empty queue") from None
 
     def prepend_request(self, request: Request) -> None:
         """vLLM calls this for a preempted request: it comes back before its equals, with its recomputation as work."""
-        call_id = CallId(request.request_id)
-        item = self._core.on_preemption(self._clock(), call_id, output_tokens=request.num_output_tokens)
-        request.priority = self._core.rank(call_id)
+        self._queue.remove(CallId(request.request_id))
         self._requests[request.request_id] = request
-        self._queue.push_preempted(item)
+        self._queue.push_preempted(self._preempted(request))
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """vLLM calls this for requests that the step skipped: each returns to its old place."""
+        """vLLM calls this for the requests that the step skipped, last first. Those that were popped here have kept their
+        place; those that were popped from the other queue come before or behind them, as they were popped."""
+        behind: list[Request] = []
+        before: list[Request] = []
         for request in requests:
-            self._requests[request.request_id] = request
-            self._queue.skip(self._clock(), self._starts.pop(request.request_id))
+            if request.request_id not in self._requests:
+                before.append(request)
+            elif before:
+                behind += before
+                before = []
+        for request in before:
+            self._queue.push_preempted(self._moved(request))
+        for request in reversed(behind):
+            self._queue.push(self._moved(request))
+
+    def _moved(self, request: Request) -> QueuedRequest:
+        self._scan.moved(self, request)
+        self._requests[request.request_id] = request
+        return self._admit(request)
 
     def remove_request(self, request: Request) -> None:
         """Raises `ValueError` if the request does not wait here."""
-        if self._queue.remove(request.request_id) is None:
+        if self._requests.pop(request.request_id, None) is None:
             raise ValueError(f"request {request.request_id!r} does not wait here")
-        del self._requests[request.request_id]
+        self._queue.remove(CallId(request.request_id))
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
         """Removes those of `requests` that wait here."""
         for request in requests:
-            if self._queue.remove(request.request_id) is not None:
-                del self._requests[request.request_id]
+            if self._requests.pop(request.request_id, None) is not None:
+                self._queue.remove(CallId(request.request_id))
+
+    def started(self, now: float, request: Request) -> None:
+        """A request that was popped in this scan runs."""
+        del self._requests[request.request_id]
+        self._queue.start(now, CallId(request.request_id))
+
+    def end_scan(self) -> None:
+        self._queue.end_scan()
+
+    def __contains__(self, request: object) -> bool:
+        return self._requests.get(getattr(request, "request_id", "")) is request
 
     def __bool__(self) -> bool:
-        return bool(self._requests)
+        self._scan.settle()
+        return self._queue.candidates > 0
 
     def __len__(self) -> int:
-        return len(self._requests)
+        self._scan.settle()
+        return self._queue.candidates
 
     def __iter__(self) -> Iterator[Request]:
         return (self._requests[item.call.id] for item in self._queue)

@@ -2,18 +2,21 @@
 
 `TidegateSchedulerMixin` stands before one of two vLLM classes: `AsyncScheduler`, where vLLM schedules ahead of the device
 (GPUs), or `Scheduler`, where it does not (the CPU platform). Everything that vLLM does in a step stays vLLM's. The mixin
-replaces the waiting queues, carries out the plan of each step, and reports the facts of each step to the core. It sets
-each request's `priority` to its rank, so that vLLM preempts in the reverse of the policy's order. Under `fcfs` it sets
-vLLM's own policy to FCFS, and the schedule is vLLM's own, step by step.
+replaces the waiting queues, has `plan_execution` carry out the plan of each step, and reports the facts of each step to
+the core. vLLM preempts in the reverse of the policy's order. Under `fcfs` vLLM's own policy is FCFS, and the schedule is
+vLLM's own, step by step. Under `priority` it is vLLM's own priority schedule for clients without labels.
 
 The engine core process calls from one thread, the control server from others. One lock guards both. A policy is in force
 as soon as the lock is released, also while the engine is idle and blocks on its input.
 """
 
+import contextlib
+import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -21,15 +24,26 @@ from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
-from tidegate_engine import meters, request_queue, vllm_labels
-from tidegate_policy import policies, waiting_queue
+from tidegate_engine import meters, plan_execution, request_queue, vllm_labels
+from tidegate_policy import policies
 from tidegate_policy.cost import CostModel
-from tidegate_policy.engine import engine_core, engine_status
+from tidegate_policy.engine import engine_core, engine_status, session_hold
 from tidegate_policy.engine.regulators import Regulator
-from tidegate_policy.engine.step import EngineLimits, StepPlan
-from tidegate_policy.model import CallId
+from tidegate_policy.model import Call, CallId
+from tidegate_policy.predict.step_cost import StepWork
+
+log = logging.getLogger("vllm.tidegate")  # below vLLM's logger, which has the handlers
+
+STEPS_IN_FLIGHT = 64
+"""Most steps that are remembered between `schedule` and `update_from_output`; more than any pipeline is deep."""
+FINISHED = (
+    RequestStatus.FINISHED_STOPPED,
+    RequestStatus.FINISHED_LENGTH_CAPPED,
+    RequestStatus.FINISHED_REPETITION,
+)
+"""The ends of requests whose answer is complete. All others were aborted, or failed."""
 
 GENERIC = CostModel(step_s=0.02, prefill_s=1e-4)
 """For engines without a profile. Policies compare calls on one engine, so proportions matter more than seconds."""
@@ -39,9 +53,13 @@ GENERIC = CostModel(step_s=0.02, prefill_s=1e-4)
 class _Step:
     """A step that vLLM has scheduled and not yet reported."""
 
+    scheduled: Mapping[str, int]
+    """vLLM's own table of the tokens of each request; it identifies the step."""
     began_s: float
     prompt_tokens: Mapping[str, int]
     """Prompt tokens in the step, by request."""
+    work: StepWork | None = None
+    """What the step computes, if its time is to refine the cost model."""
 
 
 class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types that mypy can follow
@@ -53,86 +71,133 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
     def __init__(
         self,
         *args: Any,
-        policy: str,
+        policy: str | None = None,
         cost: CostModel = GENERIC,
         regulators: Sequence[Regulator] = (),
+        hold: session_hold.Settings | None = None,
+        learn_cost: bool = False,
         clock: Callable[[], float] = time.monotonic,
         meter: meters.Meter = meters.SILENT,
         **kwargs: Any,
     ) -> None:
+        """Without `policy` the policy is the one of vLLM's own `--scheduling-policy`. With `learn_cost` the measured step
+        times refine `cost`."""
         super().__init__(*args, **kwargs)
         self._lock = threading.RLock()
         self._clock = clock
         self._meter = meter
+        self._learn_cost = learn_cost
         self._core = engine_core.EngineCore(
-            clock(), cost=cost, limits=self._limits(), policy=policy, regulators=regulators, queues=2
+            clock(),
+            cost=cost,
+            limits=plan_execution.limits(self),
+            policy=policy or self.scheduler_config.policy,
+            regulators=regulators,
+            hold=hold,
+            queues=2,
+            probe=plan_execution.VllmProbe(self),
+            report=_report,
         )
-        self._starts: dict[str, waiting_queue.Start] = {}
+        self._execution = plan_execution.PlanExecution(self, self._core, clock=clock, admitted=self._admitted)
+        self._scan = request_queue.Scan(clock)
         self.kv_holding_waiting, self.waiting = (
-            request_queue.OrderedQueue(queue, self._core, self._starts, clock) for queue in self._core.queues
+            request_queue.OrderedQueue(
+                queue, self._scan, clock=clock, admit=self._admitted, preempted=self._preempted_item
+            )
+            for queue in self._core.queues
         )
-        self._steps: dict[int, _Step] = {}
+        self._steps: deque[_Step] = deque(maxlen=STEPS_IN_FLIGHT)
         self._last_step_s = clock()
+        self._updating = False
+        self._returning: list[Request] = []
+        """Sessions that stopped in the present `update_from_output` while they waited."""
         self._ended: dict[CallId, bool] = {}
-        self._kept: dict[CallId, Request] = {}
-        """Requests that ended and whose KV blocks a plan keeps."""
         self._follow_policy()
 
     # The calls of vLLM's engine core.
 
     def add_request(self, request: Request) -> None:
         with self._lock:
-            if request.request_id not in self.requests:
-                now = self._clock()
-                self._core.on_arrival(now, vllm_labels.call(now, request))
-                request.priority = self._core.rank(CallId(request.request_id))
             super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         with self._lock:
             began_s = self._clock()
-            self._starts.clear()
-            self._carry_out(self._core.take_plan())
-            output = super().schedule(*args, **kwargs)
-            self._steps[id(output)] = _Step(began_s=began_s, prompt_tokens=self._prompt_tokens(output))
+            self._execution.begin_step()
+            self._scan.begin()
+            try:
+                output = super().schedule(*args, **kwargs)
+            finally:
+                self._execution.end_step()
+                self._scan.end()
+            self._steps.append(
+                _Step(
+                    scheduled=output.num_scheduled_tokens,
+                    began_s=began_s,
+                    prompt_tokens=self._prompt_tokens(output),
+                    work=self._work(output) if self._learn_cost else None,
+                )
+            )
             self._meter.scheduled(self._clock() - began_s, len(output.preempted_req_ids or ()))
             return output
 
     def update_from_output(self, output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
-            results = super().update_from_output(output, *args, **kwargs)
+            self._updating = True
+            try:
+                results = super().update_from_output(output, *args, **kwargs)
+            finally:
+                self._updating = False
+            self._return_sessions()
             now = self._clock()
-            step = self._steps.pop(id(output), None) or _Step(began_s=now, prompt_tokens={})
+            step = self._take_step(now, output)
             self._core.on_step(
                 now,
                 step_s=self._step_seconds(now, step, output),
                 computed=_computed(step, results),
                 ended=self._take_ended(),
-                running=[CallId(request.request_id) for request in self.running],
-                kv_usage=self.get_kv_cache_usage(),
+                work=step.work,
             )
             return results
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
             finished = super().finish_requests(*args, **kwargs)
-            now = self._clock()
-            for call_id, completed in self._take_ended().items():
-                self._core.on_end(now, call_id, finished=completed)
+            if not self._updating:  # else `update_from_output` reports the ends, after the tokens of its step
+                now = self._clock()
+                for call_id, completed in self._take_ended().items():
+                    self._core.on_end(now, call_id, finished=completed)
             return finished
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         with self._lock:
+            self._execution.release_all()  # held blocks would keep the cache from being reset
             return bool(super().reset_prefix_cache(*args, **kwargs))
 
+    def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:
+        super()._update_request_as_session(session, update)
+        with contextlib.suppress(KeyError):
+            self._core.on_update(self._call(session))
+
+    def _handle_stopped_request(self, request: Request) -> bool:
+        waited = request in self.waiting or request in self.kv_holding_waiting
+        finished = bool(super()._handle_stopped_request(request))
+        if waited and not finished:
+            self._returning.append(request)
+        return finished
+
+    def _return_sessions(self) -> None:
+        """vLLM takes a request that stopped while it waited out of all queues. A session whose stop token was in flight
+        when it was preempted expects more input, and vLLM would forget it."""
+        for request in self._returning:
+            if request.request_id in self.requests and not request.is_finished():
+                self._enqueue_waiting_request(request)
+        self._returning.clear()
+
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
-        call_id = CallId(request.request_id)
-        self._ended[call_id] = request.status != RequestStatus.FINISHED_ABORTED
-        keep = call_id in self._core.plan.keep
-        freed = super()._free_request(request, delay_free_blocks=delay_free_blocks or keep)
-        if keep and not delay_free_blocks:
-            self._kept[call_id] = request
-        return freed
+        self._ended[CallId(request.request_id)] = request.status in FINISHED
+        self._execution.before_free(request)
+        return super()._free_request(request, delay_free_blocks=delay_free_blocks)
 
     # The calls of the control server, from its threads.
 
@@ -150,7 +215,9 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
 
     def state(self) -> engine_status.State:
         with self._lock:
-            return self._core.state(self._clock(), kv_usage=self.get_kv_cache_usage())
+            counts = self._core.counts(self._clock(), kv_usage=self.get_kv_cache_usage())
+            waiting_ids = self._core.waiting_later()
+        return replace(counts, waiting_ids=waiting_ids())
 
     def watch(self) -> "_Watch":
         with self._lock:
@@ -164,55 +231,27 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         with self._lock:
             self._core.unwatch(watch)
 
-    # Carrying out plans.
-
-    def _limits(self) -> EngineLimits:
-        """The limits with which vLLM was started, and the tokens without which it cannot start a request."""
-        drafts = self.num_spec_tokens
-        if not self.scheduler_config.enable_chunked_prefill:
-            start = self.max_model_len
-        elif self.need_mamba_block_aligned_split:
-            start = self.block_size + self.num_prefill_lookahead
-        else:
-            start = 1 + max(drafts, self.num_prefill_lookahead)
-        return EngineLimits(
-            max_running=self.max_num_active_reqs,
-            max_step_tokens=self.max_num_scheduled_tokens,
-            tokens_per_sequence=1 + drafts,
-            start_tokens=start,
-        )
-
-    def _carry_out(self, plan: StepPlan) -> None:
-        for call_id in plan.preempt:
-            self._preempt(call_id)
-        self.max_num_scheduled_tokens = plan.max_step_tokens
-        self.max_num_active_reqs = plan.max_running
-        if plan.max_starts is not None:
-            held = len(self.running) + self.num_waiting_for_streaming_input
-            self.max_num_active_reqs = min(plan.max_running, held + plan.max_starts)
-        for call_id in [call_id for call_id in self._kept if call_id not in plan.keep]:
-            self._free_blocks(self._kept.pop(call_id))
-        if self._core.policy.keys_change:
-            self._rank_requests()
-
-    def _preempt(self, call_id: CallId) -> None:
-        """Preempts a running request by vLLM's own method."""
-        request = self.requests.get(call_id)
-        if request is None or request.status != RequestStatus.RUNNING or request not in self.running:
-            return
-        if self._request_blocks_can_be_freed(request):
-            self.running.remove(request)
-            self._preempt_request(request, time.monotonic(), drop_stale_output=True)
-            self.prev_step_scheduled_req_ids.discard(call_id)  # it may resume in this step
-
     def _follow_policy(self) -> None:
         """Makes vLLM's choice of the request to preempt follow the active policy."""
         self.policy = SchedulingPolicy.FCFS if self._core.policy.name == "fcfs" else SchedulingPolicy.PRIORITY
-        self._rank_requests()
 
-    def _rank_requests(self) -> None:
-        for request in self.running:
-            request.priority = self._core.rank(CallId(request.request_id))
+    # Calls for requests.
+
+    def _admitted(self, request: Request) -> policies.QueuedRequest:
+        """The core's record of a request. A request that the core does not know arrives now."""
+        try:
+            return self._core.item(CallId(request.request_id))
+        except KeyError:
+            return self._core.on_arrival(self._clock(), self._call(request))
+
+    def _call(self, request: Request) -> Call:
+        return vllm_labels.call(
+            self._clock(), request, output_prior=self._core.output_prior.tokens, on_bad=self._meter.bad_label
+        )
+
+    def _preempted_item(self, request: Request) -> policies.QueuedRequest:
+        call_id = self._admitted(request).call.id
+        return self._core.on_preemption(self._clock(), call_id, output_tokens=request.num_output_tokens)
 
     # Reporting facts.
 
@@ -225,6 +264,20 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
             found[request_id] = max(min(tokens, left), 0)
         return found
 
+    def _work(self, output: SchedulerOutput) -> StepWork:
+        """The work of a step. A request that computes one token after its prompt decodes; all other tokens are prefill."""
+        uncached = attended = decodes = context = 0
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            end = request.num_computed_tokens
+            if tokens == 1 and end > request.num_prompt_tokens:
+                decodes += 1
+                context += end
+            else:
+                uncached += tokens
+                attended += tokens * (end - tokens) + tokens * (tokens + 1) // 2
+        return StepWork(uncached=uncached, attended=attended, decodes=decodes, context=context)
+
     def _step_seconds(self, now: float, step: _Step, output: SchedulerOutput) -> float:
         """With async scheduling steps overlap; a step's time starts when the step before it has ended."""
         began_s = max(step.began_s, self._last_step_s)
@@ -234,9 +287,23 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         self._meter.stepped(now - began_s, output.num_scheduled_tokens.values())
         return now - began_s
 
+    def _take_step(self, now: float, output: SchedulerOutput) -> _Step:
+        """The step of an output. Outputs come in the order of the steps. An output of no remembered step has no facts."""
+        steps = self._steps
+        for index, step in enumerate(steps):
+            if step.scheduled is output.num_scheduled_tokens or step.scheduled == output.num_scheduled_tokens:
+                for _ in range(index + 1):
+                    steps.popleft()
+                return step
+        return _Step(scheduled={}, began_s=now, prompt_tokens={})
+
     def _take_ended(self) -> dict[CallId, bool]:
         ended, self._ended = self._ended, {}
         return ended
+
+
+def _report(hook: str, error: Exception) -> None:
+    log.error("%s failed; requests are served in the order of their arrival meanwhile", hook, exc_info=error)
 
 
 def _computed(step: _Step, results: Mapping[int, Any]) -> dict[CallId, policies.Computed]:
@@ -268,3 +335,11 @@ class TidegateScheduler(TidegateSchedulerMixin, Scheduler):  # type: ignore[misc
 
 class TidegateAsyncScheduler(TidegateSchedulerMixin, AsyncScheduler):  # type: ignore[misc]
     """For platforms on which vLLM schedules a step while the step before it still runs."""
+
+
+def over(base: type[Scheduler]) -> type[Scheduler]:
+    """Tidegate's class over one of vLLM's. vLLM has further ones, such as those of diffusion models."""
+    for known in (TidegateAsyncScheduler, TidegateScheduler):
+        if known.__bases__[1] is base:
+            return known
+    return type(f"Tidegate{base.__name__}", (TidegateSchedulerMixin, base), {})

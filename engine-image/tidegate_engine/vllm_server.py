@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tidegate_engine import engine_settings, plugin
 from tidegate_policy import policies
-from tidegate_policy.engine import regulators
+from tidegate_policy.engine import regulators, session_hold
 
 DRAIN_S = 30
 """Seconds in which running requests may finish after SIGTERM; vLLM's own default, 0, aborts them."""
@@ -65,18 +65,26 @@ def parse(argv: Sequence[str]) -> tuple[engine_settings.Settings, list[str]]:
     parser.add_argument(
         "--regulators", default=defaults.regulators, metavar="NAMES", help="regulators of each step, by commas"
     )
+    parser.add_argument(
+        "--hold", default=defaults.hold, metavar="SHARE", help="share of the KV cache for sessions whose tool runs"
+    )
     parser.add_argument("--profile", default=defaults.profile, metavar="NAME|FILE", help="cost profile of this engine")
     ours, rest = parser.parse_known_args(argv)
     try:
         plugin.cost_model(ours.profile)
         regulators.create(engine_settings.names(ours.regulators))
+        session_hold.settings(float(ours.hold))
     except (ValueError, OSError) as error:
         parser.error(str(error))
     rest += _dtype(rest)
     given = {argument.split("=", 1)[0].replace("_", "-") for argument in rest}
     defaulted = [part for flag, value in OURS.items() if flag not in given for part in (flag, value)]
     chosen = engine_settings.Settings(
-        control_address=ours.control, policy=ours.policy, regulators=ours.regulators, profile=ours.profile
+        control_address=ours.control,
+        policy=ours.policy,
+        regulators=ours.regulators,
+        hold=ours.hold,
+        profile=ours.profile,
     )
     return chosen, [*rest, *defaulted]
 

@@ -35,6 +35,8 @@ class CostModel:
     """Seconds for each decoding sequence in the step."""
     context_s: float = 0.0
     """Seconds for each KV token read by decoding sequences in the step."""
+    swap_s: float = 0.0
+    """Seconds to move the KV of one token to or from host memory; 0 = the engine does not offload."""
     kv_tokens: int = 1_000_000
     """KV capacity in tokens: card memory minus weights minus reserve."""
     max_batch: int = 256
@@ -87,6 +89,16 @@ class CostModel:
         return self.prefill_seconds(prompt_tokens, cached_tokens) + self.decode_seconds(
             prompt_tokens, output_tokens, beside=twins, beside_context=twins * prompt_tokens
         )
+
+    def remaining_seconds(self, call: Call, *, output_tokens: int, uncached_tokens: int) -> float:
+        """Seconds from here to the last token of a call that has delivered `output_tokens`, alone on the engine.
+
+        `uncached_tokens`: tokens to compute before it decodes (all of them after an eviction without a cache, Semantic
+        Alg 4); 0 = it decodes."""
+        context, left = call.prompt_tokens + output_tokens, call.output_left(output_tokens)
+        if uncached_tokens <= 0:
+            return self.decode_seconds(context, left + 1)
+        return self.prefill_seconds(context, context - uncached_tokens) + self.decode_seconds(context, left)
 
     def charge(self, call: Call, cached_tokens: int = 0) -> Backlog:
         """What a call adds to an engine's backlog: the work that batching cannot share, and its decode steps."""
@@ -141,6 +153,7 @@ def scaled(model: CostModel, factor: float) -> CostModel:
         attention_s=model.attention_s * factor,
         decode_s=model.decode_s * factor,
         context_s=model.context_s * factor,
+        swap_s=model.swap_s * factor,
     )
 
 

@@ -1,18 +1,33 @@
 """The labels that travel with a call into its engine: flat `tg.*` keys, with one table for writer and reader.
 
 The gateway writes them into `vllm_xargs`; the engine plugin and the simulators read them. Clocks do not cross processes,
-so an instant travels as a duration from "now". A missing key has a default; an unknown key or a senseless value is
-ignored. A plain vLLM client that sends no labels is served fairly. The gateway strips labels that its clients send.
+so an instant travels as a duration from "now". A missing key has a default. An unknown key is ignored. A value without
+sense, or beyond the bounds of its key, has the default of its key or is cut to the bound; the reader reports its key. A
+plain vLLM client that sends no labels is served fairly. The gateway strips labels that its clients send.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tidegate_policy.model import DEFAULT_URGENCY, LEAST_URGENT, MOST_URGENT, Call, CallId, WorkflowId
 
 Label = str | int | float
 PREFIX = "tg."
+OTHER = "other"
+"""The name under which unknown keys are reported."""
 MAX_TEXT = 256
+MAX_TOKENS = 10_000_000
+"""The greatest prediction of an output that is believed; the call's own `max_tokens` bounds it further."""
+MAX_GROUP = 100_000
+"""Calls of the greatest group that is believed."""
+MAX_TOOL_RETURN = 1_000_000
+"""Tokens of the greatest answer of a tool that is believed."""
+MAX_TOOL_S = 86_400.0
+MOST_OVERDUE_S = 600.0
+"""A call counts as at most this late: a greater lead would put it before all calls that are really late."""
+MAX_AHEAD_S = 1e9
+_NUMERAL = 32
+"""Characters of the longest text that is read as a number."""
 
 
 def write(now: float, call: Call) -> dict[str, Label]:
@@ -48,64 +63,125 @@ def read(
     call_id: CallId,
     prompt_tokens: int,
     max_tokens: int,
+    output_prior: int | None = None,
+    client_priority: float = 0.0,
+    client_arrived_s: float = 0.0,
+    on_bad: Callable[[str], object] | None = None,
 ) -> Call:
-    """The call as the engine sees it. `max_tokens` stands in for the output length if the labels hold no prediction."""
-    budget_s, deadline_s = _seconds(labels, "tg.budget_ms"), _seconds(labels, "tg.deadline_ms")
-    predicted = _number(labels, "tg.out_pred", 1, 10_000_000)
-    urgency = _number(labels, "tg.urgency", MOST_URGENT, LEAST_URGENT)
-    weight = _number(labels, "tg.weight", 1e-3, 1e3)
-    workflow = _text(labels, "tg.workflow")
-    return Call(
+    """The call as the engine sees it.
+
+    `output_prior` is the output length that the engine expects of a call without a prediction; `max_tokens` bounds it.
+    `client_priority` orders calls without an urgency. `on_bad` receives the key of each label that is not taken as it is,
+    and `OTHER` for an unknown key with our prefix."""
+    reader = _Reader(labels, on_bad)
+    budget_s, deadline_s = reader.ahead("tg.budget_ms"), reader.ahead("tg.deadline_ms")
+    predicted = reader.number("tg.out_pred", 1, MAX_TOKENS)
+    urgency = reader.number("tg.urgency", MOST_URGENT, LEAST_URGENT)
+    weight = reader.number("tg.weight", 1e-3, 1e3)
+    workflow = reader.text("tg.workflow")
+    expected = int(predicted) if predicted is not None else output_prior
+    call = Call(
         id=call_id,
         arrived_at_s=now,
         prompt_tokens=prompt_tokens,
-        output_predicted=min(int(predicted), max_tokens) if predicted is not None else max_tokens,
-        output_upper=int(_number(labels, "tg.out_upper", 1, 10_000_000) or 0),
-        tenant=_text(labels, "tg.tenant") or "",
-        slo_class=_text(labels, "tg.class") or "",
+        output_predicted=max_tokens if expected is None else max(min(expected, max_tokens), 1),
+        output_upper=int(reader.number("tg.out_upper", 1, MAX_TOKENS) or 0),
+        tenant=reader.text("tg.tenant") or "",
+        slo_class=reader.text("tg.class") or "",
         weight=1.0 if weight is None else weight,
         urgency=DEFAULT_URGENCY if urgency is None else int(urgency),
-        ttft_s=_seconds(labels, "tg.ttft_ms"),
-        tpot_s=_seconds(labels, "tg.tpot_ms"),
+        client_priority=client_priority if urgency is None else 0.0,
+        client_arrived_s=client_arrived_s,
+        ttft_s=reader.seconds("tg.ttft_ms", MAX_AHEAD_S, least_s=-MAX_AHEAD_S),
+        tpot_s=reader.seconds("tg.tpot_ms", MAX_AHEAD_S, least_s=-MAX_AHEAD_S),
         due_at_s=None if budget_s is None else now + budget_s,
         deadline_at_s=None if deadline_s is None else now + deadline_s,
-        left_s=_seconds(labels, "tg.left_ms") or 0.0,
+        left_s=reader.seconds("tg.left_ms", MAX_AHEAD_S) or 0.0,
         workflow=WorkflowId(workflow) if workflow else None,
-        stage=_text(labels, "tg.stage"),
-        session=_text(labels, "tg.session"),
-        group=_text(labels, "tg.relquery"),
-        group_size=int(_number(labels, "tg.relquery_size", 1, 10_000_000) or 0),
-        tool=_text(labels, "tg.tool"),
-        tool_s=_duration(labels, "tg.tool_ms"),
-        tool_return_tokens=int(_number(labels, "tg.tool_return", 1, 10_000_000) or 0),
+        stage=reader.text("tg.stage"),
+        session=reader.text("tg.session"),
+        group=reader.text("tg.relquery"),
+        group_size=int(reader.number("tg.relquery_size", 1, MAX_GROUP) or 0),
+        tool=reader.text("tg.tool"),
+        tool_s=reader.seconds("tg.tool_ms", MAX_TOOL_S),
+        tool_return_tokens=int(reader.number("tg.tool_return", 1, MAX_TOOL_RETURN) or 0),
     )
+    reader.report_unknown()
+    return call
+
+
+class _Reader:
+    """The labels of one call, and the keys that were read."""
+
+    def __init__(self, labels: Mapping[str, object], on_bad: Callable[[str], object] | None) -> None:
+        self._labels = labels
+        self._on_bad = on_bad
+        self._left = {key for key in labels if isinstance(key, str) and key.startswith(PREFIX)} if labels else None
+
+    def report_unknown(self) -> None:
+        if self._left and self._on_bad is not None:
+            for _ in self._left:
+                self._on_bad(OTHER)
+
+    def number(self, key: str, low: float, high: float) -> float | None:
+        """The value; None if the key is absent, or its value is no number between `low` and `high`."""
+        value = self._take(key)
+        if value is None:
+            return None
+        number = _number(value)
+        if number is None or not low <= number <= high:
+            self._bad(key)
+            return None
+        return number
+
+    def seconds(self, key: str, most_s: float, *, least_s: float = 0.0) -> float | None:
+        """A duration that travels in milliseconds."""
+        value = self.number(key, least_s * 1000, most_s * 1000)
+        return None if value is None else value / 1000
+
+    def ahead(self, key: str) -> float | None:
+        """Seconds from now to an instant. One that is too long ago is cut to `MOST_OVERDUE_S`."""
+        value = self.seconds(key, MAX_AHEAD_S, least_s=-MAX_AHEAD_S)
+        if value is not None and value < -MOST_OVERDUE_S:
+            self._bad(key)
+            return -MOST_OVERDUE_S
+        return value
+
+    def text(self, key: str) -> str | None:
+        """The text, cut to `MAX_TEXT` characters; None if the key is absent or its value is no text."""
+        value = self._take(key)
+        if value is None or value == "":
+            return None
+        if not isinstance(value, str):
+            self._bad(key)
+            return None
+        if len(value) > MAX_TEXT:
+            self._bad(key)
+        return value[:MAX_TEXT]
+
+    def _take(self, key: str) -> object:
+        if self._left is None:
+            return None
+        self._left.discard(key)
+        return self._labels.get(key)
+
+    def _bad(self, key: str) -> None:
+        if self._on_bad is not None:
+            self._on_bad(key)
+
+
+def _number(value: object) -> float | None:
+    """The value as a finite number; None if it is none. A text that could cost much to read is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if isinstance(value, str) and len(value) > _NUMERAL:
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _ms(instant_or_duration_s: float | None, now: float = 0.0) -> int | None:
     return None if instant_or_duration_s is None else round((instant_or_duration_s - now) * 1000)
-
-
-def _seconds(labels: Mapping[str, object], key: str) -> float | None:
-    value = _number(labels, key, -1e12, 1e12)
-    return None if value is None else value / 1000
-
-
-def _duration(labels: Mapping[str, object], key: str) -> float | None:
-    value = _number(labels, key, 0, 1e12)
-    return None if value is None else value / 1000
-
-
-def _number(labels: Mapping[str, object], key: str, low: float, high: float) -> float | None:
-    value = labels.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) and low <= number <= high else None
-
-
-def _text(labels: Mapping[str, object], key: str) -> str | None:
-    value = labels.get(key)
-    return value[:MAX_TEXT] if isinstance(value, str) and value else None

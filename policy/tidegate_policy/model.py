@@ -56,6 +56,10 @@ class Call:
     """Fair share of the tenant relative to the others."""
     urgency: int = DEFAULT_URGENCY
     """0 (most urgent) to 4, within the tenant's entitlement."""
+    client_priority: float = 0.0
+    """The number by which a client without labels orders its calls in one engine; the lowest goes first."""
+    client_arrived_s: float = 0.0
+    """The instant of arrival on the clock of the engine's own server. It orders calls of one `client_priority`."""
     ttft_s: float | None = None
     tpot_s: float | None = None
     due_at_s: float | None = None
@@ -79,6 +83,13 @@ class Call:
     """Tokens that the tool's answer is expected to add to the next prompt; 0 = unknown."""
     prefix: tuple[tuple[int, int], ...] = ()
     """(hash, tokens) of the leading parts of the prompt that other prompts may share, in order."""
+
+    def output_left(self, output_tokens: int) -> int:
+        """Output tokens that are expected to follow after `output_tokens`: at least one. A call beyond its prediction is
+        expected to stop half way to the upper bound."""
+        if output_tokens < self.output_predicted:
+            return self.output_predicted - output_tokens
+        return max((self.output_upper - output_tokens) // 2, 1)
 
     @property
     def due_or_patience_at_s(self) -> float:

@@ -1,39 +1,33 @@
 """The queue in which every waiting call stands, in the gateway and in the engine.
 
-A `policies.Policy` orders it. Each lane is a heap with lazy removal: push, pop, skip and the re-key of one call cost
-O(log n), the first k calls cost O(k log k), and a switch of the policy costs O(n log n). Each call has exactly one live
-entry, and dead heap slots are skipped, so no sequence of operations loses or doubles a call.
+A `policies.Policy` orders it. Each lane is a heap with lazy removal: push, pop and the re-key of one call cost O(log n),
+the first k calls cost O(k log k), and a switch of the policy costs O(n). Each call has exactly one live entry, and dead
+slots are dropped when they surface, so no sequence of operations loses or doubles a call.
 
-Three events take a call in or out of service. `pop`: the call starts. `skip`: the start did not happen; the call returns
-to its old place and its lane gets its turn back. `push_preempted`: the call ran, lost its place, and comes back before
-its equals with new work. This module does not know time, engines or the reason why a call leaves.
+A scheduler that cannot start each call that it looks at scans the queue. `peek` gives the next candidate, `pass_over` sets
+it aside, and `end_scan` makes all waiting calls candidates again. A call that was passed over still waits, in its place,
+and takes no turn from its lane. Calls that one scan passed over stand in a sorted list before the heap, so the next scan
+passes over each of them in O(1). `start` begins to serve any waiting call, also one that was passed over. `skip` undoes a
+`pop`. `push_preempted`: the call ran, lost its place, and comes back before its equals with new work.
+
+While a guarded policy fails (`engine.guarded_policy`), calls are served in the order of their arrival. This module does
+not know time, engines or the reason why a call leaves.
 """
 
-import heapq
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
+from tidegate_policy import waiting_slots
 from tidegate_policy.model import CallId
-from tidegate_policy.policies import Changed, Key, Policy, QueuedRequest
+from tidegate_policy.policies import Changed, Policy, QueuedRequest
+from tidegate_policy.waiting_slots import EmptyQueue
+
+__all__ = ["DuplicateCall", "EmptyQueue", "Start", "WaitingQueue", "switch"]
 
 
 class DuplicateCall(ValueError):
     """A call with this id already waits in the queue."""
-
-
-class EmptyQueue(LookupError):
-    """Peek or pop on an empty queue."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Entry:
-    item: QueuedRequest
-    lane: int
-    key: Key
-    rank: int
-    """Arrival rank; preempted calls get ranks below all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,75 +37,10 @@ class Start:
     item: QueuedRequest
     lane: int
     lanes: frozenset[int]
-    """The lanes in which calls waited just before the start."""
+    """The lanes in which candidates waited just before the start."""
     rank: int
     policy: Policy
     queue: "WaitingQueue"
-
-
-_Slot = tuple[Key, int, int, _Entry]
-"""(key, rank, push number, entry): the push number is unique, so entries are never compared."""
-
-_SLACK_SLOTS = 64
-"""Dead slots that a lane may hold beyond one for each live entry before it is compacted."""
-
-
-@dataclass(slots=True)
-class _Heaps:
-    """All entries under one policy."""
-
-    policy: Policy
-    live: dict[CallId, _Entry] = field(default_factory=dict)
-    lanes: dict[int, list[_Slot]] = field(default_factory=dict)
-    waiting_in: Counter[int] = field(default_factory=Counter)
-    pushes: int = 0
-
-    def insert(self, item: QueuedRequest, rank: int) -> None:
-        """Adds a call, or replaces its entry. If the policy raises, nothing has changed."""
-        entry = _Entry(item, self.policy.lane(item), self.policy.key(item), rank)
-        old = self.live.get(item.call.id)
-        if old is not None:
-            self.forget(old)
-            self.compact(old.lane)
-        self.live[item.call.id] = entry
-        self.waiting_in[entry.lane] += 1
-        self.pushes += 1
-        heapq.heappush(self.lanes.setdefault(entry.lane, []), (entry.key, rank, self.pushes, entry))
-
-    def forget(self, entry: _Entry) -> None:
-        del self.live[entry.item.call.id]
-        self.waiting_in[entry.lane] -= 1
-        if not self.waiting_in[entry.lane]:
-            del self.waiting_in[entry.lane]
-
-    def is_live(self, entry: _Entry) -> bool:
-        return self.live.get(entry.item.call.id) is entry
-
-    def compact(self, lane: int) -> None:
-        slots = self.lanes[lane]
-        if len(slots) > 2 * self.waiting_in[lane] + _SLACK_SLOTS:
-            slots[:] = [slot for slot in slots if self.is_live(slot[3])]
-            heapq.heapify(slots)
-
-    def head(self) -> _Entry:
-        if not self.live:
-            raise EmptyQueue("the queue is empty")
-        slots = self.lanes[self.policy.turns.next_lane(self.waiting_in.keys())]
-        while not self.is_live(slots[0][3]):
-            heapq.heappop(slots)
-        return slots[0][3]
-
-    def in_lane(self, lane: int) -> Iterator[_Entry]:
-        """The live entries of a lane in order, found by walking down the heap: k entries cost O(k log k)."""
-        slots = self.lanes[lane]
-        frontier = [(slots[0], 0)] if slots else []
-        while frontier:
-            slot, index = heapq.heappop(frontier)
-            for child in (2 * index + 1, 2 * index + 2):
-                if child < len(slots):
-                    heapq.heappush(frontier, (slots[child], child))
-            if self.is_live(slot[3]):
-                yield slot[3]
 
 
 class WaitingQueue:
@@ -120,7 +49,7 @@ class WaitingQueue:
     def __init__(self, policy: Policy, *, rekey: Callable[[Changed], object] | None = None) -> None:
         """`rekey` receives the ids whose keys a start or skip changed; by default this queue re-keys them. A scheduler
         with several queues under one policy re-keys them in each queue."""
-        self._heaps = _Heaps(policy)
+        self._heaps = waiting_slots.Heaps(policy)
         self._on_changed = rekey or self.rekey
         self._back = 0
         self._front = 0
@@ -128,6 +57,11 @@ class WaitingQueue:
     @property
     def policy(self) -> Policy:
         return self._heaps.policy
+
+    @property
+    def candidates(self) -> int:
+        """Waiting calls that the present scan has not passed over."""
+        return len(self._heaps.live) - self._heaps.passed
 
     def push(self, item: QueuedRequest) -> None:
         """Adds a call behind its equals. Raises `DuplicateCall`."""
@@ -142,19 +76,26 @@ class WaitingQueue:
         self._front -= 1
 
     def peek(self) -> QueuedRequest:
-        """The call that `pop` would take. Raises `EmptyQueue`."""
+        """The next candidate. Raises `EmptyQueue`."""
         return self._heaps.head().item
 
+    def pass_over(self) -> QueuedRequest:
+        """Sets the next candidate aside until `end_scan`. It still waits, and no lane uses a turn. Raises `EmptyQueue`."""
+        entry = self._heaps.head()
+        self._heaps.pass_over(entry)
+        return entry.item
+
+    def end_scan(self) -> None:
+        """All waiting calls are candidates again."""
+        self._heaps.end_scan()
+
     def pop(self, now: float) -> Start:
-        """Starts the next call: its lane's turn is used, and the policy is told. Raises `EmptyQueue`."""
-        heaps = self._heaps
-        entry = heaps.head()
-        lanes = frozenset(heaps.waiting_in)
-        heapq.heappop(heaps.lanes[entry.lane])
-        heaps.forget(entry)
-        heaps.policy.turns.take(entry.lane, lanes)
-        self._changed(heaps.policy.on_start(now, entry.item))
-        return Start(item=entry.item, lane=entry.lane, lanes=lanes, rank=entry.rank, policy=heaps.policy, queue=self)
+        """Starts the next candidate: its lane's turn is used, and the policy is told. Raises `EmptyQueue`."""
+        return self._start(now, self._heaps.head())
+
+    def start(self, now: float, call_id: CallId) -> Start:
+        """Starts a waiting call, also one that the scan passed over. Raises `KeyError` if it does not wait here."""
+        return self._start(now, self._heaps.live[call_id])
 
     def skip(self, now: float, start: Start) -> None:
         """Undoes a start: the call stands where it stood, and its lane has its turn back. Raises `DuplicateCall`.
@@ -176,7 +117,6 @@ class WaitingQueue:
         if entry is None:
             return None
         self._heaps.forget(entry)
-        self._heaps.compact(entry.lane)
         return entry.item
 
     def update(self, item: QueuedRequest) -> None:
@@ -202,25 +142,30 @@ class WaitingQueue:
         """The first k waiting calls in the order of `pop`, in O(k log k)."""
         return list(islice(self, k))
 
+    def later(self) -> Callable[[int], list[QueuedRequest]]:
+        """`first` as it answers now, for a reader that computes the order later. It costs a copy of the slots."""
+        heaps = self._heaps.copy()
+        return lambda k: [entry.item for entry in islice(heaps.in_order(), k)]
+
     def __contains__(self, call_id: object) -> bool:
         return call_id in self._heaps.live
 
     def __len__(self) -> int:
+        """All waiting calls, also those that the scan passed over."""
         return len(self._heaps.live)
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         """All waiting calls in the order in which `pop` would give them if no other event came."""
+        return (entry.item for entry in self._heaps.in_order())
+
+    def _start(self, now: float, entry: waiting_slots.Entry) -> Start:
         heaps = self._heaps
-        left = dict(heaps.waiting_in)
-        lanes = {lane: heaps.in_lane(lane) for lane in left}
-        turns = heaps.policy.turns.copy()
-        while left:
-            lane = turns.next_lane(left.keys())
-            yield next(lanes[lane]).item
-            turns.take(lane, left.keys())
-            left[lane] -= 1
-            if not left[lane]:
-                del left[lane]
+        lanes = frozenset((*heaps.open_in, entry.lane))
+        heaps.forget(entry)
+        if not heaps.failing():
+            heaps.policy.turns.take(entry.lane, lanes)
+        self._changed(heaps.policy.on_start(now, entry.item))
+        return Start(item=entry.item, lane=entry.lane, lanes=lanes, rank=entry.rank, policy=heaps.policy, queue=self)
 
     def _check_new(self, item: QueuedRequest) -> None:
         if item.call.id in self._heaps.live:
@@ -233,11 +178,6 @@ class WaitingQueue:
 
 def switch(queues: Sequence[WaitingQueue], policy: Policy) -> None:
     """Puts several queues under one policy at once. If the policy raises for any call, no queue has changed."""
-    built = []
-    for queue in queues:
-        heaps = _Heaps(policy)
-        for entry in sorted(queue._heaps.live.values(), key=lambda entry: entry.rank):
-            heaps.insert(entry.item, entry.rank)
-        built.append(heaps)
+    built = [waiting_slots.Heaps(policy, queue._heaps.live.values(), scan=queue._heaps.scan) for queue in queues]
     for queue, heaps in zip(queues, built, strict=True):
         queue._heaps = heaps

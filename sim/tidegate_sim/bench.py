@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from tidegate_policy import policies
 from tidegate_policy.dispatch import rules
-from tidegate_sim import bench_report, pools, suites, trace_format
+from tidegate_sim import bench_report, engine_models, pools, suites, trace_format
 
 if TYPE_CHECKING:
     from tidegate_sim import suite
 
 TRACE_OPTIONS = ("pool", "policy", "dispatch", "learn")
 """The options that only `--trace` takes."""
-SUITE_OPTIONS = ("jobs", "workflows")
+SUITE_OPTIONS = ("jobs", "workflows", "checked_share", "seeds", "rates", "traces", "parts")
 """The options that only a suite takes."""
 
 
@@ -30,10 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     for name in TRACE_OPTIONS if options.trace is None else SUITE_OPTIONS:
         if getattr(options, name) is not None:
-            parser.error(f"--{name} goes with {'--trace' if options.trace is None else 'a suite'}")
-    if importlib.util.find_spec("vllm") is None:
+            flag = name.replace("_", "-")
+            parser.error(f"--{flag} goes with {'--trace' if options.trace is None else 'a suite'}")
+    without_vllm = options.scheduler != "vllm" and (options.trace is not None or options.checked_share == 0)
+    if not without_vllm and importlib.util.find_spec("vllm") is None:
         sys.stderr.write(
-            "tidegate bench: it runs vLLM's scheduler, and vLLM is not installed (`make bench` installs it)\n"
+            "tidegate bench: it runs vLLM's scheduler, and vLLM is not installed (`make bench` installs it). The fast "
+            "model of the scheduler runs without vLLM: --scheduler fast --checked-share 0\n"
         )
         return 1
     began_s = time.monotonic()
@@ -59,12 +62,14 @@ def _run(options: argparse.Namespace, tell: "suite.Tell") -> tuple[bench_report.
         from tidegate_sim import suite
 
         chosen = suites.load(options.suite)
-        given = {name: getattr(options, name) for name in SUITE_OPTIONS if getattr(options, name) is not None}
+        names = (*SUITE_OPTIONS, "scheduler")
+        given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
         report = chosen.run(suite.Options(**given), tell)
         return report, chosen.table(report)
     from tidegate_sim import trace_bench
 
     named = {"pool": options.pool, "policies": options.policy, "rule": options.dispatch, "learn": options.learn}
+    named["scheduler"] = options.scheduler
     given = {name: value for name, value in named.items() if value is not None}
     report = trace_bench.run(trace_bench.TraceOptions(trace=options.trace, **given), tell)
     return report, trace_bench.table(report)
@@ -72,7 +77,7 @@ def _run(options: argparse.Namespace, tell: "suite.Tell") -> tuple[bench_report.
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="tidegate bench", description="Evaluates policies in virtual time with vLLM's own scheduler."
+        prog="tidegate bench", description="Evaluates policies in virtual time with vLLM's scheduler."
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("suite", nargs="?", choices=suites.NAMES, help="a suite")
@@ -83,6 +88,18 @@ def _parser() -> argparse.ArgumentParser:
         "--jobs", type=_positive, metavar="N", help="with a suite: processes; default: one for each core"
     )
     parser.add_argument("--workflows", type=_positive, metavar="N", help="with a suite: workflows in each trace")
+    parser.add_argument(
+        "--scheduler", choices=engine_models.MODELS, help="vLLM's own scheduler, or the fast model of it (default)"
+    )
+    parser.add_argument(
+        "--checked-share", type=_share, metavar="X", help="with a suite: cells that run on both schedulers (0.1)"
+    )
+    parser.add_argument("--seeds", type=_positive, metavar="N", help="with a suite that has seeds: their number (10)")
+    parser.add_argument("--rates", type=_rates, metavar="R,...", help="with a suite: these loads only")
+    parser.add_argument("--traces", type=_names, metavar="NAMES", help="with a suite: these traces only")
+    parser.add_argument(
+        "--parts", type=_names, metavar="NAMES", help="with an engine suite: sweep, capacity, sustained (all)"
+    )
     parser.add_argument("--pool", metavar="NAME", help="with --trace: a pool, or profiles a,b,... (hetero-1)")
     parser.add_argument(
         "--policy", metavar="NAMES", type=_policies, help=f"with --trace: policies (fcfs,{policies.DEFAULT})"
@@ -97,6 +114,24 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
     return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be between 0 and 1, not {value:g}")
+    return value
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    rates = tuple(float(item) for item in text.split(","))
+    if min(rates) <= 0:
+        raise argparse.ArgumentTypeError("a rate must be positive")
+    return rates
 
 
 def _policies(text: str) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """One cell of a benchmark: a trace on a pool of unequal engines behind the gateway core, in virtual time.
 
 The gateway core is `tidegate_policy.gateway_core`, the object that the gateway runs: it drafts, predicts, grants, promises,
-admits, dispatches, retries and learns. The engines run vLLM's scheduler (`virtual_engine`). This module only does what
-sockets and the store do for a gateway: it says when a call arrives, carries out the core's actions, and reports tokens.
+admits, dispatches, retries and learns. The engines run vLLM's scheduler (`virtual_engine`) or its fast model
+(`fast_virtual_engine`). This module only does what sockets and the store do for a gateway: it says when a call arrives,
+carries out the core's actions, and reports tokens.
 """
 
 import functools
@@ -16,10 +17,11 @@ from tidegate_policy import gateway_core
 from tidegate_policy.admit import promises
 from tidegate_policy.cost import CostModel
 from tidegate_policy.dispatch import core_actions, engine_table
+from tidegate_policy.engine import session_hold
 from tidegate_policy.model import CallId, DropReason, EngineId, WorkflowId
 from tidegate_policy.predict.output_length import CHARACTERS_PER_TOKEN
 from tidegate_policy.steer import steering_loop
-from tidegate_sim import history, virtual_engine, virtual_steering, virtual_time
+from tidegate_sim import engine_limits, engine_models, history, perception, virtual_steering, virtual_time
 from tidegate_sim.trace_format import TraceCall
 
 PROGRESS_TOKENS = 16
@@ -38,6 +40,20 @@ class Row:
     stock_scheduler: bool = False
     """Engines run vLLM's own scheduler class; `engine_policy` is then its own `fcfs` or `priority`."""
     prefix_cache: bool = True
+    model: engine_models.Model = "vllm"
+    """Whether vLLM's scheduler runs in the engines, or the fast model of it. The schedules are equal."""
+    engine_parameters: Mapping[str, float] = field(default_factory=dict)
+    """Parameters of the engines' policy."""
+    regulators: Sequence[str] = ()
+    """The regulators of the engines' steps."""
+    hold: session_hold.Settings | None = None
+    """The bounds of the KV that engines hold between the calls of a session; None = they hold nothing."""
+    stock_key: engine_limits.StockKey = "latest-start"
+    """The number by which vLLM's own `priority` policy orders calls."""
+    prefill_first: bool = False
+    """Steps that can prefill decode nothing, as in vLLM before chunked prefill. With `stock_scheduler` only."""
+    predictors: perception.Perception | None = None
+    """What is known of a call before it runs; None = what the gateway predicts and the trace claims."""
     steering: steering_loop.Settings | None = None
     """The steering loop's settings; None = the policy stays."""
     workflow_deadline_s: float = 300.0
@@ -47,6 +63,8 @@ class Row:
         policy = self.engine_policy or self.gateway.policy
         if self.stock_scheduler and policy not in ("fcfs", "priority"):
             raise ValueError(f"vLLM's own scheduler has the policies fcfs and priority, not {policy!r}")
+        if self.prefill_first and not self.stock_scheduler:
+            raise ValueError("prefill_first goes with stock_scheduler")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +79,8 @@ class CallOutcome:
     urgency: int | None
     arrived_at_s: float
     engine: str = ""
+    started_at_s: float | None = None
+    """The start of the first step that computes the call."""
     first_at_s: float | None = None
     finished_at_s: float | None = None
     output_tokens: int = 0
@@ -106,16 +126,25 @@ class Cell:
         self._row = row
         self._core = gateway_core.GatewayCore(_granting(row.gateway), random.Random(seed))
         self._engines = {
-            name: virtual_engine.VirtualEngine(
+            name: engine_models.create(
+                row.model,
                 self._loop,
                 model,
                 policy=row.engine_policy or row.gateway.policy,
                 listener=self,
                 stock=row.stock_scheduler,
                 prefix_cache=row.prefix_cache,
+                regulators=row.regulators,
+                stock_key=row.stock_key,
+                prefill_first=row.prefill_first,
+                hold=row.hold,
             )
             for name, model in pool.items()
         }
+        if row.engine_parameters:
+            for engine in self._engines.values():
+                engine.set_policy(row.engine_policy or row.gateway.policy, "the row's", row.engine_parameters)
+        self._perceived = perception.Perceiver(row.predictors, seed)
         for name, model in pool.items():
             self._carry_out(self._core.on_engine(0.0, engine_table.EngineFacts(id=name, cost=model)))
         self._steering = (
@@ -185,6 +214,7 @@ class Cell:
     def on_end(self, call_id: CallId) -> None:
         now, item, outcome = self._loop.now(), self._trace[call_id], self._open.pop(call_id)
         outcome.finished_at_s, outcome.output_tokens = now, item.output_tokens
+        outcome.started_at_s = self._engines[EngineId(outcome.engine)].starts.pop(call_id)
         if outcome.first_at_s is None:
             outcome.first_at_s = now
         self._ended[call_id] = outcome
@@ -214,11 +244,22 @@ class Cell:
         now = self._loop.now()
         self._arrived_at_s.setdefault(_group(item), now)
         self._open[item.id] = _opened(item, now)
-        draft = self._core.draft(now, _facts(item, self._group_sizes[item.relquery or ""]))
+        delay_s = self._perceived.delay_s(now)
+        if delay_s:
+            self._loop.after(delay_s, functools.partial(self._admit, item))
+        else:
+            self._admit(item)
+
+    def _admit(self, item: TraceCall) -> None:
+        now = self._loop.now()
+        seen = self._perceived.seen(item)
+        draft = self._core.draft(now, _facts(seen, self._group_sizes[item.relquery or ""]))
         if isinstance(draft, DropReason):
             self._shed(item.id, draft)
             return
         call = self._core.promise(draft, self._grant(now, item))
+        if seen.output_tokens and self._row.predictors is not None:
+            call = replace(call, output_predicted=seen.output_tokens, output_upper=seen.output_tokens)
         self._carry_out(self._core.on_arrival(now, call))
 
     def _grant(self, now: float, item: TraceCall) -> promises.StageGrant | None:
@@ -243,7 +284,7 @@ class Cell:
                 self._calls_on[name] += 1
                 self._open[item.id].engine = name
                 self._sent[item.id], self._sent_at_s[item.id] = action, self._loop.now()
-                self._engines[name].submit(action.call, item.output_tokens, item.prefix)
+                self._engines[name].submit(action.call, item.output_tokens, item.prefix, item.output_prefix)
             elif isinstance(action, core_actions.Shed):
                 self._shed(action.call.id, action.reason)
             else:

@@ -61,23 +61,34 @@ class RealtimeEngine:
         self, cost: CostModel, *, policy: str = policies.DEFAULT, regulators: Sequence[Regulator] = ()
     ) -> None:
         self.cost = cost
+        self._sequences: dict[CallId, _Sequence] = {}
+        self._running: list[_Sequence] = []
         self.core = engine_core.EngineCore(
             time.monotonic(),
             cost=cost,
-            limits=EngineLimits(max_running=cost.max_batch, max_step_tokens=cost.max_step_tokens),
+            limits=EngineLimits(
+                max_running=cost.max_batch, max_step_tokens=cost.max_step_tokens, kv_tokens=cost.kv_tokens
+            ),
             policy=policy,
             regulators=regulators,
+            probe=self,
         )
         self._queue = self.core.queues[0]
-        self._sequences: dict[CallId, _Sequence] = {}
-        self._running: list[_Sequence] = []
-        self._kept: dict[CallId, int] = {}
-        """Tokens that stay in the KV cache for calls that ended."""
         self._work = asyncio.Event()
 
     @property
     def running(self) -> int:
         return len(self._running)
+
+    def running_calls(self) -> list[tuple[CallId, int]]:
+        return [(sequence.call.id, sequence.context) for sequence in self._running]
+
+    def free_kv_tokens(self) -> int:
+        return max(self.cost.kv_tokens - sum(sequence.context for sequence in self._running), 0)
+
+    def cached_tokens(self, call_id: CallId) -> int:
+        """A simulated engine has no prefix cache."""
+        return 0
 
     @property
     def waiting(self) -> int:
@@ -85,8 +96,7 @@ class RealtimeEngine:
 
     @property
     def kv_usage(self) -> float:
-        used = sum(sequence.context for sequence in self._running) + sum(self._kept.values())
-        return min(used / self.cost.kv_tokens, 1.0)
+        return 1.0 - self.free_kv_tokens() / self.cost.kv_tokens
 
     async def generate(self, calls: Sequence[Call], output_tokens: int) -> AsyncIterator[tuple[int, int]]:
         """Runs the choices of one request side by side, each as a call of its own. Yields, at each token, the index of
@@ -110,7 +120,7 @@ class RealtimeEngine:
                 self._work.clear()
                 await self._work.wait()
                 due_at_s = time.monotonic()
-            plan = self.core.take_plan()
+            plan = self.core.take_plan(time.monotonic())
             self._carry_out(plan)
             step = self._step(plan)
             due_at_s += step.seconds
@@ -132,8 +142,7 @@ class RealtimeEngine:
             self._running.remove(sequence)
             sequence.prefill_left = sequence.call.prompt_tokens + sequence.done
             self._queue.push_preempted(self.core.on_preemption(now, sequence.call.id, output_tokens=sequence.done))
-        self._kept = {call_id: tokens for call_id, tokens in self._kept.items() if call_id in plan.keep}
-        held = sum(sequence.whole for sequence in self._running) + sum(self._kept.values())
+        held = sum(sequence.whole for sequence in self._running)
         starts = plan.max_starts if plan.max_starts is not None else len(self._queue)
         while self._queue and starts > 0 and len(self._running) < plan.max_running:
             sequence = self._sequences[self._queue.peek().call.id]
@@ -146,12 +155,13 @@ class RealtimeEngine:
 
     def _step(self, plan: StepPlan) -> _Step:
         """Computes one step: decodes first, then prefill chunks up to the bound on tokens."""
-        decoding = [sequence for sequence in self._running if not sequence.prefill_left]
+        active = [sequence for sequence in self._running if sequence.call.id not in plan.paused]
+        decoding = [sequence for sequence in active if not sequence.prefill_left]
         budget = plan.max_step_tokens - len(decoding)
         context = sum(sequence.context for sequence in decoding)
         step = _Step(produced=list(decoding))
         uncached = attended = 0
-        for sequence in self._running:
+        for sequence in active:
             if sequence.prefill_left and budget > 0:
                 chunk = min(sequence.prefill_left, budget)
                 attended += chunk * sequence.context + chunk * (chunk + 1) // 2
@@ -178,8 +188,6 @@ class RealtimeEngine:
             output_tokens[call_id] = 1
             sequence.out.put_nowait((sequence.index, sequence.done))
             if sequence.done >= sequence.output_tokens:
-                if call_id in self.core.plan.keep:
-                    self._kept[call_id] = sequence.context
                 self._drop(sequence)
                 ended[call_id] = True
         self.core.on_step(
@@ -190,8 +198,6 @@ class RealtimeEngine:
                 for call_id in {**step.prompt_tokens, **output_tokens}
             },
             ended=ended,
-            running=[sequence.call.id for sequence in self._running],
-            kv_usage=self.kv_usage,
         )
 
     def _abort(self, sequence: _Sequence) -> None:

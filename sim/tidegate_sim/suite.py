@@ -7,13 +7,14 @@ where several are allowed. A cell depends on its key alone, so the same command 
 import concurrent.futures
 import contextlib
 import logging
+import math
 import multiprocessing
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from tidegate_sim import bench_report, cell, pools, suites
+from tidegate_sim import bench_report, cell, engine_models, pools, suites
 from tidegate_sim.bench_report import Report
 from tidegate_sim.trace_format import TraceCall
 
@@ -30,6 +31,14 @@ class Options:
     """These pools only; None = the suite's own."""
     rates: Sequence[float] | None = None
     traces: Sequence[str] | None = None
+    seeds: int | None = None
+    """Seeds of each cell, in suites that have seeds; None = the suite's own number."""
+    parts: Sequence[str] | None = None
+    """Parts of the run, in suites that have parts; None = all."""
+    scheduler: engine_models.Model = "fast"
+    """Whether vLLM's own scheduler runs in the cells, or the fast model of it."""
+    checked_share: float = 0.1
+    """The share of the cells of the fast model that run on vLLM's scheduler too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +52,38 @@ class CellKey:
     rate: float
     """Workflows (or calls) a second; 0 for a trace with its own instants."""
     workflows: int
+    scheduler: engine_models.Model = "fast"
+
+
+@dataclass(slots=True, kw_only=True)
+class Checks:
+    """How many cells ran on which scheduler, and whether both gave the same figures."""
+
+    scheduler: engine_models.Model
+    cells: int = 0
+    checked: int = 0
+    """Cells of the fast model that ran on vLLM's scheduler too."""
+    unequal: list[str] = field(default_factory=list)
+    """The checked cells whose figures differ."""
+
+    def sentence(self) -> str:
+        """What a table says about its scheduler."""
+        if self.scheduler == "vllm":
+            return f"vLLM's own scheduler ran in all {self.cells} cells."
+        verdict = f"{len(self.unequal)} of them gave other figures" if self.unequal else "all gave the same figures"
+        return (
+            f"The fast model of vLLM's scheduler ran in {self.cells} cells. {self.checked} of them ran on vLLM's own "
+            f"scheduler too; {verdict}."
+        )
+
+    def report(self) -> Report:
+        return {
+            "scheduler": self.scheduler,
+            "cells": self.cells,
+            "checked_on_vllm": self.checked,
+            "unequal": self.unequal,
+            "sentence": self.sentence(),
+        }
 
 
 Tell = Callable[[str], None]
@@ -85,15 +126,17 @@ class Suite(ABC):
         """The seed of the gateway's random source."""
         return 0
 
-    def numbers(self, outcome: cell.Outcome) -> Report:
+    def numbers(self, outcome: cell.Outcome, key: CellKey) -> Report:
         """The figures that are kept of one cell."""
         return bench_report.numbers(outcome)
 
     def run(self, options: Options, tell: Tell) -> Report:
         """The whole report. By default: every pool, rate, row and trace."""
-        results = run_cells(self.keys(options, self.loads(options)), options.jobs, tell)
+        checks = Checks(scheduler=options.scheduler)
+        results = run_cells(self.keys(options, self.loads(options)), options, checks, tell)
         return {
             "suite": self.name,
+            "scheduler": checks.report(),
             "cells": [
                 {"pool": key.pool, "rate": key.rate, "row": key.row, "trace": key.trace, **figures}
                 for key, figures in results.items()
@@ -114,6 +157,7 @@ class Suite(ABC):
                 trace=trace,
                 rate=rate,
                 workflows=options.workflows or self.workflows,
+                scheduler=options.scheduler,
             )
             for pool, pool_rates in rates.items()
             for rate in pool_rates
@@ -122,21 +166,37 @@ class Suite(ABC):
         ]
 
 
-def run_cells(keys: Sequence[CellKey], jobs: int, tell: Tell) -> dict[CellKey, Report]:
-    """The figures of every cell, in the order of `keys`; `tell` hears of each finished cell."""
+def run_cells(keys: Sequence[CellKey], options: Options, checks: Checks, tell: Tell) -> dict[CellKey, Report]:
+    """The figures of every cell, in the order of `keys`; `tell` hears of each finished cell.
+
+    `checks` counts the cells. Some cells of the fast model run on vLLM's scheduler too, spread evenly over `keys`."""
+    checked = _checked(keys, options.checked_share) if options.scheduler == "fast" else []
     results: dict[CellKey, Report] = {}
-    for key, result in _finished(keys, jobs):
+    every = [*keys, *checked]
+    for key, result in _finished(every, options.jobs):
         results[key] = result
-        tell(f"{len(results)}/{len(keys)}  {key.pool}  {key.rate:g} q/s  {key.row}  {key.trace}")
+        tell(f"{len(results)}/{len(every)}  {key.pool}  {key.rate:g} q/s  {key.row}  {key.trace}  {key.scheduler}")
+    checks.cells += len(keys)
+    checks.checked += len(checked)
+    for key in checked:
+        if results[key] != results[replace(key, scheduler="fast")]:
+            checks.unequal.append(f"{key.pool}, {key.rate:g} q/s, {key.row}, {key.trace}")
     return {key: results[key] for key in keys}
+
+
+def _checked(keys: Sequence[CellKey], share: float) -> list[CellKey]:
+    """The keys of a share of the cells, rounded up, for vLLM's scheduler."""
+    count = math.ceil(share * len(keys) - 1e-9)
+    return [replace(keys[index * len(keys) // count], scheduler="vllm") for index in range(count)]
 
 
 def run_cell(key: CellKey) -> Report:
     """The figures of one cell, in any process: everything follows from the key."""
     suite = suites.load(key.suite)
+    row = replace(suite.rows[key.row], model=key.scheduler)
     with without_warnings():
-        run = cell.Cell(pools.pool(key.pool), suite.rows[key.row], suite.learned_from(), seed=suite.seed(key))
-        return suite.numbers(run.run(suite.trace(key)))
+        run = cell.Cell(pools.pool(key.pool), row, suite.learned_from(), seed=suite.seed(key))
+        return suite.numbers(run.run(suite.trace(key)), key)
 
 
 @contextlib.contextmanager

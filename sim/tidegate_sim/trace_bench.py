@@ -10,7 +10,7 @@ from statistics import fmean
 
 from tidegate_policy import gateway_core, policies
 from tidegate_policy.dispatch.routing import DispatchSettings
-from tidegate_sim import bench_report, cell, pools, suite, trace_format
+from tidegate_sim import bench_report, cell, engine_models, pools, suite, trace_format
 from tidegate_sim.bench_report import Report
 
 
@@ -23,6 +23,7 @@ class TraceOptions:
     policies: Sequence[str] = ("fcfs", policies.DEFAULT)
     rule: str = DispatchSettings().rule
     learn: Path | None = None
+    scheduler: engine_models.Model = "fast"
 
 
 def run(options: TraceOptions, tell: suite.Tell = lambda line: None) -> Report:
@@ -36,10 +37,18 @@ def run(options: TraceOptions, tell: suite.Tell = lambda line: None) -> Report:
     for policy in options.policies:
         settings = gateway_core.CoreSettings(policy=policy, dispatch=DispatchSettings(rule=options.rule))
         with suite.without_warnings():
-            outcome = cell.Cell(engines, cell.Row(gateway=settings), learned, seed=0).run(calls)
+            outcome = cell.Cell(engines, cell.Row(gateway=settings, model=options.scheduler), learned, seed=0).run(
+                calls
+            )
         rows[policy] = {**_latencies(outcome), **_targets(calls, outcome)}
         tell(f"{len(rows)}/{len(options.policies)}  {policy}")
-    return {"trace": options.trace.name, "pool": options.pool, "dispatch": options.rule, "rows": rows}
+    return {
+        "trace": options.trace.name,
+        "pool": options.pool,
+        "dispatch": options.rule,
+        "scheduler": options.scheduler,
+        "rows": rows,
+    }
 
 
 def table(report: Report) -> str:

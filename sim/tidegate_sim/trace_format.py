@@ -52,6 +52,8 @@ class TraceCall:
     session: str | None = None
     prefix: tuple[tuple[int, int], ...] = ()
     """(hash id, tokens) of the prompt's shared parts, in order."""
+    output_prefix: int | None = None
+    """The hash id by which the prefixes of later calls name this call's output."""
     tool: Tool | None = None
     text: str | None = None
 
@@ -59,7 +61,7 @@ class TraceCall:
 _KEYS = {("class" if item.name == "slo_class" else item.name): item.name for item in fields(TraceCall)}
 _REQUIRED = ("id", "arrival_s", "prompt_tokens", "output_tokens")
 _TEXTS = ("id", "tenant", "slo_class", "workflow", "stage", "relquery", "session", "task_type", "text")
-_WHOLE = ("prompt_tokens", "output_tokens", "urgency")
+_WHOLE = ("prompt_tokens", "output_tokens", "urgency", "output_prefix")
 _NUMBERS = ("arrival_s", "ttft_slo_ms", "tpot_slo_ms", "deadline_s")
 _MOST = 1e9
 

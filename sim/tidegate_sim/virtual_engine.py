@@ -8,11 +8,13 @@ Modelled: step time, KV capacity, batch limits. Not modelled: the network, token
 """
 
 import functools
+import hashlib
 import json
 import tempfile
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
@@ -30,29 +32,24 @@ from tidegate_control import control_contract
 from tidegate_engine import scheduler as schedulers
 from tidegate_policy import labels
 from tidegate_policy.cost import CostModel
+from tidegate_policy.engine import regulators as engine_regulators
+from tidegate_policy.engine import session_hold
 from tidegate_policy.model import Call, CallId
 from tidegate_sim import virtual_time
+from tidegate_sim.engine_limits import (
+    BLOCK_TOKENS,
+    MAX_MODEL_LEN,
+    MAX_OUTPUT_TOKENS,
+    Listener,
+    Prefix,
+    StockKey,
+    kv_blocks,
+    stock_priority,
+)
 
-BLOCK_TOKENS = 16
-MAX_MODEL_LEN = 65536
-MAX_OUTPUT_TOKENS = 8192
-"""The `max_tokens` of every request. One number for all requests hides the true lengths from the scheduler."""
 STOP, WORD = 0, 1
 """The two output tokens; prompts are made of greater numbers."""
 _FIRST_PROMPT_TOKEN = 2
-
-Prefix = tuple[int, int]
-"""The id and the tokens of a part of a prompt that other prompts may share."""
-
-
-class Listener(Protocol):
-    """The receiver of an engine's output."""
-
-    def on_tokens(self, call_id: CallId, produced: int) -> None:
-        """The call has produced `produced` tokens so far."""
-
-    def on_end(self, call_id: CallId) -> None:
-        """The call has produced its last token."""
 
 
 class VirtualEngine:
@@ -67,6 +64,10 @@ class VirtualEngine:
         listener: Listener,
         stock: bool = False,
         prefix_cache: bool = True,
+        regulators: Sequence[str] = (),
+        stock_key: StockKey = "latest-start",
+        prefill_first: bool = False,
+        hold: session_hold.Settings | None = None,
     ) -> None:
         """`stock` runs vLLM's own scheduler class with its own policy, `fcfs` or `priority`, instead of Tidegate's."""
         self.cost = cost
@@ -77,15 +78,28 @@ class VirtualEngine:
         self._loop = clock
         self._listener = listener
         self._ends: dict[str, int] = {}
+        self._words: dict[str, int] = {}
+        """The output tokens of calls whose output later prompts repeat."""
         self._fresh: set[str] = set()
         """Calls that arrived since the last step."""
         self._stepping = False
         self.preemptions = 0
+        self.starts: dict[CallId, float] = {}
+        """The start of the first step of each call; the reader removes what it has read."""
+        self._stock_key = stock_key
+        self._prefill_first = prefill_first
         self._stock = stock
         if stock:
             self._scheduler = build(Scheduler, cost, scheduling=policy, prefix_cache=prefix_cache)
         else:
-            ours = functools.partial(schedulers.TidegateScheduler, cost=cost, policy=policy, clock=clock.now)
+            ours = functools.partial(
+                schedulers.TidegateScheduler,
+                cost=cost,
+                policy=policy,
+                clock=clock.now,
+                regulators=engine_regulators.create(regulators),
+                hold=hold,
+            )
             self._scheduler = build(ours, cost, prefix_cache=prefix_cache)
 
     def watch(self) -> control_contract.Watch:
@@ -101,25 +115,37 @@ class VirtualEngine:
             raise control_contract.NotControllable("vLLM's own scheduler class runs in this row")
         self._scheduler.set_policy(name, reason, parameters)
 
-    def submit(self, call: Call, output_tokens: int, prefixes: Sequence[Prefix] = ()) -> None:
-        """Receives a call as the gateway would send it. Only this method knows that it produces `output_tokens`."""
+    def submit(
+        self, call: Call, output_tokens: int, prefixes: Sequence[Prefix] = (), output_prefix: int | None = None
+    ) -> None:
+        """Receives a call as the gateway would send it. Only this method knows that it produces `output_tokens`.
+
+        `output_prefix` is the id by which the prefixes of later calls name this call's output."""
         sent = labels.write(self._loop.now(), call)
         self._ends[call.id] = output_tokens
+        if output_prefix is not None:
+            self._words[call.id] = prefix_token(output_prefix)
         self._fresh.add(call.id)
-        latest_start_s = call.due_or_patience_at_s - self.cost.call_seconds(call)
-        arriving = request(call.id, call.prompt_tokens, sent, prefixes, priority=round(latest_start_s * 1000))
+        priority = stock_priority(self._stock_key, call, self.cost)
+        now = self._loop.now()
+        arriving = request(call.id, call.prompt_tokens, sent, prefixes, priority=priority, arrived_at_s=now)
         self._scheduler.add_request(arriving)
         if not self._stepping:
             self._stepping = True
             self._loop.after(0.0, self._step)
 
     def _step(self) -> None:
-        output = self._scheduler.schedule()
-        if not output.total_num_scheduled_tokens:
+        output = self._schedule()
+        while not output.total_num_scheduled_tokens:
+            self.preemptions += len(output.preempted_req_ids or ())
             self._scheduler.update_from_output(output, ModelRunnerOutput(req_ids=[], req_id_to_index={}))
-            self._stepping = False
-            return
+            if not output.preempted_req_ids:
+                self._stepping = False
+                return
+            output = self._schedule()  # the blocks of the preempted requests are free now
         self.preemptions += len(output.preempted_req_ids or ())
+        now = self._loop.now()
+        self.starts.update((CallId(new.req_id), now) for new in output.scheduled_new_reqs)
         self.queued += sum(new.req_id not in self._fresh for new in output.scheduled_new_reqs)
         self._fresh.clear()
         seconds = step_seconds(self.cost, output, self._scheduler.requests)
@@ -128,8 +154,24 @@ class VirtualEngine:
         produced = producing(output, self._scheduler.requests)
         self._loop.after(seconds, functools.partial(self._finish, output, produced))
 
+    def _schedule(self) -> SchedulerOutput:
+        """The next step; with `prefill_first` without decodes, unless no prefill can run."""
+        scheduler = self._scheduler
+        if not self._prefill_first:
+            return scheduler.schedule()
+        decoding = [running for running in scheduler.running if not running.is_prefill_chunk]
+        for running in decoding:
+            running.next_decode_eligible_step = scheduler.current_step + 2
+        output = scheduler.schedule()
+        for running in decoding:
+            running.next_decode_eligible_step = 0
+        if output.total_num_scheduled_tokens:
+            return output
+        scheduler.update_from_output(output, ModelRunnerOutput(req_ids=[], req_id_to_index={}))
+        return scheduler.schedule()
+
     def _finish(self, output: SchedulerOutput, produced: Sequence[str]) -> None:
-        made_up = forward(output, produced, self._scheduler.requests, self._ends)
+        made_up = forward(output, produced, self._scheduler.requests, self._ends, self._words)
         for batch in self._scheduler.update_from_output(output, made_up).values():
             for result in batch.outputs:
                 self._tell(CallId(result.request_id), ended=result.finish_reason is not None)
@@ -138,6 +180,7 @@ class VirtualEngine:
     def _tell(self, call_id: CallId, *, ended: bool) -> None:
         if ended:
             del self._ends[call_id]
+            self._words.pop(call_id, None)
             self._listener.on_end(call_id)
         else:
             self._listener.on_tokens(call_id, self._scheduler.requests[call_id].num_output_tokens)
@@ -164,14 +207,20 @@ def producing(output: SchedulerOutput, requests: Mapping[str, Request]) -> list[
 
 
 def forward(
-    output: SchedulerOutput, produced: Sequence[str], requests: Mapping[str, Request], ends: Mapping[str, int]
+    output: SchedulerOutput,
+    produced: Sequence[str],
+    requests: Mapping[str, Request],
+    ends: Mapping[str, int],
+    words: Mapping[str, int] = types.MappingProxyType({}),
 ) -> ModelRunnerOutput:
-    """The output of a model: a token for each request in `produced`, `STOP` when the request then has `ends` tokens."""
+    """The output of a model: a token for each request in `produced`, `STOP` when the request then has `ends` tokens.
+
+    `words` holds the output tokens of requests whose token is not `WORD`."""
     sampled: dict[str, list[int]] = {request_id: [] for request_id in output.num_scheduled_tokens}
     for request_id in produced:
         if request_id in requests:
             last = requests[request_id].num_output_tokens + 1 >= ends[request_id]
-            sampled[request_id] = [STOP if last else WORD]
+            sampled[request_id] = [STOP if last else words.get(request_id, WORD)]
     return ModelRunnerOutput(
         req_ids=list(sampled),
         req_id_to_index={request_id: index for index, request_id in enumerate(sampled)},
@@ -186,15 +235,24 @@ def request(
     prefixes: Sequence[Prefix] = (),
     *,
     priority: int = 0,
+    arrived_at_s: float = 0.0,
 ) -> Request:
     """A vLLM request with a prompt of its own, except for the parts that `prefixes` name."""
     prompt: list[int] = []
     for prefix_id, tokens in prefixes:
-        prompt += [_FIRST_PROMPT_TOKEN + 2 * prefix_id] * tokens
-    own = _FIRST_PROMPT_TOKEN + 1 + 2 * int.from_bytes(request_id.encode()) % 2**62
+        prompt += [prefix_token(prefix_id)] * tokens
+    digest = hashlib.blake2b(request_id.encode(), digest_size=7).digest()
+    own = _FIRST_PROMPT_TOKEN + 1 + 2 * int.from_bytes(digest)
     prompt = (prompt + [own] * prompt_tokens)[:prompt_tokens]
     params = SamplingParams(max_tokens=MAX_OUTPUT_TOKENS, stop_token_ids=[STOP], extra_args=dict(sent))
-    return Request(request_id, prompt, params, None, arrival_time=0.0, priority=priority, block_hasher=_block_hasher())
+    return Request(
+        request_id, prompt, params, None, arrival_time=arrived_at_s, priority=priority, block_hasher=_block_hasher()
+    )
+
+
+def prefix_token(prefix_id: int) -> int:
+    """The token of which a shared part of a prompt consists."""
+    return _FIRST_PROMPT_TOKEN + 2 * prefix_id
 
 
 def build(
@@ -208,7 +266,7 @@ def build(
     """A scheduler of a given class, vLLM's or Tidegate's, with the KV capacity and batch limits of a cost model. Every row
     of a comparison is built here, so base class, limits, KV size and prefix cache are equal by construction."""
     config = _vllm_config(limits.max_batch, limits.max_step_tokens, scheduling, prefix_cache)
-    blocks = max(limits.kv_tokens // BLOCK_TOKENS, 2)
+    blocks = kv_blocks(limits.kv_tokens)
     config.cache_config.num_gpu_blocks = blocks
     attention = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32)
     kv = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)])

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from tidegate_policy import gateway_core
 from tidegate_policy.model import EngineId
 from tidegate_policy.steer import guards, steering_loop
-from tidegate_sim import virtual_engine
+from tidegate_sim import engine_models
 
 
 class VirtualSteering:
@@ -17,7 +17,7 @@ class VirtualSteering:
     def __init__(
         self,
         core: gateway_core.GatewayCore,
-        engines: Mapping[EngineId, virtual_engine.VirtualEngine],
+        engines: Mapping[EngineId, engine_models.Engine],
         settings: steering_loop.Settings,
     ) -> None:
         self.period_s = settings.observation_period_s

@@ -5,6 +5,7 @@ import re
 
 from tidegate_gateway.openai import error_table
 from tidegate_policy import policies
+from tidegate_policy.engine import regulators
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
@@ -17,6 +18,11 @@ def test_every_refusal_is_documented_with_its_status() -> None:
 def test_every_policy_has_its_page() -> None:
     pages = {page.stem for page in (DOCS / "policies").glob("*.md")} - {"README"}
     assert pages == set(policies.POLICIES)
+
+
+def test_every_regulator_has_its_page() -> None:
+    pages = {page.stem for page in (DOCS / "regulators").glob("*.md")} - {"README"}
+    assert pages == set(regulators.REGULATORS)
 
 
 def test_every_file_that_the_architecture_names_exists() -> None:

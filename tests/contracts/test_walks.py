@@ -153,7 +153,13 @@ def test_a_cell_takes_walk_3_and_the_engines_part_of_walk_1() -> None:
     from tidegate_sim import suite
 
     key = suite.CellKey(
-        suite="text2sql", pool="hetero-1", row="least delay + urgency", trace="financial", rate=1.0, workflows=1
+        suite="text2sql",
+        pool="hetero-1",
+        row="least delay + urgency",
+        trace="financial",
+        rate=1.0,
+        workflows=1,
+        scheduler="vllm",
     )
     for steps in (walk(3), walk(1, "In the engine:")):
         with recorded(steps) as seen:

@@ -36,7 +36,9 @@ async def double() -> AsyncIterator[control_double.FakeEngine]:
 
 async def test_an_engine_with_vllms_own_scheduler_reports_its_state_and_rejects_a_policy() -> None:
     address = "unix:@tidegate-control-client-test"
-    stop = control_server.serve(control_contract.Fallback("no hook"), address=address, engine_version="1")
+    stop = control_server.serve(
+        control_contract.Fallback("no hook", policy="priority"), address=address, engine_version="1"
+    )
     client = control_client.EngineClient(address)
     try:
         state = await client.get_state(timeout_s=5.0)

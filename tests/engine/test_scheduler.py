@@ -1,12 +1,12 @@
 """Tidegate's scheduler in vLLM's loop, without a model: order, preemption, bounds, plans, reports."""
 
 import threading
-from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("vllm", reason="needs the vLLM CPU build")
 
+from driven_scheduler import ROOMY, TIGHT, Driven
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import RequestStatus
 
@@ -15,51 +15,8 @@ from tidegate_engine.scheduler import TidegateAsyncScheduler, TidegateScheduler
 from tidegate_policy import policies
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import CallId
-from tidegate_sim import virtual_engine as engine
 
 pytestmark = pytest.mark.vllm
-
-ROOMY = CostModel(step_s=0.02, prefill_s=1e-4, kv_tokens=16_000, max_batch=2, max_step_tokens=512)
-TIGHT = CostModel(step_s=0.02, prefill_s=1e-4, kv_tokens=20 * engine.BLOCK_TOKENS, max_batch=4, max_step_tokens=512)
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
-
-
-class Driven:
-    """A scheduler, and the one thread that may step it."""
-
-    def __init__(self, limits=ROOMY, policy="fcfs", scheduler=TidegateScheduler, **ours):
-        self.clock = Clock()
-        self.scheduler = engine.build(scheduler, limits, cost=limits, policy=policy, clock=self.clock, **ours)
-        self.ends = {}
-
-    def add(self, name, prompt=16, output=10, **labels):
-        self.ends[name] = output
-        sent = {f"tg.{key}": value for key, value in labels.items()}
-        self.scheduler.add_request(engine.request(name, prompt, sent))
-
-    def step(self):
-        """One step; returns the calls that got tokens."""
-        output = self.scheduler.schedule()
-        produced = engine.producing(output, self.scheduler.requests)
-        self.clock.now_s += 1.0
-        self.scheduler.update_from_output(output, engine.forward(output, produced, self.scheduler.requests, self.ends))
-        return list(output.num_scheduled_tokens)
-
-    def running(self):
-        return [request.request_id for request in self.scheduler.running]
-
-    def starts(self):
-        """The order in which they start, when each leaves after its first token."""
-        order = []
-        while self.scheduler.has_requests():
-            order += self.step()
-        return order
 
 
 def waiting_calls(driven):
@@ -153,7 +110,7 @@ def test_a_switch_changes_which_call_is_preempted_next():
     assert sorted(driven.running()) == ["a", "c"]
 
 
-def test_calls_that_waited_through_a_switch_start_with_the_rank_of_the_new_policy():
+def test_calls_that_waited_through_a_switch_start_and_are_ranked_under_the_new_policy():
     driven = Driven(CostModel(step_s=0.02, prefill_s=1e-4, kv_tokens=16_000, max_batch=1), policy="urgency")
     driven.add("slow", prompt=300, output=9, budget_ms=90_000, out_pred=400, urgency=1)
     driven.add("late", prompt=20, output=9, budget_ms=95_000, out_pred=10, urgency=0)
@@ -161,9 +118,10 @@ def test_calls_that_waited_through_a_switch_start_with_the_rank_of_the_new_polic
     driven.step()
     (running,) = driven.scheduler.running
     assert running.request_id == "late"
-    assert running.priority == driven.scheduler._core.rank(CallId("late"))
     assert driven.scheduler._core.policy.name == "priority"
-    assert running.priority < (0, 1.0), "a level, not an instant"
+    assert driven.scheduler._core.policy.rank(driven.scheduler._core.item(CallId("late"))) < (0, 1.0), (
+        "a level, not an instant"
+    )
 
 
 def test_a_preempted_call_has_its_recomputation_as_work():
@@ -176,9 +134,46 @@ def test_a_preempted_call_has_its_recomputation_as_work():
     assert preempted.request_id == "b"
     generated = preempted.num_output_tokens
     assert generated > 0
-    (_, service_s) = preempted.priority
-    expected = TIGHT.prefill_seconds(90 + generated) + TIGHT.decode_seconds(90 + generated, 102 - generated)
-    assert service_s == pytest.approx(expected)
+    service_s = driven.scheduler._core.item(CallId("b")).service_s
+    decode_s = TIGHT.decode_seconds(90 + generated, 102 - generated)
+    assert service_s < TIGHT.prefill_seconds(90 + generated) + decode_s, "the prefix cache still holds a part of it"
+    assert service_s > decode_s
+
+
+@pytest.mark.parametrize("scheduler", [TidegateScheduler, TidegateAsyncScheduler])
+@pytest.mark.parametrize("policy", sorted(policies.POLICIES))
+def test_the_priority_of_a_request_is_the_number_of_its_client_at_all_times(policy, scheduler):
+    driven = Driven(TIGHT, policy=policy, scheduler=scheduler)
+    sent = {"a": 7, "b": -3, "c": 0, "d": 5}
+    for name, priority in sent.items():
+        driven.add(name, prompt=90, output=60, priority=priority)
+    while driven.scheduler.state().preemptions < 2:
+        driven.step()
+        requests = [*driven.scheduler.running, *driven.scheduler.waiting]
+        assert {request.request_id: request.priority for request in requests} == sent
+
+
+@pytest.mark.parametrize("scheduler", [TidegateScheduler, TidegateAsyncScheduler])
+def test_the_priority_field_of_plain_clients_orders_their_calls(scheduler):
+    driven = Driven(
+        CostModel(step_s=0.02, prefill_s=1e-4, kv_tokens=16_000, max_batch=1), policy="priority", scheduler=scheduler
+    )
+    for name, priority in {"a": 7, "b": -3, "c": 0, "d": -3}.items():
+        driven.add(name, output=1, priority=priority)
+    driven.add("labelled", output=1, priority=-100, urgency=3)
+    assert driven.starts() == ["b", "d", "c", "a", "labelled"]
+
+
+def test_a_call_without_labels_has_the_mean_output_as_its_prediction_not_its_own_bound():
+    driven = Driven(policy="urgency")
+    driven.add("plain", output=3)
+    assert driven.scheduler._core.item(CallId("plain")).call.output_predicted == 128, "nothing has finished yet"
+    driven.starts()
+    for index in range(30):
+        driven.add(str(index), output=3)
+        driven.starts()
+    driven.add("later", output=3)
+    assert driven.scheduler._core.item(CallId("later")).call.output_predicted < 12
 
 
 def test_bounds_tighten_what_vllm_allows_and_never_widen_it():
@@ -249,58 +244,6 @@ def test_two_watchers_do_not_share_windows():
     driven.add("b", output=1)
     driven.step()
     assert second.cut().window.finished == 1
-
-
-class Scripted:
-    """A regulator that plays one plan change for each step."""
-
-    def __init__(self, *changes):
-        self.changes = list(changes)
-
-    def shape(self, facts, plan):
-        return replace(plan, **self.changes.pop(0)) if self.changes else plan
-
-
-@pytest.mark.parametrize("scheduler", [TidegateScheduler, TidegateAsyncScheduler])
-def test_a_call_that_a_plan_preempts_yields_and_finishes_later(scheduler):
-    driven = Driven(regulators=[Scripted({}, {"preempt": ("a",), "max_starts": 0})], scheduler=scheduler)
-    for name in ("a", "b"):
-        driven.add(name, output=6)
-    assert [sorted(driven.step()) for _ in range(2)] == [["a", "b"], ["a", "b"]]
-    assert driven.step() == ["b"]
-    state = driven.scheduler.state()
-    assert (state.preemptions, state.running, state.waiting_ids) == (1, 1, ("a",))
-    generated = driven.scheduler.requests["a"].num_output_tokens
-    assert generated == 2
-    rest = driven.starts()
-    assert rest.count("a") == 6 - generated, "the call resumes with the tokens that it had"
-
-
-def test_a_plan_bounds_the_starts_of_one_step():
-    limits = CostModel(step_s=0.02, prefill_s=1e-4, kv_tokens=16_000, max_batch=8, max_step_tokens=512)
-    driven = Driven(limits, regulators=[Scripted({"max_starts": 2}, {"max_starts": 0})])
-    driven.add("first")
-    driven.step()
-    for name in "abcd":
-        driven.add(name)
-    assert driven.step() == ["first", "a", "b"]
-    assert driven.step() == ["first", "a", "b"]
-    assert driven.step() == ["first", "a", "b", "c", "d"]
-
-
-def test_the_kv_blocks_of_an_ended_call_stay_for_as_long_as_plans_keep_them():
-    kept = {"keep": frozenset({"a"})}
-    driven = Driven(regulators=[Scripted(kept, kept, kept, {})])
-    driven.add("a", output=2)
-    driven.add("b", output=9)
-    for _ in range(3):
-        driven.step()
-    held = driven.scheduler.get_kv_cache_usage()
-    assert driven.running() == ["b"]
-    for _ in range(2):
-        driven.step()
-    assert driven.scheduler.get_kv_cache_usage() == pytest.approx(held / 2)
-    assert "a" not in driven.scheduler.requests
 
 
 def test_parameters_of_a_policy_reach_the_queue():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tidegate_policy import policies
 from tidegate_policy.cost import CostModel
-from tidegate_policy.engine import bounds, engine_core, regulators
+from tidegate_policy.engine import bounds, engine_core, regulators, snapshot
 from tidegate_policy.engine.step import EngineLimits, StepFacts, StepPlan
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Computed
@@ -31,14 +31,14 @@ def core_with(
 
 
 def step(core: engine_core.EngineCore, now: float, computed: dict[str, Computed], **ended: bool) -> StepPlan:
-    return core.on_step(
+    """A step of the core; returns the plan of the next."""
+    core.on_step(
         now,
         step_s=1.0,
         computed={CallId(name): tokens for name, tokens in computed.items()},
         ended={CallId(name): finished for name, finished in ended.items()},
-        running=[CallId(name) for name in computed if name not in ended],
-        kv_usage=0.5,
     )
+    return core.take_plan(now)
 
 
 def test_service_is_counted_without_a_watcher() -> None:
@@ -142,7 +142,7 @@ def test_a_policy_hears_every_event_of_a_call() -> None:
     queue.push_preempted(core.on_preemption(1.0, CallId("a"), output_tokens=1))
     queue.pop(2.0)
     step(core, 3.0, {"a": Computed(50, 1)}, a=True)
-    assert [event[0] for event in core.policy.heard] == [  # type: ignore[attr-defined]
+    assert [event[0] for event in core.policy.unguarded.heard] == [  # type: ignore[attr-defined]
         "arrival", "start", "skip", "start", "tokens", "preemption", "start", "tokens", "end",
     ]  # fmt: skip
 
@@ -154,7 +154,7 @@ def test_a_new_policy_hears_of_all_calls_in_the_engine_and_of_their_service() ->
     step(core, 1.0, {"a": Computed(50, 1)})
     step(core, 2.0, {"a": Computed(0, 1)})
     core.set_policy(3.0, "remembering", {}, "")
-    assert core.policy.heard == [  # type: ignore[attr-defined]
+    assert core.policy.unguarded.heard == [  # type: ignore[attr-defined]
         ("arrival", "a"), ("arrival", "b"), ("start", "a"), ("tokens", "a", 50, 2),
     ]  # fmt: skip
 
@@ -162,30 +162,99 @@ def test_a_new_policy_hears_of_all_calls_in_the_engine_and_of_their_service() ->
 class Scripted:
     """A regulator that changes each plan in one given way and remembers the facts."""
 
+    SAFETY = False
+
     def __init__(self, **changes: object) -> None:
         self.changes = changes
         self.facts: list[StepFacts] = []
 
-    def shape(self, facts: StepFacts, plan: StepPlan) -> StepPlan:
+    def observe(self, facts: StepFacts) -> None:
         self.facts.append(facts)
+
+    def shape(self, engine: snapshot.EngineSnapshot, plan: StepPlan) -> StepPlan:
         return replace(plan, **self.changes)  # type: ignore[arg-type]
 
 
+class Probe:
+    """An engine in which calls run."""
+
+    def __init__(self, **running: int) -> None:
+        self.running = running
+        self.free = 1000
+        self.cached = 0
+
+    def running_calls(self) -> list[tuple[CallId, int]]:
+        return [(CallId(name), tokens) for name, tokens in self.running.items()]
+
+    def free_kv_tokens(self) -> int:
+        return self.free
+
+    def cached_tokens(self, call_id: CallId) -> int:
+        return self.cached
+
+
 def test_a_regulator_sees_the_facts_of_a_step_and_shapes_the_next_plan() -> None:
-    regulator = Scripted(max_step_tokens=30, max_starts=1, preempt=(CallId("b"),), keep=frozenset({CallId("a")}))
-    core = core_with("a", "b", "c", regulators=[regulator])
+    regulator = Scripted(max_step_tokens=30, max_starts=1, preempt=(CallId("b"),), paused=frozenset({CallId("c")}))
+    core = core_with("a", "b", "c", "d", regulators=[regulator], probe=Probe(b=9, c=50, d=50))
     core.queues[0].pop(0.0)
     core.queues[0].pop(0.0)
     core.queues[0].push_preempted(core.on_preemption(0.5, CallId("b"), output_tokens=0))
     core.queues[0].pop(0.5)
     plan = step(core, 1.0, {"a": Computed(50, 1), "b": Computed(9, 0)}, a=True)
     (facts,) = regulator.facts
-    assert (facts.now, facts.step_s, facts.waiting, facts.kv_usage) == (1.0, 1.0, 1, 0.5)
+    assert (facts.now, facts.step_s) == (1.0, 1.0)
     assert facts.computed == {"a": (50, 1), "b": (9, 0)}
-    assert (facts.running, facts.preempted, facts.ended, facts.limits) == (("b",), ("b",), ("a",), LIMITS)
-    assert plan == StepPlan(max_running=4, max_step_tokens=30, max_starts=1, preempt=("b",), keep=frozenset({"a"}))
-    assert core.take_plan() == plan
-    assert core.take_plan() == replace(plan, max_starts=None, preempt=()), "these two hold for one step"
+    assert (facts.preempted, [ended.call.id for ended in facts.ended]) == (("b",), ["a"])
+    assert plan == StepPlan(
+        max_running=4, max_step_tokens=30, max_starts=1, preempt=(CallId("b"),), paused=frozenset({CallId("c")})
+    )
+
+
+def test_a_plan_counts_calls_that_arrived_after_the_last_step() -> None:
+    core = core_with("a", policy="sjf", regulators=[Scripted()], probe=Probe())
+    core.queues[0].push(core.on_arrival(0.0, replace(call("short"), output_predicted=1)))
+    head = core.snapshot(0.0).head
+    assert head is not None
+    assert head.call.id == "short"
+
+
+def test_in_bypass_only_regulators_that_protect_memory_act() -> None:
+    core = core_with(regulators=[Scripted(max_step_tokens=30)], probe=Probe())
+    core.bypass = True
+    assert core.take_plan(0.0).max_step_tokens == 100
+
+
+def test_the_call_with_the_most_work_left_now_yields_first() -> None:
+    """The estimate at arrival does not count: a long call that is almost done stays."""
+    probe = Probe(long=149, short=51)
+    core = core_with(policy="sjf", probe=probe)
+    for name, predicted in (("long", 100), ("short", 20)):
+        core.queues[0].push(core.on_arrival(0.0, replace(call(name), output_predicted=predicted)))
+        core.queues[0].pop(0.0)
+    step(core, 1.0, {"long": Computed(50, 99), "short": Computed(50, 1)})
+    assert core.victims(1.0) == ["short", "long"]
+
+
+def test_a_call_is_not_preempted_twice_without_progress_while_another_can_yield() -> None:
+    core = core_with("a", "b", policy="sjf", probe=Probe(a=50, b=50))
+    core.queues[0].pop(0.0)
+    core.queues[0].pop(0.0)
+    step(core, 1.0, {"a": Computed(50, 1), "b": Computed(50, 5)})
+    assert core.victims(1.0) == ["a", "b"]
+    core.queues[0].push_preempted(core.on_preemption(1.0, CallId("a"), output_tokens=1))
+    core.queues[0].pop(1.0)
+    assert core.victims(1.0) == ["b", "a"]
+    step(core, 2.0, {"a": Computed(51, 1)})
+    assert core.victims(2.0) == ["a", "b"]
+
+
+def test_a_preempted_call_keeps_what_the_prefix_cache_holds() -> None:
+    probe = Probe(a=54)
+    probe.cached = 32
+    core = core_with("a", probe=probe)
+    core.queues[0].pop(0.0)
+    again = core.on_preemption(1.0, CallId("a"), output_tokens=4)
+    assert again.service_s == pytest.approx(COST.prefill_seconds(54, 32) + COST.decode_seconds(54, 6))
 
 
 def test_a_regulator_cannot_widen_the_bounds_of_the_operator() -> None:
@@ -228,6 +297,7 @@ def test_a_token_bound_leaves_each_sequence_its_drafts() -> None:
         max_step_tokens=st.integers(-5, 5000),
         max_starts=st.none() | st.integers(-3, 3),
         preempt=st.lists(st.uuids().map(lambda value: CallId(str(value))), max_size=3).map(tuple),
+        paused=st.frozensets(st.uuids().map(lambda value: CallId(str(value))), max_size=9),
     ),
     st.integers(0, 64),
 )
@@ -241,8 +311,9 @@ def test_no_plan_stalls_an_engine_or_exceeds_its_limits(limits: EngineLimits, pl
         (sequences - 1) * limits.tokens_per_sequence + limits.start_tokens,
     )
     assert made.max_step_tokens >= min(needed, limits.max_step_tokens)
-    if running <= len(plan.preempt):
+    if running <= len(plan.preempt) + len(made.paused):
         assert made.max_starts is None or made.max_starts >= 1
+    assert not made.paused or len(made.paused) + len(plan.preempt) < running
 
 
 def test_a_bound_that_running_calls_have_raised_falls_as_they_end() -> None:
@@ -252,4 +323,4 @@ def test_a_bound_that_running_calls_have_raised_falls_as_they_end() -> None:
     assert core.set_controls(max_running=1, max_step_tokens=1).max_step_tokens == 4
     step(core, 1.0, {name: Computed(50, 1) for name in "abcd"}, a=True, b=True, c=True)
     assert core.state(1.0, kv_usage=0.0).controls.max_step_tokens == 1
-    assert core.take_plan().max_step_tokens == 1
+    assert core.take_plan(1.0).max_step_tokens == 1

@@ -1,5 +1,6 @@
 """The engine reads exactly the labels that the gateway writes."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,7 +63,7 @@ def test_a_call_survives_the_journey_between_two_clocks(call: Call, here: float,
         left, right = getattr(call, name), getattr(arrived, name)
         assert (left is None) == (right is None)
         if left is not None:
-            assert abs((right - there) - (left - here)) < 0.001
+            assert abs((right - there) - max(left - here, -labels.MOST_OVERDUE_S)) < 0.001
 
 
 KEYS = st.sampled_from(
@@ -96,3 +97,78 @@ def test_senseless_labels_are_ignored(table: dict[str, object]) -> None:
 def test_a_client_that_sends_no_labels_gets_the_defaults() -> None:
     call = read(5.0, {})
     assert (call.urgency, call.due_at_s, call.output_predicted, call.weight) == (2, None, 500, 1.0)
+
+
+def reported(table: dict[str, object]) -> tuple[Call, list[str]]:
+    bad: list[str] = []
+    call = labels.read(
+        5.0, table, call_id=CallId("c"), prompt_tokens=7, max_tokens=500, output_prior=60, on_bad=bad.append
+    )
+    return call, bad
+
+
+HOSTILE: list[tuple[str, object, str, object]] = [
+    ("tg.urgency", -1, "urgency", 2),
+    ("tg.urgency", True, "urgency", 2),
+    ("tg.urgency", float("nan"), "urgency", 2),
+    ("tg.urgency", {"level": 0}, "urgency", 2),
+    ("tg.urgency", [0], "urgency", 2),
+    ("tg.budget_ms", -(10**12) + 1, "due_at_s", 5.0 - labels.MOST_OVERDUE_S),
+    ("tg.budget_ms", float("-inf"), "due_at_s", None),
+    ("tg.budget_ms", "-1e400", "due_at_s", None),
+    ("tg.budget_ms", 10**400, "due_at_s", None),
+    ("tg.budget_ms", "9" * 10_000_000, "due_at_s", None),
+    ("tg.deadline_ms", "soon", "deadline_at_s", None),
+    ("tg.out_pred", 0, "output_predicted", 60),
+    ("tg.out_pred", -3, "output_predicted", 60),
+    ("tg.out_upper", 1e300, "output_upper", 0),
+    ("tg.weight", 1e9, "weight", 1.0),
+    ("tg.weight", 0, "weight", 1.0),
+    ("tg.relquery_size", 1_000_000, "group_size", 0),
+    ("tg.relquery", ["a"], "group", None),
+    ("tg.session", "s" * 100_000, "session", "s" * labels.MAX_TEXT),
+    ("tg.tenant", {"a": {"b": {}}}, "tenant", ""),
+    ("tg.tool_return", 10_485_760, "tool_return_tokens", 0),
+    ("tg.tool_ms", 10**15, "tool_s", None),
+    ("tg.left_ms", -5, "left_s", 0.0),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "field", "expected"), HOSTILE)
+def test_a_hostile_label_gets_its_default_or_its_bound_and_is_reported(
+    key: str, value: object, field: str, expected: object
+) -> None:
+    call, bad = reported({key: value, "tg.class": "c"})
+    assert getattr(call, field) == expected
+    assert bad == [key]
+    assert call.slo_class == "c", "the other labels count"
+
+
+def test_an_unknown_label_is_reported_under_one_name_and_foreign_keys_are_not_ours() -> None:
+    _, bad = reported({"tg.magic": 1, "tg." + "x" * 10_000: 2, "kv_transfer_params": {"tg.a": 1}, "tg.urgency": 1})
+    assert bad == ["other", "other"]
+
+
+def test_labels_that_the_gateway_writes_are_not_reported() -> None:
+    call = Call(
+        id=CallId("c"), arrived_at_s=0.0, prompt_tokens=7, output_predicted=9, tenant="t", urgency=0, weight=3.0,
+        due_at_s=-20.0, deadline_at_s=90.0, ttft_s=1.0, tpot_s=0.1, workflow=WorkflowId("w"), stage="s", session="x",
+        group="g", group_size=50, tool="t", tool_s=3.0, tool_return_tokens=100, left_s=2.0, output_upper=30, slo_class="c",
+    )  # fmt: skip
+    _, bad = reported(dict(labels.write(0.0, call)))
+    assert bad == []
+
+
+def test_a_call_without_a_prediction_has_the_engines_prior_and_never_more_than_its_own_bound() -> None:
+    assert reported({})[0].output_predicted == 60
+    short = labels.read(0.0, {}, call_id=CallId("c"), prompt_tokens=7, max_tokens=8, output_prior=60)
+    assert short.output_predicted == 8
+    assert reported({"tg.out_pred": 400})[0].output_predicted == 400
+
+
+def test_an_urgency_wins_over_the_priority_of_a_plain_client() -> None:
+    plain = labels.read(0.0, {}, call_id=CallId("c"), prompt_tokens=7, max_tokens=8, client_priority=-4.0)
+    assert (plain.urgency, plain.client_priority) == (2, -4.0)
+    table = {"tg.urgency": 3}
+    labelled = labels.read(0.0, table, call_id=CallId("c"), prompt_tokens=7, max_tokens=8, client_priority=-4.0)
+    assert (labelled.urgency, labelled.client_priority) == (3, 0.0)

@@ -9,6 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from tidegate_policy import policies, waiting_queue
 from tidegate_policy.model import Call, CallId
+from tidegate_policy.policies import policy_contract
 from tidegate_policy.waiting_queue import DuplicateCall, EmptyQueue, WaitingQueue
 
 
@@ -80,15 +81,19 @@ class QueueAgainstList(RuleBasedStateMachine):
         self.queue = WaitingQueue(policies.create("fcfs"))
         self.twin = policies.create("fcfs")
         self.model: dict[str, tuple[int, policies.QueuedRequest]] = {}
+        self.passed: set[str] = set()
         self.back = self.front = 0
 
+    def candidates(self) -> list[tuple[int, policies.QueuedRequest]]:
+        return [row for name, row in self.model.items() if name not in self.passed]
+
     def lanes(self) -> set[int]:
-        return {self.twin.lane(each) for _, each in self.model.values()}
+        return {self.twin.lane(each) for _, each in self.candidates()}
 
     def expected(self) -> policies.QueuedRequest:
         lane = self.twin.turns.next_lane(self.lanes())
         return min(
-            ((self.twin.key(each), rank, each) for rank, each in self.model.values() if self.twin.lane(each) == lane),
+            ((self.twin.key(each), rank, each) for rank, each in self.candidates() if self.twin.lane(each) == lane),
             key=lambda row: row[:2],
         )[2]
 
@@ -101,7 +106,7 @@ class QueueAgainstList(RuleBasedStateMachine):
 
     @rule(target=started)
     def pop(self) -> object:
-        if not self.model:
+        if not self.candidates():
             with pytest.raises(EmptyQueue):
                 self.queue.pop(0.0)
             return multiple()
@@ -111,6 +116,34 @@ class QueueAgainstList(RuleBasedStateMachine):
         assert (start.item, start.lanes) == (expected, lanes)
         self.twin.turns.take(self.twin.lane(expected), lanes)
         rank, _ = self.model.pop(expected.call.id)
+        return (start, rank, self.twin)
+
+    @rule()
+    def pass_over(self) -> None:
+        if self.candidates():
+            expected, turns = self.expected(), self.queue.policy.turns.copy()
+            assert self.queue.pass_over() == expected
+            self.passed.add(expected.call.id)
+            assert isinstance(turns, policy_contract.SingleLane) or turns == self.queue.policy.turns
+
+    @rule()
+    def end_scan(self) -> None:
+        self.queue.end_scan()
+        self.passed.clear()
+
+    @rule(target=started, name=consumes(waiting))
+    def start(self, name: str) -> object:
+        if name not in self.model:
+            with pytest.raises(KeyError):
+                self.queue.start(0.0, CallId(name))
+            return multiple()
+        rank, known = self.model[name]
+        lanes = self.lanes() | {self.twin.lane(known)}
+        start = self.queue.start(0.0, CallId(name))
+        assert (start.item, start.lanes) == (known, lanes)
+        self.twin.turns.take(self.twin.lane(known), lanes)
+        del self.model[name]
+        self.passed.discard(name)
         return (start, rank, self.twin)
 
     @rule(target=waiting, taken=consumes(started))
@@ -134,6 +167,7 @@ class QueueAgainstList(RuleBasedStateMachine):
     def remove(self, name: str) -> None:
         removed = self.queue.remove(CallId(name))
         known = self.model.pop(name, None)
+        self.passed.discard(name)
         assert removed == (None if known is None else known[1])
 
     @rule(name=waiting, service_s=st.floats(0, 100))
@@ -163,10 +197,13 @@ class QueueAgainstList(RuleBasedStateMachine):
         listed = [each.call.id for each in self.queue]
         assert sorted(listed) == sorted(self.model)
         assert len(self.queue) == len(self.model)
+        assert self.queue.candidates == len(self.candidates())
 
     @invariant()
     def the_first_k_calls_are_the_next_k_pops(self) -> None:
         turns, left = self.twin.turns.copy(), dict(self.model)
+        later = self.queue.later()
+        assert later(3) == self.queue.first(3)
         for seen in self.queue.first(3):
             lanes = {self.twin.lane(each) for _, each in left.values()}
             lane = turns.next_lane(lanes)
@@ -262,6 +299,34 @@ def test_a_call_skipped_into_the_other_queue_goes_before_its_equals_there() -> N
     assert [each.call.id for each in second] == ["a", "b"]
 
 
+def test_a_blocked_head_of_the_slow_lane_does_not_block_the_slow_calls_behind_it() -> None:
+    queue = WaitingQueue(policies.create("two-lane"))
+    for index in range(200):
+        queue.push(item(f"fast{index}", service_s=0.5))
+        queue.push(item(f"slow{index}", service_s=60.0))
+    started = []
+    for _ in range(100):  # in each scan the first ten slow calls cannot start, and one other call starts
+        while (head := queue.peek().call.id).startswith("slow") and int(head[4:]) < 10:
+            queue.pass_over()
+        started.append(queue.pop(0.0).item.call.id)
+        queue.end_scan()
+    assert sum(name.startswith("slow") for name in started) == 25
+    assert "slow10" in started
+
+
+def test_calls_that_were_passed_over_are_not_sorted_again() -> None:
+    queue = WaitingQueue(policies.create("edf"))
+    for index in range(1000):
+        queue.push(item(str(index), due_at_s=float(index * 7 % 1000)))
+    for _ in range(3):
+        seen = [queue.pass_over().call.due_at_s for _ in range(500)]
+        assert seen == list(range(500))
+        queue.end_scan()
+        (lane,) = queue._heaps.lanes.values()
+        assert (len(lane.front), len(lane.heap)) == (499, 501), "the last one moves when the next is looked at"
+    assert [each.call.due_at_s for each in queue] == list(range(1000))
+
+
 def test_only_the_calls_that_the_policy_names_are_sorted_again() -> None:
     policy = Attained()
     queue = WaitingQueue(policy)
@@ -287,5 +352,5 @@ def test_cancelled_calls_leave_no_garbage_behind() -> None:
     for index in range(10_000):
         queue.push(item(str(index), due_at_s=5.0))
         queue.remove(CallId(str(index)))
-    assert sum(len(slots) for slots in queue._heaps.lanes.values()) < 200
+    assert sum(len(lane.heap) + len(lane.front) for lane in queue._heaps.lanes.values()) < 200
     assert queue.pop(0.0).item.call.id == "last"

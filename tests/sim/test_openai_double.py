@@ -13,6 +13,7 @@ from aiohttp import web
 
 from tidegate_control import control_server
 from tidegate_policy import cost, labels
+from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepFacts, StepPlan
 from tidegate_policy.model import Call, CallId
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
@@ -217,12 +218,17 @@ async def test_parameters_in_force_are_in_the_state_and_in_the_reports(rig: Rig)
 class PreemptOnce:
     """A regulator that preempts the running calls of the third step."""
 
+    SAFETY = False
+
     def __init__(self) -> None:
         self.steps = 0
 
-    def shape(self, facts: StepFacts, plan: StepPlan) -> StepPlan:
+    def observe(self, facts: StepFacts) -> None:
         self.steps += 1
-        return replace(plan, preempt=facts.running) if self.steps == 3 else plan
+
+    def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
+        running = tuple(call.item.call.id for call in engine.running)
+        return replace(plan, preempt=running) if self.steps == 3 else plan
 
 
 async def test_the_engine_double_carries_out_the_plans_of_a_regulator() -> None:

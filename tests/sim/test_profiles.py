@@ -71,7 +71,7 @@ def test_single_calls_take_the_published_time_within_an_eighth(name, column, pub
 
 
 def test_an_unknown_profile_is_answered_with_those_that_exist():
-    with pytest.raises(tidegate_profiles.UnknownProfile, match="unknown profile 'h100'; shipped are a100-70b-tp8, "):
+    with pytest.raises(tidegate_profiles.UnknownProfile, match="unknown profile 'h100'; shipped are a100-40-"):
         tidegate_profiles.load("h100")
 
 

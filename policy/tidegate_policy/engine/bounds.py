@@ -1,7 +1,7 @@
 """Keeps a plan within the engine's limits and above the floors without which an engine would stall.
 
-Three floors hold. Each running call gets the tokens of one decode. A waiting call that may start finds the tokens that it
-needs. An engine in which no call runs may start at least one.
+Four floors hold. Each running call gets the tokens of one decode. A waiting call that may start finds the tokens that it
+needs. An engine in which no call runs may start at least one. A plan does not pause all calls that run.
 """
 
 from dataclasses import replace
@@ -25,15 +25,17 @@ def token_bound(limits: EngineLimits, wanted: int, *, max_running: int, running:
 
 
 def safe(plan: StepPlan, limits: EngineLimits, *, running: int) -> StepPlan:
-    """The plan, moved into the bounds."""
+    """The plan, moved into the bounds. `running` calls run before the plan's preemptions."""
     max_running = running_bound(limits, max(plan.max_running, 1))
-    staying = running - len(plan.preempt)
+    active = running - len(plan.preempt) - len(plan.paused.difference(plan.preempt))
     starts = plan.max_starts
     if starts is not None:
-        starts = max(starts, 0 if staying > 0 else 1)
+        starts = max(starts, 0 if active > 0 else 1)
     return replace(
         plan,
         max_running=max_running,
         max_step_tokens=token_bound(limits, max(plan.max_step_tokens, 1), max_running=max_running, running=running),
         max_starts=starts,
+        # A start can fail for lack of memory, so paused calls alone never make up a step.
+        paused=plan.paused if active > 0 else frozenset(),
     )

@@ -6,26 +6,26 @@ and the recorders of quality of service. It owns no clock, lock or thread: the d
 `tidegate_engine.scheduler` in vLLM and `tidegate_sim.realtime` in the engine double.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tidegate_policy import policies, waiting_queue, window
 from tidegate_policy.cost import CostModel
-from tidegate_policy.engine import bounds
+from tidegate_policy.engine import bounds, guarded_policy, output_prior, session_hold
+from tidegate_policy.engine.engine_probe import EngineProbe, NoProbe
 from tidegate_policy.engine.engine_status import KEPT_REASON, SHOWN_WAITING, Controls, State, Switched, WatchReport
+from tidegate_policy.engine.known_call import KnownCall
 from tidegate_policy.engine.regulators import Regulator
-from tidegate_policy.engine.step import EngineLimits, StepFacts, StepPlan
+from tidegate_policy.engine.regulators.arranger import group_of
+from tidegate_policy.engine.snapshot import EngineSnapshot
+from tidegate_policy.engine.step import EndedCall, EngineLimits, StepFacts, StepPlan
 from tidegate_policy.model import Call, CallId
+from tidegate_policy.predict.step_cost import StepCost, StepWork
 
-
-@dataclass(slots=True)
-class _Known:
-    """A call from its arrival to its end."""
-
-    item: policies.QueuedRequest
-    prompt_tokens: int = 0
-    """Prompt tokens that steps computed for it so far."""
-    output_tokens: int = 0
+RATE_WINDOW_S = 10.0
+"""Seconds over which the rate of KV allocation is averaged."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,11 +49,19 @@ class EngineCore:
         policy: str,
         parameters: Mapping[str, float] | None = None,
         regulators: Sequence[Regulator] = (),
+        hold: session_hold.Settings | None = None,
         queues: int = 1,
+        probe: EngineProbe | None = None,
+        report: Callable[[str, Exception], object] | None = None,
     ) -> None:
-        """Raises `policies.UnknownPolicy` and `policies.BadParameter`."""
+        """`hold` bounds what is held for sessions; None = nothing is held. `report` receives the first exception of each
+        hook of a policy or regulator. Raises `policies.UnknownPolicy` and `policies.BadParameter`."""
         self.limits = limits
-        self.policy = policies.create(policy, parameters)
+        self.failures = guarded_policy.Failures(report)
+        self.step_cost = StepCost(cost)
+        """The cost model, as the measured steps refine it."""
+        self._probe = probe or NoProbe()
+        self.policy = self._policy(policy, parameters)
         self.queues = [waiting_queue.WaitingQueue(self.policy, rekey=self._rekey) for _ in range(queues)]
         """All under one policy, in the order in which the engine serves them; vLLM has two."""
         self.preemptions = 0
@@ -62,24 +70,34 @@ class EngineCore:
         self.prompt_tokens = 0
         """Prompt tokens computed since the start."""
         self.output_tokens = 0
-        self._cost = cost
+        self.bypass = False
+        """Whether only the regulators that protect memory act."""
+        self.output_prior = output_prior.OutputPrior()
         self._regulators = regulators
+        self._holds = (
+            None if hold is None else session_hold.SessionHolds(capacity_tokens=limits.kv_tokens, settings=hold)
+        )
+        self._released: list[CallId] = []
+        """Calls whose held blocks the driver must free."""
         self._reason = "at start"
         self._since_s = now
-        self._calls: dict[CallId, _Known] = {}
+        self._calls: dict[CallId, KnownCall] = {}
+        self._groups: Counter[str] = Counter()
+        """Calls of each group in the engine."""
         self._wanted = Controls()
         """The bounds that the operator asked for, before `bounds` raises them to their floors."""
         self._watches: list[QosWatch] = []
         self._preempted: list[CallId] = []
-        self._ended: list[CallId] = []
-        self._plan = self._bounded()
+        self._ended: list[EndedCall] = []
+        self._allocated_per_s = 0.0
+        self._last_step_at_s = now
 
     # Facts that the driver reads.
 
     @property
-    def plan(self) -> StepPlan:
-        """The current plan; reading it uses up nothing."""
-        return self._plan
+    def cost(self) -> CostModel:
+        """The present estimate of the engine's costs."""
+        return self.step_cost.model
 
     @property
     def waiting(self) -> int:
@@ -98,33 +116,40 @@ class EngineCore:
         known = self._calls[call_id]
         return policies.Computed(known.prompt_tokens, known.output_tokens)
 
-    def rank(self, call_id: CallId) -> policies.Key:
-        """The lane and key of a call in one tuple. The engine preempts the running call with the greatest rank."""
-        return self.policy.rank(self.item(call_id))
-
     # Events.
 
     def on_arrival(self, now: float, call: Call) -> policies.QueuedRequest:
         """A call entered the engine. The driver pushes the returned request into a queue."""
-        item = policies.QueuedRequest(call=call, service_s=self._cost.call_seconds(call))
-        self._calls[call.id] = _Known(item)
+        item = policies.QueuedRequest(call=call, service_s=self.cost.call_seconds(call))
+        self._calls[call.id] = KnownCall(item)
+        self._groups[group_of(call)] += 1
+        if self._holds is not None:
+            self._holds.on_arrival(now, call)
         for watch in self._watches:
             watch.recorder.on_arrival(call, item.service_s)
         self._rekey(self.policy.on_arrival(now, item))
         return item
 
+    def on_update(self, call: Call) -> policies.QueuedRequest:
+        """A call that is in the engine has changed: its session has sent more input. Raises `KeyError`."""
+        known = self._calls[call.id]
+        known.item = policies.QueuedRequest(call=call, service_s=self.cost.call_seconds(call))
+        for queue in self.queues:
+            if call.id in queue:
+                queue.update(known.item)
+        return known.item
+
     def on_preemption(self, now: float, call_id: CallId, *, output_tokens: int) -> policies.QueuedRequest:
         """A running call lost its KV blocks. The driver pushes the returned request before its equals.
 
-        The call must compute its prompt and its `output_tokens` again before it decodes the rest (Semantic Alg 4)."""
+        The call must compute again what the prefix cache no longer holds of its prompt and its `output_tokens`, before it
+        decodes the rest (Semantic Alg 4)."""
         known = self._calls[call_id]
         call = known.item.call
-        left = replace(
-            call,
-            prompt_tokens=call.prompt_tokens + output_tokens,
-            output_predicted=max(call.output_predicted - output_tokens, 1),
-        )
-        known.item = policies.QueuedRequest(call=call, service_s=self._cost.call_seconds(left))
+        uncached = max(call.prompt_tokens + output_tokens - self._probe.cached_tokens(call_id), 1)
+        service_s = self.cost.remaining_seconds(call, output_tokens=output_tokens, uncached_tokens=uncached)
+        known.item = policies.QueuedRequest(call=call, service_s=service_s)
+        known.preempted_at_output = known.output_tokens
         self.preemptions += 1
         if self._regulators:
             self._preempted.append(call_id)
@@ -134,11 +159,20 @@ class EngineCore:
         return known.item
 
     def on_end(self, now: float, call_id: CallId, *, finished: bool) -> None:
-        """A call left the engine: finished, or aborted. Ids that are not known are ignored."""
-        if self._calls.pop(call_id, None) is None:
+        """A call left the engine: finished, or aborted or failed. Ids that are not known are ignored."""
+        known = self._calls.pop(call_id, None)
+        if known is None:
             return
+        if finished:
+            self.output_prior.observe(known.output_tokens)
+        group = group_of(known.item.call)
+        self._groups[group] -= 1
+        if not self._groups[group]:
+            del self._groups[group]
         if self._regulators:
-            self._ended.append(call_id)
+            self._ended.append(EndedCall(call=known.item.call, output_tokens=known.output_tokens, finished=finished))
+        if self._holds is not None:
+            self._released += self._holds.on_used([call_id])
         for watch in self._watches:
             watch.recorder.on_end(now, call_id, finished=finished)
         self._rekey(self.policy.on_end(now, call_id))
@@ -150,39 +184,118 @@ class EngineCore:
         step_s: float,
         computed: Mapping[CallId, policies.Computed],
         ended: Mapping[CallId, bool],
-        running: Iterable[CallId],
-        kv_usage: float,
-    ) -> StepPlan:
-        """A step ended. `ended` maps each call that ended in it to whether it finished. Returns the next plan, which
-        `take_plan` also returns."""
+        work: StepWork | None = None,
+    ) -> None:
+        """A step ended. `ended` maps each call that ended in it to whether it finished. With `work`, what the step
+        computed, its time refines the cost model."""
         self.busy_s += step_s
+        if work is not None:
+            self.step_cost.observe(work, step_s)
         computed = {call_id: tokens for call_id, tokens in computed.items() if call_id in self._calls}
+        allocated = 0
         for call_id, tokens in computed.items():
             self._count(now, call_id, tokens)
+            allocated += tokens.prompt_tokens + tokens.output_tokens
         if self.policy.keys_change:
             self._rekey(self.policy.on_tokens(now, computed))
+        if self._holds is not None:
+            self._observe_allocation(now, allocated)
+            self._released += self._holds.on_used(computed)
         for call_id, finished in ended.items():
             self.on_end(now, call_id, finished=finished)
         if self._regulators:
-            self._plan = self._shaped(self._facts(now, step_s, computed, running, kv_usage))
-        elif self._wanted.max_step_tokens:
-            self._plan = self._rebounded()  # the floor of the token bound falls with the calls that run
-        return self._plan
+            facts = StepFacts(
+                now=now,
+                step_s=step_s,
+                computed=computed,
+                preempted=tuple(self._preempted),
+                ended=tuple(self._ended),
+            )
+            self._preempted.clear()
+            self._ended.clear()
+            for regulator in self._regulators:
+                guarded_policy.observed(regulator, facts, self.failures)
 
-    def take_plan(self) -> StepPlan:
-        """The plan for the step that the driver starts now. Its starts and preemptions hold for this one step."""
-        plan = self._plan
-        if plan.max_starts is not None or plan.preempt:
-            self._plan = replace(plan, max_starts=None, preempt=())
-        return plan
+    def take_plan(self, now: float) -> StepPlan:
+        """The plan of the step that the driver starts now."""
+        self._rekey(self.policy.begin_step())
+        outer = plan = self._bounded()
+        if not self._regulators:
+            return plan
+        engine = self.snapshot(now)
+        for regulator in self._regulators:
+            if regulator.SAFETY or not self.bypass:
+                plan = guarded_policy.shaped(regulator, engine, plan, self.failures)
+        plan = replace(
+            plan,
+            max_running=min(plan.max_running, outer.max_running),
+            max_step_tokens=min(plan.max_step_tokens, outer.max_step_tokens),
+        )
+        return bounds.safe(plan, self.limits, running=len(engine.running))
+
+    # Memory: which calls yield it, and which contexts are held.
+
+    def snapshot(self, now: float) -> EngineSnapshot:
+        """The engine at this instant. It is valid until the next event."""
+        return EngineSnapshot(
+            now,
+            limits=self.limits,
+            cost=self.cost,
+            policy=self.policy,
+            queues=self.queues,
+            calls=self._calls,
+            probe=self._probe,
+            live_groups=len(self._groups),
+            pinned_kv_tokens=0 if self._holds is None else self._holds.held_tokens,
+        )
+
+    def victims(self, now: float) -> list[CallId]:
+        """The running calls in the order in which they yield their memory to a running call."""
+        return [call.item.call.id for call in self.snapshot(now).victims()]
+
+    def hold(self, now: float, call_id: CallId, *, context_tokens: int) -> bool:
+        """Whether the driver must hold the blocks of a call that has just finished, for the session's return. The call
+        must still be known. `take_released` says when to free them."""
+        if self._holds is None or self.bypass or call_id not in self._calls:
+            return False
+        known = self._calls[call_id]
+        if known.item.call.session is None:
+            return False
+        free = self._probe.free_kv_tokens()
+        handling = self._holds.on_call_end(
+            now,
+            known.item.call,
+            output_tokens=known.output_tokens,
+            context_tokens=context_tokens,
+            other_tokens=max(self.limits.kv_tokens - free - self._holds.held_tokens - context_tokens, 0),
+            free_tokens=free,
+            allocated_per_s=self._allocated_per_s,
+            cost=self.cost,
+        )
+        return handling is session_hold.Handling.PRESERVE
+
+    def take_released(self, now: float) -> list[CallId]:
+        """The calls whose held blocks the driver must free now: their session is back, or their time is over."""
+        if self._holds is None:
+            return []
+        return [*self._drain_released(), *self._holds.expired(now)]
+
+    def release_one(self) -> CallId | None:
+        """The held context that gives way to a call that needs memory; None if nothing is held."""
+        return None if self._holds is None else self._holds.release_one()
+
+    def release_all(self) -> list[CallId]:
+        """All held contexts, because the cache is reset or the engine is in bypass."""
+        return [] if self._holds is None else [*self._drain_released(), *self._holds.clear()]
 
     # Commands of the operator.
 
     def set_policy(self, now: float, name: str, parameters: Mapping[str, float], reason: str) -> Switched:
         """Switches the policy of all queues at once. Raises `policies.UnknownPolicy` and `policies.BadParameter`; then
         nothing has changed."""
-        policy = policies.create(name, parameters)
-        self._replay(now, policy)
+        policy = self._policy(name, parameters)
+        if policies.hears(policy.unguarded):
+            self._replay(now, policy)
         waiting_queue.switch(self.queues, policy)
         previous, self.policy = self.policy, policy
         self._reason, self._since_s = reason[:KEPT_REASON], now
@@ -195,14 +308,27 @@ class EngineCore:
             max_running=self._wanted.max_running if max_running is None else max_running,
             max_step_tokens=self._wanted.max_step_tokens if max_step_tokens is None else max_step_tokens,
         )
-        self._plan = self._rebounded()
         return self._controls()
 
     def state(self, now: float, *, kv_usage: float) -> State:
         """The engine at this instant. It lists at most `SHOWN_WAITING` waiting calls."""
-        listed: list[str] = []
-        for queue in self.queues:
-            listed += [item.call.id for item in queue.first(SHOWN_WAITING - len(listed))]
+        return replace(self.counts(now, kv_usage=kv_usage), waiting_ids=self.waiting_later()())
+
+    def waiting_later(self) -> Callable[[], tuple[str, ...]]:
+        """The ids of the first waiting calls as they stand now. The caller may compute them after it has released its
+        lock, because their order costs more than the rest of a state."""
+        queues = [queue.later() for queue in self.queues]
+
+        def listed() -> tuple[str, ...]:
+            ids: list[str] = []
+            for first in queues:
+                ids += [item.call.id for item in first(SHOWN_WAITING - len(ids))]
+            return tuple(ids)
+
+        return listed
+
+    def counts(self, now: float, *, kv_usage: float) -> State:
+        """The engine at this instant, without the ids of the waiting calls."""
         return State(
             policy=self.policy.name,
             policy_parameters=self.policy.parameters,
@@ -212,7 +338,6 @@ class EngineCore:
             running=self.running,
             waiting=self.waiting,
             kv_usage=kv_usage,
-            waiting_ids=tuple(listed),
             preemptions=self.preemptions,
         )
 
@@ -237,29 +362,22 @@ class EngineCore:
 
     # The machinery.
 
-    def _facts(
-        self,
-        now: float,
-        step_s: float,
-        computed: Mapping[CallId, policies.Computed],
-        running: Iterable[CallId],
-        kv_usage: float,
-    ) -> StepFacts:
-        """The facts of a step; the record of preempted and ended calls begins again."""
-        facts = StepFacts(
-            now=now,
-            step_s=step_s,
-            computed=computed,
-            running=tuple(running),
-            waiting=self.waiting,
-            kv_usage=kv_usage,
-            preempted=tuple(self._preempted),
-            ended=tuple(self._ended),
-            limits=self.limits,
+    def _policy(self, name: str, parameters: Mapping[str, float] | None) -> guarded_policy.GuardedPolicy:
+        context = policies.SchedulerContext(
+            cost=lambda: self.cost, cached_tokens=self._probe.cached_tokens, random=random.Random(0)
         )
-        self._preempted.clear()
-        self._ended.clear()
-        return facts
+        return guarded_policy.GuardedPolicy(policies.create(name, parameters, context), self.failures)
+
+    def _drain_released(self) -> list[CallId]:
+        released, self._released = self._released, []
+        return released
+
+    def _observe_allocation(self, now: float, tokens: int) -> None:
+        """The rate of KV allocation, as an exponential average over `RATE_WINDOW_S`."""
+        elapsed_s = max(now - self._last_step_at_s, 1e-6)
+        self._last_step_at_s = now
+        weight = min(elapsed_s / RATE_WINDOW_S, 1.0)
+        self._allocated_per_s += weight * (tokens / elapsed_s - self._allocated_per_s)
 
     def _count(self, now: float, call_id: CallId, tokens: policies.Computed) -> None:
         known = self._calls[call_id]
@@ -268,6 +386,8 @@ class EngineCore:
         self.prompt_tokens += tokens.prompt_tokens
         self.output_tokens += tokens.output_tokens
         if tokens.output_tokens:
+            if known.first_at_s is None:
+                known.first_at_s = now
             for watch in self._watches:
                 watch.recorder.on_tokens(now, call_id, tokens.output_tokens)
 
@@ -277,7 +397,6 @@ class EngineCore:
                 queue.rekey(changed)
 
     def _replay(self, now: float, policy: policies.Policy) -> None:
-        waiting = {item.call.id for queue in self.queues for item in queue}
         policies.replay(
             policy,
             now,
@@ -285,7 +404,7 @@ class EngineCore:
                 policies.History(
                     item=known.item,
                     computed=policies.Computed(known.prompt_tokens, known.output_tokens),
-                    waits=call_id in waiting,
+                    waits=any(call_id in queue for queue in self.queues),
                 )
                 for call_id, known in self._calls.items()
             ],
@@ -299,27 +418,10 @@ class EngineCore:
             max_step_tokens=plan.max_step_tokens if self._wanted.max_step_tokens else 0,
         )
 
-    def _rebounded(self) -> StepPlan:
-        """The present plan under the operator's bounds as they are in force now."""
-        plan = self._plan
-        return replace(self._bounded(), keep=plan.keep, preempt=plan.preempt, max_starts=plan.max_starts)
-
     def _bounded(self) -> StepPlan:
         """The operator's bounds as a plan."""
         plan = StepPlan(
             max_running=self._wanted.max_running or self.limits.max_running,
             max_step_tokens=self._wanted.max_step_tokens or self.limits.max_step_tokens,
-        )
-        return bounds.safe(plan, self.limits, running=self.running)
-
-    def _shaped(self, facts: StepFacts) -> StepPlan:
-        """The operator's bounds, tightened by the regulators, and made safe."""
-        outer = plan = self._bounded()
-        for regulator in self._regulators:
-            plan = regulator.shape(facts, plan)
-        plan = replace(
-            plan,
-            max_running=min(plan.max_running, outer.max_running),
-            max_step_tokens=min(plan.max_step_tokens, outer.max_step_tokens),
         )
         return bounds.safe(plan, self.limits, running=self.running)

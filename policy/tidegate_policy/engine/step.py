@@ -1,4 +1,4 @@
-"""The facts of one engine step, and the plan of the next.
+"""The values of one engine step: the limits, the calls that run, the facts of a step, and the plan of the next.
 
 The driver measures, `engine_core` completes the facts, regulators shape the plan, and the driver carries the plan out.
 """
@@ -6,8 +6,8 @@ The driver measures, `engine_core` completes the facts, regulators shape the pla
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tidegate_policy.model import CallId
-from tidegate_policy.policies import Computed
+from tidegate_policy.model import Call, CallId
+from tidegate_policy.policies import Computed, QueuedRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,26 +23,58 @@ class EngineLimits:
     start_tokens: int = 1
     """Tokens that must be free in a step so that any waiting call can start. With chunked prefill this is one token, or
     one cache block where prefill must end at a block; without chunked prefill it is the longest possible prompt."""
+    kv_tokens: int = 1_000_000
+    """Tokens that the KV cache holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningCall:
+    """A call that runs, as it is now."""
+
+    item: QueuedRequest
+    """The call; its `service_s` is the work that is left now."""
+    kv_tokens: int
+    """Its tokens in the KV cache."""
+    uncached_tokens: int
+    """Tokens of its prompt (and of its output, after a preemption) that must still be computed before it decodes; 0 =
+    it decodes."""
+    output_tokens: int
+    """Output tokens that it has delivered."""
+    output_left: int
+    """Output tokens that are expected to follow."""
+    first_at_s: float | None
+    """The instant of its first output token; None = none yet."""
+    protected: bool
+    """It was preempted before and has delivered no token since, so another preemption would repeat lost work."""
+
+    @property
+    def decodes(self) -> bool:
+        return self.uncached_tokens == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedCall:
+    """A call that left the engine."""
+
+    call: Call
+    output_tokens: int
+    finished: bool
+    """False = aborted or failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
-    """One step of the engine, and the engine just after it."""
+    """One step of the engine that has ended."""
 
     now: float
     step_s: float
     """Seconds that the step took; 0 when it computed nothing."""
     computed: Mapping[CallId, Computed]
     """The tokens that the step computed, by call."""
-    running: tuple[CallId, ...]
-    waiting: int
-    kv_usage: float
-    """Share of the KV cache in use, 0 to 1."""
     preempted: tuple[CallId, ...]
     """Calls that were preempted since the facts before."""
-    ended: tuple[CallId, ...]
+    ended: tuple[EndedCall, ...]
     """Calls that ended since the facts before."""
-    limits: EngineLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +86,8 @@ class StepPlan:
     max_step_tokens: int
     """Bound of the tokens of the step."""
     max_starts: int | None = None
-    """Bound of the waiting calls that start in this one step; None = no bound."""
+    """Bound of the waiting calls that start in this step; None = no bound."""
     preempt: tuple[CallId, ...] = ()
-    """Running calls that must yield before this one step. Ids of calls that do not run are ignored."""
-    keep: frozenset[CallId] = frozenset()
-    """Calls whose KV blocks stay in memory when they end, until a later plan no longer names them."""
+    """Running calls that yield their place and their memory before this step. Ids that do not run are ignored."""
+    paused: frozenset[CallId] = frozenset()
+    """Running calls that compute nothing in this step and keep their memory."""

@@ -26,6 +26,7 @@ from tidegate_policy.policies.policy_contract import (
     SchedulerContext,
     StaticPolicy,
     Turns,
+    hears,
     replay,
 )
 from tidegate_policy.policies.priority import Priority
@@ -112,5 +113,6 @@ __all__ = [
     "Turns",
     "UnknownPolicy",
     "create",
+    "hears",
     "replay",
 ]

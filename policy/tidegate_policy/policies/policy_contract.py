@@ -122,6 +122,10 @@ class Policy(Protocol):
         """Whether events can change the order of waiting calls: their keys, lanes or turns. If not, the scheduler need not
         report tokens."""
 
+    @property
+    def protects_progress(self) -> bool:
+        """Whether a call that was preempted yields only after it has delivered a token again, if another can yield."""
+
     def lane(self, item: QueuedRequest) -> int:
         """The lane of a call; a policy without lanes answers 0."""
 
@@ -175,6 +179,15 @@ def replay(policy: Policy, now: float, calls: Sequence[History]) -> None:
             policy.on_preemption(now, known.item)
 
 
+def hears(policy: Policy) -> bool:
+    """Whether the policy acts on events. One that inherits all event methods of `StaticPolicy` does not, and `replay` would
+    tell it nothing."""
+    return any(
+        getattr(type(policy), name, None) is not getattr(StaticPolicy, name)
+        for name in ("on_arrival", "on_start", "on_skip", "on_tokens", "on_preemption", "on_end")
+    )
+
+
 class SingleLane:
     """The turns of a policy that has one lane."""
 
@@ -197,6 +210,7 @@ class StaticPolicy(ABC):
     name: ClassVar[str]
     PARAMETERS: ClassVar[tuple[Parameter, ...]] = ()
     keys_change: ClassVar[bool] = False
+    protects_progress: ClassVar[bool] = True
 
     def __init__(self, context: SchedulerContext | None = None, **parameters: float) -> None:
         """Missing parameters take their default. `policies.create` checks names and ranges."""

@@ -99,14 +99,16 @@ class Text2Sql(suite.Suite):
 
     def run(self, options: suite.Options, tell: suite.Tell) -> Report:
         """Runs the paper's loads, measures each pool's capacity from them, and runs a load below it. Takes minutes."""
-        at_papers_rates = self._cells(options, self.loads(options), tell)
+        checks = suite.Checks(scheduler=options.scheduler)
+        at_papers_rates = self._cells(options, self.loads(options), checks, tell)
         capacity = {pool: _capacity(at_papers_rates, pool) for pool in self.loads(options)}
         below = self._cells(
-            options, {pool: [round(BELOW_CAPACITY * capacity[pool], 4)] for pool in self.loads(options)}, tell
+            options, {pool: [round(BELOW_CAPACITY * capacity[pool], 4)] for pool in self.loads(options)}, checks, tell
         )
         cells = sorted([*at_papers_rates, *below], key=lambda found: (found["pool"], found["rate"]))
         return {
             "suite": self.name,
+            "scheduler": checks.report(),
             "settings": {
                 "workflows": options.workflows or self.workflows,
                 "seeds": dict(SEEDS),
@@ -114,7 +116,7 @@ class Text2Sql(suite.Suite):
                 "rows": {name: asdict(row) for name, row in ROWS.items()},
             },
             "real": [
-                "vLLM's Scheduler and KV-cache manager",
+                "vLLM's Scheduler and KV-cache manager, or their fast model",
                 "the queue that production loads",
                 "the gateway's core: admission, prediction, budgets, dispatch",
             ],
@@ -141,10 +143,13 @@ class Text2Sql(suite.Suite):
         parts += [_cell_table(found) for found in report["cells"]]
         parts.append(_paper_table(report))
         parts.append("\n".join(_shortfalls(report)))
+        parts.append(report["scheduler"]["sentence"])
         return "\n\n".join(parts)
 
-    def _cells(self, options: suite.Options, rates: Mapping[str, Sequence[float]], tell: suite.Tell) -> list[Report]:
-        results = suite.run_cells(self.keys(options, rates), options.jobs, tell)
+    def _cells(
+        self, options: suite.Options, rates: Mapping[str, Sequence[float]], checks: suite.Checks, tell: suite.Tell
+    ) -> list[Report]:
+        results = suite.run_cells(self.keys(options, rates), options, checks, tell)
         return [
             {
                 "pool": pool,

@@ -1,13 +1,34 @@
-"""The contract of a regulator: it sees the facts of each step and shapes the plan of the next."""
+"""The contract of a regulator: it sees each step that ended, and shapes the plan of each step that begins."""
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
+from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepFacts, StepPlan
 
 
 class Regulator(Protocol):
-    """One control loop of an engine. An engine owns one object of each regulator that its settings name."""
+    """One decision about steps. An engine owns one object of each regulator that its settings name."""
 
-    def shape(self, facts: StepFacts, plan: StepPlan) -> StepPlan:
-        """The plan of the next step. `plan` holds the operator's bounds and the changes of the regulators before this
-        one. `bounds` keeps the result safe, so a regulator may return any plan."""
+    SAFETY: ClassVar[bool]
+    """Whether it protects the engine's memory. Only these regulators act while the engine is in bypass."""
+
+    def observe(self, facts: StepFacts) -> None:
+        """A step ended."""
+
+    def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
+        """The plan of the step that begins now. `plan` holds the operator's bounds and the changes of the regulators
+        before this one. `bounds` keeps the result safe, so a regulator may return any plan."""
+
+
+class Memoryless:
+    """The base of regulators that learn nothing from past steps."""
+
+    SAFETY: ClassVar[bool] = False
+
+    def observe(self, facts: StepFacts) -> None:
+        return None
+
+
+def fewer_starts(plan: StepPlan, starts: int) -> int:
+    """`max_starts` of a plan that also allows at most `starts`."""
+    return starts if plan.max_starts is None else min(plan.max_starts, starts)

@@ -1,0 +1,192 @@
+"""Carries out the plans of the engine core inside vLLM's scheduler, by vLLM's own means.
+
+- Bounds: `max_num_scheduled_tokens` and `max_num_active_reqs`.
+- Preemption: vLLM's `_preempt_request`; the call can resume in the same step.
+- Pause: `next_decode_eligible_step`; the request keeps its KV blocks and computes nothing in this step.
+- Held contexts: `block_pool.touch` on the cached blocks of a request that ends, `free_blocks` when the hold is over.
+- Memory: when vLLM cannot allocate blocks, held contexts yield first. Then `priority` of each running request becomes its
+  place in the core's order of yielding, and vLLM preempts the greatest. After the step each request has its own number
+  again, which other parts of vLLM and its connectors read.
+
+The scheduler mixin calls this module under its lock. This module also answers the core's questions (`EngineProbe`).
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.request import Request, RequestStatus
+
+from tidegate_policy.engine.step import EngineLimits, StepPlan
+from tidegate_policy.model import CallId
+
+if TYPE_CHECKING:
+    from tidegate_policy.engine.engine_core import EngineCore
+
+
+def limits(scheduler: Any) -> EngineLimits:
+    """The limits with which vLLM was started, and the tokens without which it cannot start a request."""
+    drafts = scheduler.num_spec_tokens
+    if not scheduler.scheduler_config.enable_chunked_prefill:
+        start = scheduler.max_model_len
+    elif scheduler.need_mamba_block_aligned_split:
+        start = scheduler.block_size + scheduler.num_prefill_lookahead
+    else:
+        start = 1 + max(drafts, scheduler.num_prefill_lookahead)
+    return EngineLimits(
+        max_running=scheduler.max_num_active_reqs,
+        max_step_tokens=scheduler.max_num_scheduled_tokens,
+        tokens_per_sequence=1 + drafts,
+        start_tokens=start,
+        kv_tokens=max(scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1, 1) * scheduler.block_size,
+    )
+
+
+class VllmProbe:
+    """The answers of vLLM's scheduler to the questions of the core."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+
+    def running_calls(self) -> Iterable[tuple[CallId, int]]:
+        return [(CallId(request.request_id), request.num_computed_tokens) for request in self._scheduler.running]
+
+    def free_kv_tokens(self) -> int:
+        pool = self._scheduler.kv_cache_manager.block_pool
+        return int(pool.get_num_free_blocks() * self._scheduler.block_size)
+
+    def cached_tokens(self, call_id: CallId) -> int:
+        """Leading tokens of a request that the prefix cache holds. The look-up changes no state."""
+        manager, request = self._scheduler.kv_cache_manager, self._scheduler.requests.get(call_id)
+        if request is None or not manager.prefix_cache_lookup_enabled(request):
+            return 0
+        found = manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+        return int(found[1])
+
+
+class PlanExecution:
+    """The plans of one engine core in one vLLM scheduler."""
+
+    def __init__(
+        self,
+        scheduler: Any,
+        core: "EngineCore",
+        *,
+        clock: Callable[[], float],
+        admitted: Callable[[Request], object],
+    ) -> None:
+        """`admitted` makes sure that the core knows a request."""
+        self._scheduler = scheduler
+        self._core = core
+        self._admitted = admitted
+        self._clock = clock
+        self._held: dict[CallId, list[Any]] = {}
+        """The blocks of each held context, in the order of the prompt."""
+        self._own_priority: dict[str, tuple[Request, int]] = {}
+        """The requests whose `priority` is a place in the order of yielding now, with their own number."""
+        manager = scheduler.kv_cache_manager
+        self._allocate_slots = manager.allocate_slots
+        manager.allocate_slots = self._allocate
+
+    def begin_step(self) -> None:
+        """Takes the core's plan and prepares vLLM's scheduler for it. Call it before `schedule`."""
+        now = self._clock()
+        self._free(self._core.take_released(now))
+        self._carry_out(self._core.take_plan(now))
+
+    def end_step(self) -> None:
+        """Call it after `schedule`, also if it raised."""
+        for request, priority in self._own_priority.values():
+            request.priority = priority
+        if self._own_priority:
+            self._scheduler.policy = SchedulingPolicy.PRIORITY
+            self._own_priority.clear()
+
+    def before_free(self, request: Request) -> None:
+        """A request is about to free its blocks because it ended. Holds them if the core wants the context back."""
+        if request.status not in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
+            return
+        call_id = CallId(request.request_id)
+        blocks = [
+            block
+            for group in self._scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
+            for block in group
+            if block.block_hash is not None and not block.is_null
+        ]
+        if blocks and self._core.hold(self._clock(), call_id, context_tokens=len(blocks) * self._scheduler.block_size):
+            self._pool.touch(blocks)
+            self._held[call_id] = blocks
+
+    def release_all(self) -> None:
+        """Frees all held contexts."""
+        self._core.release_all()
+        self._free(list(self._held))
+
+    @property
+    def _pool(self) -> Any:
+        return self._scheduler.kv_cache_manager.block_pool
+
+    def _carry_out(self, plan: StepPlan) -> None:
+        scheduler = self._scheduler
+        for call_id in plan.preempt:
+            self._preempt(call_id)
+        scheduler.max_num_scheduled_tokens = plan.max_step_tokens
+        scheduler.max_num_active_reqs = plan.max_running
+        if plan.max_starts is not None:
+            present = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
+            scheduler.max_num_active_reqs = min(plan.max_running, present + plan.max_starts)
+        for call_id in plan.paused:
+            request = scheduler.requests.get(call_id)
+            if request is not None:
+                eligible = scheduler.current_step + 2  # `schedule` counts the step first
+                request.next_decode_eligible_step = max(request.next_decode_eligible_step, eligible)
+
+    def _preempt(self, call_id: CallId) -> None:
+        """Preempts a running request by vLLM's own method."""
+        scheduler = self._scheduler
+        request = scheduler.requests.get(call_id)
+        if request is None or request.status != RequestStatus.RUNNING or request not in scheduler.running:
+            return
+        if scheduler._request_blocks_can_be_freed(request):
+            scheduler.running.remove(request)
+            scheduler._preempt_request(request, time.monotonic(), drop_stale_output=True)
+            scheduler.prev_step_scheduled_req_ids.discard(call_id)  # it may resume in this step
+
+    def _allocate(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's `allocate_slots`. If there is no memory, held contexts yield, and the running requests are ranked.
+
+        A waiting request does not make held contexts yield while other requests run: `session_hold` weighed them when it
+        decided to hold."""
+        blocks = self._allocate_slots(request, *args, **kwargs)
+        if blocks is not None:
+            return blocks
+        runs = request.status == RequestStatus.RUNNING
+        while blocks is None and self._held and (runs or not self._scheduler.running):
+            call_id = self._core.release_one()
+            if call_id is None:
+                break
+            self._free([call_id])
+            blocks = self._allocate_slots(request, *args, **kwargs)
+        if blocks is None and runs and self._scheduler.policy == SchedulingPolicy.PRIORITY:
+            self._rank_running()
+        return blocks
+
+    def _rank_running(self) -> None:
+        """Sets the running requests' `priority` so that vLLM preempts in the core's order. Once in each step."""
+        if self._own_priority:
+            return
+        for request in self._scheduler.running:
+            self._admitted(request)
+        order = {call_id: place for place, call_id in enumerate(self._core.victims(self._clock()))}
+        for request in self._scheduler.running:
+            self._own_priority[request.request_id] = (request, request.priority)
+            request.priority = len(order) - order[CallId(request.request_id)]
+        if self._core.policy.failing:
+            self._scheduler.policy = SchedulingPolicy.FCFS
+
+    def _free(self, call_ids: Iterable[CallId]) -> None:
+        for call_id in call_ids:
+            blocks = self._held.pop(call_id, None)
+            if blocks is not None:
+                self._pool.free_blocks(reversed(blocks))

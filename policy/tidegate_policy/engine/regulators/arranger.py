@@ -1,0 +1,70 @@
+"""`arranger`: whether the next step admits waiting calls, or only continues the calls that run (RelServe section 4.3).
+
+Three situations follow from the best waiting call and the best decoding call (eq 14). If the waiting call goes first, it is
+admitted. If both belong to one group, the rest of the group is admitted. Otherwise the running group is about to finish,
+and the sign of the change in total latency decides (eq 15-17). A candidate batch holds calls of one group.
+
+The paper's engine pauses all decodes for a prefill batch. With chunked prefill both share a step, so a prefill delays the
+decodes only by its own tokens (`prefill_s` times the tokens), and the fixed step time is paid once for both.
+"""
+
+from dataclasses import replace
+
+from tidegate_policy.engine.regulators.regulator import Memoryless, fewer_starts
+from tidegate_policy.engine.snapshot import EngineSnapshot
+from tidegate_policy.engine.step import RunningCall, StepPlan
+from tidegate_policy.model import Call
+from tidegate_policy.policies import QueuedRequest
+
+MOST_CANDIDATES = 64
+"""Waiting calls that one step looks at."""
+
+
+class Arranger(Memoryless):
+    """The regulator."""
+
+    def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
+        running = engine.running
+        places = plan.max_running - len(running) + len(plan.preempt)
+        decodes = [call for call in running if call.decodes]
+        if not decodes or places <= 0 or engine.head is None:
+            return plan
+        candidate = _candidate(engine, engine.first(min(places, MOST_CANDIDATES)))
+        best = min(decodes, key=lambda call: engine.rank(call.item))
+        same = group_of(best.item.call) == group_of(candidate[0].call)
+        waiting_first = engine.rank(candidate[0]) < engine.rank(best.item)
+        if same or waiting_first or added_latency_s(engine, decodes, candidate) < 0:
+            return replace(plan, max_starts=fewer_starts(plan, len(candidate)))
+        return replace(plan, max_starts=0)
+
+
+def added_latency_s(engine: EngineSnapshot, decodes: list[RunningCall], candidate: list[QueuedRequest]) -> float:
+    """The change in the total latency of all groups if the candidate is prefilled now (eq 15-17), in seconds."""
+    groups: dict[str, int] = {}
+    for call in decodes:
+        group = group_of(call.item.call)
+        groups[group] = max(groups.get(group, 0), call.output_left)
+    output = max(item.call.output_left(0) for item in candidate)
+    prefill_s = engine.cost.prefill_s * sum(engine.uncached_tokens(item) for item in candidate)
+    slower_s = engine.cost.decode_s * len(candidate) * sum(min(left, output) for left in groups.values())
+    waiting_groups = max(engine.live_groups - len(groups), 1)
+    saved_s = waiting_groups * engine.cost.step_s * min(output, max(groups.values()))
+    return prefill_s * len(groups) + slower_s - saved_s
+
+
+def group_of(call: Call) -> str:
+    """The group of a call; a call without one is a group of its own."""
+    return call.group or call.id
+
+
+def _candidate(engine: EngineSnapshot, first: list[QueuedRequest]) -> list[QueuedRequest]:
+    """The leading waiting calls of one group that fit into one step together."""
+    group = group_of(first[0].call)
+    taken: list[QueuedRequest] = []
+    tokens = 0
+    for item in first:
+        tokens += item.call.prompt_tokens
+        if taken and (group_of(item.call) != group or tokens > engine.limits.max_step_tokens):
+            break
+        taken.append(item)
+    return taken

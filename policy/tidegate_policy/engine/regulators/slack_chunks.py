@@ -1,0 +1,33 @@
+"""`slack-chunks`: the tokens of a step follow the slack of the calls that decode.
+
+A call with a target for its time per output token has slack: the seconds by which it is ahead of the schedule
+`first token + target * tokens`. A step may last as long as the least slack allows, and never needs to be shorter than the
+tightest target. Without such targets the plan stays as it is.
+"""
+
+from dataclasses import replace
+
+from tidegate_policy.engine.regulators.regulator import Memoryless
+from tidegate_policy.engine.regulators.stage_awareness import prefill_tokens
+from tidegate_policy.engine.snapshot import EngineSnapshot
+from tidegate_policy.engine.step import RunningCall, StepPlan
+
+
+class SlackChunks(Memoryless):
+    """The regulator."""
+
+    def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
+        decodes = [call for call in engine.running if call.decodes]
+        allowed = [seconds for call in decodes if (seconds := _allowed_s(call, engine.now)) is not None]
+        if not allowed:
+            return plan
+        tokens = max(prefill_tokens(engine, decodes, min(allowed)), 0) + len(decodes)
+        return replace(plan, max_step_tokens=min(plan.max_step_tokens, tokens))
+
+
+def _allowed_s(call: RunningCall, now: float) -> float | None:
+    """The longest step after which the call still meets its target; at least the target itself."""
+    target_s = call.item.call.tpot_s
+    if target_s is None or call.first_at_s is None:
+        return None
+    return max(call.first_at_s + target_s * call.output_tokens - now, target_s)

@@ -1,0 +1,53 @@
+"""`slot-preemption`: a waiting call takes the place and the memory of a running call in the same step.
+
+vLLM preempts only when a running call needs memory. This regulator preempts when the first waiting call cannot start, for
+lack of a place or of memory, and a running call ranks behind it. A preemption repeats work, so it must pay: the waiting
+call has a higher urgency level, or the time until it would finish, with the recomputation, is shorter than the work that
+is left of the running call. A call that has made no progress since its last preemption is not preempted.
+"""
+
+from dataclasses import replace
+
+from tidegate_policy.engine.regulators.regulator import Memoryless
+from tidegate_policy.engine.snapshot import EngineSnapshot
+from tidegate_policy.engine.step import RunningCall, StepPlan
+from tidegate_policy.policies import QueuedRequest
+
+MOST_VICTIMS = 8
+"""Preemptions of one step."""
+BLOCK_TOKENS = 16
+"""Memory beyond its prompt that a call needs to start."""
+
+
+class SlotPreemption(Memoryless):
+    """The regulator."""
+
+    def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
+        head = engine.head
+        if head is None or not engine.running or plan.max_starts == 0:
+            return plan
+        places = plan.max_running - len(engine.running)
+        missing = engine.uncached_tokens(head) + BLOCK_TOKENS - engine.free_kv_tokens
+        if places > 0 and missing <= 0:
+            return plan
+        taken: list[RunningCall] = []
+        for victim in engine.victims()[:MOST_VICTIMS]:
+            if victim.protected or not worthwhile(engine, head, victim):
+                break
+            taken.append(victim)
+            places += 1
+            missing -= victim.kv_tokens
+            if places > 0 and missing <= 0:
+                ids = tuple(call.item.call.id for call in taken)
+                return replace(plan, preempt=plan.preempt + ids)
+        return plan
+
+
+def worthwhile(engine: EngineSnapshot, head: QueuedRequest, victim: RunningCall) -> bool:
+    """Whether `head` should run in place of `victim`."""
+    if engine.rank(head) >= engine.rank(victim.item):
+        return False
+    if head.call.urgency != victim.item.call.urgency:
+        return head.call.urgency < victim.item.call.urgency
+    again_s = engine.cost.prefill_seconds(max(victim.kv_tokens, 1))
+    return head.service_s + again_s < victim.item.service_s

@@ -1,0 +1,49 @@
+"""An upper bound of a call's output length that holds with a chosen probability: bucketed conformal calibration.
+
+`l_upper = l_predicted + q_(1-eps)(D_bucket)` (H-MAS eq 4, 10): each bucket of prompt lengths keeps the latest prediction
+errors, and the bound adds their quantile to the prediction.
+"""
+
+import bisect
+from collections import deque
+from dataclasses import dataclass, field
+
+KEPT = 512
+"""Errors that a bucket remembers."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    latest: deque[int] = field(default_factory=deque)
+    ordered: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class ConformalBound:
+    """The error buffers."""
+
+    risk: float = 0.05
+    """The share of calls that may exceed the bound (the paper's eps)."""
+    _buckets: dict[int, _Bucket] = field(default_factory=dict)
+
+    def observe(self, prompt_tokens: int, predicted: int, actual: int) -> None:
+        """A call with this prediction had this output length."""
+        bucket = self._buckets.setdefault(prompt_tokens.bit_length(), _Bucket())
+        error = actual - predicted
+        bucket.latest.append(error)
+        bisect.insort(bucket.ordered, error)
+        if len(bucket.latest) > KEPT:
+            oldest = bucket.latest.popleft()
+            del bucket.ordered[bisect.bisect_left(bucket.ordered, oldest)]
+
+    def upper(self, prompt_tokens: int, predicted: int) -> int:
+        """The bound for a call with this prediction; at least the prediction's own value while errors are unknown.
+
+        The quantile is the conformal one, `ceil((n + 1)(1 - eps))` of n errors, so the bound holds for finite n; with too
+        few errors for it, the largest error counts."""
+        bucket = self._buckets.get(prompt_tokens.bit_length())
+        if bucket is None:
+            return max(predicted, 1)
+        count = len(bucket.ordered)
+        rank = min(int(-(-(count + 1) * (1 - self.risk) // 1)), count)
+        return max(predicted + bucket.ordered[rank - 1], 1)

@@ -1,0 +1,274 @@
+"""The base of the suites that evaluate scheduling inside one engine: papers' sweeps, capacity, and sustained rates.
+
+Each row runs on the same seeds, so differences between rows are paired. A run has three parts. `sweep` runs the paper's
+loads. `capacity` measures the steady-state throughput of the best row under overload, and runs 0.5, 0.7 and 0.9 of it.
+`sustained` finds by bisection the highest rate at which 95% and 99% of the targets are met.
+"""
+
+import random
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+from typing import ClassVar
+
+from tidegate_policy import gateway_core, policies
+from tidegate_sim import bench_report, cell, paired_difference, perception, suite
+from tidegate_sim.bench_report import Report
+from tidegate_sim.trace_format import TraceCall
+
+SHARES_OF_CAPACITY = (0.5, 0.7, 0.9)
+TARGETS = (0.95, 0.99)
+"""Shares of the targets that a sustained rate meets."""
+HALVINGS = 6
+"""Steps of the bisection; the last interval is 1/64 of the first."""
+PARTS = ("sweep", "capacity", "sustained")
+CLAIRVOYANT = " (true lengths)"
+"""The suffix of the rows that know every length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One set-up of the paper: an engine, a kind of trace, and the loads that the paper ran."""
+
+    pool: str
+    """The profile of the engine."""
+    rates: Sequence[float]
+    """The paper's loads."""
+    overload: float | None
+    """A load far above what any row sustains, at which capacity is measured; None = the capacity is not measured."""
+
+
+def row(policy: str, **more: object) -> cell.Row:
+    """A row with Tidegate's class under one policy. The gateway holds no call back, so the engine's queue decides."""
+    settings = gateway_core.CoreSettings(policy="fcfs", max_inflight=None)
+    return cell.Row(gateway=settings, engine_policy=policy, **more)  # type: ignore[arg-type]  # fields of Row
+
+
+def stock(policy: str, **more: object) -> cell.Row:
+    """A row with vLLM's own class."""
+    return row(policy, stock_scheduler=True, **more)
+
+
+def registered(rows: Mapping[str, cell.Row]) -> dict[str, cell.Row]:
+    """The rows whose policies exist."""
+    return {name: found for name, found in rows.items() if found.engine_policy in policies.POLICIES}
+
+
+def clairvoyant(rows: Mapping[str, cell.Row]) -> dict[str, cell.Row]:
+    """The same rows with true lengths and urgencies known."""
+    return {f"{name}{CLAIRVOYANT}": replace(found, predictors=perception.CLAIRVOYANT) for name, found in rows.items()}
+
+
+class EngineSuite(suite.Suite):
+    """A suite about one engine. Its cells have the trace `WORKLOAD/SEED`."""
+
+    count: ClassVar[int]
+    """Units (calls, groups or sessions) of a trace."""
+    seeds: ClassVar[int] = 10
+    first_seed: ClassVar[int]
+    """Seeds are fixed beforehand: `first_seed`, and the numbers after it."""
+    headline: ClassVar[str]
+    """The figure that the paper compares; smaller is better."""
+    shown: ClassVar[Mapping[str, str]]
+    """The figures of the table and their headings."""
+    baselines: ClassVar[Sequence[str]]
+    paper: ClassVar[Mapping[str, str]]
+    """What the paper reports against a baseline."""
+    notes: ClassVar[Sequence[str]] = ()
+    """What is modelled and what is left out, one sentence each."""
+
+    @property
+    @abstractmethod
+    def workloads(self) -> Mapping[str, Workload]:
+        """The set-ups by name."""
+
+    @abstractmethod
+    def calls(self, workload: str, rng: random.Random, rate: float, count: int) -> Sequence[TraceCall]:
+        """A trace of `count` units, `rate` units a second."""
+
+    @property
+    def traces(self) -> Sequence[str]:
+        return tuple(self.workloads)
+
+    def trace(self, key: suite.CellKey) -> Sequence[TraceCall]:
+        workload, seed = key.trace.split("/")
+        return self.calls(workload, random.Random(f"{self.name} {workload} {seed}"), key.rate, key.workflows)
+
+    def learned_from(self) -> Sequence[TraceCall]:
+        """A trace of the first workload with a seed that no cell runs."""
+        return self.calls(next(iter(self.workloads)), random.Random(f"{self.name} learned"), 1.0, self.learned)
+
+    learned: ClassVar[int] = 20
+    """Units of the trace that the gateway has learned lengths from."""
+
+    def seed(self, key: suite.CellKey) -> int:
+        return int(key.trace.split("/")[1])
+
+    def run(self, options: suite.Options, tell: suite.Tell) -> Report:
+        """The parts that `options` asks for, on its workloads."""
+        checks = suite.Checks(scheduler=options.scheduler)
+        chosen = {name: found for name, found in self.workloads.items() if name in (options.traces or self.workloads)}
+        parts = options.parts or PARTS
+        rows = list(self.rows)
+        sweep: list[Report] = []
+        if "sweep" in parts:
+            loads = {name: options.rates or found.rates for name, found in chosen.items()}
+            sweep = self._cells(options, loads, rows, checks, tell)
+        capacity: dict[str, float] = {}
+        below: list[Report] = []
+        if "capacity" in parts or "sustained" in parts:
+            overloads = {name: [found.overload] for name, found in chosen.items() if found.overload}
+            for over in self._cells(options, overloads, rows, checks, tell):
+                capacity[over["workload"]] = max(item["throughput"]["mean"] for item in over["rows"].values())
+        if "capacity" in parts:
+            loads = {name: [round(share * rate, 4) for share in SHARES_OF_CAPACITY] for name, rate in capacity.items()}
+            below = self._cells(options, loads, rows, checks, tell)
+        sustained = self._sustained(options, capacity, checks, tell) if "sustained" in parts else {}
+        return {
+            "suite": self.name,
+            "scheduler": checks.report(),
+            "settings": {
+                "count": options.workflows or self.count,
+                "seeds": list(self._seeds(options)),
+                "rows": {name: asdict(found) for name, found in self.rows.items()},
+            },
+            "notes": list(self.notes),
+            "paper": dict(self.paper),
+            "sweep": sweep,
+            "capacity": capacity,
+            "below_capacity": below,
+            "sustained": sustained,
+        }
+
+    def table(self, report: Report) -> str:
+        """A table for each load, the sustained rates, the paper's figures, and the scheduler that ran."""
+        parts = [self._load_table(found) for found in (*report["sweep"], *report["below_capacity"])]
+        if report["sustained"]:
+            parts.append(self._sustained_table(report))
+        parts.append("\n".join(f"Paper, {name}: {figure}" for name, figure in report["paper"].items()))
+        parts.append("\n".join(report["notes"]))
+        parts.append(report["scheduler"]["sentence"])
+        return "\n\n".join(part for part in parts if part)
+
+    def _seeds(self, options: suite.Options) -> range:
+        return range(self.first_seed, self.first_seed + (options.seeds or self.seeds))
+
+    def _keys(
+        self, options: suite.Options, workload: str, rate: float, rows: Sequence[str]
+    ) -> dict[str, list[suite.CellKey]]:
+        return {
+            name: [
+                suite.CellKey(
+                    suite=self.name,
+                    pool=self.workloads[workload].pool,
+                    row=name,
+                    trace=f"{workload}/{seed}",
+                    rate=rate,
+                    workflows=options.workflows or self.count,
+                    scheduler=options.scheduler,
+                )
+                for seed in self._seeds(options)
+            ]
+            for name in rows
+        }
+
+    def _cells(
+        self,
+        options: suite.Options,
+        loads: Mapping[str, Sequence[float]],
+        rows: Sequence[str],
+        checks: suite.Checks,
+        tell: suite.Tell,
+    ) -> list[Report]:
+        keys = {
+            (workload, rate): self._keys(options, workload, rate, rows)
+            for workload, rates in loads.items()
+            for rate in rates
+        }
+        every = [key for by_row in keys.values() for of_row in by_row.values() for key in of_row]
+        results = suite.run_cells(every, options, checks, tell)
+        return [
+            self._load(workload, rate, {name: [results[key] for key in of_row] for name, of_row in by_row.items()})
+            for (workload, rate), by_row in keys.items()
+        ]
+
+    def _load(self, workload: str, rate: float, runs: Mapping[str, Sequence[Report]]) -> Report:
+        """One load: each row's figures with intervals, and its paired comparison with each baseline."""
+        head = {name: [max(run[self.headline], 1e-6) for run in of_row] for name, of_row in runs.items()}
+        rows: dict[str, Report] = {}
+        for name, of_row in runs.items():
+            rows[name] = {key: paired_difference.interval([run[key] for run in of_row]) for key in of_row[0]}
+            rows[name]["times_better"] = {
+                other: paired_difference.times_better(head[name], head[other])
+                for other in self.baselines
+                if other in head and other != name
+            }
+            known = f"{name}{CLAIRVOYANT}"
+            if known in head:
+                rows[name]["share_of_clairvoyant"] = paired_difference.times_better(head[name], head[known])
+        return {"workload": workload, "pool": self.workloads[workload].pool, "rate": rate, "rows": rows}
+
+    def _sustained(
+        self, options: suite.Options, capacity: Mapping[str, float], checks: suite.Checks, tell: suite.Tell
+    ) -> Report:
+        """The highest rate at which each row meets a share of its targets, over all seeds together."""
+        found: Report = {}
+        for workload, most in capacity.items():
+            found[workload] = {}
+            for share in TARGETS:
+                bounds = dict.fromkeys(self.rows, (0.0, 1.2 * most))
+                for _ in range(HALVINGS):
+                    middle = {name: (low + high) / 2 for name, (low, high) in bounds.items()}
+                    keys = {name: self._keys(options, workload, rate, [name])[name] for name, rate in middle.items()}
+                    every = [key for of_row in keys.values() for key in of_row]
+                    results = suite.run_cells(every, options, checks, tell)
+                    for name, (low, high) in bounds.items():
+                        met = fmean(results[key]["slo_met"] for key in keys[name])
+                        bounds[name] = (middle[name], high) if met >= share else (low, middle[name])
+                found[workload][f"{share:.0%}"] = {name: low for name, (low, _) in bounds.items()}
+        return found
+
+    def _load_table(self, found: Report) -> str:
+        against = [name for name in self.baselines if name in found["rows"]]
+        header = (
+            f"{found['workload']}, {found['rate']:g}/s",
+            *self.shown.values(),
+            *(f"times better than {name}" for name in against),
+        )
+        lines = []
+        for name, figures in found["rows"].items():
+            better = [figures["times_better"].get(other) for other in against]
+            lines.append(
+                (
+                    name,
+                    *(bench_report.spread(figures[key], 3) for key in self.shown),
+                    *("-" if item is None else bench_report.spread(item, 2) for item in better),
+                )
+            )
+        text = bench_report.table(header, lines)
+        shares = [
+            f"{name}: {figures['share_of_clairvoyant']['mean']:.0%} of the result with true lengths known"
+            for name, figures in found["rows"].items()
+            if "share_of_clairvoyant" in figures
+        ]
+        return "\n".join([text, *shares])
+
+    def _sustained_table(self, report: Report) -> str:
+        parts = []
+        for workload, by_share in report["sustained"].items():
+            header = (f"{workload}: sustained rate, 1/s", *(f"{share} of the targets" for share in by_share))
+            names = next(iter(by_share.values()))
+            lines = [(name, *(f"{rates[name]:.3f}" for rates in by_share.values())) for name in names]
+            parts.append(bench_report.table(header, lines))
+        return "\n\n".join(parts)
+
+
+def steady_throughput(finished_s: Sequence[float]) -> float:
+    """Units a second between the first and the third quarter of the completions. This leaves out the start and the end of a
+    trace, in which the engine is not full."""
+    ordered = sorted(finished_s)
+    low, high = len(ordered) // 4, 3 * len(ordered) // 4
+    if high <= low or ordered[high] <= ordered[low]:
+        return len(ordered) / max(ordered[-1], 1e-9)
+    return (high - low) / (ordered[high] - ordered[low])

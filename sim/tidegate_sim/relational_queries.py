@@ -1,0 +1,83 @@
+"""Relational queries: one template of a prompt over the rows of a table (RelServe, section 5.1).
+
+A relQuery is a group of calls that its client waits for together. Its rows arrive at once. Four tables and five templates
+make twenty kinds. Mean lengths are the paper's (Table 4), and the output limits of the templates are the paper's. The
+deviations of the logarithms of lengths, the share of the template in a prompt and the length of answers by kind of task are
+fitted to 40 templates with 200 rows each of published relational prompts (ag_news, amazon_polarity, imdb, samsum, xsum,
+yelp_review_full and others): the deviation of row lengths is 0.35 to 0.8, a template is 5% to 25% of a prompt, and an
+answer of a classification has 1 to 3 tokens. Rows share the template and no values.
+"""
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tidegate_sim.trace_format import TraceCall
+
+MOST_ROWS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table whose rows fill templates."""
+
+    number: int
+    prompt_tokens: int
+    """Mean tokens of a prompt."""
+    spread: float
+    """Deviation of the logarithm of a row's tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A kind of question about a row."""
+
+    number: int
+    limit: int
+    """The most output tokens that the client allows."""
+    median: float
+    spread: float
+    """Median of the output tokens, and deviation of their logarithm."""
+
+
+TABLES: Mapping[str, Table] = {
+    "amazon": Table(number=1, prompt_tokens=234, spread=0.5),
+    "rotten": Table(number=2, prompt_tokens=215, spread=0.4),
+    "beer": Table(number=3, prompt_tokens=174, spread=0.5),
+    "pdmx": Table(number=4, prompt_tokens=158, spread=0.6),
+}
+TEMPLATES: Mapping[str, Template] = {
+    "filter": Template(number=1, limit=5, median=1.2, spread=0.4),
+    "classify": Template(number=2, limit=10, median=2.2, spread=0.5),
+    "rate": Template(number=3, limit=5, median=1.5, spread=0.4),
+    "summarize": Template(number=4, limit=50, median=27.0, spread=0.4),
+    "open": Template(number=5, limit=100, median=65.0, spread=0.5),
+}
+
+
+def trace(rng: random.Random, table: Table, *, queries: int, rate: float) -> list[TraceCall]:
+    """`queries` relQueries, Poisson at `rate` a second, each with 1 to 100 rows."""
+    calls: list[TraceCall] = []
+    arrival_s = 0.0
+    for number in range(queries):
+        arrival_s += rng.expovariate(rate)
+        name, template = rng.choice(list(TEMPLATES.items()))
+        share = random.Random(f"{table.number} {template.number}").uniform(0.05, 0.25)
+        shared = round(share * table.prompt_tokens)
+        own = table.prompt_tokens - shared
+        for index in range(rng.randint(1, MOST_ROWS)):
+            tokens = max(round(rng.lognormvariate(math.log(own) - table.spread**2 / 2, table.spread)), 4)
+            output = round(rng.lognormvariate(math.log(template.median), template.spread))
+            calls.append(
+                TraceCall(
+                    id=f"q{number}-{index}",
+                    arrival_s=arrival_s,
+                    prompt_tokens=shared + tokens,
+                    output_tokens=min(max(output, 1), template.limit),
+                    slo_class=name,
+                    relquery=f"q{number}",
+                    prefix=((10 * table.number + template.number, shared),),
+                )
+            )
+    return calls

@@ -1,0 +1,133 @@
+"""The suites about one engine: a small part of each, and what they share."""
+
+import itertools
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from tidegate_sim import (
+    bench_report,
+    engine_suite,
+    paired_difference,
+    perception,
+    relational_queries,
+    suite,
+    suites,
+    tool_sessions,
+    trace_format,
+    urgent_bursts,
+)
+
+SMALL = {"workflows": 8, "jobs": 1, "seeds": 2, "checked_share": 0.0}
+FIRST = {"relquery": ("opt-amazon", 1.0), "semantic": ("a5000-4b-gap0.1", 20.0), "augmented": ("rtx4090-poisson", 3.0)}
+
+
+def ran(name, **more):
+    workload, rate = FIRST[name]
+    options = suite.Options(traces=(workload,), rates=(rate,), parts=("sweep",), **{**SMALL, **more})
+    found = suites.load(name)
+    return found, found.run(options, lambda line: None)
+
+
+@pytest.mark.parametrize("name", sorted(FIRST))
+def test_a_small_part_of_a_suite_runs_and_prints_its_rows_beside_the_papers_figures(name):
+    chosen, report = ran(name)
+    table = chosen.table(report)
+    (load,) = report["sweep"]
+    assert set(load["rows"]) == set(chosen.rows)
+    for row in chosen.rows:
+        assert row in table
+    assert "Paper, " in table
+    assert report["scheduler"]["sentence"] in table
+    json.loads(bench_report.text(report))
+
+
+@pytest.mark.parametrize("name", sorted(FIRST))
+def test_the_same_seeds_write_the_same_bytes(name):
+    first, second = (bench_report.text(ran(name, seeds=1)[1]) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("name", sorted(FIRST))
+def test_checked_cells_give_the_same_figures_on_vllms_scheduler(name):
+    pytest.importorskip("vllm", reason="needs the vLLM CPU build")
+    _, report = ran(name, seeds=1, workflows=3, checked_share=1.0)
+    assert report["scheduler"]["checked_on_vllm"] == report["scheduler"]["cells"]
+    assert report["scheduler"]["unequal"] == []
+
+
+def test_a_sustained_rate_is_below_the_capacity_and_falls_with_the_share_of_targets():
+    found = suites.load("semantic")
+    options = suite.Options(traces=("a100-4b-poisson",), parts=("sustained",), **{**SMALL, "workflows": 60, "seeds": 1})
+    report = found.run(options, lambda line: None)
+    rates = report["sustained"]["a100-4b-poisson"]
+    for row in found.rows:
+        assert 0 <= rates["99%"][row] <= rates["95%"][row] <= 1.2 * report["capacity"]["a100-4b-poisson"]
+
+
+def test_an_interval_holds_the_mean_and_narrows_with_more_seeds():
+    few, many = paired_difference.interval([1.0, 3.0]), paired_difference.interval([1.0, 3.0] * 8)
+    assert few["low"] < many["low"] < 2.0 == many["mean"] < many["high"] < few["high"]
+    assert paired_difference.interval([4.0]) == {"mean": 4.0, "low": 4.0, "high": 4.0}
+
+
+def test_a_paired_comparison_does_not_see_the_spread_between_seeds():
+    ours = [1.0, 10.0, 100.0]
+    found = paired_difference.times_better(ours, [2 * value for value in ours])
+    assert found["low"] == pytest.approx(2.0)
+    assert found["high"] == pytest.approx(2.0)
+    assert paired_difference.difference([2.0, 5.0], [1.0, 4.0])["mean"] == pytest.approx(1.0)
+
+
+def test_the_steady_throughput_leaves_out_the_ends_of_a_trace():
+    slow_start = [100.0 + n for n in range(100)]
+    assert engine_suite.steady_throughput(slow_start) == pytest.approx(1.0)
+
+
+def test_a_predictor_without_error_tells_the_truth_and_a_bad_one_tells_every_row_the_same():
+    call = trace_format.TraceCall(id="c", arrival_s=0.0, prompt_tokens=9, output_tokens=70, urgency=2)
+    assert perception.Perceiver(perception.CLAIRVOYANT, 1).seen(call) == call
+    wrong = perception.Perception(length_error=0.9, urgency_error=0.9)
+    seen = [perception.Perceiver(wrong, 1).seen(replace(call, id=f"c{n}")) for n in range(200)]
+    again = [perception.Perceiver(wrong, 1).seen(replace(call, id=f"c{n}")) for n in range(200)]
+    assert seen == again
+    assert sum(item.output_tokens != 70 for item in seen) > 150
+    assert {item.urgency for item in seen} == {0, 1, 2, 3, 4}
+
+
+def test_a_predictor_serves_calls_one_after_the_other():
+    slow = perception.Perceiver(perception.Perception(latency_s=0.5), 1)
+    assert [slow.delay_s(0.0), slow.delay_s(0.0), slow.delay_s(10.0)] == [0.5, 1.0, 0.5]
+
+
+def test_relational_queries_have_the_papers_mean_lengths():
+    calls = relational_queries.trace(random.Random(1), relational_queries.TABLES["rotten"], queries=200, rate=1.0)
+    assert sum(call.prompt_tokens for call in calls) / len(calls) == pytest.approx(215, rel=0.05)
+    assert sum(call.output_tokens for call in calls) / len(calls) == pytest.approx(21, rel=0.2)
+    sizes = [sum(call.relquery == f"q{number}" for call in calls) for number in range(200)]
+    assert min(sizes) >= 1
+    assert max(sizes) <= 100
+
+
+def test_bursts_come_at_their_gap_and_stay_within_their_size():
+    calls = urgent_bursts.trace(random.Random(1), calls=500, gap_s=0.1, rate=0.0, largest=20)
+    instants = sorted({call.arrival_s for call in calls})
+    assert len(calls) == 500
+    assert all(later - sooner == pytest.approx(0.1) for sooner, later in itertools.pairwise(instants))
+    assert max(sum(call.arrival_s == instant for call in calls) for instant in instants) <= 20
+
+
+def test_a_session_repeats_its_context_and_fits_the_models():
+    calls = tool_sessions.trace(random.Random(1), sessions=200, rate=2.0)
+    by_id = {call.id: call for call in calls}
+    for call in calls:
+        assert call.prompt_tokens == sum(tokens for _, tokens in call.prefix)
+        assert call.prompt_tokens + call.output_tokens <= 2 * tool_sessions.MAX_CONTEXT
+        for before in call.after:
+            earlier = by_id[before]
+            grown = earlier.prompt_tokens + earlier.output_tokens + earlier.tool.return_tokens
+            assert call.prompt_tokens == grown
+            assert call.prefix[: len(earlier.prefix)] == earlier.prefix
