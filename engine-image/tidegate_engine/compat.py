@@ -40,8 +40,11 @@ TOUCHED = (
             "get_kv_cache_usage",
             "_free_request",
             "_free_blocks",
+            "_enqueue_waiting_request",
+            "_handle_stopped_request",
             "_preempt_request",
             "_request_blocks_can_be_freed",
+            "_update_request_as_session",
         ),
         fields=(
             "waiting",
@@ -96,9 +99,10 @@ TOUCHED = (
     Touched(
         module="vllm.v1.request",
         name="Request",
-        members=("num_output_tokens",),
+        members=("is_finished", "num_output_tokens"),
         fields=(
             "request_id",
+            "arrival_time",
             "priority",
             "status",
             "sampling_params",
@@ -107,7 +111,12 @@ TOUCHED = (
             "num_computed_tokens",
         ),
     ),
-    Touched(module="vllm.v1.request", name="RequestStatus", members=("FINISHED_ABORTED", "RUNNING")),
+    Touched(
+        module="vllm.v1.request",
+        name="RequestStatus",
+        members=("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION", "RUNNING"),
+    ),
+    Touched(module="vllm.v1.request", name="StreamingUpdate"),
     Touched(module="vllm.v1.engine", name="EngineCoreOutputs", fields=("outputs",)),
     Touched(module="vllm.v1.engine", name="EngineCoreOutput", fields=("request_id", "new_token_ids")),
 )

@@ -100,6 +100,7 @@ def _ours(loaded: engine_settings.Settings, *args: Any, **kwargs: Any) -> Any:
         cost=model,
         policy=loaded.policy,
         regulators=regulators.create(engine_settings.names(loaded.regulators)),
+        learn_cost=True,
         hold=session_hold.settings(float(loaded.hold)),
         meter=meters.prometheus(),
     )

@@ -113,12 +113,25 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
         self._queue.push_preempted(self._preempted(request))
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """vLLM calls this for requests that the step skipped. Those that were popped here have kept their place."""
+        """vLLM calls this for the requests that the step skipped, last first. Those that were popped here have kept their
+        place; those that were popped from the other queue come before or behind them, as they were popped."""
+        behind: list[Request] = []
+        before: list[Request] = []
         for request in requests:
             if request.request_id not in self._requests:
-                self._scan.moved(self, request)
-                self._requests[request.request_id] = request
-                self._queue.push_preempted(self._admit(request))
+                before.append(request)
+            elif before:
+                behind += before
+                before = []
+        for request in before:
+            self._queue.push_preempted(self._moved(request))
+        for request in reversed(behind):
+            self._queue.push(self._moved(request))
+
+    def _moved(self, request: Request) -> QueuedRequest:
+        self._scan.moved(self, request)
+        self._requests[request.request_id] = request
+        return self._admit(request)
 
     def remove_request(self, request: Request) -> None:
         """Raises `ValueError` if the request does not wait here."""
@@ -141,7 +154,7 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
         self._queue.end_scan()
 
     def __contains__(self, request: object) -> bool:
-        return isinstance(request, Request) and self._requests.get(request.request_id) is request
+        return self._requests.get(getattr(request, "request_id", "")) is request
 
     def __bool__(self) -> bool:
         self._scan.settle()

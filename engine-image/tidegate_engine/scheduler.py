@@ -10,6 +10,7 @@ The engine core process calls from one thread, the control server from others. O
 as soon as the lock is released, also while the engine is idle and blocks on its input.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -23,14 +24,15 @@ from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
 from tidegate_engine import meters, plan_execution, request_queue, vllm_labels
 from tidegate_policy import policies
 from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import engine_core, engine_status, session_hold
 from tidegate_policy.engine.regulators import Regulator
-from tidegate_policy.model import CallId
+from tidegate_policy.model import Call, CallId
+from tidegate_policy.predict.step_cost import StepWork
 
 log = logging.getLogger("vllm.tidegate")  # below vLLM's logger, which has the handlers
 
@@ -56,6 +58,8 @@ class _Step:
     began_s: float
     prompt_tokens: Mapping[str, int]
     """Prompt tokens in the step, by request."""
+    work: StepWork | None = None
+    """What the step computes, if its time is to refine the cost model."""
 
 
 class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM ships no types that mypy can follow
@@ -71,15 +75,18 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         cost: CostModel = GENERIC,
         regulators: Sequence[Regulator] = (),
         hold: session_hold.Settings | None = None,
+        learn_cost: bool = False,
         clock: Callable[[], float] = time.monotonic,
         meter: meters.Meter = meters.SILENT,
         **kwargs: Any,
     ) -> None:
-        """Without `policy` the policy is the one of vLLM's own `--scheduling-policy`."""
+        """Without `policy` the policy is the one of vLLM's own `--scheduling-policy`. With `learn_cost` the measured step
+        times refine `cost`."""
         super().__init__(*args, **kwargs)
         self._lock = threading.RLock()
         self._clock = clock
         self._meter = meter
+        self._learn_cost = learn_cost
         self._core = engine_core.EngineCore(
             clock(),
             cost=cost,
@@ -102,6 +109,8 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         self._steps: deque[_Step] = deque(maxlen=STEPS_IN_FLIGHT)
         self._last_step_s = clock()
         self._updating = False
+        self._returning: list[Request] = []
+        """Sessions that stopped in the present `update_from_output` while they waited."""
         self._ended: dict[CallId, bool] = {}
         self._follow_policy()
 
@@ -126,6 +135,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
                     scheduled=output.num_scheduled_tokens,
                     began_s=began_s,
                     prompt_tokens=self._prompt_tokens(output),
+                    work=self._work(output) if self._learn_cost else None,
                 )
             )
             self._meter.scheduled(self._clock() - began_s, len(output.preempted_req_ids or ()))
@@ -138,6 +148,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
                 results = super().update_from_output(output, *args, **kwargs)
             finally:
                 self._updating = False
+            self._return_sessions()
             now = self._clock()
             step = self._take_step(now, output)
             self._core.on_step(
@@ -145,6 +156,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
                 step_s=self._step_seconds(now, step, output),
                 computed=_computed(step, results),
                 ended=self._take_ended(),
+                work=step.work,
             )
             return results
 
@@ -161,6 +173,26 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         with self._lock:
             self._execution.release_all()  # held blocks would keep the cache from being reset
             return bool(super().reset_prefix_cache(*args, **kwargs))
+
+    def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:
+        super()._update_request_as_session(session, update)
+        with contextlib.suppress(KeyError):
+            self._core.on_update(self._call(session))
+
+    def _handle_stopped_request(self, request: Request) -> bool:
+        waited = request in self.waiting or request in self.kv_holding_waiting
+        finished = bool(super()._handle_stopped_request(request))
+        if waited and not finished:
+            self._returning.append(request)
+        return finished
+
+    def _return_sessions(self) -> None:
+        """vLLM takes a request that stopped while it waited out of all queues. A session whose stop token was in flight
+        when it was preempted expects more input, and vLLM would forget it."""
+        for request in self._returning:
+            if request.request_id in self.requests and not request.is_finished():
+                self._enqueue_waiting_request(request)
+        self._returning.clear()
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self._ended[CallId(request.request_id)] = request.status in FINISHED
@@ -210,11 +242,12 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         try:
             return self._core.item(CallId(request.request_id))
         except KeyError:
-            now = self._clock()
-            call = vllm_labels.call(
-                now, request, output_prior=self._core.output_prior.tokens, on_bad=self._meter.bad_label
-            )
-            return self._core.on_arrival(now, call)
+            return self._core.on_arrival(self._clock(), self._call(request))
+
+    def _call(self, request: Request) -> Call:
+        return vllm_labels.call(
+            self._clock(), request, output_prior=self._core.output_prior.tokens, on_bad=self._meter.bad_label
+        )
 
     def _preempted_item(self, request: Request) -> policies.QueuedRequest:
         call_id = self._admitted(request).call.id
@@ -230,6 +263,20 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
             left = request.num_prompt_tokens - request.num_computed_tokens + tokens
             found[request_id] = max(min(tokens, left), 0)
         return found
+
+    def _work(self, output: SchedulerOutput) -> StepWork:
+        """The work of a step. A request that computes one token after its prompt decodes; all other tokens are prefill."""
+        uncached = attended = decodes = context = 0
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            end = request.num_computed_tokens
+            if tokens == 1 and end > request.num_prompt_tokens:
+                decodes += 1
+                context += end
+            else:
+                uncached += tokens
+                attended += tokens * (end - tokens) + tokens * (tokens + 1) // 2
+        return StepWork(uncached=uncached, attended=attended, decodes=decodes, context=context)
 
     def _step_seconds(self, now: float, step: _Step, output: SchedulerOutput) -> float:
         """With async scheduling steps overlap; a step's time starts when the step before it has ended."""

@@ -93,8 +93,13 @@ class Call:
 
     @property
     def due_or_patience_at_s(self) -> float:
-        """The instant that deadline policies compare: `due_at_s`, else arrival plus `PATIENCE_S`."""
-        return self.arrived_at_s + PATIENCE_S if self.due_at_s is None else self.due_at_s
+        """The instant that deadline policies compare: `due_at_s`, else arrival plus `PATIENCE_S`. A call that is due before
+        its arrival counts as at most `PATIENCE_S` late, so that no false instant passes all other calls."""
+        return self.arrived_at_s + PATIENCE_S if self.due_at_s is None else self.bounded_at_s(self.due_at_s)
+
+    def bounded_at_s(self, due_at_s: float) -> float:
+        """A due instant of the call, at most `PATIENCE_S` before its arrival."""
+        return max(due_at_s, self.arrived_at_s - PATIENCE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,7 +134,7 @@ def test_a_blocked_head_of_the_slow_lane_does_not_use_up_the_share_of_its_lane()
 
 
 def test_an_unknown_policy_is_rejected_with_the_list_of_known_policies() -> None:
-    with pytest.raises(policies.UnknownPolicy, match=r"unknown policy 'lifo'; known are edf, fcfs"):
+    with pytest.raises(policies.UnknownPolicy, match=r"unknown policy 'lifo'; known are augmented, cfs, edf, fcfs"):
         policies.create("lifo")
 
 
@@ -172,6 +172,17 @@ EXPECTED = {
     "two-lane": ["e", "a", "c", "b", "d"],  # the fast lane has the first three turns; slack 49.5, 198, 599 and 20, 260
     "urgency": ["b", "e", "a", "d", "c"],  # latest start at 20, 49.5, 198, 260, 599
     "priority": ["d", "b", "a", "c", "e"],  # levels 0, 1, 2, 2, 4
+    "llf": ["b", "e", "a", "d", "c"],  # no workflow, so as urgency
+    "srtf": ["e", "c", "a", "d", "b"],  # nothing was served, so as sjf
+    "wfq": ["a", "b", "c", "d", "e"],  # one tenant, so the order of arrival, here and in the next four
+    "stride": ["a", "b", "c", "d", "e"],
+    "lottery": ["a", "b", "c", "d", "e"],
+    "cfs": ["a", "b", "c", "d", "e"],
+    "rr": ["a", "b", "c", "d", "e"],
+    "mlfq": ["a", "b", "c", "d", "e"],  # all prompts fit into the first quantum
+    "semantic": ["d", "b", "c", "a", "e"],  # levels 0, 1, 2, 2, 4; 1 and 2 seconds within level 2
+    "relquery": ["d", "e", "c", "a", "b"],  # urgency 0, then 0.5, 1, 2, 60 seconds of work
+    "augmented": ["a", "b", "c", "d", "e"],  # equal sizes, so equal values
 }
 """Worked out by hand for the five calls below. `tests/contracts` asks for a page of docs for each policy."""
 

@@ -6,6 +6,7 @@ and the recorders of quality of service. It owns no clock, lock or thread: the d
 `tidegate_engine.scheduler` in vLLM and `tidegate_sim.realtime` in the engine double.
 """
 
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from tidegate_policy.engine.regulators.arranger import group_of
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import EndedCall, EngineLimits, StepFacts, StepPlan
 from tidegate_policy.model import Call, CallId
+from tidegate_policy.predict.step_cost import StepCost, StepWork
 
 RATE_WINDOW_S = 10.0
 """Seconds over which the rate of KV allocation is averaged."""
@@ -56,7 +58,10 @@ class EngineCore:
         hook of a policy or regulator. Raises `policies.UnknownPolicy` and `policies.BadParameter`."""
         self.limits = limits
         self.failures = guarded_policy.Failures(report)
-        self.policy = guarded_policy.GuardedPolicy(policies.create(policy, parameters), self.failures)
+        self.step_cost = StepCost(cost)
+        """The cost model, as the measured steps refine it."""
+        self._probe = probe or NoProbe()
+        self.policy = self._policy(policy, parameters)
         self.queues = [waiting_queue.WaitingQueue(self.policy, rekey=self._rekey) for _ in range(queues)]
         """All under one policy, in the order in which the engine serves them; vLLM has two."""
         self.preemptions = 0
@@ -68,8 +73,6 @@ class EngineCore:
         self.bypass = False
         """Whether only the regulators that protect memory act."""
         self.output_prior = output_prior.OutputPrior()
-        self._cost = cost
-        self._probe = probe or NoProbe()
         self._regulators = regulators
         self._holds = (
             None if hold is None else session_hold.SessionHolds(capacity_tokens=limits.kv_tokens, settings=hold)
@@ -92,6 +95,11 @@ class EngineCore:
     # Facts that the driver reads.
 
     @property
+    def cost(self) -> CostModel:
+        """The present estimate of the engine's costs."""
+        return self.step_cost.model
+
+    @property
     def waiting(self) -> int:
         return sum(map(len, self.queues))
 
@@ -112,7 +120,7 @@ class EngineCore:
 
     def on_arrival(self, now: float, call: Call) -> policies.QueuedRequest:
         """A call entered the engine. The driver pushes the returned request into a queue."""
-        item = policies.QueuedRequest(call=call, service_s=self._cost.call_seconds(call))
+        item = policies.QueuedRequest(call=call, service_s=self.cost.call_seconds(call))
         self._calls[call.id] = KnownCall(item)
         self._groups[group_of(call)] += 1
         if self._holds is not None:
@@ -122,6 +130,15 @@ class EngineCore:
         self._rekey(self.policy.on_arrival(now, item))
         return item
 
+    def on_update(self, call: Call) -> policies.QueuedRequest:
+        """A call that is in the engine has changed: its session has sent more input. Raises `KeyError`."""
+        known = self._calls[call.id]
+        known.item = policies.QueuedRequest(call=call, service_s=self.cost.call_seconds(call))
+        for queue in self.queues:
+            if call.id in queue:
+                queue.update(known.item)
+        return known.item
+
     def on_preemption(self, now: float, call_id: CallId, *, output_tokens: int) -> policies.QueuedRequest:
         """A running call lost its KV blocks. The driver pushes the returned request before its equals.
 
@@ -130,7 +147,7 @@ class EngineCore:
         known = self._calls[call_id]
         call = known.item.call
         uncached = max(call.prompt_tokens + output_tokens - self._probe.cached_tokens(call_id), 1)
-        service_s = self._cost.remaining_seconds(call, output_tokens=output_tokens, uncached_tokens=uncached)
+        service_s = self.cost.remaining_seconds(call, output_tokens=output_tokens, uncached_tokens=uncached)
         known.item = policies.QueuedRequest(call=call, service_s=service_s)
         known.preempted_at_output = known.output_tokens
         self.preemptions += 1
@@ -167,9 +184,13 @@ class EngineCore:
         step_s: float,
         computed: Mapping[CallId, policies.Computed],
         ended: Mapping[CallId, bool],
+        work: StepWork | None = None,
     ) -> None:
-        """A step ended. `ended` maps each call that ended in it to whether it finished."""
+        """A step ended. `ended` maps each call that ended in it to whether it finished. With `work`, what the step
+        computed, its time refines the cost model."""
         self.busy_s += step_s
+        if work is not None:
+            self.step_cost.observe(work, step_s)
         computed = {call_id: tokens for call_id, tokens in computed.items() if call_id in self._calls}
         allocated = 0
         for call_id, tokens in computed.items():
@@ -219,7 +240,7 @@ class EngineCore:
         return EngineSnapshot(
             now,
             limits=self.limits,
-            cost=self._cost,
+            cost=self.cost,
             policy=self.policy,
             queues=self.queues,
             calls=self._calls,
@@ -249,7 +270,7 @@ class EngineCore:
             other_tokens=max(self.limits.kv_tokens - free - self._holds.held_tokens - context_tokens, 0),
             free_tokens=free,
             allocated_per_s=self._allocated_per_s,
-            cost=self._cost,
+            cost=self.cost,
         )
         return handling is session_hold.Handling.PRESERVE
 
@@ -272,7 +293,7 @@ class EngineCore:
     def set_policy(self, now: float, name: str, parameters: Mapping[str, float], reason: str) -> Switched:
         """Switches the policy of all queues at once. Raises `policies.UnknownPolicy` and `policies.BadParameter`; then
         nothing has changed."""
-        policy = guarded_policy.GuardedPolicy(policies.create(name, parameters), self.failures)
+        policy = self._policy(name, parameters)
         if policies.hears(policy.unguarded):
             self._replay(now, policy)
         waiting_queue.switch(self.queues, policy)
@@ -340,6 +361,12 @@ class EngineCore:
         self._watches.remove(watch)
 
     # The machinery.
+
+    def _policy(self, name: str, parameters: Mapping[str, float] | None) -> guarded_policy.GuardedPolicy:
+        context = policies.SchedulerContext(
+            cost=lambda: self.cost, cached_tokens=self._probe.cached_tokens, random=random.Random(0)
+        )
+        return guarded_policy.GuardedPolicy(policies.create(name, parameters, context), self.failures)
 
     def _drain_released(self) -> list[CallId]:
         released, self._released = self._released, []

@@ -7,8 +7,13 @@ the order of a policy. `POLICIES` is the only list of names; gateway, engines, o
 import math
 from collections.abc import Mapping
 
+from tidegate_policy.policies.augmented import Augmented
+from tidegate_policy.policies.cfs import Cfs
 from tidegate_policy.policies.edf import Edf
 from tidegate_policy.policies.fcfs import Fcfs
+from tidegate_policy.policies.llf import Llf
+from tidegate_policy.policies.lottery import Lottery
+from tidegate_policy.policies.mlfq import Mlfq
 from tidegate_policy.policies.policy_contract import (
     NONE_CHANGED,
     Changed,
@@ -18,23 +23,41 @@ from tidegate_policy.policies.policy_contract import (
     Parameter,
     Policy,
     QueuedRequest,
+    SchedulerContext,
     StaticPolicy,
     Turns,
     hears,
     replay,
 )
 from tidegate_policy.policies.priority import Priority
+from tidegate_policy.policies.relquery import RelQuery
+from tidegate_policy.policies.rr import Rr
+from tidegate_policy.policies.semantic import Semantic
 from tidegate_policy.policies.sjf import Sjf
+from tidegate_policy.policies.srtf import Srtf
+from tidegate_policy.policies.stride import Stride
 from tidegate_policy.policies.two_lane import TwoLane
 from tidegate_policy.policies.urgency import Urgency
+from tidegate_policy.policies.wfq import Wfq
 
 POLICIES: dict[str, type[StaticPolicy]] = {
     "fcfs": Fcfs,
     "edf": Edf,
+    "llf": Llf,
     "sjf": Sjf,
+    "srtf": Srtf,
     "two-lane": TwoLane,
-    "urgency": Urgency,
+    "wfq": Wfq,
+    "stride": Stride,
+    "lottery": Lottery,
+    "cfs": Cfs,
+    "rr": Rr,
+    "mlfq": Mlfq,
     "priority": Priority,
+    "urgency": Urgency,
+    "semantic": Semantic,
+    "relquery": RelQuery,
+    "augmented": Augmented,
 }
 
 DEFAULT = "urgency"
@@ -51,8 +74,9 @@ class BadParameter(ValueError):
     """The policy has no such parameter, or the value is out of range; the message gives the range."""
 
 
-def create(name: str, parameters: Mapping[str, float] | None = None) -> Policy:
-    """A new policy object. Parameters that are not given take their default. Raises `UnknownPolicy`, `BadParameter`."""
+def create(name: str, parameters: Mapping[str, float] | None = None, context: SchedulerContext | None = None) -> Policy:
+    """A new policy object. Parameters that are not given take their default; without a context the policy knows a generic
+    engine. Raises `UnknownPolicy`, `BadParameter`."""
     kind = POLICIES.get(name)
     if kind is None:
         raise UnknownPolicy(f"unknown policy {name!r}; known are {', '.join(sorted(POLICIES))}")
@@ -68,7 +92,7 @@ def create(name: str, parameters: Mapping[str, float] | None = None) -> Policy:
                 f"parameter {key!r} of policy {name!r} must be between {low:g} and {high:g} ({declared[key].unit}), "
                 f"not {value:g}"
             )
-    return kind(**given)
+    return kind(context=context, **given)
 
 
 __all__ = [
@@ -84,6 +108,7 @@ __all__ = [
     "Parameter",
     "Policy",
     "QueuedRequest",
+    "SchedulerContext",
     "StaticPolicy",
     "Turns",
     "UnknownPolicy",

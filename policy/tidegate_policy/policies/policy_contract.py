@@ -6,12 +6,14 @@ policy of starts and skips, and asks for keys. The scheduler tells the policy of
 returns the ids of the calls whose key or lane changed, and the queue sorts exactly these calls again.
 """
 
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
+from tidegate_policy.cost import CostModel
 from tidegate_policy.model import Call, CallId
 
 Key = tuple[float, ...]
@@ -38,6 +40,36 @@ class Computed(NamedTuple):
     output_tokens: int = 0
 
 
+RandomSource = random.Random
+
+GENERIC_COST = CostModel(step_s=0.02, prefill_s=1e-4)
+"""The estimate of a scheduler that knows no engine. Policies compare calls, so proportions matter more than seconds."""
+
+
+def _generic_cost() -> CostModel:
+    return GENERIC_COST
+
+
+def _nothing_cached(call_id: CallId) -> int:
+    return 0
+
+
+def _seeded() -> random.Random:
+    return random.Random(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerContext:
+    """The parts of its scheduler that a policy may read. The defaults suit a scheduler without an engine of its own."""
+
+    cost: Callable[[], CostModel] = _generic_cost
+    """The present estimate of the engine's costs."""
+    cached_tokens: Callable[[CallId], int] = _nothing_cached
+    """A probe of the prefix cache: the prompt tokens of a waiting call that the cache holds now. A gateway answers 0."""
+    random: RandomSource = field(default_factory=_seeded)
+    """The only source of random numbers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """One parameter that a policy declares."""
@@ -52,13 +84,16 @@ class Parameter:
 
 
 class Turns(Protocol):
-    """The state that shares starts between lanes. `lanes` are always the lanes in which calls wait; never empty."""
+    """The state that shares starts between lanes. `lanes` are always the lanes in which calls wait; never empty.
+
+    The order between two events follows from `next_lane` and `take` alone, so a queue can list it in advance. Starts that
+    a policy prices by their work are priced in `take` by a mean, and corrected by later events."""
 
     def next_lane(self, lanes: AbstractSet[int]) -> int:
         """The lane of the next start. This method changes nothing."""
 
     def take(self, lane: int, lanes: AbstractSet[int]) -> None:
-        """A call of `lane` started; `lanes` as they were just before."""
+        """A call of `lane` really started; `lanes` as they were just before. A skipped call takes no turn."""
 
     def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
         """Undoes one `take` with the same arguments."""
@@ -84,7 +119,8 @@ class Policy(Protocol):
 
     @property
     def keys_change(self) -> bool:
-        """Whether events can change the key of a call. If not, the scheduler need not report tokens."""
+        """Whether events can change the order of waiting calls: their keys, lanes or turns. If not, the scheduler need not
+        report tokens."""
 
     @property
     def protects_progress(self) -> bool:
@@ -97,7 +133,8 @@ class Policy(Protocol):
         """The position within the lane, smallest first. It changes only for calls that an event method returned."""
 
     def rank(self, item: QueuedRequest) -> Key:
-        """The position of a call among calls that run: the greatest is preempted first."""
+        """The position among the running calls. The engine preempts the call with the greatest rank first. `item` holds
+        the work that is left of the call now. All ranks of a policy can be compared."""
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
         """A call entered the scheduler."""
@@ -175,8 +212,9 @@ class StaticPolicy(ABC):
     keys_change: ClassVar[bool] = False
     protects_progress: ClassVar[bool] = True
 
-    def __init__(self, **parameters: float) -> None:
+    def __init__(self, context: SchedulerContext | None = None, **parameters: float) -> None:
         """Missing parameters take their default. `policies.create` checks names and ranges."""
+        self.context = context or SchedulerContext()
         defaults = {parameter.name: parameter.default for parameter in self.PARAMETERS}
         self.parameters: Mapping[str, float] = {**defaults, **parameters}
         self.turns: Turns = SingleLane()

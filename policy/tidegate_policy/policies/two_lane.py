@@ -4,14 +4,19 @@ A call belongs to the fast lane when its predicted total time `T_tot = t_ttft + 
 else to the slow lane. Within a lane the smallest slack `S = D - V_sys - T_tot` goes first. V_sys, the clock, is common to
 all calls, so the key is the constant `D - T_tot`. While calls wait in both lanes, the fast lane gets `fast_share` of the
 starts. Credit decides each turn, so the slow lane never starves and no randomness is needed.
+
+Victims are chosen by slack without regard to the lane. A rank that begins with the lane preempts the slow calls that the
+turns of their lane have just admitted, and the turns admit them again.
 """
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from tidegate_policy.policies.policy_contract import Key, Parameter, QueuedRequest, StaticPolicy
+from tidegate_policy.policies.policy_contract import Key, Parameter, QueuedRequest, SchedulerContext, StaticPolicy
 
 FAST, SLOW = 0, 1
+STRETCH = 3.0
+"""Times its own work that a call without a due instant may take, for the choice of victims."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,8 +70,8 @@ class TwoLane(StaticPolicy):
         ),
     )
 
-    def __init__(self, **parameters: float) -> None:
-        super().__init__(**parameters)
+    def __init__(self, context: SchedulerContext | None = None, **parameters: float) -> None:
+        super().__init__(context, **parameters)
         self._threshold_s = self.parameters["threshold_s"]
         self.turns = SharedTurns(fast_share=self.parameters["fast_share"])
 
@@ -75,3 +80,13 @@ class TwoLane(StaticPolicy):
 
     def key(self, item: QueuedRequest) -> Key:
         return (item.call.due_or_patience_at_s - item.service_s,)
+
+    def rank(self, item: QueuedRequest) -> Key:
+        """The slack. A call without a due instant counts as due in proportion to its size, else short calls would have the
+        greatest slack and yield to long ones."""
+        call = item.call
+        if call.due_at_s is not None:
+            due_at_s = call.due_or_patience_at_s
+        else:
+            due_at_s = call.arrived_at_s + self._threshold_s + STRETCH * self.context.cost().call_seconds(call)
+        return (due_at_s - item.service_s,)

@@ -1,0 +1,80 @@
+"""`lottery`: a random draw decides each start (Waldspurger and Weihl 1994).
+
+A tenant holds tickets for its weight. Calls differ in work, so a tenant with small calls gets more tickets in proportion
+(the paper's compensation tickets): tickets are weight over the mean work of the tenant's calls. The expected share of the
+work is then the share of the weights. The draws come from a counter and a seed, so the same seed gives the same result, a
+queue can list the order in advance, and a start that did not happen returns its draw.
+"""
+
+from collections.abc import Set as AbstractSet
+
+from tidegate_policy.policies.policy_contract import SchedulerContext
+from tidegate_policy.policies.tenant_accounts import TenantPolicy
+
+_MASK = (1 << 64) - 1
+
+
+class Lottery(TenantPolicy):
+    """The tags of the accounts only tell which tenant is over-served, for victims."""
+
+    name = "lottery"
+
+    def __init__(self, context: SchedulerContext | None = None, **parameters: float) -> None:
+        super().__init__(context, **parameters)
+        self.turns = LotteryTurns(self, self.context.random.getrandbits(64))
+
+    def price(self, lane: int) -> float:
+        account = self.accounts.get(lane)
+        return 0.0 if account is None else account.mean_s
+
+    def tickets(self, lane: int) -> float:
+        account = self.accounts.get(lane)
+        return 1.0 if account is None else account.weight / max(account.mean_s, 1e-6)
+
+
+class LotteryTurns:
+    """Each start uses one draw."""
+
+    def __init__(self, policy: Lottery, seed: int, draws: int = 0, *, real: bool = True) -> None:
+        self._policy = policy
+        self._seed = seed
+        self._draws = draws
+        self._real = real
+
+    def next_lane(self, lanes: AbstractSet[int]) -> int:
+        if len(lanes) == 1:
+            return next(iter(lanes))
+        tickets = [(lane, self._policy.tickets(lane)) for lane in sorted(lanes)]
+        left = _uniform(self._seed, self._draws) * sum(count for _, count in tickets)
+        for lane, count in tickets:
+            left -= count
+            if left < 0:
+                return lane
+        return tickets[-1][0]
+
+    def take(self, lane: int, lanes: AbstractSet[int]) -> None:
+        self._draws += 1
+        if self._real:
+            policy = self._policy
+            policy.virtual_s = max(policy.virtual_s, min(map(policy.tag, lanes)))
+            policy.charge_start(lane)
+
+    def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
+        self._draws -= 1
+        self._policy.charge_start(lane, -1.0)
+
+    def copy(self) -> "LotteryTurns":
+        return LotteryTurns(self._policy, self._seed, self._draws, real=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LotteryTurns) and (self._seed, self._draws) == (other._seed, other._draws)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _uniform(seed: int, count: int) -> float:
+    """The number `count` of a sequence of uniform numbers in [0, 1) (SplitMix64)."""
+    mixed = (seed + (count + 1) * 0x9E3779B97F4A7C15) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return ((mixed ^ (mixed >> 31)) >> 11) / (1 << 53)

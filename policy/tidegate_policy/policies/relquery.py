@@ -1,0 +1,356 @@
+"""`relquery`: the request group with the least remaining work goes first (RelServe 4.2, the Dynamic Priority Updater).
+
+A client waits for all calls of a group, so all calls of a group share one priority: the predicted seconds of the work that
+is left (`batch_decomposition`), on uncached tokens. A group is a lane, so a new priority moves no waiting call. Calls
+without a group are groups of one. They share a lane in which the least remaining work goes first.
+
+- The estimate of a group is made when it arrives, and again when the group has made `MATERIAL` progress. While nothing of
+  it has started, only arrivals of its calls change it (eq 12).
+- The uncached share is measured on a sample of the waiting calls of the group (eq 11).
+- A group that has waited `patience_s` for each of its calls goes before all groups that have not (eq 13), except groups of
+  urgency 0, which go before all others: the paper's zero priority must not outrank them.
+- The client's `group_size` counts only in eq 13, at least as the calls that were seen and at most as `MAX_DECLARED`. A
+  group is complete when none of its calls is left.
+"""
+
+import heapq
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from itertools import islice
+
+from tidegate_policy.model import MOST_URGENT, CallId
+from tidegate_policy.policies import batch_decomposition, overdue
+from tidegate_policy.policies.policy_contract import (
+    NONE_CHANGED,
+    Changed,
+    Computed,
+    Key,
+    Parameter,
+    QueuedRequest,
+    SchedulerContext,
+    StaticPolicy,
+)
+
+SINGLES = 0
+"""The lane of the calls without a group."""
+MAX_GROUPS = 256
+"""Groups with a lane of their own; calls of further groups are groups of one."""
+MAX_DECLARED = 10_000
+MATERIAL = 0.05
+"""Part of a group's remaining seconds that must be done, or of its calls that must arrive, before it is estimated again."""
+ESTIMATED = 256
+"""Waiting calls that an estimate reads; the rest of a larger group is assumed to be like them."""
+SAMPLE = 4
+"""Calls of a group whose cached tokens are looked up (eq 11)."""
+ESTIMATES_PER_EVENT = 4
+
+Place = tuple[float, float, float]
+"""(0 for urgency 0 else 1, remaining seconds or 0 once lifted, arrival number): the smallest goes first."""
+LAST: Place = (2.0, 0.0, 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """A group of which at least one call is in the scheduler."""
+
+    name: str
+    lane: int
+    urgent: bool
+    since_s: float
+    """The instant of its arrival, or of its last start."""
+    waiting: dict[CallId, int] = field(default_factory=dict)
+    """Prompt tokens of the waiting calls, in the order of arrival."""
+    running: dict[CallId, int] = field(default_factory=dict)
+    """Output tokens that each running call still needs."""
+    seen: int = 0
+    declared: int = 0
+    output: int = 1
+    """Greatest predicted output of a call."""
+    miss_ratio: float = 1.0
+    remaining_s: float = 0.0
+    estimated_at: int = 0
+    """Calls that had been seen at the last estimate."""
+    done_s: float = 0.0
+    """Work done since the last estimate."""
+    sampled: bool = False
+    """The sample is younger than the last start."""
+    lifted: bool = False
+
+    @property
+    def size(self) -> int:
+        return max(self.seen, min(self.declared, MAX_DECLARED))
+
+    @property
+    def place(self) -> Place:
+        return (0.0 if self.urgent else 1.0, 0.0 if self.lifted else self.remaining_s, float(self.lane))
+
+
+@dataclass(slots=True, eq=False)
+class _Single:
+    """A call without a group."""
+
+    place: Place
+    ends_at_s: float
+    """The end of its patience."""
+    waits: bool = True
+
+
+class RelQuery(StaticPolicy):
+    """Groups are lanes."""
+
+    name = "relquery"
+    PARAMETERS = (
+        Parameter(
+            name="patience_s",
+            default=10.0,
+            low=0.01,
+            high=86400.0,
+            unit="seconds for each call",
+            meaning="A group that has waited this long for each of its calls goes before the others.",
+        ),
+    )
+    keys_change = True
+
+    def __init__(self, context: SchedulerContext | None = None, **parameters: float) -> None:
+        super().__init__(context, **parameters)
+        self._patience_s = self.parameters["patience_s"]
+        self._groups: dict[str, _Group] = {}
+        self._by_lane: dict[int, _Group] = {}
+        self._member_of: dict[CallId, _Group] = {}
+        self._singles: dict[CallId, _Single] = {}
+        self._heads: list[tuple[Place, CallId]] = []
+        """A heap of the waiting singles. An entry counts while it holds the present place of a single that waits."""
+        self._changed: dict[str, None] = {}
+        """Groups that must be estimated again."""
+        self._number = 0
+        self._group_patience = overdue.Overdue()
+        self._single_patience = overdue.Overdue()
+        self.turns = GroupTurns(self)
+
+    def lane(self, item: QueuedRequest) -> int:
+        group = self._member_of.get(item.call.id)
+        return SINGLES if group is None else group.lane
+
+    def key(self, item: QueuedRequest) -> Key:
+        if item.call.id in self._member_of:
+            return ()
+        single = self._singles.get(item.call.id)
+        lifted = single is not None and not single.place[1]
+        return (float(item.call.urgency != MOST_URGENT), 0.0 if lifted else item.service_s)
+
+    def rank(self, item: QueuedRequest) -> Key:
+        group = self._member_of.get(item.call.id)
+        if group is not None:
+            return (*group.place, item.call.arrived_at_s)
+        return (float(item.call.urgency != MOST_URGENT), item.service_s, 0.0, item.call.arrived_at_s)
+
+    def place(self, lane: int) -> Place:
+        """The place of the first call of a lane among the lanes."""
+        if lane == SINGLES:
+            return self.heads[0][0] if self.heads else LAST
+        group = self._by_lane.get(lane)
+        return LAST if group is None else group.place
+
+    @property
+    def heads(self) -> list[tuple[Place, CallId]]:
+        """The heap of the singles, whose first entry counts."""
+        while self._heads and not self.counts(self._heads[0]):
+            heapq.heappop(self._heads)
+        return self._heads
+
+    def counts(self, head: tuple[Place, CallId]) -> bool:
+        single = self._singles.get(head[1])
+        return single is not None and single.waits and single.place == head[0]
+
+    # Events.
+
+    def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
+        call = item.call
+        self._number += 1
+        group = None if call.group is None else self._groups.get(call.group)
+        if group is None and call.group is not None and len(self._groups) < MAX_GROUPS:
+            group = _Group(call.group, self._number, call.urgency == MOST_URGENT, call.arrived_at_s)
+            self._groups[call.group] = self._by_lane[group.lane] = group
+        if group is None:
+            place = (float(call.urgency != MOST_URGENT), item.service_s, float(self._number))
+            self._singles[call.id] = single = _Single(place, call.arrived_at_s + self._patience_s)
+            self._single_waits(call.id, single)
+        else:
+            self._join(group, item)
+        return self._lift(now)
+
+    def on_start(self, now: float, item: QueuedRequest) -> Changed:
+        call = item.call
+        group, single = self._member_of.get(call.id), self._singles.get(call.id)
+        if group is not None and group.waiting.pop(call.id, None) is not None:
+            group.running[call.id] = call.output_predicted
+            group.since_s = now
+            group.sampled = False
+        elif single is not None:
+            single.waits = False
+            self._single_patience.forget(call.id)
+        return self._lift(now)
+
+    def on_skip(self, now: float, item: QueuedRequest) -> Changed:
+        self._wait_again(item)
+        return self._lift(now)
+
+    def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
+        cost, members = self.context.cost(), self._member_of
+        prompt_s, output_s = cost.prefill_s, cost.decode_s + cost.step_s / cost.max_batch
+        for call_id, (prompt_tokens, output_tokens) in computed.items():
+            group = members.get(call_id)
+            if group is not None:
+                group.done_s += prompt_s * prompt_tokens + output_s * output_tokens
+                if output_tokens and call_id in group.running:
+                    group.running[call_id] -= output_tokens
+                if group.done_s > MATERIAL * group.remaining_s:
+                    self._changed[group.name] = None
+        self._estimate_changed()
+        return self._lift(now)
+
+    def on_preemption(self, now: float, item: QueuedRequest) -> Changed:
+        single = self._singles.get(item.call.id)
+        if single is not None:
+            single.place = (single.place[0], item.service_s, single.place[2])
+            single.ends_at_s = now + self._patience_s
+        self._wait_again(item)
+        return self._lift(now)
+
+    def on_end(self, now: float, call_id: CallId) -> Changed:
+        if self._singles.pop(call_id, None) is not None:
+            self._single_patience.forget(call_id)
+        group = self._member_of.pop(call_id, None)
+        if group is not None:
+            group.waiting.pop(call_id, None)
+            group.running.pop(call_id, None)
+            if group.waiting or group.running:
+                self._changed[group.name] = None
+            else:
+                del self._groups[group.name], self._by_lane[group.lane]
+                self._changed.pop(group.name, None)
+                self._group_patience.forget(group.name)
+        return self._lift(now)
+
+    # Groups.
+
+    def _join(self, group: _Group, item: QueuedRequest) -> None:
+        call = item.call
+        self._member_of[call.id] = group
+        group.waiting[call.id] = call.prompt_tokens
+        group.seen += 1
+        group.declared = max(group.declared, call.group_size)
+        group.output = max(group.output, call.output_predicted)
+        if group.seen > group.estimated_at * (1 + MATERIAL):
+            self._estimate(group)
+        self._changed[group.name] = None
+        self._group_patience.watch(group.name, self._group_ends_at_s(group))
+
+    def _wait_again(self, item: QueuedRequest) -> None:
+        call_id = item.call.id
+        group, single = self._member_of.get(call_id), self._singles.get(call_id)
+        if group is not None and group.running.pop(call_id, None) is not None:
+            group.waiting[call_id] = item.call.prompt_tokens
+            self._changed[group.name] = None
+        elif single is not None:
+            self._single_waits(call_id, single)
+
+    def _single_waits(self, call_id: CallId, single: _Single) -> None:
+        single.waits = True
+        heapq.heappush(self._heads, (single.place, call_id))
+        if single.place[1]:
+            self._single_patience.watch(call_id, single.ends_at_s)
+
+    def _estimate_changed(self) -> None:
+        for name in list(islice(self._changed, ESTIMATES_PER_EVENT)):
+            del self._changed[name]
+            group = self._groups[name]
+            if group.waiting and not group.sampled:
+                self._sample(group)
+            self._estimate(group)
+
+    def _estimate(self, group: _Group) -> None:
+        """`PEM(R)` of the calls that are left."""
+        waiting = list(islice(group.waiting.values(), ESTIMATED))
+        scale = len(group.waiting) / max(len(waiting), 1)
+        cost, tokens = self.context.cost(), sum(waiting)
+        group.remaining_s = scale * batch_decomposition.seconds(
+            cost,
+            uncached=[count * group.miss_ratio for count in waiting],
+            decoding=[max(left, 1) for left in group.running.values()],
+            output=group.output,
+            context=tokens / max(len(waiting), 1),
+        )
+        group.estimated_at, group.done_s = group.seen, 0.0
+
+    def _sample(self, group: _Group) -> None:
+        """Equation 11: the uncached share of a few waiting calls stands for the group."""
+        calls = list(islice(group.waiting.items(), ESTIMATED))
+        sample = self.context.random.sample(calls, min(SAMPLE, len(calls)))
+        tokens = sum(count for _, count in sample)
+        uncached = sum(max(count - self.context.cached_tokens(call_id), 1) for call_id, count in sample)
+        group.miss_ratio = min(uncached / max(tokens, 1), 1.0)
+        group.sampled = True
+
+    # Starvation.
+
+    def _group_ends_at_s(self, group: _Group) -> float:
+        return group.since_s + self._patience_s * group.size
+
+    def _lift(self, now: float) -> Changed:
+        for name in self._group_patience.take(now):
+            group = self._groups[name]
+            if (ends_at_s := self._group_ends_at_s(group)) > now or not group.waiting:
+                self._group_patience.watch(name, max(ends_at_s, now + self._patience_s))
+            else:
+                group.lifted = True
+        singles = self._single_patience.take(now)
+        if not singles:
+            return NONE_CHANGED
+        changed = [CallId(name) for name in singles]
+        for call_id in changed:
+            single = self._singles[call_id]
+            single.place = (single.place[0], 0.0, single.place[2])
+            heapq.heappush(self._heads, (single.place, call_id))
+        return changed
+
+
+class GroupTurns:
+    """The lane of the first place is next. A start changes no place; a copy walks the singles in their order."""
+
+    def __init__(self, policy: RelQuery, heads: list[tuple[Place, CallId]] | None = None) -> None:
+        self._policy = policy
+        self._heads = heads
+
+    def next_lane(self, lanes: AbstractSet[int]) -> int:
+        if len(lanes) == 1:
+            return next(iter(lanes))
+        return min(lanes, key=self._place)
+
+    def take(self, lane: int, lanes: AbstractSet[int]) -> None:
+        if self._heads and lane == SINGLES:
+            self._first()
+            heapq.heappop(self._heads)
+
+    def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
+        return None
+
+    def copy(self) -> "GroupTurns":
+        return GroupTurns(self._policy, list(self._policy.heads if self._heads is None else self._heads))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GroupTurns) and self.copy()._heads == other.copy()._heads
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _place(self, lane: int) -> Place:
+        if self._heads is None or lane != SINGLES:
+            return self._policy.place(lane)
+        return self._first()
+
+    def _first(self) -> Place:
+        heads = self._heads or []
+        while heads and not self._policy.counts(heads[0]):
+            heapq.heappop(heads)
+        return heads[0][0] if heads else LAST

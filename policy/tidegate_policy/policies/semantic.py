@@ -1,0 +1,199 @@
+"""`semantic`: the most urgent level goes first, and within a level the shortest remaining time (Semantic Scheduling 3.3).
+
+In the paper's order a flood at an urgent level starves all lower levels, and short calls starve long ones. This policy
+bounds both. Each level that waits earns `level_share` of the work that starts while it is passed over, and starts a call
+when it has earned one. Within a level a call that has waited `patience_s` goes before the others, the oldest first; it
+never goes before a more urgent level. Levels are lanes, so a guaranteed start changes no key.
+
+The paper's victims are the lowest level and the longest remaining time. A call that started on the guaranteed share of its
+level ranks with the most urgent level, else the victim rule would take back what the share has just given.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+
+from tidegate_policy.model import MOST_URGENT, CallId
+from tidegate_policy.policies import overdue
+from tidegate_policy.policies.policy_contract import (
+    NONE_CHANGED,
+    Changed,
+    Computed,
+    Key,
+    Parameter,
+    QueuedRequest,
+    SchedulerContext,
+    StaticPolicy,
+)
+
+MEMORY = 0.1
+"""Weight of a new call in the mean work of its level."""
+
+
+class Semantic(StaticPolicy):
+    """The lane is the urgency level; the key is (has patience left, remaining seconds)."""
+
+    name = "semantic"
+    PARAMETERS = (
+        Parameter(
+            name="level_share",
+            default=0.02,
+            low=0.0,
+            high=0.2,
+            unit="share of the work",
+            meaning="Each level that waits gets at least this share of the work that starts.",
+        ),
+        Parameter(
+            name="patience_s",
+            default=30.0,
+            low=0.1,
+            high=86400.0,
+            unit="seconds",
+            meaning="A call that has waited this long goes before the others of its level.",
+        ),
+    )
+    keys_change = True
+
+    def __init__(self, context: SchedulerContext | None = None, **parameters: float) -> None:
+        super().__init__(context, **parameters)
+        self._patience_s = self.parameters["patience_s"]
+        self._mean_s: dict[int, float] = {}
+        """Mean predicted work of the calls of each level."""
+        self._waiting: dict[CallId, tuple[int, float]] = {}
+        """Level and end of patience of each waiting call; a call that is being started is not in it."""
+        self._levels: Counter[int] = Counter()
+        self._started: dict[CallId, tuple[int, float]] = {}
+        """The same of each call that has started."""
+        self._lifted: set[CallId] = set()
+        self._guaranteed: set[CallId] = set()
+        """Calls that are served on the guaranteed share of their level."""
+        self._patience = overdue.Overdue()
+        self.turns = LevelTurns(self, self.parameters["level_share"])
+
+    def price(self, level: int) -> float:
+        """Predicted seconds that a start at this level stands for."""
+        return self._mean_s.get(level, 1.0)
+
+    def waits(self, level: int) -> bool:
+        """Whether a call of this level waits, also one that cannot start now."""
+        return level in self._levels
+
+    def lane(self, item: QueuedRequest) -> int:
+        return item.call.urgency
+
+    def key(self, item: QueuedRequest) -> Key:
+        return (0.0, 0.0) if item.call.id in self._lifted else (1.0, item.service_s)
+
+    def rank(self, item: QueuedRequest) -> Key:
+        level = MOST_URGENT if item.call.id in self._guaranteed else item.call.urgency
+        return (float(level), item.service_s)
+
+    def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
+        level, mean_s = item.call.urgency, self._mean_s.get(item.call.urgency)
+        self._mean_s[level] = item.service_s if mean_s is None else mean_s + MEMORY * (item.service_s - mean_s)
+        self._wait(item.call.id, level, item.call.arrived_at_s + self._patience_s)
+        return self._lift(now)
+
+    def on_start(self, now: float, item: QueuedRequest) -> Changed:
+        call_id = item.call.id
+        known = self._waiting.get(call_id)
+        if known is not None:
+            self._leave(call_id)
+            self._started[call_id] = known
+            if any(level < known[0] for level in self._levels):
+                self._guaranteed.add(call_id)
+        return self._lift(now)
+
+    def on_skip(self, now: float, item: QueuedRequest) -> Changed:
+        known = self._started.pop(item.call.id, None)
+        if known is not None:
+            self._guaranteed.discard(item.call.id)
+            self._wait(item.call.id, *known)
+        return self._lift(now)
+
+    def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
+        return self._lift(now)
+
+    def on_preemption(self, now: float, item: QueuedRequest) -> Changed:
+        call_id = item.call.id
+        self._guaranteed.discard(call_id)
+        if self._started.pop(call_id, None) is not None:
+            self._lifted.discard(call_id)
+            self._wait(call_id, item.call.urgency, now + self._patience_s)
+        return self._lift(now)
+
+    def on_end(self, now: float, call_id: CallId) -> Changed:
+        if call_id in self._waiting:
+            self._leave(call_id)
+        self._started.pop(call_id, None)
+        self._lifted.discard(call_id)
+        self._guaranteed.discard(call_id)
+        return self._lift(now)
+
+    def _wait(self, call_id: CallId, level: int, ends_at_s: float) -> None:
+        self._waiting[call_id] = (level, ends_at_s)
+        self._levels[level] += 1
+        if call_id not in self._lifted:
+            self._patience.watch(call_id, ends_at_s)
+
+    def _leave(self, call_id: CallId) -> None:
+        level, _ = self._waiting.pop(call_id)
+        self._levels[level] -= 1
+        if not self._levels[level]:
+            del self._levels[level]
+        self._patience.forget(call_id)
+
+    def _lift(self, now: float) -> Changed:
+        lifted = self._patience.take(now)
+        if not lifted:
+            return NONE_CHANGED
+        changed = [CallId(call_id) for call_id in lifted]
+        self._lifted.update(changed)
+        return changed
+
+
+class LevelTurns:
+    """The most urgent level is next, unless a level that was passed over has earned a start."""
+
+    def __init__(self, policy: Semantic, share: float, earned_s: dict[int, float] | None = None) -> None:
+        self._policy = policy
+        self._share = share
+        self._earned_s = {} if earned_s is None else earned_s
+        """Seconds of work that each level has earned while it waited."""
+
+    def next_lane(self, lanes: AbstractSet[int]) -> int:
+        first = min(lanes)
+        if not self._share or len(lanes) == 1:
+            return first
+        earned = [
+            (self._earned_s[level] / max(self._policy.price(level), 1e-9), -level)
+            for level in lanes
+            if level != first and level in self._earned_s
+        ]
+        starts, level = max(earned, default=(0.0, 0))
+        return -level if starts >= 1 else first
+
+    def take(self, lane: int, lanes: AbstractSet[int]) -> None:
+        self._earned_s = {
+            level: earned_s for level, earned_s in self._earned_s.items() if level in lanes or self._policy.waits(level)
+        }
+        self._move(lane, lanes, 1.0)
+
+    def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
+        self._move(lane, lanes, -1.0)
+
+    def copy(self) -> "LevelTurns":
+        return LevelTurns(self._policy, self._share, dict(self._earned_s))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LevelTurns) and self._earned_s == other._earned_s
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _move(self, lane: int, lanes: AbstractSet[int], sign: float) -> None:
+        first, price_s = min(lanes), self._policy.price(lane)
+        for level in lanes:
+            if level != first:
+                self._earned_s[level] = self._earned_s.get(level, 0.0) + sign * self._share * price_s
+        if lane != first:
+            self._earned_s[lane] -= sign * price_s
