@@ -23,7 +23,9 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (64, 256, 512, 1024, 2048, 4096)
 REPEATS = 5
 DECODED = 24
-"""Tokens of each stream of a decode."""
+"""Tokens of each stream while all streams of its batch decode."""
+MOST_DECODED = DECODED + 32
+"""Tokens of a stream at most, those during the prefills of the others included."""
 TOKEN_IDS = range(5, 120)
 """Token numbers that every vocabulary has."""
 
@@ -83,9 +85,9 @@ async def measure(
                 tell(f"prefill of {tokens} tokens: {timings[-1].seconds:.4f} s")
         for context in CONTEXTS:
             for batch in BATCHES:
-                fits = batch * (context + DECODED) <= 0.9 * room and context + DECODED + 1 <= engine.max_model_len
-                if batch <= max_batch and fits and batch * context <= 65536:
-                    timings.append(await _decode(client, batch, context))
+                fits = batch * (context + MOST_DECODED) <= 0.9 * room and context + MOST_DECODED < engine.max_model_len
+                if batch <= max_batch and fits and batch * context <= min(65536, 16 * max_step_tokens):
+                    timings.append(await _decode(client, batch, context, max_step_tokens))
                     tell(f"step of {batch} decodes at {context} tokens: {timings[-1].seconds:.4f} s")
     rng.shuffle(timings)  # the timings that are held out are of all kinds
     return timings
@@ -102,9 +104,11 @@ async def _prefill(client: "_Client", tokens: int, max_step_tokens: int) -> Timi
     )
 
 
-async def _decode(client: "_Client", batch: int, context: int) -> Timing:
+async def _decode(client: "_Client", batch: int, context: int, max_step_tokens: int) -> Timing:
+    # The streams that prefill first decode while the others prefill.
+    tokens = DECODED + 2 * (batch * context // max_step_tokens)
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(client.stream(context, DECODED)) for _ in range(batch)]
+        running = [tasks.create_task(client.stream(context, tokens)) for _ in range(batch)]
     streams = [task.result() for task in running]
     since_s = max(stream.instants_s[0] for stream in streams)
     until_s = min(stream.instants_s[-1] for stream in streams)
@@ -114,9 +118,12 @@ async def _decode(client: "_Client", batch: int, context: int) -> Timing:
         for earlier, later in zip(stream.instants_s, stream.instants_s[1:], strict=False)
         if since_s <= earlier and later <= until_s
     ]
-    if not gaps:  # the batch never decoded together: the engine's limits are below it
-        raise Failed(f"{batch} streams never decoded together; pass the engine's --max-num-seqs as --max-batch")
-    return Timing(seconds=median(gaps), decodes=batch, context=batch * (context + DECODED // 2))
+    if not gaps:  # the engine's limits are below the batch
+        raise Failed(
+            f"{batch} streams never decoded together; pass the engine's --max-num-seqs as "
+            "--max-batch and its --max-num-batched-tokens as --max-step-tokens"
+        )
+    return Timing(seconds=median(gaps), decodes=batch, context=batch * (context + tokens - DECODED // 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
