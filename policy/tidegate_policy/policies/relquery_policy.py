@@ -44,7 +44,7 @@ ESTIMATED = 256
 SAMPLE = 4
 """Calls of a group whose cached tokens are looked up (eq 11)."""
 ESTIMATES_PER_STEP = 1
-SWEEP = 8
+SWEEP = 16
 """Steps within which the progress of every running group is looked at."""
 
 Place = tuple[float, float, float]
