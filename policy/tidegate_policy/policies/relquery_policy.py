@@ -44,6 +44,8 @@ ESTIMATED = 256
 SAMPLE = 4
 """Calls of a group whose cached tokens are looked up (eq 11)."""
 ESTIMATES_PER_STEP = 1
+SLACK_HEADS = 64
+"""Entries of singles that no longer wait, tolerated beyond one for each single."""
 SWEEP = 16
 """Steps within which the progress of every running group is looked at."""
 
@@ -272,6 +274,9 @@ class RelQuery(StaticPolicy):
     def _single_waits(self, call_id: CallId, single: _Single) -> None:
         single.waits = True
         heapq.heappush(self._heads, (single.place, call_id))
+        if len(self._heads) > 2 * len(self._singles) + SLACK_HEADS:
+            self._heads = [head for head in self._heads if self.counts(head)]
+            heapq.heapify(self._heads)
         if single.place[1]:
             self._single_patience.watch(call_id, single.ends_at_s)
 
