@@ -1,4 +1,5 @@
-"""Rules that every registered policy keeps under any history, and proof that these tests can fail.
+"""Rules that every policy keeps under any history, with the broken policies that break them, in one file to be read
+together.
 
 The histories mix arrivals, steps, blocked starts, preemptions, aborts, late predictions and switches between all policies.
 """

@@ -1,8 +1,9 @@
-"""`relquery`: the request group with the least remaining work goes first (RelServe 4.2, the Dynamic Priority Updater).
+"""`relquery`: the request group with the least remaining work goes first, in one file because all events change one table.
 
-A client waits for all calls of a group, so all calls of a group share one priority: the predicted seconds of the work that
-is left (`batch_decomposition`), on uncached tokens. A group is a lane, so a new priority moves no waiting call. Calls
-without a group are groups of one. They share a lane in which the least remaining work goes first.
+This is the Dynamic Priority Updater of RelServe (section 4.2). A client waits for all calls of a group, so all calls of
+a group share one priority: the predicted seconds of the work that is left (`batch_decomposition`), on uncached tokens.
+A group is a lane, so a new priority moves no waiting call. Calls without a group are groups of one. They share a lane
+in which the least remaining work goes first.
 
 - The estimate of a group is made when it arrives, and again when the group has made `MATERIAL` progress. While nothing of
   it has started, only arrivals of its calls change it (eq 12).
