@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import ClassVar
 
 from tidegate_policy import gateway_core, policies
+from tidegate_policy.engine import regulators
 from tidegate_sim import bench_report, cell, paired_difference, perception, suite
 from tidegate_sim.bench_report import Report
 from tidegate_sim.trace_format import TraceCall
@@ -51,8 +52,12 @@ def stock(policy: str, **more: object) -> cell.Row:
 
 
 def registered(rows: Mapping[str, cell.Row]) -> dict[str, cell.Row]:
-    """The rows whose policies exist."""
-    return {name: found for name, found in rows.items() if found.engine_policy in policies.POLICIES}
+    """The rows whose policies and regulators exist."""
+    return {
+        name: found
+        for name, found in rows.items()
+        if found.engine_policy in policies.POLICIES and all(each in regulators.REGULATORS for each in found.regulators)
+    }
 
 
 def clairvoyant(rows: Mapping[str, cell.Row]) -> dict[str, cell.Row]:

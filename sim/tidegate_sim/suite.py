@@ -6,6 +6,7 @@ where several are allowed. A cell depends on its key alone, so the same command 
 
 import concurrent.futures
 import contextlib
+import functools
 import logging
 import math
 import multiprocessing
@@ -70,6 +71,8 @@ class Checks:
         """What a table says about its scheduler."""
         if self.scheduler == "vllm":
             return f"vLLM's own scheduler ran in all {self.cells} cells."
+        if not self.checked:
+            return f"The fast model of vLLM's scheduler ran in all {self.cells} cells. No cell was checked."
         verdict = f"{len(self.unequal)} of them gave other figures" if self.unequal else "all gave the same figures"
         return (
             f"The fast model of vLLM's scheduler ran in {self.cells} cells. {self.checked} of them ran on vLLM's own "
@@ -195,8 +198,14 @@ def run_cell(key: CellKey) -> Report:
     suite = suites.load(key.suite)
     row = replace(suite.rows[key.row], model=key.scheduler)
     with without_warnings():
-        run = cell.Cell(pools.pool(key.pool), row, suite.learned_from(), seed=suite.seed(key))
+        run = cell.Cell(pools.pool(key.pool), row, _learned_from(key.suite), seed=suite.seed(key))
         return suite.numbers(run.run(suite.trace(key)), key)
+
+
+@functools.cache
+def _learned_from(name: str) -> Sequence[TraceCall]:
+    """The trace that a suite learns from; all cells of a process share it."""
+    return suites.load(name).learned_from()
 
 
 @contextlib.contextmanager

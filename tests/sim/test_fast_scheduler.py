@@ -3,6 +3,7 @@
 The number of histories is small, so that the test is short. `TIDEGATE_FAST_HISTORIES=N` runs N histories of each kind.
 """
 
+import itertools
 import os
 import random
 from dataclasses import dataclass, field
@@ -61,12 +62,13 @@ class History:
     hold: session_hold.Settings | None = None
 
 
-def drawn(seed, *, policy=None):
-    """A random history. Half of the engines have so little KV that requests are preempted all the time."""
+def drawn(seed, *, policy=None, sessions=False):
+    """A random history. Most engines have so little KV that requests are preempted all the time. With `sessions` most
+    requests are the next turn of a session, and the engine holds contexts."""
     rng = random.Random(seed)
     limits = CostModel(
         step_s=0.02,
-        prefill_s=1e-4,
+        prefill_s=0.05 if sessions else 1e-4,  # so that it pays to hold a context
         attention_s=1e-9,
         decode_s=1e-4,
         context_s=1e-7,
@@ -80,16 +82,17 @@ def drawn(seed, *, policy=None):
         output = rng.randrange(1, 120)
         session = f"s{index}"
         prefixes, prompt = (), rng.randrange(1, rng.choice((40, 200, longest - 120)))
-        kind = rng.random()
+        kind, step = rng.uniform(0.35, 0.6) if sessions else rng.random(), rng.randrange(0, 100)
         if kind < 0.4:
             prefixes = tuple((rng.randrange(3), rng.choice((16, 40, 64, 200))) for _ in range(rng.randrange(1, 3)))
         elif kind < 0.7 and arrivals and (before := rng.choice(arrivals)).output_prefix is not None:
             prefixes = (*before.prefixes, (before.output_prefix, before.output))  # the next turn of a session
             prompt = sum(count for _, count in prefixes) + rng.randrange(1, 60)
             session = before.session
+            step = before.step + before.output + rng.randrange(1, 30)
         if prompt + output > longest:
             prefixes, prompt, output = (), 50, 50
-        output_prefix = 100 + 2 * index if rng.random() < 0.6 else None
+        output_prefix = 100 + 2 * index if sessions or rng.random() < 0.6 else None
         if output_prefix is not None:
             named = sum(count for _, count in prefixes)
             prefixes = (*prefixes, (output_prefix + 1, max(prompt - named, 1)))
@@ -97,7 +100,7 @@ def drawn(seed, *, policy=None):
         aborts = rng.random() < 0.1
         arrivals.append(
             Arrival(
-                step=rng.randrange(0, 100),
+                step=step,
                 name=f"r{index}",
                 prompt=prompt,
                 output=output,
@@ -123,7 +126,7 @@ def drawn(seed, *, policy=None):
             for _ in range(rng.randrange(3))
         }
     regulated = () if policy is None else tuple(rng.sample(sorted(REGULATORS), rng.choice((0, 0, 1, 2, 4))))
-    hold = session_hold.Settings(max_share=0.6) if policy is not None and rng.random() < 0.5 else None
+    hold = session_hold.Settings(max_share=0.6) if sessions else None
     return History(limits, rng.random() < 0.85, arrivals, switches, controls, regulated, hold)
 
 
@@ -290,7 +293,7 @@ def sent(now, item):
             group=f"g{item.urgency}",
             session=item.session,
             tool="search" if item.output_prefix is not None else None,
-            tool_s=0.5 if item.output_prefix is not None else None,
+            tool_s=0.2 if item.output_prefix is not None else None,
             tool_return_tokens=30 if item.output_prefix is not None else 0,
             ttft_s=0.5,
             tpot_s=0.05,
@@ -331,6 +334,7 @@ def lived(make, history, **how):
             found["state"] = core.state(now[0], kv_usage=found["after"]["usage"])
             found["counted"] = (core.busy_s, core.prompt_tokens, core.output_tokens, core.preemptions)
             found["failures"] = dict(core.failures.counts)
+            found["held"] = core.snapshot(now[0]).pinned_kv_tokens
         facts.append(found)
         if not left and not arrivals:
             return facts
@@ -367,6 +371,16 @@ def test_the_fast_model_makes_the_schedule_of_tidegates_class(policy):
     preempted, cached = together(found)
     assert preempted > HISTORIES
     assert cached > 100 * HISTORIES
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "urgency"])
+def test_the_fast_model_holds_and_releases_the_contexts_that_tidegates_class_holds(policy):
+    histories = [drawn(f"sessions {policy} {seed}", policy=policy, sessions=True) for seed in range(HISTORIES)]
+    found = [compare(history, policy=policy) for history in histories]
+    assert together(found)[0] > 0
+    held = [step["held"] for history in histories for step in lived(Fast, history, policy=policy)]
+    assert max(held) > 0
+    assert any(later < sooner for sooner, later in itertools.pairwise(held))
 
 
 def test_a_prompt_that_vllm_would_not_accept_is_rejected():

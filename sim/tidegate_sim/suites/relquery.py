@@ -29,7 +29,9 @@ ROWS: Mapping[str, cell.Row] = {
     "vLLM, SJF": engine_suite.stock("priority", stock_key="work"),
     "sjf": engine_suite.row("sjf"),
     "srtf": engine_suite.row("srtf"),
+    "fcfs + arranger": engine_suite.row("fcfs", regulators=("arranger",)),
     "relquery": engine_suite.row("relquery"),
+    "relquery + arranger": engine_suite.row("relquery", regulators=("arranger",)),
 }
 
 
@@ -73,7 +75,7 @@ class RelQuery(engine_suite.EngineSuite):
     @property
     def rows(self) -> Mapping[str, cell.Row]:
         rows = engine_suite.registered(ROWS)
-        ours = {name: row for name, row in rows.items() if name in ("sjf", "relquery")}
+        ours = {name: row for name, row in rows.items() if name in ("sjf", "relquery", "relquery + arranger")}
         return {**rows, **engine_suite.clairvoyant(ours)}
 
     def calls(self, workload: str, rng: random.Random, rate: float, count: int) -> Sequence[TraceCall]:

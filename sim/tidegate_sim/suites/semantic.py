@@ -32,7 +32,13 @@ ROWS: Mapping[str, cell.Row] = {
     "vllm-prefill-first, FCFS": engine_suite.stock("fcfs", prefill_first=True, predictors=PREDICTED),
     "priority": engine_suite.row("priority", predictors=PREDICTED),
     "sjf": engine_suite.row("sjf", predictors=PREDICTED),
+    "priority + slot preemption": engine_suite.row("priority", regulators=("slot-preemption",), predictors=PREDICTED),
     "semantic": engine_suite.row("semantic", predictors=PREDICTED),
+    "semantic + stage awareness": engine_suite.row("semantic", regulators=("stage-awareness",), predictors=PREDICTED),
+    "semantic + slot preemption": engine_suite.row("semantic", regulators=("slot-preemption",), predictors=PREDICTED),
+    "semantic, all": engine_suite.row(
+        "semantic", regulators=("stage-awareness", "slot-preemption"), predictors=PREDICTED
+    ),
 }
 
 
@@ -94,7 +100,7 @@ class Semantic(engine_suite.EngineSuite):
     @property
     def rows(self) -> Mapping[str, cell.Row]:
         rows = engine_suite.registered({**ROWS, **_sensitivity()})
-        ours = {name: row for name, row in rows.items() if name in ("priority", "sjf", "semantic")}
+        ours = {name: row for name, row in rows.items() if name in ("priority", "sjf", "semantic", "semantic, all")}
         return {**rows, **engine_suite.clairvoyant(ours)}
 
     def calls(self, workload: str, rng: random.Random, rate: float, count: int) -> Sequence[TraceCall]:
