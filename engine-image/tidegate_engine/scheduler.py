@@ -45,6 +45,8 @@ FINISHED = (
 )
 """The ends of requests whose answer is complete. All others were aborted, or failed."""
 
+ONE_TOKEN = policies.Computed(0, 1)
+
 GENERIC = CostModel(step_s=0.02, prefill_s=1e-4)
 """For engines without a profile. Policies compare calls on one engine, so proportions matter more than seconds."""
 
@@ -109,6 +111,8 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         self._steps: deque[_Step] = deque(maxlen=STEPS_IN_FLIGHT)
         self._last_step_s = clock()
         self._updating = False
+        self._prefilling: set[str] = set()
+        """Running requests that have not computed their whole prompt; most other requests compute one token in a step."""
         self._returning: list[Request] = []
         """Sessions that stopped in the present `update_from_output` while they waited."""
         self._ended: dict[CallId, bool] = {}
@@ -196,6 +200,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self._ended[CallId(request.request_id)] = request.status in FINISHED
+        self._prefilling.discard(request.request_id)
         self._execution.before_free(request)
         return super()._free_request(request, delay_free_blocks=delay_free_blocks)
 
@@ -256,12 +261,19 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
     # Reporting facts.
 
     def _prompt_tokens(self, output: SchedulerOutput) -> dict[str, int]:
-        """The prompt tokens of each request in a step; vLLM has just advanced `num_computed_tokens` by its tokens."""
+        """The prompt tokens of each request that computes some; vLLM has just advanced `num_computed_tokens`."""
         found = {}
+        prefilling = self._prefilling
+        prefilling.update(new.req_id for new in output.scheduled_new_reqs)
+        prefilling.update(output.scheduled_cached_reqs.resumed_req_ids)
         for request_id, tokens in output.num_scheduled_tokens.items():
-            request = self.requests[request_id]
-            left = request.num_prompt_tokens - request.num_computed_tokens + tokens
-            found[request_id] = max(min(tokens, left), 0)
+            if tokens > 1 or request_id in prefilling:
+                request = self.requests[request_id]
+                left = request.num_prompt_tokens - request.num_computed_tokens + tokens
+                if left > 0:
+                    found[request_id] = min(tokens, left)
+                if left <= tokens:
+                    prefilling.discard(request_id)
         return found
 
     def _work(self, output: SchedulerOutput) -> StepWork:
@@ -308,11 +320,15 @@ def _report(hook: str, error: Exception) -> None:
 
 def _computed(step: _Step, results: Mapping[int, Any]) -> dict[CallId, policies.Computed]:
     """The tokens of a step by call: prompt tokens that it computed, and output tokens that it delivered."""
-    delivered = {result.request_id: len(result.new_token_ids) for batch in results.values() for result in batch.outputs}
-    return {
-        CallId(request_id): policies.Computed(step.prompt_tokens.get(request_id, 0), delivered.get(request_id, 0))
-        for request_id in {**step.prompt_tokens, **delivered}
-    }
+    found: dict[CallId, policies.Computed] = {}
+    for batch in results.values():
+        for result in batch.outputs:
+            tokens = len(result.new_token_ids)
+            found[result.request_id] = ONE_TOKEN if tokens == 1 else policies.Computed(0, tokens)
+    for request_id, tokens in step.prompt_tokens.items():
+        call_id = CallId(request_id)
+        found[call_id] = policies.Computed(tokens, found[call_id].output_tokens if call_id in found else 0)
+    return found
 
 
 class _Watch:

@@ -5,9 +5,11 @@ happen. A call that leaves without a token (cancelled) counts only as an arrival
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tidegate_policy.model import Call, CallId
+from tidegate_policy.policies import Computed
 from tidegate_policy.qos import Qos, Tally, TenantService
 
 MAX_TENANTS = 100
@@ -21,6 +23,8 @@ class _Open:
     service_s: float
     first_s: float | None = None
     tokens: int = 0
+    served: int = 0
+    """Those of `tokens` that were counted as service of its tenant."""
 
 
 @dataclass(slots=True)
@@ -54,17 +58,18 @@ class Recorder:
 
     def on_tokens(self, now: float, call_id: CallId, tokens: int) -> None:
         """The call produced `tokens` more tokens."""
-        record = self._open.get(call_id)
-        if record is None:
-            return
-        if record.first_s is None:
-            record.first_s = now
-            waited_s = now - record.call.arrived_at_s
-            self._window.ttft.add(waited_s)
-            self._window.blocked += waited_s > 2 * record.service_s
-        record.tokens += tokens
-        tenant = self._tenant(record.call)
-        self._window.served[tenant] += tokens
+        self.on_step(now, {call_id: Computed(output_tokens=tokens)})
+
+    def on_step(self, now: float, computed: Mapping[CallId, Computed]) -> None:
+        """A step produced tokens. It costs little for each call; `cut` sums the tokens of tenants."""
+        records = self._open
+        for call_id, (_, tokens) in computed.items():
+            if tokens:
+                record = records.get(call_id)
+                if record is not None:
+                    if record.first_s is None:
+                        self._first_token(now, record)
+                    record.tokens += tokens
 
     def on_preemption(self) -> None:
         self._window.preemptions += 1
@@ -72,6 +77,8 @@ class Recorder:
     def on_end(self, now: float, call_id: CallId, *, finished: bool) -> None:
         """The call left the engine: finished with its last token, or aborted."""
         record = self._open.pop(call_id, None)
+        if record is not None:
+            self._serve(record)
         if record is None or not finished or record.first_s is None:
             return
         self._window.finished += 1
@@ -85,6 +92,8 @@ class Recorder:
 
     def cut(self, now: float, *, running: int, waiting: int, kv_usage: float) -> Qos:
         """The window since the last cut; a new one begins."""
+        for record in self._open.values():
+            self._serve(record)
         queued: Counter[str] = Counter(
             self._tenant(record.call) for record in self._open.values() if record.first_s is None
         )
@@ -111,6 +120,18 @@ class Recorder:
             blocked=window.blocked,
             tenants=tenants,
         )
+
+    def _first_token(self, now: float, record: _Open) -> None:
+        record.first_s = now
+        waited_s = now - record.call.arrived_at_s
+        self._window.ttft.add(waited_s)
+        self._window.blocked += waited_s > 2 * record.service_s
+
+    def _serve(self, record: _Open) -> None:
+        """Counts the tokens that a call produced since the last count as service of its tenant."""
+        if record.tokens > record.served:
+            self._window.served[self._tenant(record.call)] += record.tokens - record.served
+            record.served = record.tokens
 
     def _tenant(self, call: Call) -> str:
         weights = self._window.weights

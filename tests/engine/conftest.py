@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ import grpc
 
 from tidegate_engine import checkpoints, live_engine
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
-
-sys.path.insert(0, str(Path(__file__).parent))  # for `vllm_histories`
 
 SEQUENCES = "8"
 PROMPTS = [f"Count on from {number}: {number}," for number in range(10)]

@@ -168,7 +168,8 @@ def test_every_policy_ends_every_call_and_keeps_nothing_of_it(name: str) -> None
 
 def kept(policy: policies.Policy) -> dict[str, int]:
     """The sizes of the collections in which a policy keeps calls; sessions, means and debts outlive calls on purpose."""
-    outlive = {"accounts", "_idle", "_sessions", "_mean_s", "_heads", "_quanta", "parameters", "_to_probe"}
+    outlive = {"accounts", "places", "tickets", "parameters"}
+    outlive |= {"_idle", "_sessions", "_mean_s", "_heads", "_quanta", "_to_probe", "_uncharged"}
     return {
         field: len(value) for field, value in vars(policy).items() if hasattr(value, "__len__") and field not in outlive
     }

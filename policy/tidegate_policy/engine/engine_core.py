@@ -133,6 +133,8 @@ class EngineCore:
     def on_update(self, call: Call) -> policies.QueuedRequest:
         """A call that is in the engine has changed: its session has sent more input. Raises `KeyError`."""
         known = self._calls[call.id]
+        self._forget_group(known.item.call)
+        self._groups[group_of(call)] += 1
         known.item = policies.QueuedRequest(call=call, service_s=self.cost.call_seconds(call))
         for queue in self.queues:
             if call.id in queue:
@@ -165,10 +167,7 @@ class EngineCore:
             return
         if finished:
             self.output_prior.observe(known.output_tokens)
-        group = group_of(known.item.call)
-        self._groups[group] -= 1
-        if not self._groups[group]:
-            del self._groups[group]
+        self._forget_group(known.item.call)
         if self._regulators:
             self._ended.append(EndedCall(call=known.item.call, output_tokens=known.output_tokens, finished=finished))
         if self._holds is not None:
@@ -191,11 +190,7 @@ class EngineCore:
         self.busy_s += step_s
         if work is not None:
             self.step_cost.observe(work, step_s)
-        computed = {call_id: tokens for call_id, tokens in computed.items() if call_id in self._calls}
-        allocated = 0
-        for call_id, tokens in computed.items():
-            self._count(now, call_id, tokens)
-            allocated += tokens.prompt_tokens + tokens.output_tokens
+        computed, allocated = self._counted(now, computed)
         if self.policy.keys_change:
             self._rekey(self.policy.on_tokens(now, computed))
         if self._holds is not None:
@@ -362,6 +357,12 @@ class EngineCore:
 
     # The machinery.
 
+    def _forget_group(self, call: Call) -> None:
+        group = group_of(call)
+        self._groups[group] -= 1
+        if not self._groups[group]:
+            del self._groups[group]
+
     def _policy(self, name: str, parameters: Mapping[str, float] | None) -> guarded_policy.GuardedPolicy:
         context = policies.SchedulerContext(
             cost=lambda: self.cost, cached_tokens=self._probe.cached_tokens, random=random.Random(0)
@@ -379,17 +380,32 @@ class EngineCore:
         weight = min(elapsed_s / RATE_WINDOW_S, 1.0)
         self._allocated_per_s += weight * (tokens / elapsed_s - self._allocated_per_s)
 
-    def _count(self, now: float, call_id: CallId, tokens: policies.Computed) -> None:
-        known = self._calls[call_id]
-        known.prompt_tokens += tokens.prompt_tokens
-        known.output_tokens += tokens.output_tokens
-        self.prompt_tokens += tokens.prompt_tokens
-        self.output_tokens += tokens.output_tokens
-        if tokens.output_tokens:
-            if known.first_at_s is None:
-                known.first_at_s = now
-            for watch in self._watches:
-                watch.recorder.on_tokens(now, call_id, tokens.output_tokens)
+    def _counted(
+        self, now: float, computed: Mapping[CallId, policies.Computed]
+    ) -> tuple[Mapping[CallId, policies.Computed], int]:
+        """Counts the tokens of a step. Returns those of the known calls, and their sum. It runs for each call and step."""
+        calls = self._calls
+        unknown = prompt_sum = output_sum = 0
+        for call_id, (prompt_tokens, output_tokens) in computed.items():
+            known = calls.get(call_id)
+            if known is None:
+                unknown += 1
+                continue
+            if prompt_tokens:
+                known.prompt_tokens += prompt_tokens
+                prompt_sum += prompt_tokens
+            if output_tokens:
+                known.output_tokens += output_tokens
+                output_sum += output_tokens
+                if known.first_at_s is None:
+                    known.first_at_s = now
+        self.prompt_tokens += prompt_sum
+        self.output_tokens += output_sum
+        for watch in self._watches:
+            watch.recorder.on_step(now, computed)
+        if unknown:
+            computed = {call_id: tokens for call_id, tokens in computed.items() if call_id in calls}
+        return computed, prompt_sum + output_sum
 
     def _rekey(self, changed: policies.Changed) -> None:
         if changed:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate_policy.model import CallId
-from tidegate_policy.policies import augmented_value
+from tidegate_policy.policies import augmented_value, token_counts
 from tidegate_policy.policies.policy_contract import (
     NONE_CHANGED,
     Changed,
@@ -47,7 +47,6 @@ class _Known:
     others: int
     """Context tokens of the calls that ran when this call arrived."""
     cached: int = 0
-    output_tokens: int = 0
     runs: bool = False
 
 
@@ -91,6 +90,7 @@ class Augmented(StaticPolicy):
         self._calls: dict[CallId, _Known] = {}
         self._sessions: OrderedDict[str, int] = OrderedDict()
         """Context tokens of each session after its last call."""
+        self._tokens = token_counts.TokenCounts()
         self._running_context = 0
         self._to_probe: list[CallId] = []
         """Calls that returned to their session, and whose cached context is not known yet."""
@@ -106,7 +106,7 @@ class Augmented(StaticPolicy):
         known = self._calls.get(item.call.id)
         if known is None:
             return self.key(item)
-        return (item.call.arrived_at_s + self._set_back_s(item, known, served=known.output_tokens),)
+        return (item.call.arrived_at_s + self._set_back_s(item, known, served=self._tokens.outputs(item.call.id)),)
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
         known = self._calls[item.call.id] = self._new(item)
@@ -126,10 +126,7 @@ class Augmented(StaticPolicy):
         return NONE_CHANGED
 
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
-        calls = self._calls
-        for call_id, (_, output_tokens) in computed.items():
-            if output_tokens and (known := calls.get(call_id)) is not None:
-                known.output_tokens += output_tokens
+        self._tokens.add(computed)
         return self._probe() if self._to_probe else NONE_CHANGED
 
     def on_preemption(self, now: float, item: QueuedRequest) -> Changed:
@@ -143,8 +140,10 @@ class Augmented(StaticPolicy):
         if known is None:
             return NONE_CHANGED
         del self._calls[call_id]
-        if known.session is not None and known.output_tokens:
-            self._sessions[known.session] = known.prompt_tokens + known.output_tokens
+        output_tokens = self._tokens.outputs(call_id)
+        self._tokens.forget(call_id)
+        if known.session is not None and output_tokens:
+            self._sessions[known.session] = known.prompt_tokens + output_tokens
             self._sessions.move_to_end(known.session)
             if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)

@@ -29,7 +29,9 @@ def value_s(
     recompute = token_s * (total * total - cached * cached) / 2  # eq 17; eq 9 has no context before it
     process = token_s * (total * returned + returned * returned / 2)  # eq 18, and eq 9 where total is 0
     decode = cost.step_s * (prompt * output + output * output / 2)  # eq 10, eq 19
-    held = _held(cost, context=prompt + output, tool_s=tool_s, others=others, swap_tokens=swap_tokens)
+    held = 0.0
+    if tool_s:
+        held = _held(cost, context=prompt + output, tool_s=tool_s, others=others, swap_tokens=swap_tokens)
     return (recompute + process + decode + held) / cost.kv_tokens
 
 

@@ -1,8 +1,8 @@
 """`cfs`: completely fair scheduling between tenants, by the work that they really received.
 
-The virtual runtime of a tenant is its work over its weight, counted token by token as the engine computes it, and the
-tenant with the smallest goes first. A start is charged only a granule in advance, so that free places are shared out before
-any token is computed. It needs no prediction. It is `stride` without quanta.
+The virtual runtime of a tenant is its work over its weight, counted in granules as the engine computes it, and the tenant
+with the smallest goes first. A start is charged one granule in advance, so that free places are shared out before any
+token is computed. It needs no prediction. It is `stride` with a fine quantum, and both are here because H-MAS names both.
 """
 
 from tidegate_policy.policies.policy_contract import Parameter, SchedulerContext
@@ -20,7 +20,7 @@ class Cfs(TenantPolicy):
             low=0.0001,
             high=60.0,
             unit="seconds",
-            meaning="A start is charged this much work in advance.",
+            meaning="Work is charged in units of this size; a start is charged one unit in advance.",
         ),
     )
 
@@ -31,3 +31,6 @@ class Cfs(TenantPolicy):
 
     def price(self, lane: int) -> float:
         return self._granularity_s
+
+    def unit(self, price_s: float) -> float:
+        return price_s

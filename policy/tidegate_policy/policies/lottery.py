@@ -6,10 +6,13 @@ work is then the share of the weights. The draws come from a counter and a seed,
 queue can list the order in advance, and a start that did not happen returns its draw.
 """
 
+import bisect
+import itertools
+from collections import defaultdict
 from collections.abc import Set as AbstractSet
 
 from tidegate_policy.policies.policy_contract import SchedulerContext
-from tidegate_policy.policies.tenant_accounts import TenantPolicy
+from tidegate_policy.policies.tenant_accounts import Account, TenantPolicy
 
 _MASK = (1 << 64) - 1
 
@@ -21,15 +24,24 @@ class Lottery(TenantPolicy):
 
     def __init__(self, context: SchedulerContext | None = None, **parameters: float) -> None:
         super().__init__(context, **parameters)
+        self.tickets: defaultdict[int, float] = defaultdict(lambda: 1.0)
+        """The tickets of each lane."""
         self.turns = LotteryTurns(self, self.context.random.getrandbits(64))
 
     def price(self, lane: int) -> float:
         account = self.accounts.get(lane)
         return 0.0 if account is None else account.mean_s
 
-    def tickets(self, lane: int) -> float:
-        account = self.accounts.get(lane)
-        return 1.0 if account is None else account.weight / max(account.mean_s, 1e-6)
+    def on_backlog(self, account: Account) -> None:
+        self.catch_up(account)
+
+    def on_learnt(self, account: Account) -> None:
+        self.tickets[account.lane] = account.weight / account.mean_s
+
+    def _forget_idle(self) -> None:
+        super()._forget_idle()
+        for lane in self.tickets.keys() - self.accounts.keys():
+            del self.tickets[lane]
 
 
 class LotteryTurns:
@@ -44,20 +56,15 @@ class LotteryTurns:
     def next_lane(self, lanes: AbstractSet[int]) -> int:
         if len(lanes) == 1:
             return next(iter(lanes))
-        tickets = [(lane, self._policy.tickets(lane)) for lane in sorted(lanes)]
-        left = _uniform(self._seed, self._draws) * sum(count for _, count in tickets)
-        for lane, count in tickets:
-            left -= count
-            if left < 0:
-                return lane
-        return tickets[-1][0]
+        ordered = sorted(lanes)
+        ends = list(itertools.accumulate(map(self._policy.tickets.__getitem__, ordered)))
+        place = bisect.bisect_right(ends, _uniform(self._seed, self._draws) * ends[-1])
+        return ordered[min(place, len(ordered) - 1)]
 
     def take(self, lane: int, lanes: AbstractSet[int]) -> None:
         self._draws += 1
         if self._real:
-            policy = self._policy
-            policy.virtual_s = max(policy.virtual_s, min(map(policy.tag, lanes)))
-            policy.charge_start(lane)
+            self._policy.charge_start(lane)
 
     def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
         self._draws -= 1

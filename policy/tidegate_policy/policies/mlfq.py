@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate_policy.model import Call, CallId
-from tidegate_policy.policies import overdue
+from tidegate_policy.policies import overdue, token_counts
 from tidegate_policy.policies.policy_contract import (
     NONE_CHANGED,
     Changed,
@@ -33,10 +33,9 @@ class _Attained:
     """The work that a call received."""
 
     entry_level: int
-    output_factor: float
-    """Prompt tokens times this is the KV part of a decode step."""
+    output_s: float
+    """Seconds of a decode step of the call alone."""
     boost_at_s: float
-    work_s: float = 0.0
     boosted: bool = False
 
 
@@ -78,6 +77,7 @@ class Mlfq(StaticPolicy):
         self._quanta = [quantum_s * growth**level for level in range(LEVELS - 1)]
         self._boost_s = self.parameters["boost_s"]
         self._calls: dict[CallId, _Attained] = {}
+        self._tokens = token_counts.TokenCounts()
         self._waits = overdue.Overdue()
 
     def key(self, item: QueuedRequest) -> Key:
@@ -88,13 +88,18 @@ class Mlfq(StaticPolicy):
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
         call = item.call
-        attained = _Attained(self._entry_level(call), float(call.prompt_tokens), call.arrived_at_s + self._boost_s)
+        cost = self.context.cost()
+        output_s = cost.step_s + cost.decode_s + cost.context_s * call.prompt_tokens
+        attained = _Attained(self._entry_level(call), output_s, call.arrived_at_s + self._boost_s)
         self._calls[call.id] = attained
         self._waits.watch(call.id, attained.boost_at_s)
         return self._boost(now)
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         self._waits.forget(item.call.id)
+        attained = self._calls.get(item.call.id)
+        if attained is not None and attained.boosted:
+            attained.entry_level = 0
         return self._boost(now)
 
     def on_skip(self, now: float, item: QueuedRequest) -> Changed:
@@ -104,42 +109,32 @@ class Mlfq(StaticPolicy):
         return self._boost(now)
 
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
-        calls, cost = self._calls, self.context.cost()
-        prompt_s, output_s, context_s = cost.prefill_s, cost.step_s + cost.decode_s, cost.context_s
-        for call_id, (prompt_tokens, output_tokens) in computed.items():
-            attained = calls.get(call_id)
-            if attained is not None:
-                if attained.boosted:
-                    self._begin_again(attained)
-                attained.work_s += (
-                    prompt_s * prompt_tokens + (output_s + context_s * attained.output_factor) * output_tokens
-                )
+        self._tokens.add(computed)
         return self._boost(now)
 
     def on_preemption(self, now: float, item: QueuedRequest) -> Changed:
         attained = self._calls.get(item.call.id)
         if attained is not None:
-            if attained.boosted:
-                self._begin_again(attained)
+            attained.boosted = False
             attained.boost_at_s = now + self._boost_s
             self._waits.watch(item.call.id, attained.boost_at_s)
         return self._boost(now)
 
     def on_end(self, now: float, call_id: CallId) -> Changed:
         self._calls.pop(call_id, None)
+        self._tokens.forget(call_id)
         self._waits.forget(call_id)
         return self._boost(now)
-
-    def _begin_again(self, attained: _Attained) -> None:
-        attained.boosted, attained.entry_level, attained.work_s = False, 0, 0.0
 
     def _level(self, call: Call) -> int:
         attained = self._calls.get(call.id)
         if attained is None:
             return self._entry_level(call)
-        if attained.boosted:
+        prompt_tokens, output_tokens = self._tokens.prompts(call.id), self._tokens.outputs(call.id)
+        if attained.boosted and not (prompt_tokens or output_tokens):
             return BOOSTED
-        return max(attained.entry_level, self._level_of(attained.work_s))
+        work_s = self.context.cost().prefill_s * prompt_tokens + attained.output_s * output_tokens
+        return max(attained.entry_level, self._level_of(work_s))
 
     def _entry_level(self, call: Call) -> int:
         """The level whose quantum the prompt fits into: the call's first token comes within it (skip-join)."""
@@ -154,4 +149,5 @@ class Mlfq(StaticPolicy):
             return NONE_CHANGED
         for call_id in boosted:
             self._calls[CallId(call_id)].boosted = True
+            self._tokens.forget(CallId(call_id))
         return [CallId(call_id) for call_id in boosted]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from tidegate_policy.model import MOST_URGENT, CallId
-from tidegate_policy.policies import batch_decomposition, overdue
+from tidegate_policy.policies import batch_decomposition, overdue, token_counts
 from tidegate_policy.policies.policy_contract import (
     NONE_CHANGED,
     Changed,
@@ -43,11 +43,22 @@ ESTIMATED = 256
 """Waiting calls that an estimate reads; the rest of a larger group is assumed to be like them."""
 SAMPLE = 4
 """Calls of a group whose cached tokens are looked up (eq 11)."""
-ESTIMATES_PER_EVENT = 4
+ESTIMATES_PER_STEP = 1
+SWEEP = 8
+"""Steps after which the progress of running groups is looked for."""
 
 Place = tuple[float, float, float]
 """(0 for urgency 0 else 1, remaining seconds or 0 once lifted, arrival number): the smallest goes first."""
 LAST: Place = (2.0, 0.0, 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """A call of a group."""
+
+    group: "_Group"
+    output: int
+    """Predicted output tokens."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,8 +72,8 @@ class _Group:
     """The instant of its arrival, or of its last start."""
     waiting: dict[CallId, int] = field(default_factory=dict)
     """Prompt tokens of the waiting calls, in the order of arrival."""
-    running: dict[CallId, int] = field(default_factory=dict)
-    """Output tokens that each running call still needs."""
+    waiting_tokens: int = 0
+    running: dict[CallId, _Member] = field(default_factory=dict)
     seen: int = 0
     declared: int = 0
     output: int = 1
@@ -71,8 +82,8 @@ class _Group:
     remaining_s: float = 0.0
     estimated_at: int = 0
     """Calls that had been seen at the last estimate."""
-    done_s: float = 0.0
-    """Work done since the last estimate."""
+    work_s: float = 0.0
+    """The work that was left at the last estimate, in seconds of the engine's time in a full batch."""
     sampled: bool = False
     """The sample is younger than the last start."""
     lifted: bool = False
@@ -116,41 +127,40 @@ class RelQuery(StaticPolicy):
         super().__init__(context, **parameters)
         self._patience_s = self.parameters["patience_s"]
         self._groups: dict[str, _Group] = {}
-        self._by_lane: dict[int, _Group] = {}
-        self._member_of: dict[CallId, _Group] = {}
+        self._members: dict[CallId, _Member] = {}
+        self.places: dict[int, Place] = {SINGLES: LAST}
+        """The place of each lane; that of the singles is brought up to date whenever lanes are compared."""
         self._singles: dict[CallId, _Single] = {}
         self._heads: list[tuple[Place, CallId]] = []
         """A heap of the waiting singles. An entry counts while it holds the present place of a single that waits."""
         self._changed: dict[str, None] = {}
         """Groups that must be estimated again."""
+        self._tokens = token_counts.TokenCounts()
+        self._running = 0
+        """Running calls of groups."""
+        self._uncounted = 0
+        """Tokens counted since progress was looked for."""
         self._number = 0
         self._group_patience = overdue.Overdue()
         self._single_patience = overdue.Overdue()
         self.turns = GroupTurns(self)
 
     def lane(self, item: QueuedRequest) -> int:
-        group = self._member_of.get(item.call.id)
-        return SINGLES if group is None else group.lane
+        member = self._members.get(item.call.id)
+        return SINGLES if member is None else member.group.lane
 
     def key(self, item: QueuedRequest) -> Key:
-        if item.call.id in self._member_of:
+        if item.call.id in self._members:
             return ()
         single = self._singles.get(item.call.id)
         lifted = single is not None and not single.place[1]
         return (float(item.call.urgency != MOST_URGENT), 0.0 if lifted else item.service_s)
 
     def rank(self, item: QueuedRequest) -> Key:
-        group = self._member_of.get(item.call.id)
-        if group is not None:
-            return (*group.place, item.call.arrived_at_s)
+        member = self._members.get(item.call.id)
+        if member is not None:
+            return (*self.places[member.group.lane], item.call.arrived_at_s)
         return (float(item.call.urgency != MOST_URGENT), item.service_s, 0.0, item.call.arrived_at_s)
-
-    def place(self, lane: int) -> Place:
-        """The place of the first call of a lane among the lanes."""
-        if lane == SINGLES:
-            return self.heads[0][0] if self.heads else LAST
-        group = self._by_lane.get(lane)
-        return LAST if group is None else group.place
 
     @property
     def heads(self) -> list[tuple[Place, CallId]]:
@@ -171,7 +181,7 @@ class RelQuery(StaticPolicy):
         group = None if call.group is None else self._groups.get(call.group)
         if group is None and call.group is not None and len(self._groups) < MAX_GROUPS:
             group = _Group(call.group, self._number, call.urgency == MOST_URGENT, call.arrived_at_s)
-            self._groups[call.group] = self._by_lane[group.lane] = group
+            self._groups[call.group] = group
         if group is None:
             place = (float(call.urgency != MOST_URGENT), item.service_s, float(self._number))
             self._singles[call.id] = single = _Single(place, call.arrived_at_s + self._patience_s)
@@ -182,11 +192,14 @@ class RelQuery(StaticPolicy):
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         call = item.call
-        group, single = self._member_of.get(call.id), self._singles.get(call.id)
-        if group is not None and group.waiting.pop(call.id, None) is not None:
-            group.running[call.id] = call.output_predicted
+        member, single = self._members.get(call.id), self._singles.get(call.id)
+        if member is not None and call.id in member.group.waiting:
+            group = member.group
+            group.waiting_tokens -= group.waiting.pop(call.id)
+            group.running[call.id] = member
             group.since_s = now
             group.sampled = False
+            self._running += 1
         elif single is not None:
             single.waits = False
             self._single_patience.forget(call.id)
@@ -197,16 +210,11 @@ class RelQuery(StaticPolicy):
         return self._lift(now)
 
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
-        cost, members = self.context.cost(), self._member_of
-        prompt_s, output_s = cost.prefill_s, cost.decode_s + cost.step_s / cost.max_batch
-        for call_id, (prompt_tokens, output_tokens) in computed.items():
-            group = members.get(call_id)
-            if group is not None:
-                group.done_s += prompt_s * prompt_tokens + output_s * output_tokens
-                if output_tokens and call_id in group.running:
-                    group.running[call_id] -= output_tokens
-                if group.done_s > MATERIAL * group.remaining_s:
-                    self._changed[group.name] = None
+        self._tokens.add(computed)
+        self._uncounted += len(computed)
+        if self._uncounted >= SWEEP * self._running:
+            self._uncounted = 0
+            self._find_progress()
         self._estimate_changed()
         return self._lift(now)
 
@@ -221,14 +229,17 @@ class RelQuery(StaticPolicy):
     def on_end(self, now: float, call_id: CallId) -> Changed:
         if self._singles.pop(call_id, None) is not None:
             self._single_patience.forget(call_id)
-        group = self._member_of.pop(call_id, None)
-        if group is not None:
-            group.waiting.pop(call_id, None)
-            group.running.pop(call_id, None)
+        self._tokens.forget(call_id)
+        member = self._members.pop(call_id, None)
+        if member is not None:
+            group = member.group
+            group.waiting_tokens -= group.waiting.pop(call_id, 0)
+            self._running -= group.running.pop(call_id, None) is not None
             if group.waiting or group.running:
-                self._changed[group.name] = None
+                if self._work_s(group) < (1 - MATERIAL) * group.work_s:
+                    self._changed[group.name] = None
             else:
-                del self._groups[group.name], self._by_lane[group.lane]
+                del self._groups[group.name], self.places[group.lane]
                 self._changed.pop(group.name, None)
                 self._group_patience.forget(group.name)
         return self._lift(now)
@@ -237,21 +248,31 @@ class RelQuery(StaticPolicy):
 
     def _join(self, group: _Group, item: QueuedRequest) -> None:
         call = item.call
-        self._member_of[call.id] = group
+        self._members[call.id] = _Member(group, call.output_predicted)
         group.waiting[call.id] = call.prompt_tokens
+        group.waiting_tokens += call.prompt_tokens
         group.seen += 1
         group.declared = max(group.declared, call.group_size)
         group.output = max(group.output, call.output_predicted)
-        if group.seen > group.estimated_at * (1 + MATERIAL):
+        if group.seen == 1:
             self._estimate(group)
-        self._changed[group.name] = None
+        else:
+            more_s = self._call_s(call.prompt_tokens * group.miss_ratio, call.output_predicted)
+            group.work_s += more_s
+            group.remaining_s += more_s
+            self.places[group.lane] = group.place
+        if group.seen > group.estimated_at * (1 + MATERIAL) or group.seen == 1:
+            self._changed[group.name] = None
         self._group_patience.watch(group.name, self._group_ends_at_s(group))
 
     def _wait_again(self, item: QueuedRequest) -> None:
         call_id = item.call.id
-        group, single = self._member_of.get(call_id), self._singles.get(call_id)
-        if group is not None and group.running.pop(call_id, None) is not None:
+        member, single = self._members.get(call_id), self._singles.get(call_id)
+        if member is not None and member.group.running.pop(call_id, None) is not None:
+            group = member.group
+            self._running -= 1
             group.waiting[call_id] = item.call.prompt_tokens
+            group.waiting_tokens += item.call.prompt_tokens
             self._changed[group.name] = None
         elif single is not None:
             self._single_waits(call_id, single)
@@ -263,7 +284,7 @@ class RelQuery(StaticPolicy):
             self._single_patience.watch(call_id, single.ends_at_s)
 
     def _estimate_changed(self) -> None:
-        for name in list(islice(self._changed, ESTIMATES_PER_EVENT)):
+        for name in list(islice(self._changed, ESTIMATES_PER_STEP)):
             del self._changed[name]
             group = self._groups[name]
             if group.waiting and not group.sampled:
@@ -278,11 +299,33 @@ class RelQuery(StaticPolicy):
         group.remaining_s = scale * batch_decomposition.seconds(
             cost,
             uncached=[count * group.miss_ratio for count in waiting],
-            decoding=[max(left, 1) for left in group.running.values()],
+            decoding=self._decoding(group),
             output=group.output,
             context=tokens / max(len(waiting), 1),
         )
-        group.estimated_at, group.done_s = group.seen, 0.0
+        group.estimated_at, group.work_s = group.seen, self._work_s(group)
+        self.places[group.lane] = group.place
+
+    def _find_progress(self) -> None:
+        """Marks the groups that have made progress since their estimate."""
+        for group in self._groups.values():
+            if group.running and self._work_s(group) < (1 - MATERIAL) * group.work_s:
+                self._changed[group.name] = None
+
+    def _work_s(self, group: _Group) -> float:
+        """The work that is left of a group. It costs O(running calls), and an estimate costs O(calls)."""
+        left = group.output * len(group.waiting) + sum(self._decoding(group))
+        return self._call_s(group.waiting_tokens * group.miss_ratio, left)
+
+    def _call_s(self, uncached_tokens: float, output_tokens: int) -> float:
+        """Seconds of the engine's time in a full batch."""
+        cost = self.context.cost()
+        return cost.prefill_s * uncached_tokens + (cost.decode_s + cost.step_s / cost.max_batch) * output_tokens
+
+    def _decoding(self, group: _Group) -> list[int]:
+        """Output tokens that each running call of a group still needs."""
+        outputs = self._tokens.outputs
+        return [max(member.output - outputs(call_id), 1) for call_id, member in group.running.items()]
 
     def _sample(self, group: _Group) -> None:
         """Equation 11: the uncached share of a few waiting calls stands for the group."""
@@ -305,6 +348,7 @@ class RelQuery(StaticPolicy):
                 self._group_patience.watch(name, max(ends_at_s, now + self._patience_s))
             else:
                 group.lifted = True
+                self.places[group.lane] = group.place
         singles = self._single_patience.take(now)
         if not singles:
             return NONE_CHANGED
@@ -322,11 +366,15 @@ class GroupTurns:
     def __init__(self, policy: RelQuery, heads: list[tuple[Place, CallId]] | None = None) -> None:
         self._policy = policy
         self._heads = heads
+        """In a copy: the heap of the singles that it has not walked."""
 
     def next_lane(self, lanes: AbstractSet[int]) -> int:
         if len(lanes) == 1:
             return next(iter(lanes))
-        return min(lanes, key=self._place)
+        places = self._policy.places
+        if SINGLES in lanes:
+            places[SINGLES] = self._first()
+        return min(lanes, key=places.__getitem__)
 
     def take(self, lane: int, lanes: AbstractSet[int]) -> None:
         if self._heads and lane == SINGLES:
@@ -344,13 +392,12 @@ class GroupTurns:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _place(self, lane: int) -> Place:
-        if self._heads is None or lane != SINGLES:
-            return self._policy.place(lane)
-        return self._first()
-
     def _first(self) -> Place:
-        heads = self._heads or []
-        while heads and not self._policy.counts(heads[0]):
-            heapq.heappop(heads)
+        """The place of the first single."""
+        if self._heads is None:
+            heads = self._policy.heads
+        else:
+            heads = self._heads
+            while heads and not self._policy.counts(heads[0]):
+                heapq.heappop(heads)
         return heads[0][0] if heads else LAST

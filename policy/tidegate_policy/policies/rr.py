@@ -39,6 +39,7 @@ class Rr(TenantPolicy):
         self._rounds.charge(account.lane, more_s)
 
     def on_backlog(self, account: Account) -> None:
+        self.catch_up(account)
         self._rounds.balances[account.lane] = min(self._rounds.balances.get(account.lane, 0.0), 0.0)
 
     def _forget_idle(self) -> None:
@@ -61,7 +62,14 @@ class RoundTurns:
         self._real = real
 
     def next_lane(self, lanes: AbstractSet[int]) -> int:
-        return self._next(lanes)[1]
+        get, at, quantum_s = self.balances.get, self._at, self._quantum_s
+        first, first_rounds = -1, float("inf")
+        for lane in lanes:
+            balance = get(lane, 0.0)
+            rounds = (0 if lane >= at else 1) if balance > 0 else -balance // quantum_s + 1
+            if rounds < first_rounds or (rounds == first_rounds and lane < first):
+                first, first_rounds = lane, rounds
+        return first
 
     def take(self, lane: int, lanes: AbstractSet[int]) -> None:
         rounds = self._rounds_until(lane)
@@ -72,9 +80,7 @@ class RoundTurns:
         self._at = lane
         self.charge(lane, self._price(lane))
         if self._real:
-            policy = self._policy
-            policy.virtual_s = max(policy.virtual_s, min(map(policy.tag, lanes)))
-            policy.charge_start(lane)
+            self._policy.charge_start(lane)
 
     def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
         self.charge(lane, -self._price(lane))
@@ -94,9 +100,6 @@ class RoundTurns:
     def _price(self, lane: int) -> float:
         account = self._policy.accounts.get(lane)
         return 0.0 if account is None else self._policy.price(lane) / account.weight
-
-    def _next(self, lanes: AbstractSet[int]) -> tuple[int, int]:
-        return min((self._rounds_until(lane), lane) for lane in lanes)
 
     def _rounds_until(self, lane: int) -> int:
         """Rounds that must begin before this lane may start a call."""

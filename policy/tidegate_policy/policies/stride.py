@@ -25,8 +25,11 @@ class Stride(TenantPolicy):
 
     def __init__(self, context: SchedulerContext | None = None, **parameters: float) -> None:
         super().__init__(context, **parameters)
-        self.quantum_s = self.parameters["quantum_s"]
+        self._quantum_s = self.parameters["quantum_s"]
         self.turns = TagTurns(self)
 
     def price(self, lane: int) -> float:
-        return self.quantum_s
+        return self._quantum_s
+
+    def unit(self, price_s: float) -> float:
+        return price_s

@@ -2,8 +2,9 @@
 
 `wfq`, `stride`, `cfs`, `rr` and `lottery` differ in the tenant that they choose next, and in the work that a start is
 charged before the call is served. All else is here. An account holds the work that a tenant was charged, divided by the
-weight of the call (its *tag*). A start is charged a price in advance. Each step then charges the work that the call really
-received beyond that, and the end of the call returns a price that was not used. Service changes no key of waiting calls.
+weight of the call (its *tag*). A start is charged a price in advance. Work beyond the price is charged in units as the
+engine computes it, and the end of the call corrects the charge to the work that it really received. Service changes no key
+of waiting calls.
 
 Work is seconds of the engine's time by its cost model. The fixed seconds of a step are divided by the greatest batch, since
 fairness matters while the batch is full. Idle tenants collect no credit: a tenant whose first call begins to wait has at
@@ -14,12 +15,13 @@ share one lane. Accounts of tenants without calls are kept only while they hold 
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import CallId
+from tidegate_policy.policies import token_counts
 from tidegate_policy.policies.policy_contract import (
     NONE_CHANGED,
     Changed,
@@ -35,6 +37,11 @@ MAX_TENANTS = 256
 MAX_IDLE = 1024
 """Accounts of tenants without calls."""
 SHARED_LANE = 0
+UNIT = 0.5
+MIN_UNIT_S = 1e-3
+"""Work beyond the price of a start is charged in units of `UNIT` prices, so that most steps charge few calls."""
+SWEEP = 16
+"""Steps within which work beyond the price of a start is charged; the work of a prompt is charged at once."""
 MEMORY = 0.1
 """Weight of a new call in the mean work of its tenant."""
 
@@ -57,6 +64,7 @@ class Account:
     """Number of the present backlog among all backlogs; of tenants with equal tags the longest backlogged goes first."""
 
     def learn(self, work_s: float) -> None:
+        work_s = max(work_s, 1e-6)
         self.mean_s = work_s if not self.mean_s else self.mean_s + MEMORY * (work_s - self.mean_s)
 
 
@@ -66,12 +74,13 @@ class _Served:
 
     account: Account
     weight: float
-    context_tokens: int
+    output_s: float
+    """Work of an output token."""
     floor_s: float
-    """Work that the call is charged at least while it is served."""
+    """Work that the call is charged while it has received no more."""
     charged_s: float
-    work_s: float = 0.0
-    """Work that the call received since its start."""
+    unit_s: float
+    """Work beyond the floor is charged in units of this size."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,13 +96,13 @@ class TenantPolicy(StaticPolicy):
     """The base of the policies that share the engine between tenants. Within a tenant the first to come goes first."""
 
     keys_change = True
-    quantum_s = 0.0
-    """Work beyond the price is charged in units of this size; 0 = exactly."""
 
     def __init__(self, context: SchedulerContext | None = None, **parameters: float) -> None:
         super().__init__(context, **parameters)
         self.accounts: dict[int, Account] = {}
         """The accounts by lane."""
+        self.places: dict[int, tuple[float, int]] = {}
+        """The tag and backlog number of each account, by which turns compare tenants."""
         self.virtual_s = 0.0
         """The tag of the tenant that was served last; it never falls."""
         self._names: dict[str, Account] = {}
@@ -102,6 +111,11 @@ class TenantPolicy(StaticPolicy):
         """Calls of each tenant that shares `SHARED_LANE`."""
         self._calls: dict[CallId, _Present] = {}
         self._served: dict[CallId, _Served] = {}
+        self._fresh: list[_Served] = []
+        """Calls that started after the last step; they are charged the price of their start, not yet their floor."""
+        self._tokens = token_counts.TokenCounts()
+        self._uncharged: list[CallId] = []
+        """Calls whose overruns are to be charged next, a few in each step."""
         self._backlogs = 0
         self._idle: dict[int, None] = {}
         """Lanes without calls whose accounts are kept, in the order in which they became idle."""
@@ -139,15 +153,15 @@ class TenantPolicy(StaticPolicy):
         output_s = _output_s(cost) + cost.context_s * call.prompt_tokens
         return cost.prefill_s * call.prompt_tokens + output_s * call.output_predicted * call.sequences
 
-    def tag(self, lane: int) -> float:
-        account = self.accounts.get(lane)
-        return self.virtual_s if account is None else account.tag
+    def unit(self, price_s: float) -> float:
+        """Work beyond the price of a start is charged in units of this size."""
+        return max(UNIT * price_s, MIN_UNIT_S)
 
     def charge_start(self, lane: int, sign: float = 1.0) -> None:
         """Charges the price of a start to the account of a lane, or returns it."""
         account = self.accounts.get(lane)
         if account is not None:
-            account.tag += sign * self.price(lane) / account.weight
+            self._move(account, account.tag + sign * self.price(lane) / account.weight)
 
     # Events.
 
@@ -157,6 +171,7 @@ class TenantPolicy(StaticPolicy):
         account.weight = 1.0 if account.lane == SHARED_LANE else call.weight
         if not account.mean_s:
             account.learn(self.work_s(item))
+        self.on_learnt(account)
         account.calls += 1
         self._calls[call.id] = _Present(account, call.tenant)
         self._waits(account)
@@ -169,36 +184,41 @@ class TenantPolicy(StaticPolicy):
             account = present.account
             account.waiting -= 1
             price_s = self.price(account.lane)
-            self._served[item.call.id] = _Served(
-                account, account.weight, item.call.prompt_tokens, self.floor(item, price_s), price_s
+            cost = self.context.cost()
+            served = self._served[item.call.id] = _Served(
+                account,
+                account.weight,
+                _output_s(cost) + cost.context_s * item.call.prompt_tokens,
+                self.floor(item, price_s),
+                price_s,
+                self.unit(price_s),
             )
+            self._fresh.append(served)
+            self._tokens.forget(item.call.id)
         return NONE_CHANGED
 
     def on_skip(self, now: float, item: QueuedRequest) -> Changed:
         present = self._calls.get(item.call.id)
-        if present is not None and self._served.pop(item.call.id, None) is not None:
+        served = self._served.pop(item.call.id, None)
+        if present is not None and served is not None:
+            if served in self._fresh:
+                self._fresh.remove(served)
             present.waits = True
             present.account.waiting += 1
         return NONE_CHANGED
 
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
-        cost = self.context.cost()
-        served, quantum_s = self._served, self.quantum_s
-        prompt_s, context_s = cost.prefill_s, cost.context_s
-        output_s = _output_s(cost)
-        for call_id, (prompt_tokens, output_tokens) in computed.items():
-            call = served.get(call_id)
-            if call is None:
-                continue
-            call.work_s += prompt_s * prompt_tokens + (output_s + context_s * call.context_tokens) * output_tokens
-            if call.work_s <= call.floor_s:
-                due_s = call.floor_s
-            elif quantum_s:
-                due_s = call.floor_s = -(-call.work_s // quantum_s) * quantum_s
-            else:
-                due_s = call.work_s
-            if due_s != call.charged_s:
-                self._charge(call, due_s)
+        if self._fresh:
+            for call in self._fresh:
+                if call.charged_s != call.floor_s:
+                    self._charge(call, call.floor_s)
+            self._fresh.clear()
+        self._charge_overruns(self._tokens.add(computed))
+        if not self._uncharged:
+            self._uncharged = list(self._served)
+        count = len(computed) // SWEEP + 1
+        self._charge_overruns(self._uncharged[-count:])
+        del self._uncharged[-count:]
         return NONE_CHANGED
 
     def on_preemption(self, now: float, item: QueuedRequest) -> Changed:
@@ -217,38 +237,71 @@ class TenantPolicy(StaticPolicy):
         if present.waits:
             account.waiting -= 1
         else:
-            served = self._served[call_id]
-            if served.work_s:
-                account.learn(served.work_s)
-            self._settle(call_id)
+            work_s = self._settle(call_id)
+            if work_s:
+                account.learn(work_s)
+                self.on_learnt(account)
         account.calls -= 1
         self._leave(present)
         return NONE_CHANGED
 
     # The accounts.
 
+    def _charge_overruns(self, calls: Iterable[CallId]) -> None:
+        """Charges those of the calls that received more work than their floor."""
+        prompt_s = self.context.cost().prefill_s
+        for call_id in calls:
+            call = self._served.get(call_id)
+            if call is None:
+                continue
+            work_s = self._work_s(call_id, call, prompt_s)
+            if work_s > call.floor_s:
+                call.floor_s += call.unit_s * -(-(work_s - call.floor_s) // call.unit_s)
+                self._charge(call, call.floor_s)
+
+    def _work_s(self, call_id: CallId, call: _Served, prompt_s: float) -> float:
+        """Work that a call received since its start."""
+        return call.output_s * self._tokens.outputs(call_id) + prompt_s * self._tokens.prompts(call_id)
+
     def _charge(self, call: _Served, due_s: float) -> None:
         more_s = due_s - call.charged_s
         call.charged_s = due_s
-        call.account.tag += more_s / call.weight
+        self._move(call.account, call.account.tag + more_s / call.weight)
         self.on_charge(call.account, more_s / call.weight)
 
-    def _settle(self, call_id: CallId) -> None:
-        """The call is no longer served: it is charged exactly the work that it received."""
+    def _settle(self, call_id: CallId) -> float:
+        """The call is no longer served: it is charged exactly the work that it received, and this work is returned."""
         call = self._served.pop(call_id)
-        self._charge(call, call.work_s)
+        if call in self._fresh:
+            self._fresh.remove(call)
+        work_s = self._work_s(call_id, call, self.context.cost().prefill_s)
+        self._tokens.forget(call_id)
+        self._charge(call, work_s)
+        return work_s
 
     def _waits(self, account: Account) -> None:
         """One more call of the account waits. A tenant of which no call waited collected no credit meanwhile."""
         if not account.waiting:
             self._backlogs += 1
             account.backlog = self._backlogs
-            account.tag = max(account.tag, self.virtual_s)
+            self._move(account, max(account.tag, self.virtual_s))
             self.on_backlog(account)
         account.waiting += 1
 
+    def on_learnt(self, account: Account) -> None:
+        """The weight or the mean work of an account changed."""
+
     def on_backlog(self, account: Account) -> None:
         """The first call of an account begins to wait."""
+
+    def catch_up(self, account: Account) -> None:
+        """Brings an account to the least tag of the other waiting tenants. For policies whose turns do not follow tags."""
+        tags = [other.tag for other in self._names.values() if other.waiting and other is not account]
+        self._move(account, max(account.tag, min(tags, default=account.tag)))
+
+    def _move(self, account: Account, tag: float) -> None:
+        account.tag = tag
+        self.places[account.lane] = (tag, account.backlog)
 
     def _account(self, tenant: str) -> Account:
         """The account of a tenant that has a new call."""
@@ -284,52 +337,52 @@ class TenantPolicy(StaticPolicy):
         kept = kept[-(MAX_IDLE // 2) :]
         for lane in self._idle.keys() - set(kept):
             del self.accounts[lane]
+            self.places.pop(lane, None)
         self._idle = dict.fromkeys(kept)
 
 
 class TagTurns:
     """The tenant with the smallest tag is next."""
 
-    def __init__(self, policy: TenantPolicy, ahead: dict[int, float] | None = None) -> None:
+    def __init__(self, policy: TenantPolicy, places: dict[int, tuple[float, int]] | None = None) -> None:
         self._policy = policy
-        self._ahead = ahead
-        """In a copy: the charges of starts that have not happened."""
+        self._ahead = places
+        """In a copy: the places after starts that have not happened."""
+
+    @property
+    def places(self) -> dict[int, tuple[float, int]]:
+        return self._policy.places if self._ahead is None else self._ahead
 
     def next_lane(self, lanes: AbstractSet[int]) -> int:
-        policy, ahead = self._policy, self._ahead
-        accounts = policy.accounts
-        best, best_tag, best_backlog = -1, float("inf"), 0
-        for lane in lanes:
-            account = accounts.get(lane)
-            tag, backlog = (policy.virtual_s, lane) if account is None else (account.tag, account.backlog)
-            if ahead is not None:
-                tag += ahead.get(lane, 0.0)
-            if tag < best_tag or (tag == best_tag and backlog < best_backlog):
-                best, best_tag, best_backlog = lane, tag, backlog
-        return best
+        places = self.places
+        try:
+            return min(lanes, key=places.__getitem__)
+        except KeyError:  # a queue holds calls of which the policy was not told
+            unknown = (self._policy.virtual_s, 0)
+            return min(lanes, key=lambda lane: (*places.get(lane, unknown), lane))
 
     def take(self, lane: int, lanes: AbstractSet[int]) -> None:
         policy = self._policy
+        account = policy.accounts.get(lane)
+        if account is None:
+            return
         if self._ahead is None:
-            policy.virtual_s = max(policy.virtual_s, policy.tag(lane))
+            policy.virtual_s = max(policy.virtual_s, account.tag)
             policy.charge_start(lane)
-        elif (account := policy.accounts.get(lane)) is not None:
-            self._ahead[lane] = self._ahead.get(lane, 0.0) + policy.price(lane) / account.weight
+        else:
+            tag, backlog = self._ahead[lane]
+            self._ahead[lane] = (tag + policy.price(lane) / account.weight, backlog)
 
     def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
         self._policy.charge_start(lane, -1.0)
 
     def copy(self) -> "TagTurns":
-        return TagTurns(self._policy, dict(self._ahead or {}))
+        return TagTurns(self._policy, dict(self.places))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TagTurns) and self._state() == other._state()
+        return isinstance(other, TagTurns) and self.places == other.places
 
     __hash__ = None  # type: ignore[assignment]
-
-    def _state(self) -> object:
-        ahead = self._ahead or {}
-        return {lane: account.tag + ahead.get(lane, 0.0) for lane, account in self._policy.accounts.items()}
 
 
 def _output_s(cost: CostModel) -> float:
