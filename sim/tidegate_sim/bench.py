@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rates", type=_rates, metavar="R,...", help="with a suite: these loads only")
     parser.add_argument("--traces", type=_names, metavar="NAMES", help="with a suite: these traces only")
     parser.add_argument(
-        "--parts", type=_names, metavar="NAMES", help="with an engine suite: sweep, capacity, sustained (all)"
+        "--parts", type=_names, metavar="NAMES", help="with an engine suite: sweep, capacity, sustained, sensitivity"
     )
     parser.add_argument("--pool", metavar="NAME", help="with --trace: a pool, or profiles a,b,... (hetero-1)")
     parser.add_argument(

@@ -1,8 +1,9 @@
 """The base of the suites that evaluate scheduling inside one engine: papers' sweeps, capacity, and sustained rates.
 
-Each row runs on the same seeds, so differences between rows are paired. A run has three parts. `sweep` runs the paper's
+Each row runs on the same seeds, so differences between rows are paired. A run has four parts. `sweep` runs the paper's
 loads. `capacity` measures the steady-state throughput of the best row under overload, and runs 0.5, 0.7 and 0.9 of it.
-`sustained` finds by bisection the highest rate at which 95% and 99% of the targets are met.
+`sustained` finds by bisection the highest rate at which 95% and 99% of the targets are met. `sensitivity` runs further
+rows, such as worse predictors, at one load of the first workload.
 """
 
 import random
@@ -23,7 +24,7 @@ TARGETS = (0.95, 0.99)
 """Shares of the targets that a sustained rate meets."""
 HALVINGS = 6
 """Steps of the bisection; the last interval is 1/64 of the first."""
-PARTS = ("sweep", "capacity", "sustained")
+PARTS = ("sweep", "capacity", "sustained", "sensitivity")
 CLAIRVOYANT = " (true lengths)"
 """The suffix of the rows that know every length."""
 
@@ -93,6 +94,11 @@ class EngineSuite(suite.Suite):
         """A trace of `count` units, `rate` units a second."""
 
     @property
+    def sensitivity(self) -> Mapping[str, cell.Row]:
+        """The rows of the part `sensitivity`. `rows` has them too."""
+        return {}
+
+    @property
     def traces(self) -> Sequence[str]:
         return tuple(self.workloads)
 
@@ -115,7 +121,7 @@ class EngineSuite(suite.Suite):
         checks = suite.Checks(scheduler=options.scheduler)
         chosen = {name: found for name, found in self.workloads.items() if name in (options.traces or self.workloads)}
         parts = options.parts or PARTS
-        rows = list(self.rows)
+        rows = self._main_rows
         sweep: list[Report] = []
         if "sweep" in parts:
             loads = {name: options.rates or found.rates for name, found in chosen.items()}
@@ -130,6 +136,11 @@ class EngineSuite(suite.Suite):
             loads = {name: [round(share * rate, 4) for share in SHARES_OF_CAPACITY] for name, rate in capacity.items()}
             below = self._cells(options, loads, rows, checks, tell)
         sustained = self._sustained(options, capacity, checks, tell) if "sustained" in parts else {}
+        sensitivity: list[Report] = []
+        if "sensitivity" in parts and self.sensitivity:
+            name, first = next(iter(chosen.items()))
+            loads = {name: [max(options.rates or first.rates)]}
+            sensitivity = self._cells(options, loads, list(self.sensitivity), checks, tell)
         return {
             "suite": self.name,
             "scheduler": checks.report(),
@@ -144,17 +155,24 @@ class EngineSuite(suite.Suite):
             "capacity": capacity,
             "below_capacity": below,
             "sustained": sustained,
+            "sensitivity": sensitivity,
         }
 
     def table(self, report: Report) -> str:
         """A table for each load, the sustained rates, the paper's figures, and the scheduler that ran."""
-        parts = [self._load_table(found) for found in (*report["sweep"], *report["below_capacity"])]
+        parts = [
+            self._load_table(found) for found in (*report["sweep"], *report["below_capacity"], *report["sensitivity"])
+        ]
         if report["sustained"]:
             parts.append(self._sustained_table(report))
         parts.append("\n".join(f"Paper, {name}: {figure}" for name, figure in report["paper"].items()))
         parts.append("\n".join(report["notes"]))
         parts.append(report["scheduler"]["sentence"])
         return "\n\n".join(part for part in parts if part)
+
+    @property
+    def _main_rows(self) -> list[str]:
+        return [name for name in self.rows if name not in self.sensitivity]
 
     def _seeds(self, options: suite.Options) -> range:
         return range(self.first_seed, self.first_seed + (options.seeds or self.seeds))
@@ -222,7 +240,7 @@ class EngineSuite(suite.Suite):
         for workload, most in capacity.items():
             found[workload] = {}
             for share in TARGETS:
-                bounds = dict.fromkeys(self.rows, (0.0, 1.2 * most))
+                bounds = dict.fromkeys(self._main_rows, (0.0, 1.2 * most))
                 for _ in range(HALVINGS):
                     middle = {name: (low + high) / 2 for name, (low, high) in bounds.items()}
                     keys = {name: self._keys(options, workload, rate, [name])[name] for name, rate in middle.items()}

@@ -99,9 +99,13 @@ class Semantic(engine_suite.EngineSuite):
 
     @property
     def rows(self) -> Mapping[str, cell.Row]:
-        rows = engine_suite.registered({**ROWS, **_sensitivity()})
+        rows = engine_suite.registered(ROWS)
         ours = {name: row for name, row in rows.items() if name in ("priority", "sjf", "semantic", "semantic, all")}
-        return {**rows, **engine_suite.clairvoyant(ours)}
+        return {**rows, **engine_suite.clairvoyant(ours), **self.sensitivity}
+
+    @property
+    def sensitivity(self) -> Mapping[str, cell.Row]:
+        return engine_suite.registered(_sensitivity())
 
     def calls(self, workload: str, rng: random.Random, rate: float, count: int) -> Sequence[TraceCall]:
         gap_s = GAPS_S.get(workload.rsplit("-", 1)[1])
