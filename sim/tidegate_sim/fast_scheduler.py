@@ -223,7 +223,8 @@ class FastScheduler:
         if self.kv.caching:
             self._own -= 1
             runs = _prompt(prompt_tokens, prefixes, self._own)
-        keys = fast_kv_cache.Tokens(self.kv.ids, runs, WORD if output_prefix is None else output_prefix)
+        output = WORD if output_prefix is None else output_prefix
+        keys = fast_kv_cache.Tokens(self.kv.keys, runs, output, own=self._own)
         return FastRequest(request_id, prompt_tokens, output_tokens, keys, priority, arrived_at_s)
 
     def add(self, request: FastRequest) -> None:
