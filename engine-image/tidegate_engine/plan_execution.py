@@ -4,9 +4,10 @@
 - Preemption: vLLM's `_preempt_request`; the call can resume in the same step.
 - Pause: `next_decode_eligible_step`; the request keeps its KV blocks and computes nothing in this step.
 - Held contexts: `block_pool.touch` on the cached blocks of a request that ends, `free_blocks` when the hold is over.
-- Memory: when vLLM cannot allocate blocks, held contexts yield first. Then `priority` of each running request becomes its
-  place in the core's order of yielding, and vLLM preempts the greatest. After the step each request has its own number
-  again, which other parts of vLLM and its connectors read.
+- Memory: when vLLM cannot allocate blocks, held contexts yield first. When vLLM then asks for its policy, to choose the
+  request that it preempts, `priority` of each running request becomes its place in the core's order of yielding, and vLLM
+  preempts the greatest. After the step each request has its own number again, which other parts of vLLM and its connectors
+  read.
 
 The scheduler mixin calls this module under its lock. This module also answers the core's questions (`EngineProbe`).
 """
@@ -85,23 +86,32 @@ class PlanExecution:
         """The blocks of each held context, in the order of the prompt."""
         self._own_priority: dict[str, tuple[Request, int]] = {}
         """The requests whose `priority` is a place in the order of yielding now, with their own number."""
-        manager = scheduler.kv_cache_manager
-        self._allocate_slots = manager.allocate_slots
-        manager.allocate_slots = self._allocate
+        self._stepping = False
+        self._manager = scheduler.kv_cache_manager
+        self._allocate_slots = self._manager.allocate_slots
 
     def begin_step(self) -> None:
         """Takes the core's plan and prepares vLLM's scheduler for it. Call it before `schedule`."""
         now = self._clock()
         self._free(self._core.take_released(now))
         self._carry_out(self._core.take_plan(now))
+        # vLLM allocates for each running request in each step, so the call goes through here only if it can matter.
+        self._manager.allocate_slots = self._allocate if self._held else self._allocate_slots
+        self._stepping = True
 
     def end_step(self) -> None:
         """Call it after `schedule`, also if it raised."""
+        self._stepping = False
         for request, priority in self._own_priority.values():
             request.priority = priority
-        if self._own_priority:
-            self._scheduler.policy = SchedulingPolicy.PRIORITY
-            self._own_priority.clear()
+        self._own_priority.clear()
+
+    def preemption_policy(self, own: SchedulingPolicy) -> SchedulingPolicy:
+        """vLLM's choice of the request to preempt. `own` is the policy that the scheduler has at other times."""
+        if not self._stepping or own is SchedulingPolicy.FCFS:
+            return own
+        self._rank_running()
+        return SchedulingPolicy.FCFS if self._core.policy.failing else own
 
     def before_free(self, request: Request) -> None:
         """A request is about to free its blocks because it ended. Holds them if the core wants the context back."""
@@ -154,7 +164,7 @@ class PlanExecution:
             scheduler.prev_step_scheduled_req_ids.discard(call_id)  # it may resume in this step
 
     def _allocate(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's `allocate_slots`. If there is no memory, held contexts yield, and the running requests are ranked.
+        """vLLM's `allocate_slots`. If there is no memory, held contexts yield.
 
         A waiting request does not make held contexts yield while other requests run: `session_hold` weighed them when it
         decided to hold."""
@@ -168,8 +178,6 @@ class PlanExecution:
                 break
             self._free([call_id])
             blocks = self._allocate_slots(request, *args, **kwargs)
-        if blocks is None and runs and self._scheduler.policy == SchedulingPolicy.PRIORITY:
-            self._rank_running()
         return blocks
 
     def _rank_running(self) -> None:
@@ -182,8 +190,6 @@ class PlanExecution:
         for request in self._scheduler.running:
             self._own_priority[request.request_id] = (request, request.priority)
             request.priority = len(order) - order[CallId(request.request_id)]
-        if self._core.policy.failing:
-            self._scheduler.policy = SchedulingPolicy.FCFS
 
     def _free(self, call_ids: Iterable[CallId]) -> None:
         for call_id in call_ids:

@@ -26,8 +26,9 @@ class Scan:
         self.active = False
         self._clock = clock
         self._queues: list[OrderedQueue] = []
-        self._popped: tuple[OrderedQueue, Request] | None = None
+        self.popped: Request | None = None
         """The last request that vLLM popped. Whether it starts is not known before vLLM's next look at a queue."""
+        self.popped_from: OrderedQueue | None = None
 
     def join(self, queue: "OrderedQueue") -> None:
         self._queues.append(queue)
@@ -35,15 +36,11 @@ class Scan:
     def begin(self) -> None:
         self.active = True
 
-    def popped(self, queue: "OrderedQueue", request: Request) -> None:
-        self._popped = (queue, request)
-
     def settle(self) -> None:
         """Reports the start of the last request that was popped, if vLLM started it."""
-        if self._popped is not None:
-            (queue, request), self._popped = self._popped, None
-            if request.status is RequestStatus.RUNNING:
-                queue.started(self._clock(), request)
+        request, self.popped = self.popped, None
+        if request is not None and self.popped_from is not None and request.status is RequestStatus.RUNNING:
+            self.popped_from.started(self._clock(), request)
 
     def end(self) -> None:
         self.settle()
@@ -77,6 +74,8 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
         self._admit = admit
         self._preempted = preempted
         self._requests: dict[str, Request] = {}
+        self._peeked: Request | None = None
+        """The request that vLLM has looked at in this scan and may pop next."""
         scan.join(self)
 
     def add_request(self, request: Request) -> None:
@@ -88,23 +87,25 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
     def pop_request(self) -> Request:
         """Raises `IndexError` if no request waits."""
         scan = self._scan
-        scan.settle()
-        try:
-            if scan.active:
-                request = self._requests[self._queue.pass_over().call.id]
-                scan.popped(self, request)
-                return request
-            return self._requests.pop(self._queue.pop(self._clock()).item.call.id)
-        except EmptyQueue:
-            raise IndexError("pop from an empty queue") from None
+        if scan.active:
+            request = self._peeked or self.peek_request()
+            self._peeked = None
+            self._queue.set_aside(CallId(request.request_id))
+            scan.popped, scan.popped_from = request, self
+        else:
+            request = self.peek_request()
+            self.started(self._clock(), request)
+        return request
 
     def peek_request(self) -> Request:
         """Raises `IndexError` if no request waits."""
-        self._scan.settle()
+        if self._scan.popped is not None:
+            self._scan.settle()
         try:
-            return self._requests[self._queue.peek().call.id]
+            self._peeked = self._requests[self._queue.peek().call.id]
         except EmptyQueue:
-            raise IndexError("peek from an empty queue") from None
+            raise IndexError("the queue is empty") from None
+        return self._peeked
 
     def prepend_request(self, request: Request) -> None:
         """vLLM calls this for a preempted request: it comes back before its equals, with its recomputation as work."""
@@ -115,6 +116,9 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         """vLLM calls this for the requests that the step skipped, last first. Those that were popped here have kept their
         place; those that were popped from the other queue come before or behind them, as they were popped."""
+        requests = list(requests)
+        if self._requests.keys() >= {request.request_id for request in requests}:
+            return
         behind: list[Request] = []
         before: list[Request] = []
         for request in requests:
@@ -147,18 +151,21 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
 
     def started(self, now: float, request: Request) -> None:
         """A request that was popped in this scan runs."""
+        self._peeked = None
         del self._requests[request.request_id]
         self._queue.start(now, CallId(request.request_id))
 
     def end_scan(self) -> None:
+        self._peeked = None
         self._queue.end_scan()
 
     def __contains__(self, request: object) -> bool:
         return self._requests.get(getattr(request, "request_id", "")) is request
 
     def __bool__(self) -> bool:
-        self._scan.settle()
-        return self._queue.candidates > 0
+        if self._scan.popped is not None:
+            self._scan.settle()
+        return self._queue.has_candidates()
 
     def __len__(self) -> int:
         self._scan.settle()

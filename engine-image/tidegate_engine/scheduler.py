@@ -84,6 +84,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
     ) -> None:
         """Without `policy` the policy is the one of vLLM's own `--scheduling-policy`. With `learn_cost` the measured step
         times refine `cost`."""
+        self._vllm_policy = SchedulingPolicy.FCFS
         super().__init__(*args, **kwargs)
         self._lock = threading.RLock()
         self._clock = clock
@@ -117,6 +118,16 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         """Sessions that stopped in the present `update_from_output` while they waited."""
         self._ended: dict[CallId, bool] = {}
         self._follow_policy()
+
+    @property
+    def policy(self) -> SchedulingPolicy:
+        """vLLM's choice of the request to preempt: the last to come, or the one with the greatest priority."""
+        execution: plan_execution.PlanExecution | None = self.__dict__.get("_execution")  # None while vLLM constructs
+        return self._vllm_policy if execution is None else execution.preemption_policy(self._vllm_policy)
+
+    @policy.setter
+    def policy(self, value: SchedulingPolicy) -> None:
+        self._vllm_policy = value
 
     # The calls of vLLM's engine core.
 

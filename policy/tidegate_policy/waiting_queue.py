@@ -58,6 +58,10 @@ class WaitingQueue:
     def policy(self) -> Policy:
         return self._heaps.policy
 
+    def has_candidates(self) -> bool:
+        """Whether `peek` gives a call."""
+        return bool(self._heaps.open_in)
+
     @property
     def candidates(self) -> int:
         """Waiting calls that the present scan has not passed over."""
@@ -84,6 +88,10 @@ class WaitingQueue:
         entry = self._heaps.head()
         self._heaps.pass_over(entry)
         return entry.item
+
+    def set_aside(self, call_id: CallId) -> None:
+        """`pass_over` for the call that `peek` gave. Raises `KeyError` if it does not wait here."""
+        self._heaps.pass_over(self._heaps.live[call_id])
 
     def end_scan(self) -> None:
         """All waiting calls are candidates again."""

@@ -113,7 +113,7 @@ class Heaps:
     __slots__ = (
         "arrival_at",
         "arrivals",
-        "can_fail",
+        "guard",
         "lanes",
         "live",
         "open_in",
@@ -127,7 +127,7 @@ class Heaps:
     def __init__(self, policy: Policy, entries: Iterable[Entry] = (), *, scan: int = 1) -> None:
         """Takes over the calls, ranks and scan of `entries`. If the policy raises, the caller has lost nothing."""
         self.policy = policy
-        self.can_fail = hasattr(policy, "failing")
+        self.guard = cast("_MayFail", policy) if hasattr(policy, "failing") else None
         self.live: dict[CallId, Entry] = {}
         self.lanes: dict[int, _Lane] = {}
         self.waiting_in: dict[int, int] = {}
@@ -189,14 +189,14 @@ class Heaps:
     def head(self) -> Entry:
         if not self.open_in:
             raise EmptyQueue("the queue is empty" if not self.live else "the scan has passed over all waiting calls")
-        if self.failing():
+        if self.guard is not None and self.guard.failing:
             return self._first_to_arrive()
         open_in = self.open_in
         lane = next(iter(open_in)) if len(open_in) == 1 else self.policy.turns.next_lane(open_in.keys())
         return self.lanes[lane].head(self.scan)
 
     def failing(self) -> bool:
-        return self.can_fail and bool(cast("_MayFail", self.policy).failing)
+        return self.guard is not None and self.guard.failing
 
     def end_scan(self) -> None:
         if self.passed:

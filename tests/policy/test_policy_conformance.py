@@ -1,4 +1,5 @@
-"""Rules that every registered policy keeps under any history, and proof that these tests can fail.
+"""Rules that every policy keeps under any history, with the broken policies that break them, in one file to be read
+together.
 
 The histories mix arrivals, steps, blocked starts, preemptions, aborts, late predictions and switches between all policies.
 """
@@ -169,10 +170,41 @@ def test_every_policy_ends_every_call_and_keeps_nothing_of_it(name: str) -> None
 def kept(policy: policies.Policy) -> dict[str, int]:
     """The sizes of the collections in which a policy keeps calls; sessions, means and debts outlive calls on purpose."""
     outlive = {"accounts", "places", "tickets", "parameters"}
-    outlive |= {"_idle", "_sessions", "_mean_s", "_heads", "_quanta", "_to_probe", "_uncharged"}
+    outlive |= {"_idle", "_sessions", "_mean_s", "_heads", "_quanta", "_to_probe", "_uncharged", "_unchecked"}
     return {
         field: len(value) for field, value in vars(policy).items() if hasattr(value, "__len__") and field not in outlive
     }
+
+
+def sizes(value: object, depth: int = 3) -> int:
+    """The size of the largest collection in an object of ours and in the objects that it holds."""
+    own = len(value) if hasattr(value, "__len__") else 0
+    if not depth or not type(value).__module__.startswith("tidegate_policy"):
+        return own
+    return max([own, *(sizes(each, depth - 1) for each in getattr(value, "__dict__", {}).values())])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_policy_grows_in_steady_state(name: str) -> None:
+    engine = small_engine.SmallEngine(create(name), places=4)
+    engine.arrive(small_engine.call("first", output_predicted=1))
+    for number in range(4000):
+        arrived = engine.arrive(
+            small_engine.call(
+                f"c{number}",
+                output_predicted=1 + number % 3,
+                prompt_tokens=1 + number % 50,
+                tenant=f"t{number % 7}",
+                urgency=number % 5,
+                group=f"g{number // 10}" if number % 2000 > 1000 else None,
+                session=f"s{number % 5}",
+            )
+        )
+        if number % 3:
+            engine.abort(arrived.call.id)
+        engine.step()
+    assert len(engine.queue) < 20
+    assert sizes(engine.policy) < 250
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tidegate_policy import policies
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import CallId
-from tidegate_policy.policies import batch_decomposition, relquery
+from tidegate_policy.policies import batch_decomposition, relquery_policy
 
 COST = CostModel(
     step_s=0.03, prefill_s=2e-4, decode_s=5e-4, max_batch=4, max_step_tokens=1000, kv_tokens=2500, context_s=0.0
@@ -153,7 +153,7 @@ def test_cached_prefixes_make_a_group_shorter() -> None:
     for _ in range(10):
         served.queue.rekey(served.policy.on_tokens(served.now, {}))
     assert order(served) == ["cached", "plain"]
-    assert len(cache.lookups) == 2 * relquery.SAMPLE
+    assert len(cache.lookups) == 2 * relquery_policy.SAMPLE
 
 
 def test_nothing_is_looked_up_again_while_nothing_of_a_group_has_started() -> None:
@@ -167,7 +167,7 @@ def test_nothing_is_looked_up_again_while_nothing_of_a_group_has_started() -> No
     served.step(max_starts=2)
     for _ in range(3):
         served.step(max_starts=0)
-    assert sum(name.startswith("waiting") for name in cache.lookups) == before == relquery.SAMPLE
+    assert sum(name.startswith("waiting") for name in cache.lookups) == before == relquery_policy.SAMPLE
 
 
 def test_a_group_is_forgotten_when_its_last_call_is_gone() -> None:
@@ -207,8 +207,8 @@ def test_the_estimate_of_a_very_large_group_reads_a_bounded_number_of_its_calls(
 
 def test_groups_beyond_the_lanes_are_groups_of_one() -> None:
     served = engine()
-    for number in range(relquery.MAX_GROUPS + 50):
+    for number in range(relquery_policy.MAX_GROUPS + 50):
         send(served, f"g{number}", 1)
-    assert len({served.policy.lane(item) for item in served.queue}) == relquery.MAX_GROUPS + 1
+    assert len({served.policy.lane(item) for item in served.queue}) == relquery_policy.MAX_GROUPS + 1
     served.run(60.0)
-    assert len(served.ended) == relquery.MAX_GROUPS + 50
+    assert len(served.ended) == relquery_policy.MAX_GROUPS + 50

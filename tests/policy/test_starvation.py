@@ -1,4 +1,7 @@
-"""Each policy starves exactly the calls that its page in docs/policies names, and keeps the bounds that the page gives."""
+"""Each policy starves exactly the calls that its page names, in one file so that no statement goes without a test.
+
+The statements and bounds are those of the pages in docs/policies.
+"""
 
 import random
 from collections.abc import Callable

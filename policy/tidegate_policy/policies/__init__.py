@@ -7,7 +7,7 @@ the order of a policy. `POLICIES` is the only list of names; gateway, engines, o
 import math
 from collections.abc import Mapping
 
-from tidegate_policy.policies.augmented import Augmented
+from tidegate_policy.policies.augmented_policy import Augmented
 from tidegate_policy.policies.cfs import Cfs
 from tidegate_policy.policies.edf import Edf
 from tidegate_policy.policies.fcfs import Fcfs
@@ -30,9 +30,9 @@ from tidegate_policy.policies.policy_contract import (
     replay,
 )
 from tidegate_policy.policies.priority import Priority
-from tidegate_policy.policies.relquery import RelQuery
+from tidegate_policy.policies.relquery_policy import RelQuery
 from tidegate_policy.policies.rr import Rr
-from tidegate_policy.policies.semantic import Semantic
+from tidegate_policy.policies.semantic_policy import Semantic
 from tidegate_policy.policies.sjf import Sjf
 from tidegate_policy.policies.srtf import Srtf
 from tidegate_policy.policies.stride import Stride

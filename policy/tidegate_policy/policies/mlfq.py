@@ -8,6 +8,7 @@ A call that has waited `boost_s` goes before all calls that were not boosted, th
 highest level. In vLLM only preempted calls return to the queue, so demotion mostly decides which running call yields.
 """
 
+import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -141,7 +142,7 @@ class Mlfq(StaticPolicy):
         return self._level_of(self.context.cost().prefill_s * call.prompt_tokens)
 
     def _level_of(self, work_s: float) -> int:
-        return sum(work_s > quantum_s for quantum_s in self._quanta)
+        return bisect.bisect_left(self._quanta, work_s)
 
     def _boost(self, now: float) -> Changed:
         boosted = self._waits.take(now)

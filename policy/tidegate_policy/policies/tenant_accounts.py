@@ -1,4 +1,4 @@
-"""What the fair policies share: a lane and an account for each tenant.
+"""The lanes and accounts of tenants that the fair policies share, in one file because all events move the same accounts.
 
 `wfq`, `stride`, `cfs`, `rr` and `lottery` differ in the tenant that they choose next, and in the work that a start is
 charged before the call is served. All else is here. An account holds the work that a tenant was charged, divided by the

@@ -99,14 +99,15 @@ class Augmented(StaticPolicy):
         known = self._calls.get(item.call.id)
         if known is None:
             known = self._new(item)
-        return (known.since_s + self._set_back_s(item, known, served=0),)
+        return (known.since_s + self._set_back_s(item, known),)
 
     def rank(self, item: QueuedRequest) -> Key:
-        """The value of a running call counts what is left of it."""
-        known = self._calls.get(item.call.id)
-        if known is None:
-            return self.key(item)
-        return (item.call.arrived_at_s + self._set_back_s(item, known, served=self._tokens.outputs(item.call.id)),)
+        """The value of a running call counts only the output that is left, on the context that it has."""
+        call, cost = item.call, self.context.cost()
+        done = self._tokens.outputs(call.id)
+        left = max(call.output_predicted - done, 1) * call.sequences
+        value_s = cost.step_s * left * (call.prompt_tokens + done + left / 2) / cost.kv_tokens
+        return (call.arrived_at_s + self._patience_s * value_s / (value_s + self._reference_s),)
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
         known = self._calls[item.call.id] = self._new(item)
@@ -167,14 +168,13 @@ class Augmented(StaticPolicy):
             self._running_context -= known.prompt_tokens
         return known
 
-    def _set_back_s(self, item: QueuedRequest, known: _Known, *, served: int) -> float:
+    def _set_back_s(self, item: QueuedRequest, known: _Known) -> float:
         call = item.call
-        prompt = known.prompt_tokens + served
         value_s = augmented_value.value_s(
             self.context.cost(),
-            total=known.total + served,
-            returned=prompt - known.total - served,
-            output=max(call.output_predicted - served, 1) * call.sequences,
+            total=known.total,
+            returned=call.prompt_tokens - known.total,
+            output=call.output_predicted * call.sequences,
             cached=min(known.cached, known.total),
             tool_s=min(call.tool_s or 0.0, MAX_TOOL_S),
             others=known.others,

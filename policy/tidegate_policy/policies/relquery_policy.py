@@ -1,8 +1,9 @@
-"""`relquery`: the request group with the least remaining work goes first (RelServe 4.2, the Dynamic Priority Updater).
+"""`relquery`: the request group with the least remaining work goes first, in one file because all events change one table.
 
-A client waits for all calls of a group, so all calls of a group share one priority: the predicted seconds of the work that
-is left (`batch_decomposition`), on uncached tokens. A group is a lane, so a new priority moves no waiting call. Calls
-without a group are groups of one. They share a lane in which the least remaining work goes first.
+This is the Dynamic Priority Updater of RelServe (section 4.2). A client waits for all calls of a group, so all calls of
+a group share one priority: the predicted seconds of the work that is left (`batch_decomposition`), on uncached tokens.
+A group is a lane, so a new priority moves no waiting call. Calls without a group are groups of one. They share a lane
+in which the least remaining work goes first.
 
 - The estimate of a group is made when it arrives, and again when the group has made `MATERIAL` progress. While nothing of
   it has started, only arrivals of its calls change it (eq 12).
@@ -44,8 +45,10 @@ ESTIMATED = 256
 SAMPLE = 4
 """Calls of a group whose cached tokens are looked up (eq 11)."""
 ESTIMATES_PER_STEP = 1
-SWEEP = 8
-"""Steps after which the progress of running groups is looked for."""
+SLACK_HEADS = 64
+"""Entries of singles that no longer wait, tolerated beyond one for each single."""
+SWEEP = 16
+"""Steps within which the progress of every running group is looked at."""
 
 Place = tuple[float, float, float]
 """(0 for urgency 0 else 1, remaining seconds or 0 once lifted, arrival number): the smallest goes first."""
@@ -136,10 +139,8 @@ class RelQuery(StaticPolicy):
         self._changed: dict[str, None] = {}
         """Groups that must be estimated again."""
         self._tokens = token_counts.TokenCounts()
-        self._running = 0
-        """Running calls of groups."""
-        self._uncounted = 0
-        """Tokens counted since progress was looked for."""
+        self._unchecked: list[str] = []
+        """Groups whose progress is to be looked at next."""
         self._number = 0
         self._group_patience = overdue.Overdue()
         self._single_patience = overdue.Overdue()
@@ -199,7 +200,6 @@ class RelQuery(StaticPolicy):
             group.running[call.id] = member
             group.since_s = now
             group.sampled = False
-            self._running += 1
         elif single is not None:
             single.waits = False
             self._single_patience.forget(call.id)
@@ -211,10 +211,7 @@ class RelQuery(StaticPolicy):
 
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
         self._tokens.add(computed)
-        self._uncounted += len(computed)
-        if self._uncounted >= SWEEP * self._running:
-            self._uncounted = 0
-            self._find_progress()
+        self._find_progress()
         self._estimate_changed()
         return self._lift(now)
 
@@ -234,10 +231,9 @@ class RelQuery(StaticPolicy):
         if member is not None:
             group = member.group
             group.waiting_tokens -= group.waiting.pop(call_id, 0)
-            self._running -= group.running.pop(call_id, None) is not None
+            group.running.pop(call_id, None)
             if group.waiting or group.running:
-                if self._work_s(group) < (1 - MATERIAL) * group.work_s:
-                    self._changed[group.name] = None
+                self._changed[group.name] = None
             else:
                 del self._groups[group.name], self.places[group.lane]
                 self._changed.pop(group.name, None)
@@ -270,7 +266,6 @@ class RelQuery(StaticPolicy):
         member, single = self._members.get(call_id), self._singles.get(call_id)
         if member is not None and member.group.running.pop(call_id, None) is not None:
             group = member.group
-            self._running -= 1
             group.waiting[call_id] = item.call.prompt_tokens
             group.waiting_tokens += item.call.prompt_tokens
             self._changed[group.name] = None
@@ -280,6 +275,9 @@ class RelQuery(StaticPolicy):
     def _single_waits(self, call_id: CallId, single: _Single) -> None:
         single.waits = True
         heapq.heappush(self._heads, (single.place, call_id))
+        if len(self._heads) > 2 * len(self._singles) + SLACK_HEADS:
+            self._heads = [head for head in self._heads if self.counts(head)]
+            heapq.heapify(self._heads)
         if single.place[1]:
             self._single_patience.watch(call_id, single.ends_at_s)
 
@@ -307,9 +305,12 @@ class RelQuery(StaticPolicy):
         self.places[group.lane] = group.place
 
     def _find_progress(self) -> None:
-        """Marks the groups that have made progress since their estimate."""
-        for group in self._groups.values():
-            if group.running and self._work_s(group) < (1 - MATERIAL) * group.work_s:
+        """Marks groups that have made progress since their estimate; it looks at a part of the groups in each step."""
+        if not self._unchecked:
+            self._unchecked = list(self._groups)
+        for _ in range(min(len(self._groups) // SWEEP + 1, len(self._unchecked))):
+            group = self._groups.get(self._unchecked.pop())
+            if group is not None and group.running and self._work_s(group) < (1 - MATERIAL) * group.work_s:
                 self._changed[group.name] = None
 
     def _work_s(self, group: _Group) -> float:

@@ -1,0 +1,213 @@
+"""Every policy, regulator and held context in vLLM's engine core with a real model and a KV cache of 13 blocks.
+
+The model is a small Llama with random weights. Its greedy answers depend on every token of the context: KV blocks that
+were mixed up, lost or kept too long change an answer. One engine core serves all tests; each gets a new scheduler.
+"""
+
+import random
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs the vLLM CPU build")
+
+import torch
+import transformers
+from vllm import LLM, SamplingParams
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from tidegate_engine.scheduler import TidegateAsyncScheduler, TidegateScheduler
+from tidegate_policy import policies
+from tidegate_policy.engine import regulators, session_hold
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+
+BLOCK = 32
+CLASSES = [TidegateScheduler, TidegateAsyncScheduler]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    """A real engine in this process: executor, worker, model runner and KV cache are vLLM's."""
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(3)
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(
+        vocab_size=512, num_key_value_heads=4, max_position_embeddings=1024, initializer_range=0.3, **shape
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "HF_HUB_OFFLINE": "1",
+        }.items():
+            patch.setenv(name, value)
+        return LLM(
+            model=str(folder),
+            skip_tokenizer_init=True,
+            dtype="float32",
+            max_model_len=320,
+            enforce_eager=True,
+            num_gpu_blocks_override=14,
+            block_size=BLOCK,
+            max_num_seqs=4,
+            seed=1,
+            disable_log_stats=True,
+        )
+
+
+class Core:
+    """The engine core with a scheduler of one test."""
+
+    def __init__(self, llm, scheduler, *, prefix_cache=True, **ours):
+        self.engine = llm.llm_engine
+        core = self.engine.engine_core.engine_core
+        before = core.scheduler
+        before.vllm_config.cache_config.enable_prefix_caching = prefix_cache
+        self.scheduler = core.scheduler = scheduler(
+            vllm_config=before.vllm_config,
+            kv_cache_config=before.kv_cache_config,
+            structured_output_manager=before.structured_output_manager,
+            include_finished_set=False,
+            log_stats=False,
+            block_size=before.block_size,
+            hash_block_size=before.hash_block_size,
+            **ours,
+        )
+        self.answers = {}
+
+    def add(self, name, prompt, output=30, priority=0, **labels):
+        sent = {f"tg.{key}": value for key, value in labels.items()}
+        params = SamplingParams(
+            temperature=0, max_tokens=output, ignore_eos=True, detokenize=False, extra_args=sent or None
+        )
+        self.engine.add_request(name, {"prompt_token_ids": prompt}, params, priority=priority)
+
+    def step(self):
+        for output in self.engine.step():
+            self.answers[output.request_id] = list(output.outputs[0].token_ids)
+
+    def drain(self):
+        while self.engine.has_unfinished_requests():
+            self.step()
+        return self.answers
+
+    @property
+    def free_blocks(self):
+        return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+
+def workload(seed=0):
+    """Calls with labels of all kinds; half of the prompts share a prefix."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(5, 500) for _ in range(2 * BLOCK)]
+    calls = []
+    for index in range(12):
+        own = [rng.randrange(5, 500) for _ in range(rng.randrange(8, 90))]
+        labels = {
+            "out_pred": rng.randrange(1, 60),
+            "urgency": rng.randrange(5),
+            "budget_ms": rng.randrange(100, 60_000),
+            "tenant": rng.choice("xyz"),
+            "weight": rng.choice([0.5, 1, 4]),
+            "relquery": rng.choice(["g", "h", "i"]),
+            "tpot_ms": rng.choice([1, 1000]),
+            "session": f"s{index % 5}",
+            "tool": "search",
+        }
+        calls.append((f"c{index}", shared + own if index % 2 else own, rng.randrange(5, 30), labels))
+    return calls
+
+
+def served(core, calls, at_step=lambda step: None):
+    """Serves `calls`, a new one at every second step, and returns the answers."""
+    waiting = list(calls)
+    step = 0
+    while waiting or core.engine.has_unfinished_requests():
+        if waiting and step % 2 == 0:
+            name, prompt, output, labels = waiting.pop(0)
+            core.add(name, prompt, output, **labels)
+        at_step(step)
+        core.step()
+        step += 1
+    return core.answers
+
+
+@pytest.fixture(scope="module")
+def expected(llm):
+    """The answers of vLLM's own scheduler."""
+    return served(Core(llm, Scheduler), [(name, prompt, output, {}) for name, prompt, output, _ in workload()])
+
+
+def test_the_answers_depend_on_the_whole_context(llm):
+    prompt = list(range(5, 150))
+    core = Core(llm, Scheduler)
+    core.add("as it is", prompt)
+    core.add("another first token", [200, *prompt[1:]])
+    answers = core.drain()
+    assert answers["as it is"] != answers["another first token"]
+    assert len(set(answers["as it is"])) > 5
+
+
+@pytest.mark.parametrize("policy", sorted(policies.POLICIES))
+def test_a_policy_changes_the_order_and_no_answer(llm, expected, policy):
+    core = Core(llm, TidegateScheduler, policy=policy)
+    free = core.free_blocks
+    assert served(core, workload()) == expected
+    assert core.scheduler.state().policy == policy
+    assert core.free_blocks == free
+
+
+@pytest.mark.parametrize("scheduler", CLASSES)
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_all_regulators_together_with_holds_switches_and_aborts_change_no_answer(
+    llm, expected, scheduler, prefix_cache
+):
+    rng = random.Random(prefix_cache)
+    core = Core(
+        llm,
+        scheduler,
+        prefix_cache=prefix_cache,
+        policy="priority",
+        regulators=regulators.create(sorted(regulators.REGULATORS)),
+        hold=session_hold.settings(0.5),
+    )
+    free = core.free_blocks
+    aborted = set()
+
+    def disturb(step):
+        if step % 7 == 3:
+            core.scheduler.set_policy(rng.choice(sorted(policies.POLICIES)), "a switch while calls run", {})
+        if step % 25 == 17 and core.scheduler.requests:
+            name = rng.choice(sorted(core.scheduler.requests))
+            outside = next(call for call, *_ in workload() if name.startswith(call + "-") or name == call)
+            aborted.add(outside)
+            core.engine.abort_request([outside])
+
+    answers = served(core, workload(), disturb)
+    finished = {name: answer for name, answer in answers.items() if name not in aborted}
+    assert finished == {name: answer for name, answer in expected.items() if name not in aborted}
+    assert len(finished) > 5
+    core.scheduler.reset_prefix_cache()
+    assert core.free_blocks == free
+
+
+@pytest.mark.parametrize("hold", [None, session_hold.Settings(max_share=0.7)])
+def test_a_session_gets_its_answers_after_tool_calls_with_and_without_a_hold(llm, hold):
+    """Turns with a gap in which other calls need the memory. The second turn repeats the first and adds to it."""
+    rng = random.Random(4)
+    first = [rng.randrange(5, 500) for _ in range(140)]
+    others = [[rng.randrange(5, 500) for _ in range(150)] for _ in range(4)]
+
+    def conversation(core):
+        core.add("turn1", first, 20, session="s", tool="search", tool_ms=1)
+        core.drain()
+        for index, prompt in enumerate(others):
+            core.add(f"other{index}", prompt, 10)
+        for _ in range(3):
+            core.step()
+        core.add("turn2", first + core.answers["turn1"] + [7, 8, 9], 20, session="s")
+        return dict(core.drain())
+
+    assert conversation(Core(llm, TidegateScheduler, policy="fcfs", hold=hold)) == conversation(Core(llm, Scheduler))
