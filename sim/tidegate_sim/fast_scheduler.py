@@ -1,4 +1,4 @@
-"""A model of vLLM 0.32's scheduler in plain Python, about forty times as fast as vLLM's own.
+"""A model of vLLM 0.32's scheduler in plain Python, in one file so that it can be read beside vLLM's own.
 
 It schedules as `vllm.v1.core.sched.scheduler.Scheduler` does for a model with full attention, chunked prefill, one KV-cache
 group and synchronous steps. It leaves out what the virtual engine never uses: encoders, LoRA, grammars, speculative tokens,

@@ -1,5 +1,6 @@
 """The suites about one engine: a small part of each, and what they share."""
 
+import gzip
 import itertools
 import json
 import random
@@ -120,6 +121,36 @@ def test_bursts_come_at_their_gap_and_stay_within_their_size():
     assert len(calls) == 500
     assert all(later - sooner == pytest.approx(0.1) for sooner, later in itertools.pairwise(instants))
     assert max(sum(call.arrival_s == instant for call in calls) for instant in instants) <= 20
+
+
+def test_published_sessions_are_like_the_generated_ones(published):
+    real = tool_sessions.imported(published("augmented_merge/segments.csv.gz"), random.Random(1), rate=2.0)
+    made = tool_sessions.trace(random.Random(1), sessions=1000, rate=2.0)
+
+    def means(calls):
+        sessions = len({call.session for call in calls})
+        outputs = sum(call.output_tokens for call in calls) / len(calls)
+        tools = sum(call.tool.duration_s for call in calls if call.tool) / sessions
+        return len(calls) / sessions, outputs, tools
+
+    assert means(made) == pytest.approx(means(real), rel=0.25)
+
+
+def test_published_relational_prompts_become_groups_of_one_template(published):
+    path = published("relational_prompts/prompts.jsonl.gz")
+    calls = relational_queries.imported(path, random.Random(1), queries=20, rate=1.0)
+    groups = {call.relquery: {other.slo_class for other in calls if other.relquery == call.relquery} for call in calls}
+    assert len(groups) == 20
+    assert all(len(templates) == 1 for templates in groups.values())
+
+
+def test_a_file_of_another_kind_is_no_trace(tmp_path):
+    path = tmp_path / "other.gz"
+    path.write_bytes(gzip.compress(b"a,b\n1,2\n"))
+    with pytest.raises(trace_format.BadTrace, match="not the sessions with tools"):
+        tool_sessions.imported(path, random.Random(1), rate=1.0)
+    with pytest.raises(trace_format.BadTrace, match="not the relational prompts"):
+        relational_queries.imported(path, random.Random(1), queries=1, rate=1.0)
 
 
 def test_a_session_repeats_its_context_and_fits_the_models():
