@@ -131,7 +131,9 @@ class EngineSuite(suite.Suite):
         if "capacity" in parts or "sustained" in parts:
             overloads = {name: [found.overload] for name, found in chosen.items() if found.overload}
             for over in self._cells(options, overloads, rows, checks, tell):
-                capacity[over["workload"]] = max(item["throughput"]["mean"] for item in over["rows"].values())
+                capacity[over["workload"]] = max(
+                    item["throughput"]["mean"] for name, item in over["rows"].items() if not name.endswith(CLAIRVOYANT)
+                )
         if "capacity" in parts:
             loads = {name: [round(share * rate, 4) for share in SHARES_OF_CAPACITY] for name, rate in capacity.items()}
             below = self._cells(options, loads, rows, checks, tell)
