@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tidegate_sim import (
+    bench,
     bench_report,
     engine_suite,
     paired_difference,
@@ -59,6 +60,14 @@ def test_checked_cells_give_the_same_figures_on_vllms_scheduler(name):
     _, report = ran(name, seeds=1, workflows=2, checked_share=1.0)
     assert report["scheduler"]["checked_on_vllm"] == report["scheduler"]["cells"]
     assert report["scheduler"]["unequal"] == []
+
+
+@pytest.mark.parametrize(("option", "name"), [("--traces", "nowhere"), ("--parts", "everything")])
+def test_an_unknown_trace_or_part_is_answered_with_those_that_exist(option, name, capsys):
+    assert bench.main(["semantic", option, name, "--checked-share", "0"]) == 1
+    complaint = capsys.readouterr().err
+    assert f"has no {name!r}" in complaint
+    assert "sweep" in complaint or "a100-4b-gap0.1" in complaint
 
 
 def test_a_sustained_rate_is_below_the_capacity_and_falls_with_the_share_of_targets():
