@@ -65,10 +65,12 @@ class EngineClient:
         reason: str,
         parameters: Mapping[str, float] | None = None,
         *,
+        bypass: bool = False,
         timeout_s: float = SET_POLICY_TIMEOUT_S,
     ) -> Switched | None:
-        """Puts `policy` in force; returns when it is. A parameter that is not given takes its default."""
-        request = control_pb2.SetPolicyRequest(policy=policy, reason=reason, parameters=parameters)
+        """Puts `policy` in force; returns when it is. A parameter that is not given takes its default. A `bypass` lasts
+        until the next call."""
+        request = control_pb2.SetPolicyRequest(policy=policy, reason=reason, parameters=parameters, bypass=bypass)
         try:
             answer = await self._stub.SetPolicy(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
@@ -125,9 +127,16 @@ class EngineConnections:
         return {address for address, connection in self._connections.items() if connection.reports}
 
     async def put_in_force(
-        self, policy: str, reason: str, parameters: Mapping[str, float], defaults: Mapping[str, float]
+        self,
+        policy: str,
+        reason: str,
+        parameters: Mapping[str, float],
+        defaults: Mapping[str, float],
+        *,
+        bypass: bool = False,
     ) -> dict[str, str]:
-        """Sets `policy` and its `parameters` on each engine whose last report differs; returns the errors by address.
+        """Sets `policy`, its `parameters` and `bypass` on each engine whose last report differs; returns the errors by
+        address.
 
         `defaults` are the values of the policy's other parameters. They count only where the engine reports the parameter,
         because an engine of another version may not have it.
@@ -135,10 +144,10 @@ class EngineConnections:
         outdated = [
             (connection, values)
             for connection in self._connections.values()
-            if (values := connection.values_to_set(policy, parameters, defaults)) is not None
+            if (values := connection.values_to_set(policy, parameters, defaults, bypass=bypass)) is not None
         ]
         errors = await asyncio.gather(
-            *(connection.set_policy(policy, reason, values) for connection, values in outdated)
+            *(connection.set_policy(policy, reason, values, bypass=bypass) for connection, values in outdated)
         )
         return {connection.address: error for (connection, _), error in zip(outdated, errors, strict=True) if error}
 
@@ -156,6 +165,8 @@ class _Connection:
         """The policy that the engine last named; None while it has named none."""
         self.parameters: Mapping[str, float] = {}
         """The values of the policy's parameters, as the engine last reported them."""
+        self.bypass = False
+        """Whether the engine last reported to be in bypass."""
         self.reports: collections.deque[qos.Qos] = collections.deque(maxlen=MAX_REPORTS)
         """Since the last `take_reports`."""
         self._client = EngineClient(address)
@@ -179,23 +190,26 @@ class _Connection:
         return taken
 
     def values_to_set(
-        self, policy: str, parameters: Mapping[str, float], defaults: Mapping[str, float]
+        self, policy: str, parameters: Mapping[str, float], defaults: Mapping[str, float], *, bypass: bool
     ) -> dict[str, float] | None:
-        """The parameters that `SetPolicy` must carry; None when the engine reports the policy with these values."""
+        """The parameters that `SetPolicy` must carry; None when the engine reports the policy with these values and this
+        `bypass`."""
         reported = self.parameters if self.policy == policy else {}
         wanted = {name: value for name, value in defaults.items() if name in reported} | dict(parameters)
-        is_in_force = self.policy == policy and wanted.items() <= reported.items()
+        is_in_force = (self.policy, self.bypass) == (policy, bypass) and wanted.items() <= reported.items()
         return None if is_in_force else wanted
 
-    async def set_policy(self, policy: str, reason: str, parameters: Mapping[str, float]) -> str | None:
+    async def set_policy(
+        self, policy: str, reason: str, parameters: Mapping[str, float], *, bypass: bool
+    ) -> str | None:
         """Returns the reason of a failure, and None when the policy is in force."""
         try:
-            switched = await self._client.set_policy(policy, reason, parameters)
+            switched = await self._client.set_policy(policy, reason, parameters, bypass=bypass)
         except CallFailed as error:
             return str(error)
         if switched is None:
             return UNREADABLE
-        self.policy, self.parameters = switched.policy, parameters
+        self.policy, self.parameters, self.bypass = switched.policy, parameters, bypass
         return None
 
     async def close(self) -> None:
@@ -229,7 +243,7 @@ class _Connection:
                     self._log(logging.WARNING, UNREADABLE)
                     return
                 self.reports.append(report.window)
-                self.policy, self.parameters = report.policy, report.policy_parameters
+                self.policy, self.parameters, self.bypass = report.policy, report.policy_parameters, report.bypass
                 self._reported_at_s = asyncio.get_running_loop().time()
                 self._warned = False
 

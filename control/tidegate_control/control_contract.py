@@ -29,8 +29,11 @@ class ControlledEngine(Protocol):
     """An engine as its controller sees it. Any thread may call every method, also while the engine is idle; a change is in
     force when the method returns."""
 
-    def set_policy(self, name: str, reason: str, parameters: Mapping[str, float] | None = None) -> Switched:
-        """Raises `policies.UnknownPolicy`, `policies.BadParameter`, or `NotControllable`."""
+    def set_policy(
+        self, name: str, reason: str, parameters: Mapping[str, float] | None = None, *, bypass: bool = False
+    ) -> Switched:
+        """A `bypass` lasts until the next switch. Raises `policies.UnknownPolicy`, `policies.BadParameter`, or
+        `NotControllable`."""
 
     def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> Controls:
         """Sets the bounds that are not None; returns all bounds in force. Raises `NotControllable`."""
@@ -49,7 +52,9 @@ class Fallback:
         self._reason = reason
         self._policy = policy
 
-    def set_policy(self, name: str, reason: str, parameters: Mapping[str, float] | None = None) -> Switched:
+    def set_policy(
+        self, name: str, reason: str, parameters: Mapping[str, float] | None = None, *, bypass: bool = False
+    ) -> Switched:
         raise self._rejection()
 
     def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> Controls:

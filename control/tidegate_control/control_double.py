@@ -17,6 +17,7 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
         self.policy = "fcfs"
         self.parameters: dict[str, float] = {}
         """The values of the policy's parameters."""
+        self.bypass = False
         self.report = control_pb2.QosReport()
         """Sent once in each period, with the policy in force."""
         self.set_to: list[str] = []
@@ -52,6 +53,7 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         previous, self.policy, self.parameters = self.policy, request.policy, dict(policy.parameters)
+        self.bypass = request.bypass
         self.set_to.append(request.policy)
         self.parameters_set_to.append(dict(request.parameters))
         return control_pb2.SetPolicyResponse(policy=request.policy, previous=previous)
@@ -67,7 +69,7 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
                 if not self.mute:
                     report = control_pb2.QosReport()
                     report.CopyFrom(self.report)
-                    report.policy, report.window_s = self.policy, request.period_s
+                    report.policy, report.window_s, report.bypass = self.policy, request.period_s, self.bypass
                     report.policy_parameters.update(self.parameters)
                     yield report
                 await asyncio.sleep(request.period_s)

@@ -42,7 +42,9 @@ class Control(control_pb2_grpc.EngineControlServicer):
         self, request: control_pb2.SetPolicyRequest, context: grpc.ServicerContext
     ) -> control_pb2.SetPolicyResponse:
         try:
-            switched = self._engine.set_policy(request.policy, request.reason, dict(request.parameters))
+            switched = self._engine.set_policy(
+                request.policy, request.reason, dict(request.parameters), bypass=request.bypass
+            )
         except (policies.UnknownPolicy, policies.BadParameter) as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except control_contract.NotControllable as error:

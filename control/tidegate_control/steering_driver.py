@@ -45,10 +45,16 @@ class SteeringDriver:
 
     async def enforce(self) -> dict[str, str]:
         """Puts the decided policy and its parameters in force on every engine that reports others; returns the errors by
-        address."""
+        address. A bypass of the guards lasts on the engines until the next decision of another kind."""
         state = self._loop.state
         parameters = self.settings.parameters.get(state.active, {})
-        return await self.engines.put_in_force(state.active, state.reason, parameters, _defaults(state.active))
+        return await self.engines.put_in_force(
+            state.active,
+            state.reason,
+            parameters,
+            _defaults(state.active),
+            bypass=state.kind is guards.Kind.BYPASS,
+        )
 
     async def close(self) -> None:
         await self.engines.close()

@@ -17,6 +17,7 @@ def to_report(report: WatchReport) -> control_pb2.QosReport:
     return control_pb2.QosReport(
         policy=report.policy,
         policy_parameters=report.policy_parameters,
+        bypass=report.bypass,
         window_s=window.window_s,
         arrived=window.arrived,
         finished=window.finished,
@@ -66,7 +67,11 @@ def from_report(report: control_pb2.QosReport) -> WatchReport | None:
         },
     )
     return WatchReport(
-        policy=report.policy, policy_parameters=dict(report.policy_parameters), window=window, busy_s=report.busy_s
+        policy=report.policy,
+        policy_parameters=dict(report.policy_parameters),
+        bypass=report.bypass,
+        window=window,
+        busy_s=report.busy_s,
     )
 
 
@@ -92,6 +97,7 @@ def to_state(state: State, *, engine_version: str) -> control_pb2.EngineState:
         policy_parameters=state.policy_parameters,
         policy_reason=state.policy_reason,
         policy_age_s=state.policy_age_s,
+        bypass=state.bypass,
         controls=to_controls(state.controls),
         running=state.running,
         waiting=state.waiting,
@@ -113,6 +119,7 @@ def from_state(message: control_pb2.EngineState) -> State | None:
         policy_parameters=dict(message.policy_parameters),
         policy_reason=message.policy_reason,
         policy_age_s=message.policy_age_s,
+        bypass=message.bypass,
         controls=from_controls(message.controls),
         running=message.running,
         waiting=message.waiting,

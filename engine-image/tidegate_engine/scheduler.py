@@ -218,10 +218,12 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
     # The calls of the control server, from its threads.
 
     def set_policy(
-        self, name: str, reason: str, parameters: Mapping[str, float] | None = None
+        self, name: str, reason: str, parameters: Mapping[str, float] | None = None, *, bypass: bool = False
     ) -> engine_status.Switched:
         with self._lock:
-            switched = self._core.set_policy(self._clock(), name, parameters or {}, reason)
+            switched = self._core.set_policy(self._clock(), name, parameters or {}, reason, bypass=bypass)
+            if bypass:
+                self._execution.release_all()
             self._follow_policy()
             return switched
 

@@ -29,9 +29,11 @@ class LoopGovernor:
         self._loop = loop
 
     def set_policy(
-        self, name: str, reason: str, parameters: Mapping[str, float] | None = None
+        self, name: str, reason: str, parameters: Mapping[str, float] | None = None, *, bypass: bool = False
     ) -> engine_status.Switched:
-        return self.in_loop(lambda: self._engine.core.set_policy(time.monotonic(), name, parameters or {}, reason))
+        return self.in_loop(
+            lambda: self._engine.core.set_policy(time.monotonic(), name, parameters or {}, reason, bypass=bypass)
+        )
 
     def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> engine_status.Controls:
         return self.in_loop(

@@ -16,6 +16,7 @@ STATE = engine_status.State(
     policy_parameters={"threshold_s": 2.5, "fast_share": 0.75},
     policy_reason="misses",
     policy_age_s=3.5,
+    bypass=True,
     controls=engine_status.Controls(max_running=4, max_step_tokens=512),
     running=3,
     waiting=2,
@@ -77,10 +78,12 @@ class SmallEngine:
     def __init__(self) -> None:
         self.policy = policies.create("fcfs")
         self.switches = 0
+        self.bypass = False
 
     def set_policy(
-        self, name: str, reason: str, parameters: Mapping[str, float] | None = None
+        self, name: str, reason: str, parameters: Mapping[str, float] | None = None, *, bypass: bool = False
     ) -> engine_status.Switched:
+        self.bypass = bypass
         previous, self.policy = self.policy, policies.create(name, parameters)
         self.switches += 1
         return engine_status.Switched(policy=name, previous=previous.name, reordered=0)
@@ -96,7 +99,11 @@ class SmallEngine:
 
     def cut(self) -> engine_status.WatchReport:
         return engine_status.WatchReport(
-            policy=self.policy.name, policy_parameters=self.policy.parameters, window=qos.Qos(window_s=0.1), busy_s=0.0
+            policy=self.policy.name,
+            policy_parameters=self.policy.parameters,
+            bypass=self.bypass,
+            window=qos.Qos(window_s=0.1),
+            busy_s=0.0,
         )
 
     def close(self) -> None:
@@ -132,6 +139,20 @@ async def test_connections_put_a_policy_with_parameters_in_force_once_and_repair
         stop()
 
 
+async def test_a_bypass_reaches_the_engine_and_ends_with_the_next_policy() -> None:
+    engine, address = SmallEngine(), "unix:@tidegate-bypass-test"
+    stop = control_server.serve(engine, address=address, engine_version="1")
+    client = control_client.EngineClient(address)
+    try:
+        await client.set_policy("fcfs", "an emergency", bypass=True)
+        assert engine.bypass
+        await client.set_policy("edf", "a test")
+        assert not engine.bypass
+    finally:
+        await client.close()
+        stop()
+
+
 async def test_parameters_that_the_policy_does_not_have_are_rejected_with_the_reason(
     double: control_double.FakeEngine,
 ) -> None:
@@ -162,7 +183,11 @@ def test_a_report_survives_both_directions_of_the_translation() -> None:
         tenants={"search": qos.TenantService(weight=2.0, served_tokens=10, waiting=1)},
     )
     report = engine_status.WatchReport(
-        policy="two-lane", policy_parameters={"threshold_s": 2.5, "fast_share": 0.75}, window=window, busy_s=1.5
+        policy="two-lane",
+        policy_parameters={"threshold_s": 2.5, "fast_share": 0.75},
+        bypass=True,
+        window=window,
+        busy_s=1.5,
     )
     assert translation.from_report(translation.to_report(report)) == report
 

@@ -108,7 +108,20 @@ async def test_a_pool_with_mostly_silent_engines_switches_to_the_safe_policy():
         outcome = loop.observe(START_S + 2, None)  # inside the dwell: an emergency does not wait
         await loop.enforce()
         assert outcome.verdict.kind is guards.Kind.BYPASS
-        assert engines[0].policy == "fcfs"
+        assert (engines[0].policy, engines[0].bypass) == ("fcfs", True)
+
+
+async def test_a_bypass_is_set_again_on_an_engine_that_restarted_and_ends_with_the_next_switch():
+    state = guards.SteerState(active="fcfs", since_at_s=START_S - 100, kind=guards.Kind.BYPASS)
+    async with steered(state=state) as (loop, engines):
+        await decide(loop, engines, START_S + 0.1)
+        assert [engine.bypass for engine in engines] == [True, True]
+        engines[0].bypass = False
+        await decide(loop, engines, START_S + 0.5, control_double.calm())
+        assert [(engine.bypass, len(engine.set_to)) for engine in engines] == [(True, 2), (True, 1)]
+        outcome, _ = await decide(loop, engines, START_S + 1, control_double.blocked())
+        assert outcome.verdict.kind is guards.Kind.SWITCH
+        assert [(engine.policy, engine.bypass) for engine in engines] == [("two-lane", False)] * 2
 
 
 async def test_engines_with_a_long_report_period_are_not_silent():

@@ -191,6 +191,23 @@ def test_a_reset_of_the_cache_frees_what_is_held():
     assert used_blocks(driven) == 0
 
 
+def test_a_bypass_frees_what_is_held_and_holds_nothing_until_it_ends():
+    driven = Driven(SMALL, hold=HOLD)
+    finish_turn(driven, "first")
+    fill(driven, "busy")
+    finish_turn(driven, "second")
+    assert used_blocks(driven) == 20
+    driven.scheduler.set_policy("fcfs", "an emergency", bypass=True)
+    assert used_blocks(driven) == 0
+    fill(driven, "busy again")
+    finish_turn(driven, "third")
+    assert used_blocks(driven) == 0
+    driven.scheduler.set_policy("edf", "calm again")
+    fill(driven, "busy once more")
+    finish_turn(driven, "fourth")
+    assert used_blocks(driven) == 20
+
+
 @pytest.mark.parametrize("scheduler", CLASSES)
 @pytest.mark.parametrize("seed", range(4))
 def test_held_blocks_never_leak(scheduler, seed):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tidegate_policy import policies
 from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import bounds, engine_core, regulators, snapshot
+from tidegate_policy.engine.engine_status import Controls
 from tidegate_policy.engine.step import EngineLimits, StepFacts, StepPlan
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Computed
@@ -222,6 +223,24 @@ def test_in_bypass_only_regulators_that_protect_memory_act() -> None:
     core = core_with(regulators=[Scripted(max_step_tokens=30)], probe=Probe())
     core.bypass = True
     assert core.take_plan(0.0).max_step_tokens == 100
+
+
+def test_a_bypass_lifts_the_bounds_of_the_operator_until_the_next_switch() -> None:
+    core = core_with(policy="edf")
+    core.set_controls(max_running=2, max_step_tokens=40)
+    core.set_policy(1.0, "fcfs", {}, "an emergency", bypass=True)
+    assert core.take_plan(1.0) == StepPlan(max_running=core.limits.max_running, max_step_tokens=100)
+    assert (core.state(1.0, kv_usage=0.0).bypass, core.state(1.0, kv_usage=0.0).controls) == (True, Controls())
+    core.set_policy(2.0, "edf", {}, "calm again")
+    assert core.take_plan(2.0) == StepPlan(max_running=2, max_step_tokens=40)
+    assert not core.state(2.0, kv_usage=0.0).bypass
+
+
+def test_a_switch_that_fails_does_not_change_the_bypass() -> None:
+    core = core_with(policy="edf")
+    with pytest.raises(policies.UnknownPolicy):
+        core.set_policy(1.0, "fastest", {}, "a test", bypass=True)
+    assert not core.bypass
 
 
 def test_the_call_with_the_most_work_left_now_yields_first() -> None:

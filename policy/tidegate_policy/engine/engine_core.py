@@ -74,7 +74,7 @@ class EngineCore:
         """Prompt tokens computed since the start."""
         self.output_tokens = 0
         self.bypass = False
-        """Whether only the regulators that protect memory act."""
+        """Whether the operator's bounds are lifted and only the regulators that protect memory act."""
         self.output_prior = output_prior.OutputPrior()
         self._regulators = regulators
         self._holds = (
@@ -292,15 +292,19 @@ class EngineCore:
 
     # Commands of the operator.
 
-    def set_policy(self, now: float, name: str, parameters: Mapping[str, float], reason: str) -> Switched:
-        """Switches the policy of all queues at once. Raises `policies.UnknownPolicy` and `policies.BadParameter`; then
-        nothing has changed."""
+    def set_policy(
+        self, now: float, name: str, parameters: Mapping[str, float], reason: str, *, bypass: bool = False
+    ) -> Switched:
+        """Switches the policy of all queues at once. `bypass` lasts until the next switch; the driver must then free all
+        held contexts (`release_all`). Raises `policies.UnknownPolicy` and `policies.BadParameter`; then nothing has
+        changed."""
         policy = self._policy(name, parameters)
         if policies.hears(policy.unguarded):
             self._replay(now, policy)
         waiting_queue.switch(self.queues, policy)
         previous, self.policy = self.policy, policy
         self._reason, self._since_s = reason[:KEPT_REASON], now
+        self.bypass = bypass
         return Switched(policy=policy.name, previous=previous.name, reordered=self.waiting)
 
     def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> Controls:
@@ -336,6 +340,7 @@ class EngineCore:
             policy_parameters=self.policy.parameters,
             policy_reason=self._reason,
             policy_age_s=now - self._since_s,
+            bypass=self.bypass,
             controls=self._controls(),
             running=self.running,
             waiting=self.waiting,
@@ -355,6 +360,7 @@ class EngineCore:
         return WatchReport(
             policy=self.policy.name,
             policy_parameters=self.policy.parameters,
+            bypass=self.bypass,
             window=watch.recorder.cut(now, running=self.running, waiting=self.waiting, kv_usage=kv_usage),
             busy_s=busy_s,
         )
@@ -433,16 +439,21 @@ class EngineCore:
 
     def _controls(self) -> Controls:
         """The operator's bounds as they are in force now."""
-        plan = self._bounded()
+        plan, wanted = self._bounded(), self._acting_bounds()
         return Controls(
-            max_running=plan.max_running if self._wanted.max_running else 0,
-            max_step_tokens=plan.max_step_tokens if self._wanted.max_step_tokens else 0,
+            max_running=plan.max_running if wanted.max_running else 0,
+            max_step_tokens=plan.max_step_tokens if wanted.max_step_tokens else 0,
         )
+
+    def _acting_bounds(self) -> Controls:
+        """The bounds that the operator asked for, unless a bypass lifts them."""
+        return Controls() if self.bypass else self._wanted
 
     def _bounded(self) -> StepPlan:
         """The operator's bounds as a plan."""
+        wanted = self._acting_bounds()
         plan = StepPlan(
-            max_running=self._wanted.max_running or self.limits.max_running,
-            max_step_tokens=self._wanted.max_step_tokens or self.limits.max_step_tokens,
+            max_running=wanted.max_running or self.limits.max_running,
+            max_step_tokens=wanted.max_step_tokens or self.limits.max_step_tokens,
         )
         return bounds.safe(plan, self.limits, running=self.running)

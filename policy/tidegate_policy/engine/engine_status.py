@@ -29,6 +29,7 @@ class State:
     policy_parameters: Mapping[str, float] = field(default_factory=dict)
     policy_reason: str = ""
     policy_age_s: float = 0.0
+    bypass: bool = False
     controls: Controls = field(default_factory=Controls)
     running: int = 0
     waiting: int = 0
@@ -57,6 +58,8 @@ class WatchReport:
 
     policy: str
     policy_parameters: Mapping[str, float]
+    bypass: bool
+    """Whether the operator's bounds are lifted and only the regulators that protect memory act."""
     window: Qos
     busy_s: float
     """Seconds of the window in which a step ran."""

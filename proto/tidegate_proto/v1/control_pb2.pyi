@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SetPolicyRequest(_message.Message):
-    __slots__ = ("policy", "reason", "parameters")
+    __slots__ = ("policy", "reason", "parameters", "bypass")
     class ParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -18,10 +18,12 @@ class SetPolicyRequest(_message.Message):
     POLICY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    BYPASS_FIELD_NUMBER: _ClassVar[int]
     policy: str
     reason: str
     parameters: _containers.ScalarMap[str, float]
-    def __init__(self, policy: _Optional[str] = ..., reason: _Optional[str] = ..., parameters: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    bypass: bool
+    def __init__(self, policy: _Optional[str] = ..., reason: _Optional[str] = ..., parameters: _Optional[_Mapping[str, float]] = ..., bypass: _Optional[bool] = ...) -> None: ...
 
 class SetPolicyResponse(_message.Message):
     __slots__ = ("policy", "previous", "reordered")
@@ -58,7 +60,7 @@ class GetStateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class EngineState(_message.Message):
-    __slots__ = ("policy", "policy_reason", "policy_age_s", "controls", "running", "waiting", "kv_usage", "waiting_ids", "engine_version", "fallback_reason", "preemptions", "simulated_profile", "policy_parameters")
+    __slots__ = ("policy", "policy_reason", "policy_age_s", "controls", "running", "waiting", "kv_usage", "waiting_ids", "engine_version", "fallback_reason", "preemptions", "simulated_profile", "policy_parameters", "bypass")
     class PolicyParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +81,7 @@ class EngineState(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     SIMULATED_PROFILE_FIELD_NUMBER: _ClassVar[int]
     POLICY_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    BYPASS_FIELD_NUMBER: _ClassVar[int]
     policy: str
     policy_reason: str
     policy_age_s: float
@@ -92,7 +95,8 @@ class EngineState(_message.Message):
     preemptions: int
     simulated_profile: str
     policy_parameters: _containers.ScalarMap[str, float]
-    def __init__(self, policy: _Optional[str] = ..., policy_reason: _Optional[str] = ..., policy_age_s: _Optional[float] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., waiting_ids: _Optional[_Iterable[str]] = ..., engine_version: _Optional[str] = ..., fallback_reason: _Optional[str] = ..., preemptions: _Optional[int] = ..., simulated_profile: _Optional[str] = ..., policy_parameters: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    bypass: bool
+    def __init__(self, policy: _Optional[str] = ..., policy_reason: _Optional[str] = ..., policy_age_s: _Optional[float] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., waiting_ids: _Optional[_Iterable[str]] = ..., engine_version: _Optional[str] = ..., fallback_reason: _Optional[str] = ..., preemptions: _Optional[int] = ..., simulated_profile: _Optional[str] = ..., policy_parameters: _Optional[_Mapping[str, float]] = ..., bypass: _Optional[bool] = ...) -> None: ...
 
 class WatchQosRequest(_message.Message):
     __slots__ = ("period_s",)
@@ -101,7 +105,7 @@ class WatchQosRequest(_message.Message):
     def __init__(self, period_s: _Optional[float] = ...) -> None: ...
 
 class QosReport(_message.Message):
-    __slots__ = ("policy", "window_s", "arrived", "finished", "running", "waiting", "kv_usage", "preemptions", "ttft", "tpot", "service", "with_target", "missed", "blocked", "busy_s", "tenants", "policy_parameters")
+    __slots__ = ("policy", "window_s", "arrived", "finished", "running", "waiting", "kv_usage", "preemptions", "ttft", "tpot", "service", "with_target", "missed", "blocked", "busy_s", "tenants", "policy_parameters", "bypass")
     class PolicyParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +130,7 @@ class QosReport(_message.Message):
     BUSY_S_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     POLICY_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    BYPASS_FIELD_NUMBER: _ClassVar[int]
     policy: str
     window_s: float
     arrived: int
@@ -143,7 +148,8 @@ class QosReport(_message.Message):
     busy_s: float
     tenants: _containers.RepeatedCompositeFieldContainer[TenantQos]
     policy_parameters: _containers.ScalarMap[str, float]
-    def __init__(self, policy: _Optional[str] = ..., window_s: _Optional[float] = ..., arrived: _Optional[int] = ..., finished: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., preemptions: _Optional[int] = ..., ttft: _Optional[_Union[Histogram, _Mapping]] = ..., tpot: _Optional[_Union[Histogram, _Mapping]] = ..., service: _Optional[_Union[Histogram, _Mapping]] = ..., with_target: _Optional[int] = ..., missed: _Optional[int] = ..., blocked: _Optional[int] = ..., busy_s: _Optional[float] = ..., tenants: _Optional[_Iterable[_Union[TenantQos, _Mapping]]] = ..., policy_parameters: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    bypass: bool
+    def __init__(self, policy: _Optional[str] = ..., window_s: _Optional[float] = ..., arrived: _Optional[int] = ..., finished: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., preemptions: _Optional[int] = ..., ttft: _Optional[_Union[Histogram, _Mapping]] = ..., tpot: _Optional[_Union[Histogram, _Mapping]] = ..., service: _Optional[_Union[Histogram, _Mapping]] = ..., with_target: _Optional[int] = ..., missed: _Optional[int] = ..., blocked: _Optional[int] = ..., busy_s: _Optional[float] = ..., tenants: _Optional[_Iterable[_Union[TenantQos, _Mapping]]] = ..., policy_parameters: _Optional[_Mapping[str, float]] = ..., bypass: _Optional[bool] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("counts", "sum_s")

@@ -70,7 +70,8 @@ class EngineControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetControls(self, request, context):
-        """Bounds the engine's steps. Unset fields keep their value. The answer means that the bounds are in force.
+        """Bounds the engine's steps. Unset fields keep their value. The answer means that the bounds are in force. In bypass the
+        bounds are kept, and come into force when the bypass ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
