@@ -164,15 +164,9 @@ class PlanExecution:
             scheduler.prev_step_scheduled_req_ids.discard(call_id)  # it may resume in this step
 
     def _allocate(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's `allocate_slots`. If there is no memory, held contexts yield.
-
-        A waiting request does not make held contexts yield while other requests run: `session_hold` weighed them when it
-        decided to hold."""
+        """vLLM's `allocate_slots`. If there is no memory, held contexts yield (AugServe eq 31 with gamma = 1)."""
         blocks = self._allocate_slots(request, *args, **kwargs)
-        if blocks is not None:
-            return blocks
-        runs = request.status == RequestStatus.RUNNING
-        while blocks is None and self._held and (runs or not self._scheduler.running):
+        while blocks is None and self._held:
             call_id = self._core.release_one()
             if call_id is None:
                 break

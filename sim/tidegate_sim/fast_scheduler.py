@@ -337,7 +337,7 @@ class FastScheduler:
             computed = len(hits) * BLOCK_TOKENS
             whole = (request.tokens + BLOCK_TOKENS - 1) // BLOCK_TOKENS - len(hits)
             fits = whole + kv.evictable(hits) <= kv.free_blocks  # the whole sequence must fit
-            while not fits and not self.running and self._reclaim():
+            while not fits and self._reclaim():
                 fits = whole + kv.evictable(hits) <= kv.free_blocks
             if not fits:
                 break

@@ -150,7 +150,7 @@ def test_the_context_of_a_session_survives_the_tool_call_when_it_is_held(schedul
     assert output.num_scheduled_tokens["second"] == (400 if hold is None else 80)
 
 
-def test_a_held_context_yields_to_a_call_when_no_call_runs():
+def test_a_held_context_yields_to_a_waiting_call_that_needs_memory():
     driven = Driven(SMALL, hold=HOLD)
     finish_turn(driven, "first")
     fill(driven, "busy")

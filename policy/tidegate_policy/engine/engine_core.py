@@ -60,6 +60,7 @@ class EngineCore:
         """`hold` bounds what is held for sessions; None = nothing is held. `report` receives the first exception of each
         hook of a policy or regulator. Raises `policies.UnknownPolicy` and `policies.BadParameter`."""
         self.limits = limits
+        self._unbounded = StepPlan(max_running=limits.max_running, max_step_tokens=limits.max_step_tokens)
         self.failures = guarded_policy.Failures(report)
         self.step_cost = StepCost(cost)
         """The cost model, as the measured steps refine it."""
@@ -452,6 +453,8 @@ class EngineCore:
     def _bounded(self) -> StepPlan:
         """The operator's bounds as a plan."""
         wanted = self._acting_bounds()
+        if not (wanted.max_running or wanted.max_step_tokens):
+            return self._unbounded
         plan = StepPlan(
             max_running=wanted.max_running or self.limits.max_running,
             max_step_tokens=wanted.max_step_tokens or self.limits.max_step_tokens,

@@ -2,8 +2,8 @@
 
 A call that invokes a tool ends; the session returns later with a longer prompt. `decide` compares the expected waste of
 holding, discarding and swapping the context (AugServe eq 4-8, after InferCept). `SessionHolds` is the ledger of what is
-held. It is bounded in tokens and in time. Holds give way to running calls, and to waiting calls when no call runs. The
-driver owns the blocks; this module decides only. Tool times and returns are learned from the sessions that the engine
+held. It is bounded in tokens and in time. Holds give way to every call that needs memory, waiting or running (AugServe eq 31
+with gamma = 1). The driver owns the blocks; this module decides only. Tool times and returns are learned from the sessions that the engine
 sees (`predict.tool_times`).
 """
 

@@ -31,7 +31,9 @@ ROWS: Mapping[str, cell.Row] = {
     "augmented": engine_suite.row("augmented"),
     "augmented + hold": engine_suite.row("augmented", hold=HOLD),
     "augmented + memory limit": engine_suite.row("augmented", regulators=("memory-limit",)),
-    "augmented, all": engine_suite.row("augmented", regulators=("memory-limit",), hold=HOLD),
+    "augmented + fence": engine_suite.row("augmented", regulators=("fence",)),
+    "sjf + fence": engine_suite.row("sjf", regulators=("fence",)),
+    "augmented, all": engine_suite.row("augmented", regulators=("fence", "memory-limit"), hold=HOLD),
 }
 
 
