@@ -243,7 +243,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
 
     def cut(self, watch: engine_core.QosWatch) -> engine_status.WatchReport:
         with self._lock:
-            return self._core.cut(self._clock(), watch, kv_usage=self.get_kv_cache_usage())
+            return self._core.cut(self._clock(), watch)
 
     def unwatch(self, watch: engine_core.QosWatch) -> None:
         with self._lock:

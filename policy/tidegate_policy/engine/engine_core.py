@@ -33,8 +33,6 @@ class QosWatch:
     """One watcher of the engine. Watchers with different periods do not share windows."""
 
     recorder: window.Recorder
-    busy_mark_s: float
-    """The engine's busy seconds at the last cut."""
 
 
 class EngineCore:
@@ -343,19 +341,17 @@ class EngineCore:
 
     def watch(self, now: float) -> QosWatch:
         """A watcher that counts every event from now on, until `unwatch`."""
-        watch = QosWatch(window.Recorder(now), self.busy_s)
+        watch = QosWatch(window.Recorder(now))
         self._watches.append(watch)
         return watch
 
-    def cut(self, now: float, watch: QosWatch, *, kv_usage: float) -> WatchReport:
+    def cut(self, now: float, watch: QosWatch) -> WatchReport:
         """The watcher's window since its last cut."""
-        busy_s, watch.busy_mark_s = self.busy_s - watch.busy_mark_s, self.busy_s
         return WatchReport(
             policy=self.policy.name,
             policy_parameters=self.policy.parameters,
             bypass=self.bypass,
-            window=watch.recorder.cut(now, running=self.running, waiting=self.waiting, kv_usage=kv_usage),
-            busy_s=busy_s,
+            window=watch.recorder.cut(now, waiting=self.waiting),
         )
 
     def unwatch(self, watch: QosWatch) -> None:
