@@ -12,7 +12,7 @@ UV := $(BIN)/uv
 SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles tests tools proto/generate
 SUITE ?= text2sql
 
-.PHONY: help install up test lint e2e bench bench-gateway lock proto kubernetes clean
+.PHONY: help install up test lint e2e bench bench-gateway bench-engine lock proto kubernetes clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ bench: $(VENV)/.installed-all ## virtual-time evaluation: SUITE=text2sql
 bench-gateway: $(VENV)/.installed-all ## CPU time of the gateway per request: ENVIRONMENTS='old=DIR/.venv new=.venv'
 	$(BIN)/python benchmarks/gateway_cpu $(addprefix --environment ,$(ENVIRONMENTS))
 	$(BIN)/python benchmarks/dispatch_decision
+
+bench-engine: $(VENV)/.installed-all ## CPU time that our scheduler adds to vLLM's: BENCH_ENGINE='--running 256 --waiting 2000'
+	$(BIN)/python benchmarks/engine $(BENCH_ENGINE)
 
 proto: $(VENV)/.installed-all ## regenerate the gRPC stubs
 	$(BIN)/python proto/generate

@@ -18,7 +18,7 @@ class Settings:
 
     control_address: str = "127.0.0.1:9010"
     """host:port of EngineControl. Every client that reaches it can reorder the queue, so the default is loopback; a pod
-    sets its own address."""
+    sets its own address. Data-parallel rank r of a host serves on the port plus r."""
     policy: str = policies.DEFAULT
     """The scheduling policy at start."""
     regulators: str = ""

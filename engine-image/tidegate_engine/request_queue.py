@@ -76,6 +76,8 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
         self._requests: dict[str, Request] = {}
         self._peeked: Request | None = None
         """The request that vLLM has looked at in this scan and may pop next."""
+        self._passed = 0
+        """Requests that vLLM popped in this scan and did not start; they are still in `_requests`."""
         scan.join(self)
 
     def add_request(self, request: Request) -> None:
@@ -90,6 +92,7 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
         if scan.active:
             request = self._peeked or self.peek_request()
             self._peeked = None
+            self._passed += 1
             self._queue.set_aside(CallId(request.request_id))
             scan.popped, scan.popped_from = request, self
         else:
@@ -118,6 +121,7 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
         place; those that were popped from the other queue come before or behind them, as they were popped."""
         requests = list(requests)
         if self._requests.keys() >= {request.request_id for request in requests}:
+            self.end_scan()
             return
         behind: list[Request] = []
         before: list[Request] = []
@@ -131,6 +135,7 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
             self._queue.push_preempted(self._moved(request))
         for request in reversed(behind):
             self._queue.push(self._moved(request))
+        self.end_scan()  # vLLM counts the returned requests at once
 
     def _moved(self, request: Request) -> QueuedRequest:
         self._scan.moved(self, request)
@@ -152,11 +157,13 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
     def started(self, now: float, request: Request) -> None:
         """A request that was popped in this scan runs."""
         self._peeked = None
+        self._passed = max(self._passed - 1, 0)
         del self._requests[request.request_id]
         self._queue.start(now, CallId(request.request_id))
 
     def end_scan(self) -> None:
         self._peeked = None
+        self._passed = 0
         self._queue.end_scan()
 
     def __contains__(self, request: object) -> bool:
@@ -165,7 +172,7 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
     def __bool__(self) -> bool:
         if self._scan.popped is not None:
             self._scan.settle()
-        return self._queue.has_candidates()
+        return len(self._requests) > self._passed
 
     def __len__(self) -> int:
         self._scan.settle()

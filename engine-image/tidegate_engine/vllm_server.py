@@ -57,7 +57,10 @@ def parse(argv: Sequence[str]) -> tuple[engine_settings.Settings, list[str]]:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--control", default=defaults.control_address, metavar="HOST:PORT", help="EngineControl's address"
+        "--control",
+        default=defaults.control_address,
+        metavar="HOST:PORT",
+        help="EngineControl's address; data-parallel rank r of a host adds r to the port",
     )
     parser.add_argument(
         "--policy", default=defaults.policy, choices=sorted(policies.POLICIES), help="the scheduling policy at start"

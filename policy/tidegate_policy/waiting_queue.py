@@ -58,10 +58,6 @@ class WaitingQueue:
     def policy(self) -> Policy:
         return self._heaps.policy
 
-    def has_candidates(self) -> bool:
-        """Whether `peek` gives a call."""
-        return bool(self._heaps.open_in)
-
     @property
     def candidates(self) -> int:
         """Waiting calls that the present scan has not passed over."""

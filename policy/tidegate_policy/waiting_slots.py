@@ -232,7 +232,8 @@ class Heaps:
     def copy(self) -> "Heaps":
         """A copy whose order can be read while this object changes."""
         twin = Heaps(self.policy, scan=self.scan)
-        twin.live, twin.waiting_in = dict(self.live), dict(self.waiting_in)
+        twin.live = dict(self.live) if self.failing() else {}  # only the order of arrival reads it
+        twin.waiting_in = dict(self.waiting_in)
         twin.lanes = {lane: _Lane(each.heap[:], each.front[:]) for lane, each in self.lanes.items()}
         return twin
 

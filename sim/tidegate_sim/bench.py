@@ -24,6 +24,10 @@ SUITE_OPTIONS = ("jobs", "workflows", "checked_share", "seeds", "rates", "traces
 """The options that only a suite takes."""
 
 
+class UnknownName(ValueError):
+    """A suite has no such trace or part; the message lists those that it has."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if vLLM is missing or the trace cannot be read. Exits with 2 on a usage error."""
     parser = _parser()
@@ -46,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         report, table = _run(options, tell)
-    except (trace_format.BadTrace, pools.UnknownPool, OSError) as error:
+    except (trace_format.BadTrace, pools.UnknownPool, UnknownName, OSError) as error:
         sys.stderr.write(f"tidegate bench: {error}\n")
         return 1
     except KeyboardInterrupt:
@@ -64,6 +68,7 @@ def _run(options: argparse.Namespace, tell: "suite.Tell") -> tuple[bench_report.
         chosen = suites.load(options.suite)
         names = (*SUITE_OPTIONS, "scheduler")
         given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+        _check(options, chosen)
         report = chosen.run(suite.Options(**given), tell)
         return report, chosen.table(report)
     from tidegate_sim import trace_bench
@@ -73,6 +78,14 @@ def _run(options: argparse.Namespace, tell: "suite.Tell") -> tuple[bench_report.
     given = {name: value for name, value in named.items() if value is not None}
     report = trace_bench.run(trace_bench.TraceOptions(trace=options.trace, **given), tell)
     return report, trace_bench.table(report)
+
+
+def _check(options: argparse.Namespace, chosen: "suite.Suite") -> None:
+    """Raises `UnknownName` for a trace or part that the suite does not have."""
+    for name, known in (("traces", chosen.traces), ("parts", chosen.parts)):
+        for given in getattr(options, name) or ():
+            if given not in known:
+                raise UnknownName(f"the suite {chosen.name} has no {given!r} among its {name}: {', '.join(known)}")
 
 
 def _parser() -> argparse.ArgumentParser:

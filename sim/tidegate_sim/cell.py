@@ -1,4 +1,5 @@
-"""One cell of a benchmark: a trace on a pool of unequal engines behind the gateway core, in virtual time.
+"""One cell of a benchmark: a trace on a pool of unequal engines behind the gateway core, in virtual time. The row, the
+outcome and the run are in one file because each field of a row changes one line of the run.
 
 The gateway core is `tidegate_policy.gateway_core`, the object that the gateway runs: it drafts, predicts, grants, promises,
 admits, dispatches, retries and learns. The engines run vLLM's scheduler (`virtual_engine`) or its fast model

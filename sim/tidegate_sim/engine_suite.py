@@ -69,6 +69,7 @@ def clairvoyant(rows: Mapping[str, cell.Row]) -> dict[str, cell.Row]:
 class EngineSuite(suite.Suite):
     """A suite about one engine. Its cells have the trace `WORKLOAD/SEED`."""
 
+    parts = PARTS
     count: ClassVar[int]
     """Units (calls, groups or sessions) of a trace."""
     seeds: ClassVar[int] = 10
@@ -120,7 +121,7 @@ class EngineSuite(suite.Suite):
         """The parts that `options` asks for, on its workloads."""
         checks = suite.Checks(scheduler=options.scheduler)
         chosen = {name: found for name, found in self.workloads.items() if name in (options.traces or self.workloads)}
-        parts = options.parts or PARTS
+        parts = options.parts or self.parts
         rows = self._main_rows
         sweep: list[Report] = []
         if "sweep" in parts:
@@ -131,7 +132,9 @@ class EngineSuite(suite.Suite):
         if "capacity" in parts or "sustained" in parts:
             overloads = {name: [found.overload] for name, found in chosen.items() if found.overload}
             for over in self._cells(options, overloads, rows, checks, tell):
-                capacity[over["workload"]] = max(item["throughput"]["mean"] for item in over["rows"].values())
+                capacity[over["workload"]] = max(
+                    item["throughput"]["mean"] for name, item in over["rows"].items() if not name.endswith(CLAIRVOYANT)
+                )
         if "capacity" in parts:
             loads = {name: [round(share * rate, 4) for share in SHARES_OF_CAPACITY] for name, rate in capacity.items()}
             below = self._cells(options, loads, rows, checks, tell)

@@ -26,20 +26,44 @@ class Block:
         """Requests and pins that hold the block; 0 = the block is free and may be evicted."""
 
 
+class Keys:
+    """Numbers the keys of blocks. The requests of one cache share it."""
+
+    __slots__ = ("_known", "_next")
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, object], int] = {}
+        self._next = 1
+
+    def after(self, key: int, content: object) -> int:
+        """The key of a block with this content that follows the block with the key `key`; 0 = the first block."""
+        found = self._known.get((key, content))
+        if found is None:
+            found = self._known[(key, content)] = self._next
+            self._next += 1
+        return found
+
+    def unique(self, count: int) -> range:
+        """The keys of blocks whose content no other request has."""
+        first = self._next
+        self._next += count
+        return range(first, first + count)
+
+
 class Tokens:
     """The tokens of one request, and the keys of its full blocks. The output is one run that grows."""
 
-    __slots__ = ("_ids", "_output", "_tail", "keys")
+    __slots__ = ("_numbers", "_output", "_tail", "keys")
 
-    def __init__(self, ids: dict[tuple[int, object], int], prompt: Iterable[Run], output: int) -> None:
-        """`ids` numbers the keys; the requests of one cache share it. `output` is the token of the output's run."""
-        self._ids = ids
+    def __init__(self, numbers: Keys, prompt: Iterable[Run], output: int, *, own: int) -> None:
+        """`output` is the token of the output's run. No other request has the token `own` in its prompt."""
+        self._numbers = numbers
         self._output = output
         self.keys: list[int] = []
         """Of all full blocks of the prompt, and of the blocks of the output that were asked for."""
         self._tail: list[Run] = []
         for token, count in prompt:
-            self._append(token, count)
+            self._append(token, count, unique=token == own)
 
     def extend(self, blocks: int) -> list[int]:
         """The keys, of at least `blocks` full blocks."""
@@ -47,8 +71,8 @@ class Tokens:
             self._append(self._output, (blocks - len(self.keys)) * BLOCK_TOKENS - sum(run[1] for run in self._tail))
         return self.keys
 
-    def _append(self, token: int, count: int) -> None:
-        tail, keys, ids = self._tail, self.keys, self._ids
+    def _append(self, token: int, count: int, *, unique: bool = False) -> None:
+        tail, keys, numbers = self._tail, self.keys, self._numbers
         if tail:
             taken = min(count, BLOCK_TOKENS - sum(run[1] for run in tail))
             count -= taken
@@ -58,13 +82,16 @@ class Tokens:
                 tail.append((token, taken))
             if sum(run[1] for run in tail) == BLOCK_TOKENS:
                 content: object = token if len(tail) == 1 else tuple(tail)
-                keys.append(ids.setdefault((keys[-1] if keys else 0, content), len(ids) + 1))
+                keys.append(numbers.after(keys[-1] if keys else 0, content))
                 tail.clear()
         if count:
-            key = keys[-1] if keys else 0
-            for _ in range(count // BLOCK_TOKENS):
-                key = ids.setdefault((key, token), len(ids) + 1)
-                keys.append(key)
+            if unique:
+                keys.extend(numbers.unique(count // BLOCK_TOKENS))
+            else:
+                key = keys[-1] if keys else 0
+                for _ in range(count // BLOCK_TOKENS):
+                    key = numbers.after(key, token)
+                    keys.append(key)
             if count % BLOCK_TOKENS:
                 tail.append((token, count % BLOCK_TOKENS))
 
@@ -75,7 +102,7 @@ class KvCache:
     def __init__(self, blocks: int, *, caching: bool) -> None:
         """`blocks` includes vLLM's null block, which no request gets."""
         self.caching = caching
-        self.ids: dict[tuple[int, object], int] = {}
+        self.keys = Keys()
         self.blocks = blocks - 1
         """Blocks that requests can have."""
         self._plain = blocks - 1

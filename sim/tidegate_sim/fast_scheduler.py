@@ -1,4 +1,4 @@
-"""A model of vLLM 0.32's scheduler in plain Python, about forty times as fast as vLLM's own.
+"""A model of vLLM 0.32's scheduler in plain Python, in one file so that it can be read beside vLLM's own.
 
 It schedules as `vllm.v1.core.sched.scheduler.Scheduler` does for a model with full attention, chunked prefill, one KV-cache
 group and synchronous steps. It leaves out what the virtual engine never uses: encoders, LoRA, grammars, speculative tokens,
@@ -223,7 +223,8 @@ class FastScheduler:
         if self.kv.caching:
             self._own -= 1
             runs = _prompt(prompt_tokens, prefixes, self._own)
-        keys = fast_kv_cache.Tokens(self.kv.ids, runs, WORD if output_prefix is None else output_prefix)
+        output = WORD if output_prefix is None else output_prefix
+        keys = fast_kv_cache.Tokens(self.kv.keys, runs, output, own=self._own)
         return FastRequest(request_id, prompt_tokens, output_tokens, keys, priority, arrived_at_s)
 
     def add(self, request: FastRequest) -> None:

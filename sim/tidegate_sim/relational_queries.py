@@ -8,12 +8,15 @@ yelp_review_full and others): the deviation of row lengths is 0.35 to 0.8, a tem
 answer of a classification has 1 to 3 tokens. Rows share the template and no values.
 """
 
+import gzip
+import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from tidegate_sim.trace_format import TraceCall
+from tidegate_sim.trace_format import BadTrace, TraceCall
 
 MOST_ROWS = 100
 
@@ -54,6 +57,48 @@ TEMPLATES: Mapping[str, Template] = {
     "summarize": Template(number=4, limit=50, median=27.0, spread=0.4),
     "open": Template(number=5, limit=100, median=65.0, spread=0.5),
 }
+
+
+def imported(path: Path, rng: random.Random, *, queries: int, rate: float) -> list[TraceCall]:
+    """relQueries over the rows of published templates (`prompts.jsonl.gz`), Poisson at `rate` a second. Rows of a template
+    share the characters with which all its prompts begin. Raises `BadTrace`, `OSError`."""
+    rows: dict[str, list[tuple[str, int, int]]] = {}
+    with gzip.open(path, "rt") as lines:
+        try:
+            for line in lines:
+                row = json.loads(line)
+                sizes = (row["prompt"], int(row["prompt_tokens"]), max(int(row["output_tokens"]), 1))
+                rows.setdefault(f"{row['dataset']} {row['template']}", []).append(sizes)
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadTrace(f"{path}: not the relational prompts: {error!r}") from error
+    templates = list(rows)
+    calls: list[TraceCall] = []
+    arrival_s = 0.0
+    for number in range(queries):
+        arrival_s += rng.expovariate(rate)
+        chosen = rng.randrange(len(templates))
+        of_template = rows[templates[chosen]]
+        common = _common([prompt for prompt, _, _ in of_template])
+        for index, (prompt, tokens, output) in enumerate(rng.choices(of_template, k=rng.randint(1, MOST_ROWS))):
+            shared = round(tokens * common / max(len(prompt), 1))
+            calls.append(
+                TraceCall(
+                    id=f"q{number}-{index}",
+                    arrival_s=arrival_s,
+                    prompt_tokens=max(tokens, 1),
+                    output_tokens=output,
+                    slo_class=templates[chosen],
+                    relquery=f"q{number}",
+                    prefix=((1000 + chosen, shared),) if shared else (),
+                )
+            )
+    return calls
+
+
+def _common(prompts: Sequence[str]) -> int:
+    """The characters with which all the prompts begin."""
+    least, greatest = min(prompts), max(prompts)
+    return next((at for at, (a, b) in enumerate(zip(least, greatest, strict=False)) if a != b), len(least))
 
 
 def trace(rng: random.Random, table: Table, *, queries: int, rate: float) -> list[TraceCall]:

@@ -103,6 +103,9 @@ class Suite(ABC):
     workflows: int = 32
     """Workflows in each trace, unless the command line says otherwise."""
 
+    parts: Sequence[str] = ()
+    """The parts of a run that the command line can choose."""
+
     @property
     @abstractmethod
     def traces(self) -> Sequence[str]:

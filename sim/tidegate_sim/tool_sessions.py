@@ -6,12 +6,15 @@ data. A call's prompt is the prompt and the output of the call before it, and th
 ends early before its context exceeds `MAX_CONTEXT`.
 """
 
+import csv
+import gzip
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from tidegate_sim.trace_format import Tool, TraceCall
+from tidegate_sim.trace_format import BadTrace, Tool, TraceCall
 
 MAX_CONTEXT = 4096
 """Tokens of a session's longest prompt and its output."""
@@ -34,6 +37,18 @@ class Kind:
     """Of the tokens that the tool adds to the next prompt."""
     tool_s: tuple[float, float, float, float]
     """Of the tool's seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One call of a session, and the tool after it."""
+
+    prompt_tokens: int
+    """With the whole context before it."""
+    output_tokens: int
+    tool_s: float
+    returned: int
+    """Tokens that the tool adds to the next prompt."""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -106,26 +121,65 @@ def trace(rng: random.Random, *, sessions: int, rate: float, variation: float = 
     return calls
 
 
+def imported(path: Path, rng: random.Random, *, rate: float) -> list[TraceCall]:
+    """The published sessions themselves (`segments.csv.gz`), Poisson at `rate`. Raises `BadTrace`, `OSError`."""
+    by_session: dict[str, list[dict[str, str]]] = {}
+    with gzip.open(path, "rt") as lines:
+        for row in csv.DictReader(lines):
+            by_session.setdefault(row.get("request_id", ""), []).append(row)
+    calls: list[TraceCall] = []
+    arrival_s = 0.0
+    try:
+        for number, rows in enumerate(by_session.values()):
+            arrival_s += rng.expovariate(rate)
+            ordered = sorted(rows, key=lambda row: int(row["segment"]))
+            turns = [
+                Turn(
+                    prompt_tokens=max(int(row["prompt_tokens"]), 1),
+                    output_tokens=max(int(row["completion_tokens"]), 1),
+                    tool_s=float(row["api_time_s"] or 0.0),
+                    returned=max(int(row["api_return_tokens"] or 0), 0),
+                )
+                for row in ordered
+            ]
+            calls += _calls(turns, ordered[0]["tool"], number, arrival_s)
+    except (KeyError, ValueError) as error:
+        raise BadTrace(f"{path}: not the sessions with tools: {error!r}") from error
+    return calls
+
+
 def _session(rng: random.Random, kind: Kind, name: str, number: int, arrival_s: float) -> list[TraceCall]:
     count = rng.choices(list(kind.calls), list(kind.calls.values()))[0]
+    turns: list[Turn] = []
+    prompt = _tokens(rng, kind.prompt)
+    for index in range(count):
+        last = index == count - 1
+        output = _tokens(rng, kind.last_output if last else kind.output)
+        returned = _tokens(rng, kind.returned)
+        last = last or prompt + output + returned + kind.output[3] > MAX_CONTEXT
+        tool_s = 0.0 if last else _drawn(rng, kind.tool_s)
+        turns.append(Turn(prompt_tokens=prompt, output_tokens=output, tool_s=tool_s, returned=0 if last else returned))
+        if last:
+            break
+        prompt += output + returned
+    return _calls(turns, name, number, arrival_s)
+
+
+def _calls(turns: Sequence[Turn], name: str, number: int, arrival_s: float) -> list[TraceCall]:
+    """The calls of a session. Each prompt repeats the context before it."""
     made: list[TraceCall] = []
     first_id = 64 * number
     prefix: tuple[tuple[int, int], ...] = ()
-    added = _tokens(rng, kind.prompt)
-    for index in range(count):
-        last = index == count - 1
-        prefix = (*prefix, (first_id + 2 * index, added))
-        output = _tokens(rng, kind.last_output if last else kind.output)
-        returned = _tokens(rng, kind.returned)
-        context = sum(tokens for _, tokens in prefix) + output
-        last = last or context + returned + kind.output[3] > MAX_CONTEXT
-        tool = None if last else Tool(name=name, duration_s=_drawn(rng, kind.tool_s), return_tokens=returned)
+    context = 0
+    for index, turn in enumerate(turns):
+        prefix = (*prefix, (first_id + 2 * index, max(turn.prompt_tokens - context, 0)))
+        tool = Tool(name=name, duration_s=turn.tool_s, return_tokens=turn.returned) if index < len(turns) - 1 else None
         made.append(
             TraceCall(
                 id=f"s{number}-{index}",
                 arrival_s=0.0 if made else arrival_s,
-                prompt_tokens=sum(tokens for _, tokens in prefix),
-                output_tokens=output,
+                prompt_tokens=turn.prompt_tokens,
+                output_tokens=turn.output_tokens,
                 slo_class=name,
                 session=f"s{number}",
                 after=(made[-1].id,) if made else (),
@@ -134,10 +188,8 @@ def _session(rng: random.Random, kind: Kind, name: str, number: int, arrival_s: 
                 tool=tool,
             )
         )
-        if tool is None:
-            break
-        prefix = (*prefix, (first_id + 2 * index + 1, output))
-        added = tool.return_tokens
+        prefix = (*prefix, (first_id + 2 * index + 1, turn.output_tokens))
+        context = turn.prompt_tokens + turn.output_tokens
     return made
 
 

@@ -1,4 +1,5 @@
-"""One engine in virtual time: vLLM's scheduler and KV-cache manager as they are, a cost model in place of the model.
+"""One engine in virtual time: vLLM's scheduler and KV-cache manager as they are, a cost model in place of the model. It
+is one file because it alone imports vLLM.
 
 The scheduler is the class that production loads with `--scheduler-cls` (`tidegate_engine.scheduler`), fed with the same
 labels. Only the forward pass is replaced: a step lasts as long as the cost model says, and each request whose tokens

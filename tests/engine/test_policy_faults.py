@@ -1,4 +1,4 @@
-"""A fault in policy code never ends the engine: each request finishes, and the log has the fault once, with its traceback."""
+"""A fault in policy code never ends the engine: each request finishes, and the log has the fault once."""
 
 import logging
 

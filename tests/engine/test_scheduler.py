@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the vLLM CPU build")
 
+import vllm_histories
 from driven_scheduler import ROOMY, TIGHT, Driven
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import RequestStatus
@@ -15,6 +16,7 @@ from tidegate_engine.scheduler import TidegateAsyncScheduler, TidegateScheduler
 from tidegate_policy import policies, qos
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import CallId
+from tidegate_sim import virtual_engine as engine
 
 pytestmark = pytest.mark.vllm
 
@@ -191,6 +193,51 @@ def test_bounds_tighten_what_vllm_allows_and_never_widen_it():
     assert (lifted.max_running, lifted.max_step_tokens) == (0, 0)
     driven.step()
     assert driven.running() == ["a", "b"]
+
+
+@pytest.mark.parametrize("scheduler", [TidegateScheduler, TidegateAsyncScheduler])
+def test_no_token_bound_keeps_a_long_prompt_from_starting_without_chunked_prefill(scheduler):
+    def constructed(vllm_config, **kwargs):
+        vllm_config.scheduler_config.enable_chunked_prefill = False
+        vllm_config.model_config.max_model_len = 400
+        return scheduler(vllm_config=vllm_config, policy="sjf", **kwargs)
+
+    built = engine.build(constructed, ROOMY)
+    controls = built.set_controls(max_running=None, max_step_tokens=1)
+    assert controls.max_step_tokens == 401, "the longest prompt, beside the other sequence's decode"
+    for name, prompt in {"long": 390, "short": 5}.items():
+        built.add_request(engine.request(name, prompt, {}))
+    scheduled = {}
+    for _ in range(3):
+        output = built.schedule()
+        scheduled |= output.num_scheduled_tokens
+        produced = engine.producing(output, built.requests)
+        built.update_from_output(output, engine.forward(output, produced, built.requests, {"long": 2, "short": 2}))
+    assert set(scheduled) == {"long", "short"}
+
+
+@pytest.mark.parametrize("scheduler", [TidegateScheduler, TidegateAsyncScheduler])
+def test_the_floor_of_the_token_bound_holds_the_drafts_of_each_sequence(scheduler):
+    built = vllm_histories.build(scheduler, features=("drafts",), policy="sjf")
+    controls = built.set_controls(max_running=2, max_step_tokens=1)
+    assert controls.max_step_tokens == 2 * (1 + vllm_histories.DRAFTS)
+    history = vllm_histories.History(built, 3, features=("drafts", "aborts"), ahead=int("Async" in scheduler.__name__))
+    assert max(sum(tokens for _, tokens in step["tokens"]) for step in history.run()) <= controls.max_step_tokens
+
+
+@pytest.mark.parametrize("scheduler", [TidegateScheduler, TidegateAsyncScheduler])
+def test_a_call_that_fails_in_the_engine_is_not_a_finished_call(scheduler):
+    driven = Driven(scheduler=scheduler)
+    watch = driven.scheduler.watch()
+    for name in ("good", "broken", "gone"):
+        driven.add(name, output=3, budget_ms=60_000)
+    driven.step()
+    driven.scheduler.finish_requests("broken", RequestStatus.FINISHED_ERROR)
+    driven.scheduler.encoder_cache_mismatch_reqs.add("gone")  # vLLM ends it in `update_from_output`
+    driven.starts()
+    window = watch.cut().window
+    assert (window.arrived, window.finished, window.with_target, window.missed) == (3, 1, 1, 0)
+    assert driven.scheduler._core.output_prior._seen == 1
 
 
 def test_a_tighter_bound_takes_no_running_call_away():

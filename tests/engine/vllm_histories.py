@@ -276,4 +276,5 @@ def facts(output, scheduler):
         "counts": (*scheduler.get_request_counts(), scheduler.get_num_unfinished_requests()),
         "deferred": sorted(request.request_id for request in scheduler.deferred_waiting),
         "usage": scheduler.get_kv_cache_usage(),
+        "capacity bound": scheduler.prefill_capacity_bound,
     }

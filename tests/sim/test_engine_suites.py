@@ -1,5 +1,6 @@
 """The suites about one engine: a small part of each, and what they share."""
 
+import gzip
 import itertools
 import json
 import random
@@ -8,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tidegate_sim import (
+    bench,
     bench_report,
     engine_suite,
     paired_difference,
@@ -20,7 +22,7 @@ from tidegate_sim import (
     urgent_bursts,
 )
 
-SMALL = {"workflows": 8, "jobs": 1, "seeds": 2, "checked_share": 0.0}
+SMALL = {"workflows": 4, "jobs": 1, "seeds": 2, "checked_share": 0.0}
 FIRST = {"relquery": ("opt-amazon", 1.0), "semantic": ("a5000-4b-gap0.1", 20.0), "augmented": ("rtx4090-poisson", 3.0)}
 
 
@@ -47,7 +49,7 @@ def test_a_small_part_of_a_suite_runs_and_prints_its_rows_beside_the_papers_figu
 
 @pytest.mark.parametrize("name", sorted(FIRST))
 def test_the_same_seeds_write_the_same_bytes(name):
-    first, second = (bench_report.text(ran(name, seeds=1)[1]) for _ in range(2))
+    first, second = (bench_report.text(ran(name, seeds=1, workflows=2)[1]) for _ in range(2))
     assert first == second
 
 
@@ -55,14 +57,22 @@ def test_the_same_seeds_write_the_same_bytes(name):
 @pytest.mark.parametrize("name", sorted(FIRST))
 def test_checked_cells_give_the_same_figures_on_vllms_scheduler(name):
     pytest.importorskip("vllm", reason="needs the vLLM CPU build")
-    _, report = ran(name, seeds=1, workflows=3, checked_share=1.0)
+    _, report = ran(name, seeds=1, workflows=2, checked_share=1.0)
     assert report["scheduler"]["checked_on_vllm"] == report["scheduler"]["cells"]
     assert report["scheduler"]["unequal"] == []
 
 
+@pytest.mark.parametrize(("option", "name"), [("--traces", "nowhere"), ("--parts", "everything")])
+def test_an_unknown_trace_or_part_is_answered_with_those_that_exist(option, name, capsys):
+    assert bench.main(["semantic", option, name, "--checked-share", "0"]) == 1
+    complaint = capsys.readouterr().err
+    assert f"has no {name!r}" in complaint
+    assert "sweep" in complaint or "a100-4b-gap0.1" in complaint
+
+
 def test_a_sustained_rate_is_below_the_capacity_and_falls_with_the_share_of_targets():
     found = suites.load("semantic")
-    options = suite.Options(traces=("a100-4b-poisson",), parts=("sustained",), **{**SMALL, "workflows": 60, "seeds": 1})
+    options = suite.Options(traces=("a100-4b-poisson",), parts=("sustained",), **{**SMALL, "workflows": 40, "seeds": 1})
     report = found.run(options, lambda line: None)
     rates = report["sustained"]["a100-4b-poisson"]
     assert rates["95%"]
@@ -120,6 +130,36 @@ def test_bursts_come_at_their_gap_and_stay_within_their_size():
     assert len(calls) == 500
     assert all(later - sooner == pytest.approx(0.1) for sooner, later in itertools.pairwise(instants))
     assert max(sum(call.arrival_s == instant for call in calls) for instant in instants) <= 20
+
+
+def test_published_sessions_are_like_the_generated_ones(published):
+    real = tool_sessions.imported(published("augmented_merge/segments.csv.gz"), random.Random(1), rate=2.0)
+    made = tool_sessions.trace(random.Random(1), sessions=1000, rate=2.0)
+
+    def means(calls):
+        sessions = len({call.session for call in calls})
+        outputs = sum(call.output_tokens for call in calls) / len(calls)
+        tools = sum(call.tool.duration_s for call in calls if call.tool) / sessions
+        return len(calls) / sessions, outputs, tools
+
+    assert means(made) == pytest.approx(means(real), rel=0.25)
+
+
+def test_published_relational_prompts_become_groups_of_one_template(published):
+    path = published("relational_prompts/prompts.jsonl.gz")
+    calls = relational_queries.imported(path, random.Random(1), queries=20, rate=1.0)
+    groups = {call.relquery: {other.slo_class for other in calls if other.relquery == call.relquery} for call in calls}
+    assert len(groups) == 20
+    assert all(len(templates) == 1 for templates in groups.values())
+
+
+def test_a_file_of_another_kind_is_no_trace(tmp_path):
+    path = tmp_path / "other.gz"
+    path.write_bytes(gzip.compress(b"a,b\n1,2\n"))
+    with pytest.raises(trace_format.BadTrace, match="not the sessions with tools"):
+        tool_sessions.imported(path, random.Random(1), rate=1.0)
+    with pytest.raises(trace_format.BadTrace, match="not the relational prompts"):
+        relational_queries.imported(path, random.Random(1), queries=1, rate=1.0)
 
 
 def test_a_session_repeats_its_context_and_fits_the_models():

@@ -1,4 +1,5 @@
-"""The fast model of the scheduler makes vLLM's schedule, step by step, on random histories.
+"""The fast model of the scheduler makes vLLM's schedule, step by step, on random histories. One file holds the histories
+and both drivers, because they belong together.
 
 The number of histories is small, so that the test is short. `TIDEGATE_FAST_HISTORIES=N` runs N histories of each kind.
 """

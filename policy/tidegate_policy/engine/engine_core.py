@@ -28,6 +28,9 @@ RATE_WINDOW_S = 10.0
 """Seconds over which the rate of KV allocation is averaged."""
 
 
+NO_CONTROLS = Controls()
+
+
 @dataclass(slots=True, eq=False)
 class QosWatch:
     """One watcher of the engine. Watchers with different periods do not share windows."""
@@ -84,6 +87,8 @@ class EngineCore:
         """Calls of each group in the engine."""
         self._wanted = Controls()
         """The bounds that the operator asked for, before `bounds` raises them to their floors."""
+        self._unbounded = StepPlan(max_running=limits.max_running, max_step_tokens=limits.max_step_tokens)
+        """The plan of each step while nothing bounds it."""
         self._watches: list[QosWatch] = []
         self._preempted: list[CallId] = []
         self._ended: list[EndedCall] = []
@@ -212,6 +217,8 @@ class EngineCore:
     def take_plan(self, now: float) -> StepPlan:
         """The plan of the step that the driver starts now."""
         self._rekey(self.policy.begin_step())
+        if not self._regulators and self._wanted == NO_CONTROLS:
+            return self._unbounded
         outer = plan = self._bounded()
         if not self._regulators:
             return plan
@@ -415,18 +422,16 @@ class EngineCore:
                 queue.rekey(changed)
 
     def _replay(self, now: float, policy: policies.Policy) -> None:
-        policies.replay(
-            policy,
-            now,
-            [
-                policies.History(
-                    item=known.item,
-                    computed=policies.Computed(known.prompt_tokens, known.output_tokens),
-                    waits=any(call_id in queue for queue in self.queues),
-                )
-                for call_id, known in self._calls.items()
-            ],
-        )
+        history = []
+        nothing = policies.Computed()
+        for call_id, known in self._calls.items():
+            served = known.prompt_tokens or known.output_tokens
+            computed = policies.Computed(known.prompt_tokens, known.output_tokens) if served else nothing
+            waits = False
+            for queue in self.queues:
+                waits = waits or call_id in queue
+            history.append(policies.History(known.item, computed, waits))
+        policies.replay(policy, now, history)
 
     def _controls(self) -> Controls:
         """The operator's bounds as they are in force now."""

@@ -155,9 +155,10 @@ class Policy(Protocol):
         """A call left the scheduler: finished, failed or cancelled."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
-    """What happened to a call before its scheduler switched to another policy."""
+class History(NamedTuple):
+    """What happened to a call before its scheduler switched to another policy.
+
+    It is a tuple because a switch makes one for each call in the scheduler."""
 
     item: QueuedRequest
     computed: Computed

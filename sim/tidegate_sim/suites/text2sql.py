@@ -188,9 +188,7 @@ def _capacity(cells: Sequence[Report], pool: str) -> float:
 def _against(cells: Sequence[Report], method: str, row: str) -> Report:
     """How many times better a method is than a row: best and mean over the cells and traces at the paper's loads."""
     ratios: dict[str, list[float]] = {"deadline_95": [], "deadline_99": [], "throughput": []}
-    for found in cells:
-        if found["rate"] not in RATES:
-            continue
+    for found in [found for found in cells if found["rate"] in RATES] or cells:
         for trace, better in found["rows"][method]["traces"].items():
             other = found["rows"][row]["traces"][trace]
             ratios["deadline_95"].append(other["deadline_95_s"] / better["deadline_95_s"])
