@@ -54,13 +54,16 @@ class EngineCore:
         queues: int = 1,
         probe: EngineProbe | None = None,
         report: Callable[[str, Exception], object] | None = None,
+        served: Callable[[float, KnownCall, bool], object] | None = None,
     ) -> None:
         """`hold` bounds what is held for sessions; None = nothing is held. `report` receives the first exception of each
-        hook of a policy or regulator. Raises `policies.UnknownPolicy` and `policies.BadParameter`."""
+        hook of a policy or regulator. `served` receives each call that ends, and whether it finished. Raises
+        `policies.UnknownPolicy` and `policies.BadParameter`."""
         self.limits = limits
         self.failures = guarded_policy.Failures(report)
         self.step_cost = StepCost(cost)
         """The cost model, as the measured steps refine it."""
+        self._served = served
         self._probe = probe or NoProbe()
         self.policy = self._policy(policy, parameters)
         self.queues = [waiting_queue.WaitingQueue(self.policy, rekey=self._rekey) for _ in range(queues)]
@@ -109,6 +112,11 @@ class EngineCore:
     @property
     def running(self) -> int:
         return len(self._calls) - self.waiting
+
+    @property
+    def held_kv_tokens(self) -> int:
+        """Tokens of the contexts that are held for sessions."""
+        return 0 if self._holds is None else self._holds.held_tokens
 
     def item(self, call_id: CallId) -> policies.QueuedRequest:
         """The call and the work that is left of it. Raises `KeyError`."""
@@ -168,6 +176,8 @@ class EngineCore:
         known = self._calls.pop(call_id, None)
         if known is None:
             return
+        if self._served is not None:
+            self._served(now, known, finished)
         if finished:
             self.output_prior.observe(known.output_tokens)
         self._forget_group(known.item.call)
@@ -246,7 +256,7 @@ class EngineCore:
             calls=self._calls,
             probe=self._probe,
             live_groups=len(self._groups),
-            pinned_kv_tokens=0 if self._holds is None else self._holds.held_tokens,
+            pinned_kv_tokens=self.held_kv_tokens,
         )
 
     def victims(self, now: float) -> list[CallId]:
