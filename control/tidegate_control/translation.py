@@ -21,9 +21,7 @@ def to_report(report: WatchReport) -> control_pb2.QosReport:
         window_s=window.window_s,
         arrived=window.arrived,
         finished=window.finished,
-        running=window.running,
         waiting=window.waiting,
-        kv_usage=window.kv_usage,
         preemptions=window.preemptions,
         ttft=to_histogram(window.ttft),
         tpot=to_histogram(window.tpot),
@@ -31,29 +29,38 @@ def to_report(report: WatchReport) -> control_pb2.QosReport:
         with_target=window.with_target,
         missed=window.missed,
         blocked=window.blocked,
-        busy_s=report.busy_s,
         tenants=[
             control_pb2.TenantQos(
-                tenant=name, weight=tenant.weight, served_tokens=tenant.served_tokens, waiting=tenant.waiting
+                tenant=name,
+                weight=tenant.weight,
+                served_tokens=tenant.served_tokens,
+                waiting=tenant.waiting,
+                with_target=tenant.targets.with_target,
+                missed=tenant.targets.missed,
             )
             for name, tenant in window.tenants.items()
+        ],
+        classes=[
+            control_pb2.ClassQos(slo_class=name, with_target=targets.with_target, missed=targets.missed)
+            for name, targets in window.classes.items()
         ],
     )
 
 
 def from_report(report: control_pb2.QosReport) -> WatchReport | None:
-    """The window in a report; None when a number is not finite or a histogram has too many buckets."""
+    """The window in a report; None when a number is not finite, a weight is not positive, or a histogram has too many
+    buckets."""
     histograms = (report.ttft, report.tpot, report.service)
-    numbers = (report.window_s, report.kv_usage, report.busy_s, *(each.sum_s for each in histograms))
-    if not all(map(math.isfinite, numbers)) or any(len(each.counts) > len(qos.BOUNDS_S) + 1 for each in histograms):
+    weights = [item.weight for item in report.tenants]
+    if not math.isfinite(report.window_s) or not all(0 < weight < math.inf for weight in weights):
+        return None
+    if any(len(each.counts) > len(qos.BOUNDS_S) + 1 for each in histograms):
         return None
     window = qos.Qos(
         window_s=report.window_s,
         arrived=report.arrived,
         finished=report.finished,
-        running=report.running,
         waiting=report.waiting,
-        kv_usage=report.kv_usage,
         preemptions=report.preemptions,
         ttft=from_histogram(report.ttft),
         tpot=from_histogram(report.tpot),
@@ -62,8 +69,16 @@ def from_report(report: control_pb2.QosReport) -> WatchReport | None:
         missed=report.missed,
         blocked=report.blocked,
         tenants={
-            item.tenant: qos.TenantService(weight=item.weight, served_tokens=item.served_tokens, waiting=item.waiting)
+            item.tenant: qos.TenantService(
+                weight=item.weight,
+                served_tokens=item.served_tokens,
+                waiting=item.waiting,
+                targets=qos.Targets(with_target=item.with_target, missed=item.missed),
+            )
             for item in report.tenants
+        },
+        classes={
+            item.slo_class: qos.Targets(with_target=item.with_target, missed=item.missed) for item in report.classes
         },
     )
     return WatchReport(
@@ -71,16 +86,15 @@ def from_report(report: control_pb2.QosReport) -> WatchReport | None:
         policy_parameters=dict(report.policy_parameters),
         bypass=report.bypass,
         window=window,
-        busy_s=report.busy_s,
     )
 
 
 def to_histogram(histogram: qos.Histogram) -> control_pb2.Histogram:
-    return control_pb2.Histogram(counts=histogram.counts, sum_s=histogram.sum_s)
+    return control_pb2.Histogram(counts=histogram.counts)
 
 
 def from_histogram(message: control_pb2.Histogram) -> qos.Histogram:
-    return qos.Histogram(counts=tuple(message.counts), sum_s=message.sum_s)
+    return qos.Histogram(counts=tuple(message.counts))
 
 
 def to_controls(controls: Controls) -> control_pb2.Controls:

@@ -56,6 +56,7 @@ TOUCHED = (
             "max_num_scheduled_tokens",
             "max_model_len",
             "block_size",
+            "kv_cache_config",
             "num_spec_tokens",
             "num_prefill_lookahead",
             "num_waiting_for_streaming_input",
@@ -117,6 +118,8 @@ TOUCHED = (
         members=("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION", "RUNNING"),
     ),
     Touched(module="vllm.v1.request", name="StreamingUpdate"),
+    Touched(module="vllm.v1.kv_cache_interface", name="KVCacheConfig", fields=("num_blocks", "kv_cache_tensors")),
+    Touched(module="vllm.v1.kv_cache_interface", name="KVCacheTensor", fields=("size",)),
     Touched(module="vllm.v1.engine", name="EngineCoreOutputs", fields=("outputs",)),
     Touched(module="vllm.v1.engine", name="EngineCoreOutput", fields=("request_id", "new_token_ids")),
 )

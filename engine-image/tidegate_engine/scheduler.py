@@ -100,6 +100,10 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
             queues=2,
             probe=plan_execution.VllmProbe(self),
             report=_report,
+            served=meter.served,
+        )
+        self._core_reader = meters.CoreReader(
+            self._core, meter, kv_token_bytes=meters.kv_token_bytes(self.kv_cache_config, self.block_size)
         )
         self._execution = plan_execution.PlanExecution(self, self._core, clock=clock, admitted=self._admitted)
         self._scan = request_queue.Scan(clock)
@@ -154,6 +158,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
                 )
             )
             self._meter.scheduled(self._clock() - began_s, len(output.preempted_req_ids or ()))
+            self._core_reader.read()
             return output
 
     def update_from_output(self, output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
@@ -173,6 +178,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
                 ended=self._take_ended(),
                 work=step.work,
             )
+            self._core_reader.read()
             return results
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
@@ -187,6 +193,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         with self._lock:
             self._execution.release_all()  # held blocks would keep the cache from being reset
+            self._core_reader.read()
             return bool(super().reset_prefix_cache(*args, **kwargs))
 
     def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:
@@ -224,6 +231,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
             switched = self._core.set_policy(self._clock(), name, parameters or {}, reason, bypass=bypass)
             if bypass:
                 self._execution.release_all()
+                self._core_reader.read()
             self._follow_policy()
             return switched
 
@@ -243,7 +251,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
 
     def cut(self, watch: engine_core.QosWatch) -> engine_status.WatchReport:
         with self._lock:
-            return self._core.cut(self._clock(), watch, kv_usage=self.get_kv_cache_usage())
+            return self._core.cut(self._clock(), watch)
 
     def unwatch(self, watch: engine_core.QosWatch) -> None:
         with self._lock:

@@ -8,8 +8,9 @@ summaries.
 import bisect
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
+from typing import TypeVar
 
 BOUNDS_S: tuple[float, ...] = tuple(0.001 * 2 ** (index / 2) for index in range(48))
 """Upper bounds of the buckets in seconds, from 1 ms to three hours; a last bucket takes the rest."""
@@ -21,20 +22,15 @@ class Histogram:
 
     counts: tuple[int, ...] = ()
     """One for each bucket up to the last that is not empty."""
-    sum_s: float = 0.0
 
     def __add__(self, other: "Histogram") -> "Histogram":
         length = max(len(self.counts), len(other.counts))
         mine, theirs = (side.counts + (0,) * (length - len(side.counts)) for side in (self, other))
-        return Histogram(counts=tuple(a + b for a, b in zip(mine, theirs, strict=True)), sum_s=self.sum_s + other.sum_s)
+        return Histogram(counts=tuple(a + b for a, b in zip(mine, theirs, strict=True)))
 
     @property
     def count(self) -> int:
         return sum(self.counts)
-
-    @property
-    def mean_s(self) -> float:
-        return self.sum_s / self.count if self.count else 0.0
 
     def quantile_s(self, q: float) -> float:
         """The q-quantile (q in [0, 1]), interpolated within its bucket; 0 when empty."""
@@ -64,17 +60,31 @@ class Tally:
     """A histogram that is still being written."""
 
     counts: list[int] = field(default_factory=list)
-    sum_s: float = 0.0
 
     def add(self, seconds: float) -> None:
         """Counts one duration; negative ones count as zero."""
         index = bisect.bisect_left(BOUNDS_S, seconds)
         self.counts.extend([0] * (index + 1 - len(self.counts)))
         self.counts[index] += 1
-        self.sum_s += max(seconds, 0.0)
 
     def freeze(self) -> Histogram:
-        return Histogram(counts=tuple(self.counts), sum_s=self.sum_s)
+        return Histogram(counts=tuple(self.counts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """Finished calls that had a target."""
+
+    with_target: int = 0
+    missed: int = 0
+    """Those that missed one of their targets."""
+
+    def __add__(self, other: "Targets") -> "Targets":
+        return Targets(with_target=self.with_target + other.with_target, missed=self.missed + other.missed)
+
+    @property
+    def miss_ratio(self) -> float:
+        return self.missed / self.with_target if self.with_target else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +94,14 @@ class TenantService:
     weight: float = 1.0
     served_tokens: int = 0
     waiting: int = 0
+    targets: Targets = field(default_factory=Targets)
 
     def __add__(self, other: "TenantService") -> "TenantService":
         return TenantService(
             weight=max(self.weight, other.weight),
             served_tokens=self.served_tokens + other.served_tokens,
             waiting=self.waiting + other.waiting,
+            targets=self.targets + other.targets,
         )
 
 
@@ -103,10 +115,7 @@ class Qos:
     window_s: float = 1.0
     arrived: int = 0
     finished: int = 0
-    running: int = 0
     waiting: int = 0
-    kv_usage: float = 0.0
-    """Highest share of KV in use among the engines."""
     preemptions: int = 0
     ttft: Histogram = field(default_factory=Histogram)
     tpot: Histogram = field(default_factory=Histogram)
@@ -117,10 +126,21 @@ class Qos:
     blocked: int = 0
     """Calls whose first token took longer than twice their own predicted work."""
     tenants: Mapping[str, TenantService] = field(default_factory=dict)
+    classes: Mapping[str, Targets] = field(default_factory=dict)
+    """By SLO class; the empty name is the class of calls without one."""
 
     @property
     def miss_ratio(self) -> float:
         return self.missed / self.with_target if self.with_target else 0.0
+
+    @property
+    def fairness(self) -> float | None:
+        """Jain's index of the tokens served for each unit of weight, over the tenants that wait: 1 = fair, 1/n = one of n
+        tenants received everything. None with fewer than two waiting tenants, or without service."""
+        shares = [each.served_tokens / each.weight for each in self.tenants.values() if each.waiting]
+        if len(shares) < 2 or not any(shares):
+            return None
+        return sum(shares) ** 2 / (len(shares) * sum(share**2 for share in shares))
 
     @property
     def block_ratio(self) -> float:
@@ -143,19 +163,15 @@ def over_time(reports: Iterable[Qos]) -> Qos:
 
 
 def _add(a: Qos, b: Qos, window_s: float, engines: int, *, now: bool) -> Qos:
-    """`now`: levels (running, waiting, silent) are of the same instant and add up; else `b` is the later one."""
-    tenants = dict(a.tenants)
-    for name, service in b.tenants.items():
-        tenants[name] = tenants[name] + service if name in tenants else service
+    """`now`: levels (waiting, silent) are of the same instant and add up; else `b` is the later one."""
+    tenants = a.tenants if now else {name: replace(service, waiting=0) for name, service in a.tenants.items()}
     return Qos(
         engines=engines,
         silent=a.silent + b.silent if now else b.silent,
         window_s=window_s,
         arrived=a.arrived + b.arrived,
         finished=a.finished + b.finished,
-        running=a.running + b.running if now else b.running,
         waiting=a.waiting + b.waiting if now else b.waiting,
-        kv_usage=max(a.kv_usage, b.kv_usage) if now else b.kv_usage,
         preemptions=a.preemptions + b.preemptions,
         ttft=a.ttft + b.ttft,
         tpot=a.tpot + b.tpot,
@@ -163,5 +179,16 @@ def _add(a: Qos, b: Qos, window_s: float, engines: int, *, now: bool) -> Qos:
         with_target=a.with_target + b.with_target,
         missed=a.missed + b.missed,
         blocked=a.blocked + b.blocked,
-        tenants=tenants,
+        tenants=_merged(tenants, b.tenants),
+        classes=_merged(a.classes, b.classes),
     )
+
+
+_Part = TypeVar("_Part", Targets, TenantService)
+
+
+def _merged(a: Mapping[str, _Part], b: Mapping[str, _Part]) -> dict[str, _Part]:
+    both = dict(a)
+    for name, part in b.items():
+        both[name] = both[name] + part if name in both else part
+    return both

@@ -5,16 +5,21 @@ happen. A call that leaves without a token (cancelled) counts only as an arrival
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Computed
-from tidegate_policy.qos import Qos, Tally, TenantService
+from tidegate_policy.qos import Qos, Tally, Targets, TenantService
 
 MAX_TENANTS = 100
+MAX_CLASSES = 100
 OTHER = "other"
-"""Tenants beyond the first `MAX_TENANTS` of a window are summed under this name."""
+"""Tenants beyond the first `MAX_TENANTS` of a window, and classes beyond the first `MAX_CLASSES`, are summed under this
+name, because clients choose the names."""
+
+
+NO_TARGETS = Targets()
 
 
 @dataclass(slots=True)
@@ -41,6 +46,8 @@ class _Counts:
     service: Tally = field(default_factory=Tally)
     served: Counter[str] = field(default_factory=Counter)
     weights: dict[str, float] = field(default_factory=dict)
+    tenant_targets: dict[str, Targets] = field(default_factory=dict)
+    class_targets: dict[str, Targets] = field(default_factory=dict)
 
 
 class Recorder:
@@ -81,16 +88,22 @@ class Recorder:
             self._serve(record)
         if record is None or not finished or record.first_s is None:
             return
-        self._window.finished += 1
-        tpot_s = (now - record.first_s) / (record.tokens - 1) if record.tokens > 1 else None
+        window = self._window
+        window.finished += 1
+        tpot_s = tpot(now, first_at_s=record.first_s, tokens=record.tokens)
         if tpot_s is not None:
-            self._window.tpot.add(tpot_s)
-        missed = _missed(now, record, tpot_s)
+            window.tpot.add(tpot_s)
+        missed = missed_target(now, record.call, first_at_s=record.first_s, tpot_s=tpot_s)
         if missed is not None:
-            self._window.with_target += 1
-            self._window.missed += missed
+            window.with_target += 1
+            window.missed += missed
+            one = Targets(with_target=1, missed=int(missed))
+            tenant = self._tenant(record.call)
+            window.tenant_targets[tenant] = window.tenant_targets.get(tenant, NO_TARGETS) + one
+            slo_class = bounded(record.call.slo_class, window.class_targets, MAX_CLASSES)
+            window.class_targets[slo_class] = window.class_targets.get(slo_class, NO_TARGETS) + one
 
-    def cut(self, now: float, *, running: int, waiting: int, kv_usage: float) -> Qos:
+    def cut(self, now: float, *, waiting: int) -> Qos:
         """The window since the last cut; a new one begins."""
         for record in self._open.values():
             self._serve(record)
@@ -100,17 +113,18 @@ class Recorder:
         window, self._window = self._window, _Counts(now)
         tenants = {
             name: TenantService(
-                weight=window.weights.get(name, 1.0), served_tokens=window.served[name], waiting=queued[name]
+                weight=window.weights.get(name, 1.0),
+                served_tokens=window.served[name],
+                waiting=queued[name],
+                targets=window.tenant_targets.get(name, NO_TARGETS),
             )
-            for name in sorted({*window.served, *queued})
+            for name in sorted({*window.served, *queued, *window.tenant_targets})
         }
         return Qos(
             window_s=now - window.since_s,
             arrived=window.arrived,
             finished=window.finished,
-            running=running,
             waiting=waiting,
-            kv_usage=kv_usage,
             preemptions=window.preemptions,
             ttft=window.ttft.freeze(),
             tpot=window.tpot.freeze(),
@@ -119,6 +133,7 @@ class Recorder:
             missed=window.missed,
             blocked=window.blocked,
             tenants=tenants,
+            classes=window.class_targets,
         )
 
     def _first_token(self, now: float, record: _Open) -> None:
@@ -135,18 +150,27 @@ class Recorder:
 
     def _tenant(self, call: Call) -> str:
         weights = self._window.weights
-        if call.tenant not in weights and len(weights) >= MAX_TENANTS:
-            return OTHER
-        weights[call.tenant] = call.weight
-        return call.tenant
+        name = bounded(call.tenant, weights, MAX_TENANTS)
+        if name == call.tenant:
+            weights[name] = call.weight
+        return name
 
 
-def _missed(now: float, record: _Open, tpot_s: float | None) -> bool | None:
-    """Whether a finished call missed any of its targets; None when it had no target."""
-    call = record.call
+def bounded(name: str, known: Collection[str], limit: int) -> str:
+    """`name`, or `OTHER` if it is new and `limit` names are known."""
+    return name if name in known or len(known) < limit else OTHER
+
+
+def tpot(now: float, *, first_at_s: float, tokens: int) -> float | None:
+    """The mean time between the tokens of a call that ends now; None for a call of one token."""
+    return (now - first_at_s) / (tokens - 1) if tokens > 1 else None
+
+
+def missed_target(now: float, call: Call, *, first_at_s: float, tpot_s: float | None) -> bool | None:
+    """Whether a call that finishes now missed any of its targets; None when it had no target."""
     verdicts = []
-    if call.ttft_s is not None and record.first_s is not None:
-        verdicts.append(record.first_s - call.arrived_at_s > call.ttft_s)
+    if call.ttft_s is not None:
+        verdicts.append(first_at_s - call.arrived_at_s > call.ttft_s)
     if call.tpot_s is not None and tpot_s is not None:
         verdicts.append(tpot_s > call.tpot_s)
     if call.due_at_s is not None:

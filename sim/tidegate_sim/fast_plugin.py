@@ -153,7 +153,7 @@ class FastPlugin(fast_scheduler.FastScheduler):
         return FastWatch(self, self.core.watch(self._clock()))
 
     def cut(self, watch: engine_core.QosWatch) -> engine_status.WatchReport:
-        return self.core.cut(self._clock(), watch, kv_usage=self.kv.usage)
+        return self.core.cut(self._clock(), watch)
 
 
 class FastWatch:

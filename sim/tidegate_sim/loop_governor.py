@@ -68,8 +68,7 @@ class _Watch:
         self._watch = watch
 
     def cut(self) -> engine_status.WatchReport:
-        engine = self._engine
-        return self._owner.in_loop(lambda: engine.core.cut(time.monotonic(), self._watch, kv_usage=engine.kv_usage))
+        return self._owner.in_loop(lambda: self._engine.core.cut(time.monotonic(), self._watch))
 
     def close(self) -> None:
         self._owner.in_loop(lambda: self._engine.core.unwatch(self._watch))

@@ -103,7 +103,6 @@ class SmallEngine:
             policy_parameters=self.policy.parameters,
             bypass=self.bypass,
             window=qos.Qos(window_s=0.1),
-            busy_s=0.0,
         )
 
     def close(self) -> None:
@@ -177,17 +176,21 @@ def test_a_report_survives_both_directions_of_the_translation() -> None:
         window_s=2.0,
         arrived=3,
         finished=2,
-        ttft=qos.Histogram(counts=(0, 2), sum_s=0.25),
+        ttft=qos.Histogram(counts=(0, 2)),
         with_target=2,
         missed=1,
-        tenants={"search": qos.TenantService(weight=2.0, served_tokens=10, waiting=1)},
+        tenants={
+            "search": qos.TenantService(
+                weight=2.0, served_tokens=10, waiting=1, targets=qos.Targets(with_target=2, missed=1)
+            )
+        },
+        classes={"batch": qos.Targets(with_target=2, missed=1), "": qos.Targets()},
     )
     report = engine_status.WatchReport(
         policy="two-lane",
         policy_parameters={"threshold_s": 2.5, "fast_share": 0.75},
         bypass=True,
         window=window,
-        busy_s=1.5,
     )
     assert translation.from_report(translation.to_report(report)) == report
 

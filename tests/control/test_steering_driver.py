@@ -275,9 +275,9 @@ async def test_an_engine_with_unreadable_answers_is_reported_and_does_not_affect
 @pytest.mark.parametrize(
     "absurd",
     [
-        pytest.param(control_pb2.QosReport(kv_usage=math.nan), id="nan"),
-        pytest.param(control_pb2.QosReport(busy_s=math.inf), id="busy"),
-        pytest.param(control_pb2.QosReport(ttft=control_pb2.Histogram(sum_s=math.inf)), id="endless"),
+        pytest.param(control_pb2.QosReport(tenants=[control_pb2.TenantQos(weight=math.nan)]), id="nan"),
+        pytest.param(control_pb2.QosReport(tenants=[control_pb2.TenantQos(weight=math.inf)]), id="weight"),
+        pytest.param(control_pb2.QosReport(tenants=[control_pb2.TenantQos(tenant="t")]), id="weightless"),
         pytest.param(control_pb2.QosReport(service=control_pb2.Histogram(counts=[0] * 60 + [1])), id="buckets"),
     ],
 )

@@ -13,7 +13,7 @@ from vllm.v1.request import RequestStatus
 
 from tidegate_engine import meters
 from tidegate_engine.scheduler import TidegateAsyncScheduler, TidegateScheduler
-from tidegate_policy import policies
+from tidegate_policy import policies, qos
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import CallId
 from tidegate_sim import virtual_engine as engine
@@ -265,19 +265,21 @@ def test_aborted_calls_are_forgotten():
 def test_a_watch_counts_the_events_since_its_last_cut():
     driven = Driven()
     watch = driven.scheduler.watch()
-    driven.add("a", output=3, tenant="t", weight=2, budget_ms=2_500, out_pred=3)
+    driven.add("a", output=3, tenant="t", weight=2, budget_ms=2_500, out_pred=3, **{"class": "interactive"})
     driven.add("b", output=1, budget_ms=60_000)
     for _ in range(3):
         driven.step()
     report = watch.cut()
     window = report.window
-    assert (report.policy, report.busy_s, window.window_s) == ("fcfs", 3.0, 3.0)
+    assert (report.policy, window.window_s) == ("fcfs", 3.0)
     assert (window.arrived, window.finished, window.with_target, window.missed) == (2, 2, 2, 1)
     assert (window.ttft.count, window.tpot.count) == (2, 1)
     assert window.tenants["t"].served_tokens == 3
+    assert window.tenants["t"].targets == qos.Targets(with_target=1, missed=1)
+    assert window.classes == {"interactive": qos.Targets(with_target=1, missed=1), "": qos.Targets(with_target=1)}
     assert window.tenants["t"].weight == 2.0
     empty = watch.cut()
-    assert (empty.window.arrived, empty.window.finished, empty.busy_s) == (0, 0, 0.0)
+    assert (empty.window.arrived, empty.window.finished) == (0, 0)
 
 
 def test_two_watchers_do_not_share_windows():

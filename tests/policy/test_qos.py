@@ -21,7 +21,6 @@ def histogram(seconds: list[float]) -> qos.Histogram:
 def test_merging_histograms_is_recording_both(a: list[float], b: list[float]) -> None:
     merged = histogram(a) + histogram(b)
     assert merged.counts == histogram(a + b).counts
-    assert merged.sum_s == pytest.approx(sum(a) + sum(b))
 
 
 @given(st.lists(st.floats(0.002, 3000), min_size=1, max_size=50), st.floats(0, 1))
@@ -47,13 +46,14 @@ def test_across_engines_levels_add_up_and_over_time_the_newest_counts() -> None:
     assert (later.waiting, later.arrived, later.window_s, later.engines) == (2, 11, 2.0, 1)
 
 
-def call(name: str, tenant: str = "t", **targets: float) -> Call:
+def call(name: str, tenant: str = "t", slo_class: str = "", **targets: float) -> Call:
     return Call(
         id=CallId(name),
         arrived_at_s=0.0,
         prompt_tokens=5,
         output_predicted=5,
         tenant=tenant,
+        slo_class=slo_class,
         **targets,  # type: ignore[arg-type]
     )
 
@@ -64,9 +64,9 @@ def test_the_recorder_tells_the_story_of_a_call() -> None:
     record.on_tokens(0.5, CallId("a"), 1)
     record.on_tokens(1.5, CallId("a"), 10)
     record.on_end(1.5, CallId("a"), finished=True)
-    seen = record.cut(2.0, running=0, waiting=0, kv_usage=0.25)
+    seen = record.cut(2.0, waiting=0)
     assert (seen.arrived, seen.finished, seen.with_target, seen.missed, seen.blocked) == (1, 1, 1, 0, 1)
-    assert (seen.ttft.sum_s, seen.tpot.sum_s, seen.window_s) == (0.5, 0.1, 2.0)
+    assert (seen.ttft, seen.tpot, seen.window_s) == (histogram([0.5]), histogram([0.1]), 2.0)
     assert seen.tenants["t"].served_tokens == 11
 
 
@@ -75,28 +75,98 @@ def test_a_missed_deadline_counts_once_however_many_targets_were_missed() -> Non
     record.on_arrival(call("a", ttft_s=0.1, due_at_s=0.2), 0.1)
     record.on_tokens(1.0, CallId("a"), 1)
     record.on_end(1.0, CallId("a"), finished=True)
-    assert record.cut(2.0, running=0, waiting=0, kv_usage=0).missed == 1
+    assert record.cut(2.0, waiting=0).missed == 1
 
 
 def test_an_aborted_call_is_no_result() -> None:
     record = window.Recorder(0.0)
     record.on_arrival(call("a", ttft_s=0.1), 0.1)
     record.on_end(1.0, CallId("a"), finished=False)
-    seen = record.cut(2.0, running=0, waiting=0, kv_usage=0)
+    seen = record.cut(2.0, waiting=0)
     assert (seen.arrived, seen.finished, seen.with_target) == (1, 0, 0)
 
 
 def test_a_tenant_that_only_waits_is_seen_waiting() -> None:
     record = window.Recorder(0.0)
     record.on_arrival(call("a", tenant="starved"), 0.1)
-    record.cut(1.0, running=0, waiting=1, kv_usage=0)
-    assert record.cut(2.0, running=0, waiting=1, kv_usage=0).tenants["starved"].waiting == 1
+    record.cut(1.0, waiting=1)
+    assert record.cut(2.0, waiting=1).tenants["starved"].waiting == 1
 
 
 def test_tenants_are_bounded() -> None:
     record = window.Recorder(0.0)
     for index in range(500):
         record.on_arrival(call(str(index), tenant=f"t{index}"), 0.1)
-    tenants = record.cut(1.0, running=0, waiting=500, kv_usage=0).tenants
+    tenants = record.cut(1.0, waiting=500).tenants
     assert len(tenants) == window.MAX_TENANTS + 1
     assert tenants[window.OTHER].waiting == 500 - window.MAX_TENANTS
+
+
+def test_the_targets_of_calls_are_counted_for_their_tenant_and_their_class() -> None:
+    record = window.Recorder(0.0)
+    for name, slo_class, ttft_s in (("a", "chat", 1.0), ("b", "chat", 0.1), ("c", "", 0.1)):
+        record.on_arrival(call(name, slo_class=slo_class, ttft_s=ttft_s), 0.1)
+        record.on_tokens(0.5, CallId(name), 1)
+        record.on_end(0.5, CallId(name), finished=True)
+    seen = record.cut(1.0, waiting=0)
+    assert seen.classes == {"chat": qos.Targets(with_target=2, missed=1), "": qos.Targets(with_target=1, missed=1)}
+    assert seen.tenants["t"].targets == qos.Targets(with_target=3, missed=2)
+    assert record.cut(2.0, waiting=0).classes == {}
+
+
+def test_classes_are_bounded() -> None:
+    record = window.Recorder(0.0)
+    for index in range(500):
+        record.on_arrival(call(str(index), slo_class=f"c{index}", ttft_s=1.0), 0.1)
+        record.on_tokens(0.5, CallId(str(index)), 1)
+        record.on_end(0.5, CallId(str(index)), finished=True)
+    classes = record.cut(1.0, waiting=0).classes
+    assert len(classes) == window.MAX_CLASSES + 1
+    assert classes[window.OTHER].with_target == 500 - window.MAX_CLASSES
+
+
+def test_over_time_the_waiting_calls_of_a_tenant_are_those_of_the_newest_window() -> None:
+    def seen(**waiting: int) -> qos.Qos:
+        return qos.Qos(
+            tenants={name: qos.TenantService(served_tokens=5, waiting=count) for name, count in waiting.items()}
+        )
+
+    later = qos.over_time([seen(a=7, b=3), seen(a=2)])
+    assert {name: (each.served_tokens, each.waiting) for name, each in later.tenants.items()} == {
+        "a": (10, 2),
+        "b": (5, 0),
+    }
+    both = qos.across([seen(a=7, b=3), seen(a=2)])
+    assert {name: each.waiting for name, each in both.tenants.items()} == {"a": 9, "b": 3}
+
+
+COUNTS = st.integers(0, 50)
+TARGETS = st.builds(qos.Targets, with_target=COUNTS, missed=COUNTS)
+SERVICES = st.builds(qos.TenantService, served_tokens=COUNTS, waiting=COUNTS, targets=TARGETS)
+NAMES = st.sampled_from(("", "a", "b", "other"))
+WINDOWS = st.builds(
+    qos.Qos,
+    arrived=COUNTS,
+    waiting=COUNTS,
+    with_target=COUNTS,
+    ttft=DURATIONS.map(histogram),
+    tenants=st.dictionaries(NAMES, SERVICES),
+    classes=st.dictionaries(NAMES, TARGETS),
+)
+
+
+@given(st.lists(WINDOWS, min_size=1, max_size=6), st.integers(0, 6))
+def test_windows_merge_in_any_grouping(windows: list[qos.Qos], cut: int) -> None:
+    for merge in (qos.across, qos.over_time):
+        parts = [merge(part) for part in (windows[:cut], windows[cut:]) if part]
+        assert merge(parts) == merge(windows)
+
+
+def test_the_fairness_index_counts_the_service_of_waiting_tenants_by_weight() -> None:
+    def service(served: int, weight: float = 1.0, waiting: int = 1) -> qos.TenantService:
+        return qos.TenantService(weight=weight, served_tokens=served, waiting=waiting)
+
+    assert qos.Qos(tenants={"a": service(30, weight=3.0), "b": service(10)}).fairness == pytest.approx(1.0)
+    assert qos.Qos(tenants={"a": service(40), "b": service(0)}).fairness == pytest.approx(0.5)
+    assert qos.Qos(tenants={"a": service(40), "b": service(0, waiting=0)}).fairness is None
+    assert qos.Qos(tenants={"a": service(0), "b": service(0)}).fairness is None

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate_policy import policies
-from tidegate_policy.qos import Histogram, Qos, Tally
+from tidegate_policy.qos import Histogram, Qos, Tally, Targets, TenantService
 from tidegate_policy.steer import guards, proposal, rules
 
 ALLOW = frozenset(policies.POLICIES)
@@ -50,6 +50,30 @@ def test_misses_while_the_load_is_feasible_ask_for_deadlines_first() -> None:
 
 def test_misses_under_overload_ask_for_short_calls_first() -> None:
     assert proposed(window(missed=20, arrived=200, finished=100)) == "sjf"
+
+
+def test_misses_of_one_class_or_tenant_count_when_the_pool_meets_its_targets() -> None:
+    for part in (
+        {"classes": {"chat": Targets(with_target=40, missed=10), "batch": Targets(with_target=60)}},
+        {"tenants": {"chat": TenantService(targets=Targets(with_target=40, missed=10))}},
+    ):
+        found = RULES.propose(window(calls=1000, missed=10, window_s=30.0, **part), "fcfs", ALLOW)
+        assert found is not None
+        assert found.policy == "edf"
+        assert found.reason.startswith("25% of the targets of")
+        assert found.reason.endswith("chat missed in 30 s")
+
+
+def test_few_calls_of_a_class_are_no_evidence() -> None:
+    assert proposed(window(classes={"chat": Targets(with_target=10, missed=10)})) is None
+
+
+def test_tenants_that_wait_while_others_are_served_ask_for_fair_sharing() -> None:
+    unfair = {"a": TenantService(served_tokens=900, waiting=5), "b": TenantService(served_tokens=100, waiting=5)}
+    assert proposed(window(tenants=unfair)) == "wfq"
+    assert proposed(window(tenants=unfair), allow=frozenset({"stride", "fcfs"})) == "stride"
+    assert proposed(window(tenants={**unfair, "a": TenantService(served_tokens=900)})) is None
+    assert proposed(window(tenants={**unfair, "a": TenantService(weight=9.0, served_tokens=900, waiting=5)})) is None
 
 
 def test_short_calls_behind_long_ones_ask_for_lanes() -> None:
@@ -121,6 +145,21 @@ def test_a_switch_that_worsened_the_service_is_rolled_back_and_banned() -> None:
     assert verdict.kind is guards.Kind.KEEP
     _, verdict = guards.step(371.0, back, window(), EDF, CAREFUL)
     assert verdict.kind is guards.Kind.SWITCH
+
+
+def test_a_switch_that_slows_the_tokens_is_rolled_back() -> None:
+    after, _ = guards.step(60.0, state(), window(tpot=histogram(*[0.1] * 50)), EDF, CAREFUL)
+    _, verdict = guards.step(70.0, after, window(tpot=histogram(*[0.4] * 50)), None, CAREFUL)
+    assert verdict.kind is guards.Kind.ROLLBACK
+    assert "TPOT p99" in verdict.reason
+    _, verdict = guards.step(70.0, after, window(tpot=histogram(*[0.4] * 5)), None, CAREFUL)
+    assert verdict.kind is guards.Kind.KEEP
+
+
+def test_tokens_that_are_still_faster_than_people_read_are_no_reason_to_roll_back() -> None:
+    after, _ = guards.step(60.0, state(), window(tpot=histogram(*[0.01] * 50)), EDF, CAREFUL)
+    _, verdict = guards.step(70.0, after, window(tpot=histogram(*[0.05] * 50)), None, CAREFUL)
+    assert verdict.kind is guards.Kind.KEEP
 
 
 def test_a_switch_is_not_rolled_back_after_the_window_or_for_noise() -> None:

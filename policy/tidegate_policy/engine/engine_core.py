@@ -36,8 +36,6 @@ class QosWatch:
     """One watcher of the engine. Watchers with different periods do not share windows."""
 
     recorder: window.Recorder
-    busy_mark_s: float
-    """The engine's busy seconds at the last cut."""
 
 
 class EngineCore:
@@ -56,14 +54,17 @@ class EngineCore:
         queues: int = 1,
         probe: EngineProbe | None = None,
         report: Callable[[str, Exception], object] | None = None,
+        served: Callable[[float, KnownCall, bool], object] | None = None,
     ) -> None:
         """`hold` bounds what is held for sessions; None = nothing is held. `report` receives the first exception of each
-        hook of a policy or regulator. Raises `policies.UnknownPolicy` and `policies.BadParameter`."""
+        hook of a policy or regulator. `served` receives each call that ends, and whether it finished. Raises
+        `policies.UnknownPolicy` and `policies.BadParameter`."""
         self.limits = limits
         self._unbounded = StepPlan(max_running=limits.max_running, max_step_tokens=limits.max_step_tokens)
         self.failures = guarded_policy.Failures(report)
         self.step_cost = StepCost(cost)
         """The cost model, as the measured steps refine it."""
+        self._served = served
         self._probe = probe or NoProbe()
         self.policy = self._policy(policy, parameters)
         self.queues = [waiting_queue.WaitingQueue(self.policy, rekey=self._rekey) for _ in range(queues)]
@@ -112,6 +113,11 @@ class EngineCore:
     @property
     def running(self) -> int:
         return len(self._calls) - self.waiting
+
+    @property
+    def held_kv_tokens(self) -> int:
+        """Tokens of the contexts that are held for sessions."""
+        return 0 if self._holds is None else self._holds.held_tokens
 
     def item(self, call_id: CallId) -> policies.QueuedRequest:
         """The call and the work that is left of it. Raises `KeyError`."""
@@ -171,6 +177,8 @@ class EngineCore:
         known = self._calls.pop(call_id, None)
         if known is None:
             return
+        if self._served is not None:
+            self._served(now, known, finished)
         if finished:
             self.output_prior.observe(known.output_tokens)
         self._forget_group(known.item.call)
@@ -249,7 +257,7 @@ class EngineCore:
             calls=self._calls,
             probe=self._probe,
             live_groups=len(self._groups),
-            pinned_kv_tokens=0 if self._holds is None else self._holds.held_tokens,
+            pinned_kv_tokens=self.held_kv_tokens,
         )
 
     def victims(self, now: float) -> list[CallId]:
@@ -351,19 +359,17 @@ class EngineCore:
 
     def watch(self, now: float) -> QosWatch:
         """A watcher that counts every event from now on, until `unwatch`."""
-        watch = QosWatch(window.Recorder(now), self.busy_s)
+        watch = QosWatch(window.Recorder(now))
         self._watches.append(watch)
         return watch
 
-    def cut(self, now: float, watch: QosWatch, *, kv_usage: float) -> WatchReport:
+    def cut(self, now: float, watch: QosWatch) -> WatchReport:
         """The watcher's window since its last cut."""
-        busy_s, watch.busy_mark_s = self.busy_s - watch.busy_mark_s, self.busy_s
         return WatchReport(
             policy=self.policy.name,
             policy_parameters=self.policy.parameters,
             bypass=self.bypass,
-            window=watch.recorder.cut(now, running=self.running, waiting=self.waiting, kv_usage=kv_usage),
-            busy_s=busy_s,
+            window=watch.recorder.cut(now, waiting=self.waiting),
         )
 
     def unwatch(self, watch: QosWatch) -> None:

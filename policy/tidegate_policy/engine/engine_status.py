@@ -61,5 +61,3 @@ class WatchReport:
     bypass: bool
     """Whether the operator's bounds are lifted and only the regulators that protect memory act."""
     window: Qos
-    busy_s: float
-    """Seconds of the window in which a step ran."""

@@ -37,9 +37,11 @@ class GuardSettings:
     window_s: float = 20.0
     """Seconds after a switch in which it may be rolled back."""
     rho: float = 1.2
-    """Roll back when TTFT p99 or the miss ratio is above rho times what it was before the switch."""
+    """Roll back when TTFT p99, TPOT p99 or the miss ratio is above rho times what it was before the switch."""
     floor_ttft_s: float = 0.05
     """A lower TTFT baseline is raised to this value, because small differences are noise."""
+    floor_tpot_s: float = 0.1
+    """A lower TPOT baseline is raised to this value: text that comes faster than this is faster than people read."""
     floor_miss_ratio: float = 0.02
     """A lower miss-ratio baseline is raised to this value: otherwise one miss after none would be infinitely worse."""
     enough: int = 20
@@ -63,6 +65,8 @@ class Baseline:
 
     ttft_p99_s: float
     miss_ratio: float
+    tpot_p99_s: float | None = None
+    """None when no call with two tokens finished, or when an earlier version wrote the baseline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +163,11 @@ def _decide(
         left_at_s={**state.left_at_s, state.active: now},
         returns=min(state.returns + 1, MAX_RETURNS) if again else 0,
     )
-    baseline = Baseline(ttft_p99_s=qos.ttft.quantile_s(0.99), miss_ratio=qos.miss_ratio)
+    baseline = Baseline(
+        ttft_p99_s=qos.ttft.quantile_s(0.99),
+        miss_ratio=qos.miss_ratio,
+        tpot_p99_s=qos.tpot.quantile_s(0.99) if qos.tpot.count else None,
+    )
     return _switch(now, remembered, Kind.SWITCH, proposal.policy, proposal.reason, baseline)
 
 
@@ -172,6 +180,11 @@ def _regret(now: float, state: SteerState, qos: Qos, settings: GuardSettings) ->
     miss_limit = settings.rho * max(state.baseline.miss_ratio, settings.floor_miss_ratio)
     if ttft_s > ttft_limit_s:
         return f"after {state.active} TTFT p99 is {ttft_s:.2f} s, limit {ttft_limit_s:.2f} s"
+    if state.baseline.tpot_p99_s is not None and qos.tpot.count >= settings.enough:
+        tpot_s = qos.tpot.quantile_s(0.99)
+        tpot_limit_s = settings.rho * max(state.baseline.tpot_p99_s, settings.floor_tpot_s)
+        if tpot_s > tpot_limit_s:
+            return f"after {state.active} TPOT p99 is {tpot_s:.3f} s, limit {tpot_limit_s:.3f} s"
     if qos.with_target >= settings.enough and qos.miss_ratio > miss_limit:
         return f"after {state.active} {qos.miss_ratio:.0%} of targets are missed, limit {miss_limit:.0%}"
     return None

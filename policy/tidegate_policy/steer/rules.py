@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from tidegate_policy import policies
-from tidegate_policy.qos import Qos
+from tidegate_policy.qos import Qos, Targets
 from tidegate_policy.steer.proposal import Proposal
 
 
@@ -20,6 +20,12 @@ class Rules:
     """Calls that a window must have seen before it counts as evidence."""
     miss_ratio: float = 0.05
     """Share of the calls with a target that missed their target."""
+    part_miss_ratio: float = 0.2
+    """The same share of one class or one tenant. It is greater, because a pool has many classes and tenants, and few calls
+    of each."""
+    fairness: float = 0.8
+    """Jain's index of the service of the tenants that wait, relative to their weights: below this value some tenants are
+    served at the expense of others."""
     block_ratio: float = 0.2
     """Share of the calls that waited longer than twice their own work."""
     dispersion: float = 1.0
@@ -37,18 +43,36 @@ class Rules:
             return _emergency(active, f"{qos.preemptions} preemptions for {qos.finished} finished calls")
         if qos.ttft.count + qos.waiting < self.enough or not qos.waiting:
             return None
-        misses = qos.with_target >= self.enough and qos.miss_ratio >= self.miss_ratio
+        misses = self._misses(qos)
         overload = qos.arrived > self.overload * max(qos.finished, 1)
         blocking = qos.block_ratio >= self.block_ratio and qos.service.dispersion >= self.dispersion
         if blocking:
             evidence = f"{qos.block_ratio:.0%} of calls waited longer than twice their own work"
             return _first_allowed(("two-lane", "sjf"), active, allow, evidence)
-        if misses and overload:
-            evidence = f"{qos.miss_ratio:.0%} of targets missed, {qos.arrived} calls came and {qos.finished} finished"
+        if misses is not None and overload:
+            evidence = f"{misses}, {qos.arrived} calls came and {qos.finished} finished"
             return _first_allowed(("sjf", "two-lane"), active, allow, evidence)
-        if misses:
-            return _first_allowed(("edf", "urgency"), active, allow, f"{qos.miss_ratio:.0%} of targets missed")
+        if misses is not None:
+            return _first_allowed(("edf", "urgency"), active, allow, misses)
+        fairness = qos.fairness
+        if fairness is not None and fairness < self.fairness:
+            evidence = f"the fairness index of the waiting tenants is {fairness:.2f}"
+            return _first_allowed(("wfq", "stride"), active, allow, evidence)
         return None
+
+    def _misses(self, qos: Qos) -> str | None:
+        """The evidence that too many targets are missed: in the whole pool, or else in its worst class or tenant."""
+        if qos.with_target >= self.enough and qos.miss_ratio >= self.miss_ratio:
+            return f"{qos.miss_ratio:.0%} of targets missed in {qos.window_s:.0f} s"
+        parts = [
+            *((f"class {name or 'without a name'}", targets) for name, targets in qos.classes.items()),
+            *((f"tenant {name}", service.targets) for name, service in qos.tenants.items()),
+        ]
+        judged = [part for part in parts if part[1].with_target >= self.enough]
+        name, worst = max(judged, key=lambda part: part[1].miss_ratio, default=("", Targets()))
+        if worst.miss_ratio < self.part_miss_ratio:
+            return None
+        return f"{worst.miss_ratio:.0%} of the targets of {name} missed in {qos.window_s:.0f} s"
 
 
 def _emergency(active: str, reason: str) -> Proposal | None:

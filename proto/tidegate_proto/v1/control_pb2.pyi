@@ -105,7 +105,7 @@ class WatchQosRequest(_message.Message):
     def __init__(self, period_s: _Optional[float] = ...) -> None: ...
 
 class QosReport(_message.Message):
-    __slots__ = ("policy", "window_s", "arrived", "finished", "running", "waiting", "kv_usage", "preemptions", "ttft", "tpot", "service", "with_target", "missed", "blocked", "busy_s", "tenants", "policy_parameters", "bypass")
+    __slots__ = ("policy", "window_s", "arrived", "finished", "waiting", "preemptions", "ttft", "tpot", "service", "with_target", "missed", "blocked", "tenants", "policy_parameters", "bypass", "classes")
     class PolicyParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -117,9 +117,7 @@ class QosReport(_message.Message):
     WINDOW_S_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
-    RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
-    KV_USAGE_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     TTFT_FIELD_NUMBER: _ClassVar[int]
     TPOT_FIELD_NUMBER: _ClassVar[int]
@@ -127,17 +125,15 @@ class QosReport(_message.Message):
     WITH_TARGET_FIELD_NUMBER: _ClassVar[int]
     MISSED_FIELD_NUMBER: _ClassVar[int]
     BLOCKED_FIELD_NUMBER: _ClassVar[int]
-    BUSY_S_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     POLICY_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     BYPASS_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
     policy: str
     window_s: float
     arrived: int
     finished: int
-    running: int
     waiting: int
-    kv_usage: float
     preemptions: int
     ttft: Histogram
     tpot: Histogram
@@ -145,28 +141,40 @@ class QosReport(_message.Message):
     with_target: int
     missed: int
     blocked: int
-    busy_s: float
     tenants: _containers.RepeatedCompositeFieldContainer[TenantQos]
     policy_parameters: _containers.ScalarMap[str, float]
     bypass: bool
-    def __init__(self, policy: _Optional[str] = ..., window_s: _Optional[float] = ..., arrived: _Optional[int] = ..., finished: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., preemptions: _Optional[int] = ..., ttft: _Optional[_Union[Histogram, _Mapping]] = ..., tpot: _Optional[_Union[Histogram, _Mapping]] = ..., service: _Optional[_Union[Histogram, _Mapping]] = ..., with_target: _Optional[int] = ..., missed: _Optional[int] = ..., blocked: _Optional[int] = ..., busy_s: _Optional[float] = ..., tenants: _Optional[_Iterable[_Union[TenantQos, _Mapping]]] = ..., policy_parameters: _Optional[_Mapping[str, float]] = ..., bypass: _Optional[bool] = ...) -> None: ...
+    classes: _containers.RepeatedCompositeFieldContainer[ClassQos]
+    def __init__(self, policy: _Optional[str] = ..., window_s: _Optional[float] = ..., arrived: _Optional[int] = ..., finished: _Optional[int] = ..., waiting: _Optional[int] = ..., preemptions: _Optional[int] = ..., ttft: _Optional[_Union[Histogram, _Mapping]] = ..., tpot: _Optional[_Union[Histogram, _Mapping]] = ..., service: _Optional[_Union[Histogram, _Mapping]] = ..., with_target: _Optional[int] = ..., missed: _Optional[int] = ..., blocked: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantQos, _Mapping]]] = ..., policy_parameters: _Optional[_Mapping[str, float]] = ..., bypass: _Optional[bool] = ..., classes: _Optional[_Iterable[_Union[ClassQos, _Mapping]]] = ...) -> None: ...
 
 class Histogram(_message.Message):
-    __slots__ = ("counts", "sum_s")
+    __slots__ = ("counts",)
     COUNTS_FIELD_NUMBER: _ClassVar[int]
-    SUM_S_FIELD_NUMBER: _ClassVar[int]
     counts: _containers.RepeatedScalarFieldContainer[int]
-    sum_s: float
-    def __init__(self, counts: _Optional[_Iterable[int]] = ..., sum_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TenantQos(_message.Message):
-    __slots__ = ("tenant", "weight", "served_tokens", "waiting")
+    __slots__ = ("tenant", "weight", "served_tokens", "waiting", "with_target", "missed")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     SERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    WITH_TARGET_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     weight: float
     served_tokens: int
     waiting: int
-    def __init__(self, tenant: _Optional[str] = ..., weight: _Optional[float] = ..., served_tokens: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    with_target: int
+    missed: int
+    def __init__(self, tenant: _Optional[str] = ..., weight: _Optional[float] = ..., served_tokens: _Optional[int] = ..., waiting: _Optional[int] = ..., with_target: _Optional[int] = ..., missed: _Optional[int] = ...) -> None: ...
+
+class ClassQos(_message.Message):
+    __slots__ = ("slo_class", "with_target", "missed")
+    SLO_CLASS_FIELD_NUMBER: _ClassVar[int]
+    WITH_TARGET_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    slo_class: str
+    with_target: int
+    missed: int
+    def __init__(self, slo_class: _Optional[str] = ..., with_target: _Optional[int] = ..., missed: _Optional[int] = ...) -> None: ...
