@@ -1,10 +1,10 @@
 """Whether the engine holds the KV blocks of a session while the session's client runs a tool, and for how long.
 
-A call that invokes a tool ends; the session returns later with a longer prompt. `decide` compares the expected waste of
+A call that invokes a tool ends; the session returns later with a longer prompt. `wastes` compares the expected waste of
 holding, discarding and swapping the context (AugServe eq 4-8, after InferCept). `SessionHolds` is the ledger of what is
-held. It is bounded in tokens and in time. Holds give way to every call that needs memory, waiting or running (AugServe eq 31
-with gamma = 1). The driver owns the blocks; this module decides only. Tool times and returns are learned from the sessions that the engine
-sees (`predict.tool_times`).
+held. It is bounded in tokens and in time. Holds give way to every call that needs memory, waiting or running (AugServe
+eq 31 with gamma = 1). The driver owns the blocks; this module decides only. Tool times and returns are learned from the
+sessions that the engine sees (`predict.tool_times`).
 """
 
 from collections.abc import Iterable
