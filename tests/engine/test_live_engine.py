@@ -145,6 +145,17 @@ async def test_bounds_are_in_force_when_they_are_acknowledged(engine, control):
     assert peak == 2
 
 
+def test_a_bypass_lifts_the_bounds_until_the_next_policy(control):
+    bound(control, max_running=2)
+    control.SetPolicy(control_pb2.SetPolicyRequest(policy="fcfs", reason="an emergency", bypass=True))
+    state = now(control)
+    assert (state.policy, state.bypass, state.controls.max_running) == ("fcfs", True, 0)
+    control.SetPolicy(control_pb2.SetPolicyRequest(policy="urgency"))
+    state = now(control)
+    assert (state.policy, state.bypass, state.controls.max_running) == ("urgency", False, 2)
+    bound(control, max_running=0)
+
+
 def test_an_unknown_policy_is_rejected_with_the_list_of_known_policies(control):
     with pytest.raises(grpc.RpcError, match="unknown policy 'fastest'; known are edf, fcfs") as refusal:
         control.SetPolicy(control_pb2.SetPolicyRequest(policy="fastest"))
@@ -184,3 +195,6 @@ def test_vllms_metrics_page_has_the_engines_own_metrics(engine):
     assert engine.gauge("tidegate_engine_schedule_seconds_count") > 0
     assert engine.gauge("tidegate_engine_step_seconds_count") > 0
     assert engine.gauge("tidegate_engine_preemptions_total") >= 0
+    assert engine.gauge("tidegate_engine_calls_total") > 0
+    assert engine.gauge("tidegate_engine_ttft_seconds_count") > 0
+    assert engine.gauge("tidegate_engine_kv_held_bytes") == 0
