@@ -1,5 +1,6 @@
 """Tidegate's scheduler in vLLM's loop, without a model: order, preemption, bounds, plans, reports."""
 
+import copy
 import threading
 
 import pytest
@@ -199,6 +200,7 @@ def test_bounds_tighten_what_vllm_allows_and_never_widen_it():
 def test_no_token_bound_keeps_a_long_prompt_from_starting_without_chunked_prefill(scheduler):
     def constructed(vllm_config, **kwargs):
         vllm_config.scheduler_config.enable_chunked_prefill = False
+        vllm_config.model_config = copy.copy(vllm_config.model_config)  # other schedulers share it
         vllm_config.model_config.max_model_len = 400
         return scheduler(vllm_config=vllm_config, policy="sjf", **kwargs)
 

@@ -73,6 +73,7 @@ def test_a_session_that_is_preempted_while_its_stop_token_is_in_flight_goes_on(p
     for name in ends:
         scheduler.add_request(vllm_histories.made(name, 300, arrival_s=ord(name), resumable=True))
     while not steps or not steps[-1][0].preempted_req_ids:
+        assert len(steps) < 2000, "memory never became short"
         steps.append((output := scheduler.schedule(), engine.producing(output, scheduler.requests)))
         if len(steps) > 1:
             output, produced = steps[-2]
