@@ -157,7 +157,7 @@ def test_a_bypass_lifts_the_bounds_until_the_next_policy(control):
 
 
 def test_an_unknown_policy_is_rejected_with_the_list_of_known_policies(control):
-    with pytest.raises(grpc.RpcError, match="unknown policy 'fastest'; known are edf, fcfs") as refusal:
+    with pytest.raises(grpc.RpcError, match="unknown policy 'fastest'; known are augmented, cfs, edf, fcfs") as refusal:
         control.SetPolicy(control_pb2.SetPolicyRequest(policy="fastest"))
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
