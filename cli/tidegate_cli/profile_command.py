@@ -78,8 +78,8 @@ def document(engine: profile_measurement.Engine, fitted: cost_fit.Fit, options: 
         "derivation": f"non-negative least squares on {fitted.fitted} timings of prefills and decodes",
         "fit": {
             "held_out_timings": fitted.held_out,
-            "mean_error": round(fitted.mean_error, 4),
-            "p95_error": round(fitted.p95_error, 4),
+            "mean_error": round(fitted.mean_error, 3),
+            "p95_error": round(fitted.p95_error, 3),
         },
         "cost": {
             **{key: float(f"{value:.4g}") for key, value in cost.items()},

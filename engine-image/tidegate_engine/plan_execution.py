@@ -115,12 +115,14 @@ class PlanExecution:
 
     def before_free(self, request: Request) -> None:
         """A request is about to free its blocks because it ended. Holds them if the core wants the context back."""
+        if not self._core.holds_contexts:
+            return
         if request.status not in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
             return
         call_id = CallId(request.request_id)
         blocks = [
             block
-            for group in self._scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
+            for group in self._manager.get_blocks(request.request_id).blocks
             for block in group
             if block.block_hash is not None and not block.is_null
         ]
@@ -135,7 +137,7 @@ class PlanExecution:
 
     @property
     def _pool(self) -> Any:
-        return self._scheduler.kv_cache_manager.block_pool
+        return self._manager.block_pool
 
     def _carry_out(self, plan: StepPlan) -> None:
         scheduler = self._scheduler

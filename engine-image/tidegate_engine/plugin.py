@@ -14,7 +14,7 @@ from typing import Any
 
 from tidegate_control import control_contract, control_server
 from tidegate_engine import compat, engine_settings
-from tidegate_policy import cost
+from tidegate_policy import cost, policies
 from tidegate_policy.engine import regulators, session_hold
 
 log = logging.getLogger("vllm.tidegate")  # below vLLM's logger, which has the handlers
@@ -93,7 +93,7 @@ def _ours(loaded: engine_settings.Settings, *args: Any, **kwargs: Any) -> Any:
     from tidegate_engine import meters
     from tidegate_engine import scheduler as schedulers
 
-    model = cost_model(loaded.profile) or schedulers.GENERIC
+    model = cost_model(loaded.profile) or policies.GENERIC_COST
     return schedulers.over(_vllms_class(*args, **kwargs))(
         *args,
         **kwargs,

@@ -47,9 +47,6 @@ FINISHED = (
 
 ONE_TOKEN = policies.Computed(0, 1)
 
-GENERIC = CostModel(step_s=0.02, prefill_s=1e-4)
-"""For engines without a profile. Policies compare calls on one engine, so proportions matter more than seconds."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
@@ -74,7 +71,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         self,
         *args: Any,
         policy: str | None = None,
-        cost: CostModel = GENERIC,
+        cost: CostModel = policies.GENERIC_COST,
         regulators: Sequence[Regulator] = (),
         hold: session_hold.Settings | None = None,
         learn_cost: bool = False,
@@ -154,7 +151,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
                     scheduled=output.num_scheduled_tokens,
                     began_s=began_s,
                     prompt_tokens=self._prompt_tokens(output),
-                    work=self._work(output) if self._learn_cost else None,
+                    work=step_work(output, self.requests) if self._learn_cost else None,
                 )
             )
             self._meter.scheduled(self._clock() - began_s, len(output.preempted_req_ids or ()))
@@ -297,20 +294,6 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
                     prefilling.discard(request_id)
         return found
 
-    def _work(self, output: SchedulerOutput) -> StepWork:
-        """The work of a step. A request that computes one token after its prompt decodes; all other tokens are prefill."""
-        uncached = attended = decodes = context = 0
-        for request_id, tokens in output.num_scheduled_tokens.items():
-            request = self.requests[request_id]
-            end = request.num_computed_tokens
-            if tokens == 1 and end > request.num_prompt_tokens:
-                decodes += 1
-                context += end
-            else:
-                uncached += tokens
-                attended += tokens * (end - tokens) + tokens * (tokens + 1) // 2
-        return StepWork(uncached=uncached, attended=attended, decodes=decodes, context=context)
-
     def _step_seconds(self, now: float, step: _Step, output: SchedulerOutput) -> float:
         """With async scheduling steps overlap; a step's time starts when the step before it has ended."""
         began_s = max(step.began_s, self._last_step_s)
@@ -333,6 +316,22 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
     def _take_ended(self) -> dict[CallId, bool]:
         ended, self._ended = self._ended, {}
         return ended
+
+
+def step_work(output: SchedulerOutput, requests: Mapping[str, Request]) -> StepWork:
+    """The work of a step; vLLM has just advanced `num_computed_tokens`. A request that computes one token beyond its prompt
+    decodes; all other tokens are prefill."""
+    uncached = attended = decodes = context = 0
+    for request_id, tokens in output.num_scheduled_tokens.items():
+        request = requests[request_id]
+        end = request.num_computed_tokens
+        if tokens == 1 and end > request.num_prompt_tokens:
+            decodes += 1
+            context += end
+        else:
+            uncached += tokens
+            attended += tokens * (end - tokens) + tokens * (tokens + 1) // 2
+    return StepWork(uncached=uncached, attended=attended, decodes=decodes, context=context)
 
 
 def _report(hook: str, error: Exception) -> None:

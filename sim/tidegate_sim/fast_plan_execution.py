@@ -58,6 +58,8 @@ class FastPlanExecution:
 
     def before_free(self, request: fast_scheduler.FastRequest) -> None:
         """A request is about to free its blocks because it finished. Holds them if the core wants the context back."""
+        if not self._core.holds_contexts:
+            return
         blocks = list(request.hashed)
         call_id = CallId(request.id)
         if blocks and self._core.hold(self._clock(), call_id, context_tokens=len(blocks) * BLOCK_TOKENS):

@@ -188,18 +188,9 @@ class VirtualEngine:
 
 
 def step_seconds(cost: CostModel, output: SchedulerOutput, requests: Mapping[str, Request]) -> float:
-    """The seconds of a step. A request that gets one token beyond its prompt decodes; all other tokens are prefill."""
-    uncached = attended = decodes = context = 0
-    for request_id, tokens in output.num_scheduled_tokens.items():
-        item = requests[request_id]
-        start = item.num_computed_tokens - tokens  # vLLM has advanced it already
-        if tokens == 1 and start >= item.num_prompt_tokens:
-            decodes += 1
-            context += start + 1
-        else:
-            uncached += tokens
-            attended += tokens * start + tokens * (tokens + 1) // 2
-    return cost.step_seconds(uncached=uncached, attended=attended, decodes=decodes, context=context)
+    """The seconds of a step, by the work that the plugin reports for it."""
+    work = schedulers.step_work(output, requests)
+    return cost.step_seconds(uncached=work.uncached, attended=work.attended, decodes=work.decodes, context=work.context)
 
 
 def producing(output: SchedulerOutput, requests: Mapping[str, Request]) -> list[str]:

@@ -1,11 +1,9 @@
 """`tidegate profile` measures an engine through real sockets. The engine is simulated, so its true profile is known."""
 
-import asyncio
 import pathlib
 import subprocess
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 import yaml
@@ -18,25 +16,9 @@ SECONDS = 120
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[str]:
-    port, control = processes.free_port(), processes.free_port()
-    words = ["sim-engine", "--port", str(port), "--control", f"127.0.0.1:{control}", "--speed", "20"]
-    process = subprocess.Popen(processes.ourselves(*words, "--profile", "a100-qwen1.5-4b"))
-    url = f"http://127.0.0.1:{port}"
-
-    async def ready() -> None:
-        async with asyncio.timeout(SECONDS):
-            while True:
-                try:
-                    await asyncio.to_thread(lambda: urllib.request.urlopen(f"{url}/health").close())
-                    return
-                except urllib.error.URLError:
-                    await asyncio.sleep(0.05)
-
-    asyncio.run(ready())
-    yield url
-    process.terminate()
-    assert process.wait(SECONDS) == 0
+def engine(sim_engine: Callable[..., AbstractContextManager[str]]) -> Iterator[str]:
+    with sim_engine("--speed", "20", "--profile", "a100-qwen1.5-4b") as url:
+        yield url
 
 
 def profile(*words: str) -> subprocess.CompletedProcess[str]:

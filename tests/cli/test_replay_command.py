@@ -1,12 +1,10 @@
 """Replay makes every call at its instant and reports what the clients saw."""
 
-import asyncio
 import json
 import pathlib
 import subprocess
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -17,26 +15,10 @@ SECONDS = 60
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[str]:
+def engine(sim_engine: Callable[..., AbstractContextManager[str]]) -> Iterator[str]:
     """A simulated engine: replay works with every server of OpenAI's API."""
-    port, control = processes.free_port(), processes.free_port()
-    words = ["sim-engine", "--port", str(port), "--control", f"127.0.0.1:{control}", "--speed", "50"]
-    process = subprocess.Popen(processes.ourselves(*words))
-    url = f"http://127.0.0.1:{port}"
-
-    async def ready() -> None:
-        async with asyncio.timeout(SECONDS):
-            while True:
-                try:
-                    await asyncio.to_thread(lambda: urllib.request.urlopen(f"{url}/health").close())
-                    return
-                except urllib.error.URLError:
-                    await asyncio.sleep(0.05)
-
-    asyncio.run(ready())
-    yield url
-    process.terminate()
-    assert process.wait(SECONDS) == 0
+    with sim_engine("--speed", "50") as url:
+        yield url
 
 
 def tidegate(*words: str) -> subprocess.CompletedProcess[str]:

@@ -28,9 +28,6 @@ RATE_WINDOW_S = 10.0
 """Seconds over which the rate of KV allocation is averaged."""
 
 
-NO_CONTROLS = Controls()
-
-
 @dataclass(slots=True, eq=False)
 class QosWatch:
     """One watcher of the engine. Watchers with different periods do not share windows."""
@@ -60,7 +57,6 @@ class EngineCore:
         hook of a policy or regulator. `served` receives each call that ends, and whether it finished. Raises
         `policies.UnknownPolicy` and `policies.BadParameter`."""
         self.limits = limits
-        self._unbounded = StepPlan(max_running=limits.max_running, max_step_tokens=limits.max_step_tokens)
         self.failures = guarded_policy.Failures(report)
         self.step_cost = StepCost(cost)
         """The cost model, as the measured steps refine it."""
@@ -113,6 +109,11 @@ class EngineCore:
     @property
     def running(self) -> int:
         return len(self._calls) - self.waiting
+
+    @property
+    def holds_contexts(self) -> bool:
+        """Whether contexts may be held at all; if not, the driver need not collect their blocks."""
+        return self._holds is not None
 
     @property
     def held_kv_tokens(self) -> int:
@@ -228,8 +229,6 @@ class EngineCore:
     def take_plan(self, now: float) -> StepPlan:
         """The plan of the step that the driver starts now."""
         self._rekey(self.policy.begin_step())
-        if not self._regulators and self._wanted == NO_CONTROLS:
-            return self._unbounded
         outer = plan = self._bounded()
         if not self._regulators:
             return plan

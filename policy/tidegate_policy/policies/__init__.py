@@ -15,6 +15,7 @@ from tidegate_policy.policies.llf import Llf
 from tidegate_policy.policies.lottery import Lottery
 from tidegate_policy.policies.mlfq import Mlfq
 from tidegate_policy.policies.policy_contract import (
+    GENERIC_COST,
     NONE_CHANGED,
     Changed,
     Computed,
@@ -97,6 +98,7 @@ def create(name: str, parameters: Mapping[str, float] | None = None, context: Sc
 
 __all__ = [
     "DEFAULT",
+    "GENERIC_COST",
     "NONE_CHANGED",
     "POLICIES",
     "SAFE",

@@ -15,6 +15,7 @@ share one lane. Accounts of tenants without calls are kept only while they hold 
 """
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -122,9 +123,9 @@ class TenantPolicy(StaticPolicy):
 
     # What the policies decide.
 
+    @abstractmethod
     def price(self, lane: int) -> float:
         """Seconds that a start in this lane is charged in advance. Only events change it."""
-        raise NotImplementedError
 
     def floor(self, item: QueuedRequest, price_s: float) -> float:
         """Seconds that a call is charged at least once it is served."""
