@@ -16,8 +16,8 @@ from typing import Any
 import tidegate_profiles
 from tidegate_gateway import gateway_settings, running_gateway
 from tidegate_gateway.edge import admin_api, grpc_api, http_api, http_listener
-from tidegate_gateway.engines import discovery
-from tidegate_gateway.lifecycle import engine_client
+from tidegate_gateway.engines import discovery, health_check
+from tidegate_gateway.lifecycle import engine_connections
 from tidegate_gateway.observe import tracing_spans
 from tidegate_gateway.store import store_contract, valkey_store
 
@@ -59,11 +59,15 @@ async def serving(
         async with contextlib.AsyncExitStack() as stack:
             if store is not None:
                 stack.push_async_callback(store.close)
-            session = await stack.enter_async_context(engine_client.connected(settings.timeouts))
+            session = await stack.enter_async_context(health_check.session(settings.timeouts))
+            connections = engine_connections.EngineConnections(connect_s=settings.timeouts.connect_s)
+            stack.callback(connections.close)
             traces = tracing_spans.to_collector(settings.tracing, time.monotonic)
             if traces is not None:
                 stack.callback(traces.close)
-            gateway = running_gateway.Gateway(settings, session, store, profiles=profiles or shipped, traces=traces)
+            gateway = running_gateway.Gateway(
+                settings, session, connections, store, profiles=profiles or shipped, traces=traces
+            )
             stack.push_async_callback(_leave, gateway)  # once no loop renews the lease
             loops = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(loops.create_task(gateway.run()).cancel)

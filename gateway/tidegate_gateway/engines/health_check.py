@@ -18,7 +18,7 @@ import orjson
 from tidegate_control import control_client
 from tidegate_gateway import gateway_settings
 from tidegate_gateway.engines import metrics_scrape
-from tidegate_gateway.lifecycle import engine_directory, placement
+from tidegate_gateway.lifecycle import engine_connections, engine_directory, placement
 from tidegate_gateway.observe import background_loop
 from tidegate_policy import cost
 from tidegate_policy.dispatch import engine_table
@@ -181,6 +181,20 @@ class HealthCheck:
         else:
             health.policy, health.fallback = state.policy or None, state.fallback_reason or None
             health.simulated = state.simulated_profile or None
+
+
+@contextlib.asynccontextmanager
+async def session(timeouts: gateway_settings.Timeouts) -> AsyncIterator[aiohttp.ClientSession]:
+    """The HTTP client of all health checks; closed at the end."""
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=engine_connections.KEEPALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s),
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent", "Accept-Encoding"),
+    ) as client:
+        yield client
+    await asyncio.sleep(0)  # lets closed transports finish before the loop ends
 
 
 @contextlib.asynccontextmanager

@@ -7,16 +7,15 @@ connection, which tells vLLM that the client is gone.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import functools
+import urllib.parse
+from collections.abc import Mapping
 
-import aiohttp
 import orjson
 
 from tidegate_gateway import gateway_settings
+from tidegate_gateway.lifecycle import engine_connections
 from tidegate_gateway.openai import endpoint, error_table, event_stream, parsed_request
-
-KEEPALIVE_S = 3.0
-"""Idle connections are closed before vLLM's server does (5 s), so that no call is written to a closing one."""
 
 REST_S = 0.2
 """For an engine to end its answer after the end marker."""
@@ -27,17 +26,17 @@ class Reply:
 
     def __init__(
         self,
-        response: aiohttp.ClientResponse,
+        connection: engine_connections.EngineConnection,
         *,
         first: bytes = b"",
         tap: event_stream.Tap | None = None,
         meter: event_stream.Meter,
     ) -> None:
-        self.status = response.status
-        self.content_type = response.headers.get("Content-Type", "application/json")
+        self.status = connection.status
+        self.content_type = connection.content_type or "application/json"
         self.first = first
         self.meter = meter
-        self._response = response
+        self._connection = connection
         self._tap = tap
 
     @property
@@ -46,14 +45,14 @@ class Reply:
 
     async def next_block(self) -> bytes:
         """The next whole events of a stream; b"" at its end. Raises `EngineTrouble` if it ends without its end marker."""
-        tap, content = self._tap, self._response.content
+        tap = self._tap
         if tap is None or self.meter.done:
             return b""
         while True:
             try:
-                data = await content.readany()
+                data = await self._connection.read()
                 block = tap.feed(data)
-            except (aiohttp.ClientError, OSError) as error:
+            except OSError as error:
                 raise error_table.EngineTrouble("the engine's stream broke off", failure="gone") from error
             except event_stream.NotEvents as error:
                 raise error_table.EngineTrouble(f"the engine's stream is garbled: {error}") from error
@@ -64,68 +63,68 @@ class Reply:
 
     async def rest(self) -> None:
         """Waits until the engine ends its answer after the end marker, so that the connection can carry another call."""
-        if self.meter.done and not self._response.content.at_eof():
-            with contextlib.suppress(aiohttp.ClientError, OSError):
+        if self.meter.done and not self._connection.ended:
+            with contextlib.suppress(OSError):
                 async with asyncio.timeout(REST_S):
-                    await self._response.content.readany()
+                    await self._connection.read()
 
     def close(self) -> None:
         """Ends the call in the engine unless it is over; a finished connection goes back to its pool."""
-        if self._tap is None or self.meter.done:
-            self._response.release()
-        else:
-            self._response.close()
+        self._connection.release()
 
 
 class EngineClient:
-    """All engines, over one connection pool."""
+    """All engines."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, limits: gateway_settings.Limits) -> None:
-        self._session = session
+    def __init__(self, connections: engine_connections.EngineConnections, *, limits: gateway_settings.Limits) -> None:
+        self._connections = connections
         self._limits = limits
 
     async def open(
         self, url: str, request: parsed_request.ParsedRequest, body: bytes, headers: Mapping[str, str]
     ) -> Reply:
         """Sends a call to the engine at `url` and waits until its answer has begun. Raises `EngineTrouble`."""
-        response: aiohttp.ClientResponse | None = None
+        origin, start = _start(url, request.endpoint.path)
+        own = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        connection: engine_connections.EngineConnection | None = None
         try:
-            response = await self._session.post(
-                url + request.endpoint.path, data=body, headers=headers, allow_redirects=False
-            )
-            return await self._begun(response, request)
-        except (aiohttp.ClientError, OSError) as error:
-            _discard(response)
-            broken = f"the engine failed before its answer began ({type(error).__name__})"
+            connection = await self._connections.get(origin)
+            await connection.send(b"%s%sContent-Length: %d\r\n\r\n%s" % (start, own.encode("latin-1"), len(body), body))
+            return await self._begun(connection, request)
+        except OSError as error:
+            _discard(connection)
+            broken = f"the engine failed before its answer began ({error})"
             raise error_table.EngineTrouble(broken, failure="gone") from error
         except BaseException:
-            _discard(response)
+            _discard(connection)
             raise
 
-    async def _begun(self, response: aiohttp.ClientResponse, request: parsed_request.ParsedRequest) -> Reply:
-        if response.status == 503:
+    async def _begun(
+        self, connection: engine_connections.EngineConnection, request: parsed_request.ParsedRequest
+    ) -> Reply:
+        if connection.status == 503:
             raise error_table.EngineTrouble("the engine's own queue is full", failure="busy")
-        if response.status >= 500:
-            raise error_table.EngineTrouble(f"the engine answered {response.status}")
+        if connection.status >= 500:
+            raise error_table.EngineTrouble(f"the engine answered {connection.status}")
         dialect, size = request.endpoint.stream, request.size
         meter = event_stream.Meter(endpoint=request.endpoint, choices=size.choices, max_tokens=size.max_tokens)
-        if response.status != 200 or not request.stream or dialect is None:
-            return await self._whole(response, request.endpoint, meter)
-        if not response.headers.get("Content-Type", "").startswith("text/event-stream"):
+        if connection.status != 200 or not request.stream or dialect is None:
+            return await self._whole(connection, request.endpoint, meter)
+        if not connection.content_type.startswith("text/event-stream"):
             raise error_table.EngineTrouble("the engine did not answer a streamed call with a stream")
         tap = event_stream.Tap(dialect, meter, wants_usage=request.wants_usage)
-        reply = Reply(response, tap=tap, meter=meter)
+        reply = Reply(connection, tap=tap, meter=meter)
         reply.first = await reply.next_block()
         if meter.failed:
             raise error_table.EngineTrouble("the engine began its answer with an error")
         return reply
 
     async def _whole(
-        self, response: aiohttp.ClientResponse, kind: endpoint.Endpoint, meter: event_stream.Meter
+        self, connection: engine_connections.EngineConnection, kind: endpoint.Endpoint, meter: event_stream.Meter
     ) -> Reply:
         chunks: list[bytes] = []
         size = 0
-        while chunk := await response.content.readany():
+        while chunk := await connection.read():
             chunks.append(chunk)
             size += len(chunk)
             if size > self._limits.answer_bytes:
@@ -137,27 +136,21 @@ class EngineClient:
             answer = orjson.loads(content)
         except orjson.JSONDecodeError as error:
             raise error_table.EngineTrouble("the engine's answer is not JSON") from error
-        if not isinstance(answer, dict) or (response.status == 200 and not kind.is_answer(answer)):
+        if not isinstance(answer, dict) or (connection.status == 200 and not kind.is_answer(answer)):
             raise error_table.EngineTrouble(f"the engine's answer is not an answer of {kind.path}")
         meter.on_usage(answer.get("usage"))
-        return Reply(response, first=content, meter=meter)
+        return Reply(connection, first=content, meter=meter)
 
 
-def _discard(response: aiohttp.ClientResponse | None) -> None:
-    if response is not None:
-        response.close()
+def _discard(connection: engine_connections.EngineConnection | None) -> None:
+    if connection is not None:
+        connection.close()
 
 
-@contextlib.asynccontextmanager
-async def connected(timeouts: gateway_settings.Timeouts) -> AsyncIterator[aiohttp.ClientSession]:
-    """The connection pool to all engines; closed at the end."""
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s),
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("User-Agent", "Accept-Encoding"),
-        read_bufsize=256 * 1024,
-    ) as session:
-        yield session
-    await asyncio.sleep(0)  # lets closed transports finish before the loop ends
+@functools.lru_cache(maxsize=1024)
+def _start(url: str, path: str) -> tuple[str, bytes]:
+    """The origin of an engine's URL, and the first lines of each request to one of its paths."""
+    where = urllib.parse.urlsplit(url)
+    target = urllib.parse.quote(where.path.rstrip("/") + path, safe="/%")
+    start = f"POST {target} HTTP/1.1\r\nHost: {where.netloc.rpartition('@')[2]}\r\nAccept: */*\r\n"
+    return f"{where.scheme}://{where.netloc}", start.encode("latin-1")

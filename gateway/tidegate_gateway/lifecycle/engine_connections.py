@@ -1,0 +1,274 @@
+"""HTTP/1.1 connections to engines, over the parser of httptools (llhttp).
+
+One connection carries one request at a time. A pool keeps the idle connections of each engine. The class knows nothing of
+calls: it writes the bytes of a request, and gives the status, the content type and the body of the answer as the bytes
+arrive. An engine is not trusted: its head and the bytes that nobody has read yet are bounded, and each violation of the
+protocol is `ConnectionLost`. The caller bounds the time of each wait.
+"""
+
+import asyncio
+import collections
+import ssl
+import urllib.parse
+from collections.abc import Callable
+from typing import cast
+
+import httptools
+
+KEEPALIVE_S = 3.0
+"""Idle connections are closed before vLLM's server does (5 s), so that no call is written to a closing one."""
+SWEEP_S = 1.0
+"""Between two looks for connections that have been idle too long."""
+HEAD_BYTES = 64 * 1024
+"""The longest head of an answer."""
+UNREAD_BYTES = 256 * 1024
+"""Bytes of an answer that wait for their reader before the connection stops reading."""
+
+
+class ConnectionLost(OSError):
+    """The connection cannot be made, has broken, or does not carry HTTP/1.1."""
+
+
+class EngineConnection(asyncio.Protocol):
+    """One connection to an engine. `send`, then `read` until it gives b"", then `release`; or `close` at any time."""
+
+    __slots__ = (
+        "_ended",
+        "_framed",
+        "_head_bytes",
+        "_keeps",
+        "_lost",
+        "_on_idle",
+        "_parser",
+        "_paused",
+        "_transport",
+        "_unread",
+        "_unread_bytes",
+        "_waiter",
+        "busy",
+        "content_type",
+        "idle_since_s",
+        "status",
+    )
+
+    def __init__(self, on_idle: Callable[["EngineConnection"], None]) -> None:
+        """`on_idle` takes the connection back when it can carry another request."""
+        self.busy = False
+        self.idle_since_s = 0.0
+        self.status = 0
+        self.content_type = ""
+        self._on_idle = on_idle
+        self._transport: asyncio.Transport | None = None
+        self._lost: Exception | None = None
+        self._unread: list[bytes] = []
+        self._unread_bytes = 0
+        self._paused = False
+        self._ended = False
+        self._framed = False
+        self._keeps = False
+        self._head_bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._parser = httptools.HttpResponseParser(self)
+
+    async def send(self, request: bytes) -> None:
+        """Writes a request and waits for the head of its answer. Raises `ConnectionLost`."""
+        self.busy = True
+        self.status = self._head_bytes = 0
+        self.content_type = ""
+        self._ended = self._framed = self._keeps = False
+        if self._transport is None or self._lost is not None:
+            raise ConnectionLost("the connection is closed")
+        self._transport.write(request)
+        while not self.status:
+            await self._more()
+
+    async def read(self) -> bytes:
+        """The next bytes of the body; b"" at its end. Raises `ConnectionLost`."""
+        while not self._unread:
+            if self._ended:
+                return b""
+            await self._more()
+        unread = self._unread
+        data = unread[0] if len(unread) == 1 else b"".join(unread)
+        unread.clear()
+        self._unread_bytes = 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return data
+
+    @property
+    def ended(self) -> bool:
+        """The whole body has been read."""
+        return self._ended and not self._unread
+
+    @property
+    def usable(self) -> bool:
+        """The connection is open and has no request."""
+        return self._lost is None and not self.busy and self._transport is not None and not self._transport.is_closing()
+
+    def release(self) -> None:
+        """Gives the connection back; closes it if its answer has not been read to the end, or the engine wants that."""
+        if self.ended and self._keeps and self._lost is None:
+            self.busy = False
+            self._on_idle(self)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Closes the connection; the engine sees that its client has gone."""
+        self._lose(ConnectionLost("the gateway closed the connection"))
+
+    # The transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.status:
+            self._head_bytes += len(data)
+        try:
+            if not self.busy or self._ended:
+                raise ConnectionLost("it sent bytes that belong to no request")
+            self._parser.feed_data(data)
+            if not self.status and self._head_bytes > HEAD_BYTES:
+                raise ConnectionLost(f"the head of its answer is longer than {HEAD_BYTES} bytes")
+        except httptools.HttpParserError:
+            self._lose(ConnectionLost("its answer is not HTTP/1.1"))
+        except (ConnectionLost, httptools.HttpParserUpgrade) as error:
+            self._lose(error)
+        if self._waiter is not None:
+            self._wake()
+
+    def eof_received(self) -> None:
+        if self.status and not self._framed and not self._ended:
+            self._ended = True  # the body of an answer without a length ends with the connection
+            self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._lost is None:
+            self._lost = ConnectionLost("it closed the connection")
+        self._wake()
+
+    # The parser.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.status:
+            return  # a trailer
+        lower = name.lower()
+        if lower == b"content-type":
+            self.content_type = value.decode("latin-1")
+        elif lower in (b"content-length", b"transfer-encoding"):
+            self._framed = True
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200:
+            self.status = status
+        else:  # an interim answer, such as 100 Continue
+            self.content_type = ""
+            self._framed = False
+
+    def on_body(self, data: bytes) -> None:
+        self._unread.append(data)
+        self._unread_bytes += len(data)
+        if self._unread_bytes > UNREAD_BYTES and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        if self.status:
+            self._ended = True
+            self._keeps = self._parser.should_keep_alive()
+
+    def on_message_begin(self) -> None:
+        if self._ended:
+            raise ConnectionLost("it sent two answers to one request")
+
+    async def _more(self) -> None:
+        """Waits for the next event of the connection. Raises `ConnectionLost`."""
+        if self._lost is not None:
+            raise ConnectionLost(str(self._lost))
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _lose(self, error: Exception) -> None:
+        if self._lost is None:
+            self._lost = error
+        if self._transport is not None:
+            self._transport.abort()
+        self._wake()
+
+
+class EngineConnections:
+    """The connections to all engines."""
+
+    def __init__(self, *, connect_s: float) -> None:
+        self._connect_s = connect_s
+        self._idle: dict[str, collections.deque[EngineConnection]] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+        self._tls: ssl.SSLContext | None = None
+
+    async def get(self, origin: str) -> EngineConnection:
+        """A connection to `origin` (`http://host:port`): the idle one that was used last, or a new one.
+
+        Raises `ConnectionLost`."""
+        idle = self._idle.get(origin)
+        while idle:
+            connection = idle.pop()
+            if connection.usable:
+                return connection
+        return await self._connected(origin)
+
+    def close(self) -> None:
+        """Closes all idle connections."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for idle in self._idle.values():
+            for connection in idle:
+                connection.close()
+        self._idle.clear()
+
+    async def _connected(self, origin: str) -> EngineConnection:
+        where = urllib.parse.urlsplit(origin)
+        secure = where.scheme == "https"
+        if secure and self._tls is None:
+            self._tls = ssl.create_default_context()
+        loop = asyncio.get_running_loop()
+
+        def idles(connection: EngineConnection) -> None:
+            connection.idle_since_s = loop.time()
+            self._idle.setdefault(origin, collections.deque()).append(connection)
+            if self._sweep is None:
+                self._sweep = loop.call_later(SWEEP_S, self._close_idle)
+
+        try:
+            async with asyncio.timeout(self._connect_s):
+                _, connection = await loop.create_connection(
+                    lambda: EngineConnection(idles),
+                    where.hostname or "",
+                    where.port or (443 if secure else 80),
+                    ssl=self._tls if secure else None,
+                )
+        except TimeoutError as error:
+            raise ConnectionLost(f"it took no connection within {self._connect_s:.3g} s") from error
+        except OSError as error:
+            raise ConnectionLost("it takes no connections") from error
+        return connection
+
+    def _close_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        oldest_s = loop.time() - KEEPALIVE_S
+        for origin, idle in list(self._idle.items()):
+            while idle and (idle[0].idle_since_s < oldest_s or not idle[0].usable):
+                idle.popleft().close()
+            if not idle:
+                del self._idle[origin]
+        self._sweep = loop.call_later(SWEEP_S, self._close_idle) if self._idle else None
