@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from aiohttp import web
-
 from tidegate_gateway import running_gateway
 from tidegate_gateway.coordination import policy_choice
-from tidegate_gateway.edge import http_api, http_listener, state_snapshot
+from tidegate_gateway.edge import http_api, http_listener, http_messages, state_snapshot
 from tidegate_gateway.openai.error_table import BadRequest
 
 
@@ -28,15 +26,15 @@ class AdminApi:
             ]
         )
 
-    async def _state(self, request: web.BaseRequest) -> web.StreamResponse:
-        return http_listener.reply(state_snapshot.snapshot(self._gateway))
+    async def _state(self, request: http_messages.Request) -> http_messages.Response:
+        return http_messages.reply(state_snapshot.snapshot(self._gateway))
 
-    async def _policy(self, request: web.BaseRequest) -> web.StreamResponse:
-        return http_listener.reply(self._shown())
+    async def _policy(self, request: http_messages.Request) -> http_messages.Response:
+        return http_messages.reply(self._shown())
 
-    async def _choose(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _choose(self, request: http_messages.Request) -> http_messages.Response:
         """`{"policy": name or null, "for_s"?: seconds, "reason"?: text, "source"?: "override" or "steered"}`."""
-        body = await http_listener.json_object(request, self._gateway.settings.limits)
+        body = request.json_object()
         unknown = sorted(set(body) - {"policy", "for_s", "reason", "source"})
         if unknown or "policy" not in body:
             raise BadRequest(
@@ -54,7 +52,7 @@ class AdminApi:
             raise BadRequest("source must be override or steered", param="source")
         kind = policy_choice.SOURCES[policy_choice.SOURCES.index(source)]
         await self._gateway.policy.choose(kind, name, reason=reason, for_s=for_s)
-        return http_listener.reply(self._shown())
+        return http_messages.reply(self._shown())
 
     def _shown(self) -> dict[str, Any]:
         state: dict[str, Any] = state_snapshot.snapshot(self._gateway)["policy"]

@@ -8,10 +8,8 @@ engines have endpoints that need no key, and none of them can be reached through
 import functools
 from typing import Any
 
-from aiohttp import web
-
 from tidegate_gateway import running_gateway
-from tidegate_gateway.edge import http_listener, state_snapshot, status_page
+from tidegate_gateway.edge import http_connection, http_listener, http_messages, state_snapshot, status_page
 from tidegate_gateway.lifecycle import relay
 from tidegate_gateway.openai import (
     endpoint,
@@ -43,7 +41,7 @@ class HttpApi:
         return http_listener.Routes(
             [
                 *(
-                    route(method="POST", path=kind.path, handler=self._handler(kind))
+                    route(method="POST", path=kind.path, handler=self._handler(kind), streams=True)
                     for kind in endpoint_registry.ENDPOINTS
                 ),
                 route(method="GET", path="/v1/models", handler=self._models),
@@ -79,106 +77,118 @@ class HttpApi:
     def _handler(self, kind: endpoint.Endpoint) -> http_listener.Handler:
         return functools.partial(self._generate, kind)
 
-    async def _generate(self, kind: endpoint.Endpoint, request: web.BaseRequest) -> web.StreamResponse:
+    async def _generate(
+        self, kind: endpoint.Endpoint, request: http_messages.Request, connection: http_connection.Connection
+    ) -> http_messages.Response | None:
         gateway = self._gateway
-        raw = await http_listener.body(request, self._limits)
         now = gateway.clock()
-        fields = http_headers.read(http_headers.headers_of(request.headers.items()))
-        parsed = parsed_request.from_json(kind, raw, fields, most_choices=self._limits.choices)
+        fields = http_headers.read(http_headers.headers_of(request.headers))
+        parsed = parsed_request.from_json(kind, request.body, fields, most_choices=self._limits.choices)
+        request.body = b""  # the parsed request has it
         async with gateway.calls.answer(now, parsed) as answer:
             headers = _headers(fields, answer)
-            if answer.reply.streamed and kind.stream is not None:
-                return await self._stream(request, answer, headers, kind.stream)
-            if answer.reply.status != 200:
-                rejected = error_table.rejected(answer.reply.first)
-                return web.Response(status=rejected.row.status, body=rejected.body(), headers=headers)
-            return web.Response(body=answer.reply.first, headers=headers)
+            reply = answer.reply
+            if reply.streamed and kind.stream is not None:
+                await self._stream(connection, answer, headers, kind.stream)
+                return None
+            if reply.status != 200:
+                rejected = error_table.rejected(reply.first)
+                return http_messages.Response(
+                    status=rejected.row.status,
+                    body=rejected.body(),
+                    content_type=reply.content_type,
+                    headers=headers,
+                )
+            return http_messages.Response(body=reply.first, content_type=reply.content_type, headers=headers)
 
     async def _stream(
         self,
-        request: web.BaseRequest,
+        connection: http_connection.Connection,
         answer: relay.Relay,
         headers: dict[str, str],
         dialect: endpoint.StreamDialect,
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(status=200, headers={**headers, "Cache-Control": "no-cache"})
-        await response.prepare(request)
-        block = answer.reply.first
-        while block:
-            await response.write(block)
+    ) -> None:
+        reply = answer.reply
+        await connection.begin(200, {"Content-Type": reply.content_type, **headers, "Cache-Control": "no-cache"})
+        block = reply.first
+        while not reply.meter.done:
+            await connection.write(block)
             try:
                 block = await answer.next_block()
             except error_table.GatewayError as error:
-                await response.write(dialect.error_events(error.body()))
+                block = dialect.error_events(error.body())
                 break
-        await response.write_eof()
-        return response
+        await connection.write(block, last=True)
 
-    async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _models(self, request: http_messages.Request) -> http_messages.Response:
         models = list(map(_model, self._gateway.directory.models))
-        return http_listener.reply({"object": "list", "data": models})
+        return http_messages.reply({"object": "list", "data": models})
 
-    async def _one_model(self, request: web.BaseRequest, model: str) -> web.StreamResponse:
+    async def _one_model(self, request: http_messages.Request, model: str) -> http_messages.Response:
         known = self._gateway.directory.models
         if model not in known:
             raise parsed_request.unknown_model(model, known)
-        return http_listener.reply(_model(model))
+        return http_messages.reply(_model(model))
 
     # Workflows.
 
-    async def _create(self, request: web.BaseRequest) -> web.StreamResponse:
-        body = await http_listener.json_object(request, self._limits)
+    async def _create(self, request: http_messages.Request) -> http_messages.Response:
+        body = request.json_object()
         by = _requester(request)
         record = await self._workflows.create(workflow_declaration.from_json(body), by)
-        return http_listener.reply(workflow_view.as_json(record), 201)
+        return http_messages.reply(workflow_view.as_json(record), 201)
 
-    async def _get(self, request: web.BaseRequest, workflow: str) -> web.StreamResponse:
+    async def _get(self, request: http_messages.Request, workflow: str) -> http_messages.Response:
         record = await self._workflows.get(workflow, _requester(request))
-        return http_listener.reply(workflow_view.as_json(record))
+        return http_messages.reply(workflow_view.as_json(record))
 
-    async def _list(self, request: web.BaseRequest) -> web.StreamResponse:
-        for name in request.query:
-            if name not in ("state", "limit") or len(request.query.getall(name)) > 1:
+    async def _list(self, request: http_messages.Request) -> http_messages.Response:
+        query: dict[str, str] = {}
+        for name, value in request.query:
+            if name not in ("state", "limit") or name in query:
                 raise error_table.BadRequest("a list takes state and limit, each once", param=name[:64])
-        limit = http_headers.whole_number(request.query.get("limit", str(workflow_service.LISTED)))
-        records, more = await self._workflows.listed(request.query.get("state"), limit or 0, _requester(request))
+            query[name] = value
+        limit = http_headers.whole_number(query.get("limit", str(workflow_service.LISTED)))
+        records, more = await self._workflows.listed(query.get("state"), limit or 0, _requester(request))
         shown = list(map(workflow_view.as_json, records))
-        return http_listener.reply({"object": "list", "data": shown, "has_more": more})
+        return http_messages.reply({"object": "list", "data": shown, "has_more": more})
 
-    async def _cancel(self, request: web.BaseRequest, workflow: str) -> web.StreamResponse:
+    async def _cancel(self, request: http_messages.Request, workflow: str) -> http_messages.Response:
         record = await self._workflows.cancel(workflow, _requester(request))
-        return http_listener.reply(workflow_view.as_json(record))
+        return http_messages.reply(workflow_view.as_json(record))
 
-    async def _complete(self, request: web.BaseRequest, workflow: str) -> web.StreamResponse:
-        await http_listener.json_object(request, self._limits)
+    async def _complete(self, request: http_messages.Request, workflow: str) -> http_messages.Response:
+        request.json_object()
         record = await self._workflows.complete(workflow, _requester(request))
-        return http_listener.reply(workflow_view.as_json(record))
+        return http_messages.reply(workflow_view.as_json(record))
 
-    async def _stage(self, request: web.BaseRequest, workflow: str, stage: str) -> web.StreamResponse:
-        await http_listener.json_object(request, self._limits)
+    async def _stage(self, request: http_messages.Request, workflow: str, stage: str) -> http_messages.Response:
+        request.json_object()
         record = await self._workflows.complete_stage(workflow, stage, _requester(request))
-        return http_listener.reply(workflow_view.as_json(record))
+        return http_messages.reply(workflow_view.as_json(record))
 
     # Health.
 
-    async def _ready(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _ready(self, request: http_messages.Request) -> http_messages.Response:
         status, reasons = self._gateway.problems()
         code = 200 if status in ("ready", "degraded") else 503
-        return http_listener.reply({"status": status, "reasons": reasons}, code)
+        return http_messages.reply({"status": status, "reasons": reasons}, code)
 
-    async def metrics(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def metrics(self, request: http_messages.Request) -> http_messages.Response:
         gateway = self._gateway
         gateway.metrics.observe(gateway.clock(), gateway.core)
-        text, content_type = gateway.metrics.exposition(request.headers.get("Accept", ""))
-        return web.Response(body=text, headers={"Content-Type": content_type})
+        text, content_type = gateway.metrics.exposition(request.header("accept"))
+        return http_messages.Response(body=text, content_type=content_type)
 
-    async def page(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def page(self, request: http_messages.Request) -> http_messages.Response:
         text = status_page.render(state_snapshot.snapshot(self._gateway))
-        return web.Response(text=text, content_type="text/html", headers=status_page.HEADERS)
+        return http_messages.Response(
+            body=text.encode(), content_type="text/html; charset=utf-8", headers=status_page.HEADERS
+        )
 
 
-async def _health(request: web.BaseRequest) -> web.StreamResponse:
-    return http_listener.reply({"status": "ok"})
+async def _health(request: http_messages.Request) -> http_messages.Response:
+    return http_messages.reply({"status": "ok"})
 
 
 def _model(name: str) -> dict[str, Any]:
@@ -188,7 +198,6 @@ def _model(name: str) -> dict[str, Any]:
 def _headers(fields: request_fields.RequestFields, answer: relay.Relay) -> dict[str, str]:
     record = answer.record
     headers = {
-        "Content-Type": answer.reply.content_type,
         "x-request-id": fields.request_id or answer.call_id,
         "x-tidegate-engine": record.engine or "",
         "x-tidegate-queue-ms": str(round(record.queue_s * 1000)),
@@ -198,9 +207,9 @@ def _headers(fields: request_fields.RequestFields, answer: relay.Relay) -> dict[
     return headers
 
 
-def _requester(request: web.BaseRequest) -> workflow_service.Requester:
+def _requester(request: http_messages.Request) -> workflow_service.Requester:
     """The tenant and the Idempotency-Key that a request about workflows names. Raises `BadRequest`."""
-    headers = http_headers.headers_of(request.headers.items())
+    headers = http_headers.headers_of(request.headers)
     names = request_fields.HTTP_NAMES
     key = headers.get("idempotency-key")
     return workflow_service.Requester(

@@ -1,0 +1,447 @@
+"""One client connection: bytes become whole requests, and answers become bytes, over the parser of httptools (llhttp).
+
+The parser is strict about framing: a request with two lengths, with a length and chunks, or with control characters in its
+head is an error, never a guess. This module bounds what a client can do: the sizes and the number of headers, the body, the
+requests that wait on one connection, the time for a head, for a body, and for the client to take its answer. Each error
+is an OpenAI error object. `http_listener` brings the paths and the handlers.
+
+One task serves a connection, one request after the other. The loss of the connection cancels it, and with it the call.
+"""
+
+import asyncio
+import collections
+import email.utils
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+import httptools
+
+from tidegate_gateway.edge import http_messages
+from tidegate_gateway.openai import error_table
+from tidegate_gateway.openai.error_table import BadRequest
+
+if TYPE_CHECKING:
+    from tidegate_gateway.edge import http_listener
+
+logger = logging.getLogger("tidegate.gateway")
+
+PATH_BYTES, HEADER_BYTES, HEADERS, HEAD_BYTES = 8000, 8190, 128, 64 * 1024
+"""Longest path, longest header, most headers, and the longest head."""
+PIPELINED = 16
+"""Requests that may wait behind the present one; the connection ends after them."""
+TAKEN_BYTES = 64 * 1024
+"""The bytes of an answer that a client must take within `limits.write_s`, or all that are left."""
+LINGER_S = 2.0
+"""How long the rest of a rejected request is still read, so that the client sees the error."""
+_CHUNKED = "Transfer-Encoding: chunked\r\n"
+
+
+class Connection(asyncio.Protocol):
+    """One client connection."""
+
+    def __init__(self, listener: "http_listener.Server") -> None:
+        self._listener = listener
+        self._limits = listener.limits
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._arrived: asyncio.Future[None] | None = None
+        self._waiting: collections.deque[http_messages.Request | error_table.GatewayError] = collections.deque()
+        self._drained: asyncio.Future[None] | None = None
+        self._full = False  # the client does not take what was written
+        self._deaf = False  # nothing more is parsed
+        self._paused = False  # nothing more is read while a request waits behind the present one
+        self._held = b""  # the head of a stream that has not left yet
+        self._head_bytes = 0
+        self._url = b""
+        self._headers: list[tuple[str, str]] = []
+        self._in_body = False
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._request: http_messages.Request | None = None
+        self._limit_at_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._present: http_messages.Request | None = None
+        self._begun = False  # the head of the present answer is written
+        self.silent = True
+        """No request has arrived yet."""
+
+    # What handlers and the listener use.
+
+    async def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """Begins a stream. The head leaves with its first block."""
+        request = self._served
+        self._begun = True
+        if self._listener.leaving:
+            request.keeps = False
+        if not request.chunks:
+            request.keeps = False
+        named = headers if "x-request-id" in headers else {**headers, "x-request-id": request_id(request)}
+        framing = _CHUNKED if request.chunks else ""
+        self._held = http_messages.head(status, named, framing, _date(), keeps=request.keeps)
+        if request.method == "HEAD":
+            await self._write(self._held)
+            self._held = b""
+
+    async def write(self, block: bytes, *, last: bool = False) -> None:
+        """Writes a block of the stream. Raises `ConnectionResetError` if the client does not take it."""
+        request, held = self._served, self._held
+        self._held = b""
+        if request.method == "HEAD":
+            return
+        if not request.chunks:
+            await self._write(held + block)
+            return
+        end = b"0\r\n\r\n" if last else b""
+        await self._write(b"%s%x\r\n%s\r\n%s" % (held, len(block), block, end) if block else held + end)
+
+    @property
+    def idle(self) -> bool:
+        """No request is being read or answered."""
+        return self._present is None and not self._waiting and self._request is None and not self._head_bytes
+
+    def close(self) -> None:
+        """Closes the connection once what is written has left."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Cuts the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # The transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if not self._listener.opened(self):
+            self._deaf = True
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(0)  # an answer has left when the kernel has all of it
+        self._limit(self._limits.idle_s)
+        self._task = self._loop.create_task(self._serve())
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        if not self._in_body:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+            if self._head_bytes > HEAD_BYTES and not self._in_body and self._request is None:
+                raise _too_many_headers()
+        except httptools.HttpParserUpgrade:
+            self._deaf = True  # the present request is answered; another protocol does not follow
+            for item in self._waiting:
+                if isinstance(item, http_messages.Request):
+                    item.keeps = False
+            if self._present is not None:
+                self._present.keeps = False
+        except httptools.HttpParserError as error:
+            known = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else None
+            self._reject(known if isinstance(known, error_table.GatewayError) else _parsers_error(error))
+        except error_table.GatewayError as error:
+            self._reject(error)
+
+    def eof_received(self) -> None:
+        return None  # the transport closes
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._deaf = True
+        self._listener.closed(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is not None:
+            self._task.cancel()
+
+    # The parser.
+
+    def on_message_begin(self) -> None:
+        if len(self._waiting) >= PIPELINED:
+            raise BadRequest(f"at most {PIPELINED} requests may wait on one connection; send them on several")
+        self._url, self._headers, self._body, self._body_bytes = b"", [], [], 0
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        if len(self._url) > PATH_BYTES:
+            raise BadRequest(
+                f"the path is longer than {PATH_BYTES} bytes; send long values in the body", code="path_too_long"
+            )
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_body:
+            return  # a trailer
+        if len(self._headers) >= HEADERS or len(name) + len(value) > HEADER_BYTES:
+            raise _too_many_headers()
+        self._headers.append((name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape")))
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        version = parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            raise BadRequest(_INVALID + _FIRST_LINE)
+        target = self._url.decode("latin-1")
+        if not target.startswith("/"):
+            target = _origin_form(self._url)
+        request = http_messages.Request(
+            method=parser.get_method().decode("latin-1"),
+            target=target,
+            headers=self._headers,
+            keeps=parser.should_keep_alive(),
+            chunks=version == "1.1",
+        )
+        self._request = request
+        self._in_body = True
+        if request.chunks and not request.header("host"):
+            raise BadRequest(_INVALID + "Missing 'Host' header")
+        if request.header("content-encoding") not in ("", "identity"):
+            raise BadRequest("compressed bodies are not supported; send the JSON uncompressed")
+        if int(request.header("content-length") or 0) > self._limits.body_bytes:
+            raise self._too_large()
+        self._listener.check(request)
+        self._limit(self._limits.body_s)
+        if request.header("expect").lower() == "100-continue" and self._transport is not None and self._idle_before:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        self._body_bytes += len(data)
+        if self._body_bytes > self._limits.body_bytes:
+            raise self._too_large()
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        request, self._request = self._request, None
+        self._in_body = False
+        self._head_bytes = 0
+        if request is None:
+            return
+        body = self._body
+        request.body = body[0] if len(body) == 1 else b"".join(body)
+        self._body = []
+        self.silent = False
+        if not self._idle_before and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+        self._waiting.append(request)
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    @property
+    def _idle_before(self) -> bool:
+        """No answer is due before that of the request that is being read."""
+        return self._present is None and not self._waiting
+
+    # The task.
+
+    async def _serve(self) -> None:
+        try:
+            await self._requests()
+        except Exception:
+            logger.exception("a client connection failed")
+            self.abort()
+
+    async def _requests(self) -> None:
+        waiting = self._waiting
+        while self._transport is not None:
+            while not waiting:
+                if not self._in_body:
+                    self._limit(self._limits.idle_s)
+                self._arrived = self._loop.create_future()
+                await self._arrived
+            item = waiting.popleft()
+            if self._paused and not waiting:
+                self._paused = False
+                self._transport.resume_reading()
+            if isinstance(item, error_table.GatewayError):
+                await self._refuse(item)
+                return
+            self._present, self._begun = item, False
+            try:
+                response = await self._answered(item)
+                if response is not None:
+                    await self._write_whole(item, response)
+            except ConnectionError:
+                self.abort()
+                return
+            self._present = None
+            if not item.keeps:
+                self.close()
+                return
+
+    async def _answered(self, request: http_messages.Request) -> http_messages.Response | None:
+        """The answer of the listener. Raises `ConnectionError` if it fails after its beginning."""
+        try:
+            return await self._listener.answer(request, self)
+        except error_table.GatewayError as error:
+            problem = error
+        except ConnectionError:
+            raise
+        except Exception:
+            logger.exception("request %s failed", request.path[:80])
+            problem = error_table.GatewayError("internal_error", "the gateway failed on this request; its log says why")
+            request.keeps = False
+        if self._begun:
+            raise ConnectionError("the answer has begun; nothing can be added to it")
+        return http_messages.error_response(problem)
+
+    async def _write_whole(self, request: http_messages.Request, response: http_messages.Response) -> None:
+        if self._listener.leaving:
+            request.keeps = False
+        headers = {"Content-Type": response.content_type, **response.headers}
+        if "x-request-id" not in headers:
+            headers["x-request-id"] = request_id(request)
+        framing = f"Content-Length: {len(response.body)}\r\n"
+        head = http_messages.head(response.status, headers, framing, _date(), keeps=request.keeps)
+        await self._write(head if request.method == "HEAD" else head + response.body)
+
+    async def _refuse(self, error: error_table.GatewayError) -> None:
+        """Answers a request that cannot be read, and reads on for a while, so that the client sees the answer."""
+        request = self._request or http_messages.Request(method="GET", target="/", headers=self._headers)
+        request.keeps = False
+        self._present = request
+        try:
+            await self._write_whole(request, http_messages.error_response(error))
+            if self._transport is not None and self._transport.can_write_eof():
+                self._transport.write_eof()
+            await asyncio.sleep(LINGER_S)
+        except OSError:
+            pass
+        self.abort()
+
+    # Writing.
+
+    @property
+    def _served(self) -> http_messages.Request:
+        if self._present is None:
+            raise AssertionError("no request is being answered")
+        return self._present
+
+    async def _write(self, data: bytes) -> None:
+        """Writes, and waits until the kernel has it all. Raises `ConnectionResetError` when the client does not read."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the connection is lost")
+        if data:
+            transport.write(data)
+        while self._full:
+            left = transport.get_write_buffer_size()
+            self._drained = self._loop.create_future()
+            try:
+                async with asyncio.timeout(self._limits.write_s):
+                    await self._drained
+            except TimeoutError as error:
+                if left - transport.get_write_buffer_size() < TAKEN_BYTES:
+                    raise ConnectionResetError("the client does not read its answer") from error
+            finally:
+                self._drained = None
+        if transport.is_closing():
+            raise ConnectionResetError("the connection is lost")
+
+    # Limits.
+
+    def _limit(self, seconds: float) -> None:
+        """Sets the limit of the present wait for the client. A timer that fires earlier stays as it is."""
+        self._limit_at_s = at_s = self._loop.time() + seconds
+        if self._timer is None or self._timer.when() > at_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(at_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._deaf:
+            return
+        if self._loop.time() < self._limit_at_s - 0.001:
+            self._timer = self._loop.call_at(self._limit_at_s, self._on_timer)
+        elif self._in_body:
+            self._reject(
+                BadRequest(
+                    f"the body did not arrive within {self._limits.body_s:.3g} s; send it faster, or in smaller parts",
+                    code="request_timeout",
+                )
+            )
+        elif self._idle_before:
+            self.close()
+        # Otherwise an answer is being made. The wait for the next request sets a limit again.
+
+    def _reject(self, error: error_table.GatewayError) -> None:
+        """Nothing more is parsed; the error is answered after the requests before it."""
+        self._deaf = True
+        self.silent = False
+        self._waiting.append(error)
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    def _too_large(self) -> BadRequest:
+        return BadRequest(
+            f"the body is larger than {self._limits.body_bytes} bytes; send less text", code="body_too_large"
+        )
+
+
+def request_id(request: http_messages.Request) -> str:
+    """The id of a request: the client's if that is usable, else a new one."""
+    given = request.header("x-request-id")
+    usable = 0 < len(given) <= 256 and given.isascii() and given.isprintable()
+    return given if usable else f"tg-{secrets.token_hex(12)}"
+
+
+def _origin_form(url: bytes) -> str:
+    """The path and query of a target that names a host. Raises `BadRequest`."""
+    try:
+        parts = httptools.parse_url(url)
+    except httptools.HttpParserInvalidURLError as error:
+        raise BadRequest(_INVALID + "the path is malformed") from error
+    path = (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
+    return path.decode("latin-1")
+
+
+_INVALID = "this is not a valid HTTP request: "
+_FIRST_LINE = "the first line must be METHOD /path HTTP/1.1"
+
+
+def _too_many_headers() -> BadRequest:
+    return BadRequest(
+        f"at most {HEADERS} headers of at most {HEADER_BYTES} bytes, and {HEAD_BYTES} bytes in all, are allowed;"
+        " send fewer or shorter ones",
+        code="headers_too_large",
+    )
+
+
+def _parsers_error(error: httptools.HttpParserError) -> BadRequest:
+    """The parser's error; llhttp's reasons are fixed sentences without bytes of the client."""
+    if isinstance(error, httptools.HttpParserInvalidMethodError):
+        return BadRequest(_INVALID + "the method is malformed, or the client speaks TLS, which this port does not")
+    if isinstance(error, httptools.HttpParserInvalidURLError):
+        return BadRequest(_INVALID + "the path is malformed")
+    why = str(error)
+    if why.startswith(("Invalid HTTP version", "Expected HTTP/", "Expected CRLF after version", "Pause on PRI")):
+        return BadRequest(_INVALID + _FIRST_LINE)
+    return BadRequest(_INVALID + re.sub(r"[^\x20-\x7e]", " ", why)[:120])
+
+
+_dates: list[tuple[int, str]] = [(0, "")]
+
+
+def _date() -> str:
+    """The Date header's value; it is made once a second."""
+    now = int(time.time())
+    second, text = _dates[0]
+    if second != now:
+        text = email.utils.formatdate(now, usegmt=True)
+        _dates[0] = (now, text)
+    return text

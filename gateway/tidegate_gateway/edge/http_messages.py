@@ -1,0 +1,98 @@
+"""What a handler of an HTTP port gets and gives: a whole request, and an answer or a stream of blocks."""
+
+import functools
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+
+from tidegate_gateway.openai.error_table import BadRequest, GatewayError
+
+MOST_PARAMETERS = 16
+"""Parameters of a query."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """A request with its whole body."""
+
+    method: str
+    target: str
+    """The path and the query, as the client wrote them."""
+    headers: list[tuple[str, str]]
+    """In the order of their arrival; the names are in lower case."""
+    body: bytes = b""
+    keeps: bool = True
+    """The connection can carry another request."""
+    chunks: bool = True
+    """The client understands a body in chunks (HTTP/1.1)."""
+
+    @property
+    def path(self) -> str:
+        """The decoded path."""
+        path = self.target.partition("?")[0].partition("#")[0]
+        return urllib.parse.unquote(path) if "%" in path else path
+
+    @property
+    def query(self) -> list[tuple[str, str]]:
+        """The parameters of the query. Raises `BadRequest`."""
+        text = self.target.partition("#")[0].partition("?")[2]
+        try:
+            return urllib.parse.parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_PARAMETERS)
+        except ValueError as error:
+            raise BadRequest(f"a query has at most {MOST_PARAMETERS} parameters") from error
+
+    def header(self, name: str) -> str:
+        """The value of the first header with this name; "" if there is none."""
+        return next((value for known, value in self.headers if known == name), "")
+
+    def json_object(self) -> dict[str, Any]:
+        """The body as a JSON object; an empty body is an empty object. Raises `BadRequest`."""
+        try:
+            value = orjson.loads(self.body) if self.body.strip() else {}
+        except orjson.JSONDecodeError as error:
+            raise BadRequest(f"the body is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise BadRequest("the body must be a JSON object")
+        return value
+
+
+@dataclass(slots=True, kw_only=True)
+class Response:
+    """A whole answer."""
+
+    body: bytes = b""
+    status: int = 200
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def reply(value: object, status: int = 200) -> Response:
+    """An answer in JSON."""
+    return Response(body=orjson.dumps(value), status=status)
+
+
+def error_response(error: GatewayError) -> Response:
+    """The answer for an error."""
+    return Response(body=error.body(), status=error.row.status, headers=error.headers())
+
+
+def head(status: int, headers: Mapping[str, str], framing: str, date: str, *, keeps: bool) -> bytes:
+    """The head of an answer. Control characters in a value become blanks."""
+    lines = [_status_line(status), "Date: ", date, "\r\n", framing]
+    for name, value in headers.items():
+        lines += (name, ": ", value if value.isprintable() else _printable(value), "\r\n")
+    lines.append("\r\n" if keeps else "Connection: close\r\n\r\n")
+    return "".join(lines).encode("utf-8", "replace")
+
+
+@functools.lru_cache(maxsize=64)
+def _status_line(status: int) -> str:
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+
+
+def _printable(value: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in value)
