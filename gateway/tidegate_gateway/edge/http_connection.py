@@ -11,6 +11,7 @@ One task serves a connection, one request after the other. The loss of the conne
 import asyncio
 import collections
 import email.utils
+import functools
 import logging
 import re
 import secrets
@@ -188,7 +189,7 @@ class Connection(asyncio.Protocol):
             return  # a trailer
         if len(self._headers) >= HEADERS or len(name) + len(value) > HEADER_BYTES:
             raise _too_many_headers()
-        self._headers.append((name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape")))
+        self._headers.append((_lower(name), value.decode("utf-8", "surrogateescape")))
 
     def on_headers_complete(self) -> None:
         parser = self._parser
@@ -391,6 +392,12 @@ class Connection(asyncio.Protocol):
         return BadRequest(
             f"the body is larger than {self._limits.body_bytes} bytes; send less text", code="body_too_large"
         )
+
+
+@functools.lru_cache(maxsize=1024)
+def _lower(name: bytes) -> str:
+    """The name of a header in lower case."""
+    return name.decode("latin-1").lower()
 
 
 def request_id(request: http_messages.Request) -> str:

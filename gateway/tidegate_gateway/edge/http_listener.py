@@ -17,8 +17,8 @@ from tidegate_gateway.edge import http_connection, http_messages
 from tidegate_gateway.openai.error_table import BadRequest
 
 Handler = Callable[..., Awaitable[http_messages.Response | None]]
-"""Takes the request, and the named groups of its route's path. The handler of a route that streams takes the request and its
-connection, and gives None if it has written a stream."""
+"""Takes the request, and the named groups of its route's path. The handler of a route that streams takes the request and
+its connection, and gives None if it has written a stream."""
 
 LAST_REQUEST_S = 1.0
 """Time for connections made before the port closed to bring their request."""

@@ -47,7 +47,10 @@ class Request:
 
     def header(self, name: str) -> str:
         """The value of the first header with this name; "" if there is none."""
-        return next((value for known, value in self.headers if known == name), "")
+        for known, value in self.headers:
+            if known == name:
+                return value
+        return ""
 
     def json_object(self) -> dict[str, Any]:
         """The body as a JSON object; an empty body is an empty object. Raises `BadRequest`."""

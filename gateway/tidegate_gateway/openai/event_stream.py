@@ -54,6 +54,7 @@ class Tap:
         self._usage_markers = dialect.usage_markers
         self._error_markers = dialect.error_markers
         self._wants_usage = wants_usage
+        self._markers = dialect.usage_markers + dialect.error_markers
         self._rest = b""
 
     def feed(self, data: bytes) -> bytes:
@@ -71,11 +72,24 @@ class Tap:
                 return b""
             block, self._rest = data[:end], data[end:]
         boundary = b"\r\n\r\n" if b"\r\n\r\n" in block else b"\n\n"
+        plain, rest = self._plain(block)
+        self.meter.tokens += plain
         kept = block
-        for event in block.split(boundary):
+        for event in rest.split(boundary):
             if event and not self._keep(event):
                 kept = kept.replace(event + boundary, b"", 1)
         return kept
+
+    def _plain(self, block: bytes) -> tuple[int, bytes]:
+        """The number of events at the start of the block that only carry text, and the rest of the block. Nearly all events
+        are such events, so they are counted without a look at each."""
+        special_at = min([at for marker in self._markers if (at := block.find(marker)) >= 0], default=len(block))
+        end = block.rfind(b"\n\n", 0, special_at) + 2
+        if end > 1 and block.startswith(b"data: {") and block.endswith(b"}\n\n", 0, end):
+            events = block.count(b"\n\n", 0, end)
+            if block.count(b"}\n\ndata: {", 0, end) == events - 1:
+                return events, block[end:]
+        return 0, block
 
     def _keep(self, event: bytes) -> bool:
         line = event.strip()
