@@ -65,6 +65,7 @@ class Connection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._request: http_messages.Request | None = None
+        self._resumed: http_messages.Request | None = None
         self._limit_at_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._present: http_messages.Request | None = None
@@ -137,18 +138,25 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
             if self._head_bytes > HEAD_BYTES and not self._in_body and self._request is None:
                 raise _too_many_headers()
-        except httptools.HttpParserUpgrade:
-            self._deaf = True  # the present request is answered; another protocol does not follow
-            for item in self._waiting:
-                if isinstance(item, http_messages.Request):
-                    item.keeps = False
-            if self._present is not None:
-                self._present.keeps = False
+        except httptools.HttpParserUpgrade as offer:
+            self._ignore_upgrade(data[offer.args[0] :])
         except httptools.HttpParserError as error:
             known = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else None
             self._reject(known if isinstance(known, error_table.GatewayError) else _parsers_error(error))
         except error_table.GatewayError as error:
             self._reject(error)
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Goes on with HTTP/1.1 after a request that offers another protocol, as Java's client does in its first request.
+        The parser stops at the end of the head of such a request. A new parser reads its body."""
+        self._parser = httptools.HttpRequestParser(self)
+        self._resumed = self._request
+        if self._resumed is not None:
+            framing = ("content-length", "transfer-encoding")
+            lines = "".join(f"{name}: {value}\r\n" for name, value in self._resumed.headers if name in framing)
+            rest = b"POST / HTTP/1.1\r\n%s\r\n%s" % (lines.encode(), rest)
+        if rest:
+            self.data_received(rest)
 
     def eof_received(self) -> None:
         return None  # the transport closes
@@ -173,6 +181,8 @@ class Connection(asyncio.Protocol):
     # The parser.
 
     def on_message_begin(self) -> None:
+        if self._resumed is not None:
+            return
         if len(self._waiting) >= PIPELINED:
             raise BadRequest(f"at most {PIPELINED} requests may wait on one connection; send them on several")
         self._url, self._headers, self._body, self._body_bytes = b"", [], [], 0
@@ -186,13 +196,16 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
-            return  # a trailer
+            return  # a trailer, or a head that was read before
         if len(self._headers) >= HEADERS or len(name) + len(value) > HEADER_BYTES:
             raise _too_many_headers()
         self._headers.append((_lower(name), value.decode("utf-8", "surrogateescape")))
 
     def on_headers_complete(self) -> None:
         parser = self._parser
+        if self._resumed is not None:
+            self._request, self._resumed = self._resumed, None
+            return
         version = parser.get_http_version()
         if version not in ("1.0", "1.1"):
             raise BadRequest(_INVALID + _FIRST_LINE)
@@ -226,11 +239,12 @@ class Connection(asyncio.Protocol):
         self._body.append(data)
 
     def on_message_complete(self) -> None:
-        request, self._request = self._request, None
+        request = self._request
+        if request is None or (self._parser.should_upgrade() and request.has_body):
+            return  # `_ignore_upgrade` goes on
+        self._request = None
         self._in_body = False
         self._head_bytes = 0
-        if request is None:
-            return
         body = self._body
         request.body = body[0] if len(body) == 1 else b"".join(body)
         self._body = []

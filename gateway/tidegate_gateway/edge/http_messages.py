@@ -45,6 +45,11 @@ class Request:
         except ValueError as error:
             raise BadRequest(f"a query has at most {MOST_PARAMETERS} parameters") from error
 
+    @property
+    def has_body(self) -> bool:
+        """The head announces a body."""
+        return bool(self.header("content-length") or self.header("transfer-encoding"))
+
     def header(self, name: str) -> str:
         """The value of the first header with this name; "" if there is none."""
         for known, value in self.headers:

@@ -1,0 +1,184 @@
+"""Connections to engines: reuse, every framing of an answer, and engines that break the protocol."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from tidegate_gateway.lifecycle import engine_connections
+
+REQUEST = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi"
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+class Engine:
+    """Writes fixed bytes for each request."""
+
+    def __init__(self, answers: list[bytes], *, closes: bool) -> None:
+        self.url = ""
+        self.connections = 0
+        self.lost = 0
+        self.writers: set[asyncio.StreamWriter] = set()
+        self._answers = answers
+        self._closes = closes
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.writers.add(writer)
+        try:
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    await reader.readexactly(len(REQUEST))
+                    for part in self._answers:
+                        writer.write(part)
+                        await writer.drain()
+                        await asyncio.sleep(0.01)
+                    if self._closes:
+                        break
+        finally:
+            self.lost += 1
+            writer.close()
+            self.writers.discard(writer)
+
+
+@contextlib.asynccontextmanager
+async def engine(*answers: bytes, closes: bool = False) -> AsyncIterator[Engine]:
+    serving = Engine(list(answers), closes=closes)
+    server = await asyncio.start_server(serving.serve, "127.0.0.1", 0)
+    serving.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield serving
+    finally:
+        server.close()
+        while serving.writers:
+            for writer in [*serving.writers]:
+                writer.transport.abort()
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[engine_connections.EngineConnections]:
+    connections = engine_connections.EngineConnections(connect_s=2.0)
+    yield connections
+    connections.close()
+    await asyncio.sleep(0.01)
+
+
+async def asked(pool: engine_connections.EngineConnections, url: str) -> tuple[int, str, bytes]:
+    """One request; status, content type and body."""
+    connection = await pool.get(url)
+    try:
+        await connection.send(REQUEST)
+        body = b""
+        while data := await connection.read():
+            body += data
+        return connection.status, connection.content_type, body
+    finally:
+        connection.release()
+
+
+async def test_a_connection_carries_one_request_after_the_other(pool: engine_connections.EngineConnections) -> None:
+    async with engine(OK) as serving:
+        for _ in range(3):
+            assert await asked(pool, serving.url) == (200, "text/plain", b"hello")
+        assert serving.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("answers", "closes", "reused"),
+    [
+        ([OK[:20], OK[20:41], OK[41:]], False, True),
+        (
+            [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n", b"3\r\nllo\r\n0\r\nA: b\r\n\r\n"],
+            False,
+            True,
+        ),
+        ([b"HTTP/1.1 200 OK\r\n\r\nhel", b"lo"], True, False),
+        ([b"HTTP/1.0 200 OK\r\n\r\nhello"], True, False),
+        ([OK.replace(b"200 OK\r\n", b"200 OK\r\nConnection: close\r\n")], True, False),
+        ([b"HTTP/1.1 100 Continue\r\nX: y\r\n\r\n", OK], False, True),
+    ],
+    ids=["pieces", "chunks", "until the end", "HTTP/1.0", "closes", "an interim answer"],
+)
+async def test_every_framing_of_an_answer_is_read_to_its_end(
+    pool: engine_connections.EngineConnections, answers: list[bytes], closes: bool, reused: bool
+) -> None:
+    async with engine(*answers, closes=closes) as serving:
+        for _ in range(2):
+            status, _, body = await asked(pool, serving.url)
+            assert (status, body) == (200, b"hello")
+        assert serving.connections == (1 if reused else 2)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nhello",
+        CHUNKED + b"zz\r\nhello",
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nX: " + b"y" * 200_000,
+        b"",
+    ],
+    ids=[
+        "not HTTP",
+        "two lengths",
+        "length and chunks",
+        "a broken chunk",
+        "an upgrade",
+        "short",
+        "a huge head",
+        "nothing",
+    ],
+)
+async def test_a_broken_answer_is_a_lost_connection(pool: engine_connections.EngineConnections, answer: bytes) -> None:
+    async with engine(answer, closes=True) as serving:
+        with pytest.raises(engine_connections.ConnectionLost):
+            await asked(pool, serving.url)
+
+
+async def test_bytes_that_belong_to_no_request_end_the_connection(pool: engine_connections.EngineConnections) -> None:
+    async with engine(OK + OK) as serving:
+        first = await pool.get(serving.url)
+        with contextlib.suppress(engine_connections.ConnectionLost):
+            await first.send(REQUEST)
+            while await first.read():
+                pass
+        first.release()
+        second = await pool.get(serving.url)
+        assert second is not first
+        second.close()
+
+
+async def test_closing_early_ends_the_connection_of_the_engine(
+    pool: engine_connections.EngineConnections, until: Callable[..., object]
+) -> None:
+    async with engine(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\nhello", OK) as serving:
+        connection = await pool.get(serving.url)
+        await connection.send(REQUEST)
+        connection.release()
+        await until(lambda: serving.lost == 1)  # type: ignore[misc]
+
+
+async def test_an_answer_that_nobody_reads_stops_the_engine(pool: engine_connections.EngineConnections) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 50000000\r\n\r\n"
+    async with engine(head, *[b"x" * 1_000_000] * 50) as serving:
+        connection = await pool.get(serving.url)
+        await connection.send(REQUEST)
+        await asyncio.sleep(0.5)
+        size = 0
+        while data := await connection.read():
+            assert len(data) < 4_000_000, "unread bytes are bounded"
+            size += len(data)
+        assert size == 50_000_000
+        connection.release()
+
+
+async def test_nobody_listens(pool: engine_connections.EngineConnections) -> None:
+    with pytest.raises(engine_connections.ConnectionLost, match="takes no connections"):
+        await asked(pool, "http://127.0.0.1:1")

@@ -1,0 +1,156 @@
+"""A client connection keeps HTTP/1.1's rules, whatever a client sends: plain sockets, and the answers byte by byte."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import pytest
+
+from tidegate_gateway import fake_engine
+from tidegate_gateway.edge import http_connection
+
+CALL = orjson.dumps({"model": "fake", "prompt": "x", "max_tokens": 2})
+STREAM = orjson.dumps({"model": "fake", "prompt": "x", "max_tokens": 2, "stream": True})
+
+
+def post(body: bytes, *more: bytes, version: bytes = b"1.1", target: bytes = b"/v1/completions") -> bytes:
+    head = [b"POST %s HTTP/%s" % (target, version), b"Host: x", b"Content-Length: %d" % len(body), *more]
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+@contextlib.asynccontextmanager
+async def plain(client: Any) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, port = client.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        async with asyncio.timeout(20):
+            yield reader, writer
+    finally:
+        writer.close()
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    """One whole answer with a length or in chunks."""
+    first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    if "content-length" in headers:
+        return int(first.split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
+    assert headers["transfer-encoding"] == "chunked"
+    body = b""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        body += (await reader.readexactly(size + 2))[:-2]
+    assert await reader.readexactly(2) == b"\r\n"
+    return int(first.split()[1]), headers, body
+
+
+async def test_requests_that_come_together_are_answered_one_after_the_other(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client, plain(client) as (reader, writer):
+        ids = [b"X-Request-Id: r%d" % i for i in range(5)]
+        writer.write(b"".join(post(STREAM if i % 2 else CALL, each) for i, each in enumerate(ids)))
+        for i in range(5):
+            status, headers, body = await answer(reader)
+            assert (status, headers["x-request-id"]) == (200, f"r{i}")
+            assert body.endswith(b"[DONE]\n\n") is bool(i % 2)
+
+
+async def test_too_many_requests_at_once_end_the_connection_after_those_before_them(up: Any) -> None:
+    async with up(store=False) as client, plain(client) as (reader, writer):
+        most = http_connection.PIPELINED
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * (most + 30))
+        for _ in range(most):
+            assert (await answer(reader))[0] == 200
+        status, headers, body = await answer(reader)
+        assert (status, headers["connection"]) == (400, "close")
+        assert b"may wait on one connection" in body
+        assert await reader.read() == b""
+
+
+async def test_a_request_in_many_pieces_is_one_request(up: Any) -> None:
+    request = post(CALL, b"Content-Type: application/json")
+    chunked = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\nX: y\r\n\r\n"
+    )
+    async with fake_engine.engine() as engine, up(engine, store=False) as client, plain(client) as (reader, writer):
+        for whole in (request, chunked % (len(CALL), CALL)):
+            for i in range(0, len(whole), 7):
+                writer.write(whole[i : i + 7])
+                await writer.drain()
+                await asyncio.sleep(0)
+            assert (await answer(reader))[0] == 200
+
+
+async def test_an_old_client_gets_a_body_that_ends_with_its_connection(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
+        for body in (CALL, STREAM):
+            async with plain(client) as (reader, writer):
+                writer.write(post(body, version=b"1.0"))
+                head, _, text = (await reader.read()).partition(b"\r\n\r\n")
+                assert b" 200 OK" in head
+                assert b"chunked" not in head
+                assert text.endswith(b"[DONE]\n\n") is (body is STREAM)
+
+
+async def test_a_client_that_waits_for_leave_to_send_its_body_gets_it_or_the_error(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, store=False, limits={"bodyBytes": 1000}) as client:
+        async with plain(client) as (reader, writer):
+            head, _, body = post(CALL, b"Expect: 100-continue").partition(b"\r\n\r\n")
+            writer.write(head + b"\r\n\r\n")
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(body)
+            assert (await answer(reader))[0] == 200
+        async with plain(client) as (reader, writer):
+            writer.write(post(b"x" * 5000, b"Expect: 100-continue").partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+            assert (await answer(reader))[0] == 413
+
+
+@pytest.mark.parametrize(
+    "target", [b"http://other.example/v1/completions", b"/v1/completions?a=b", b"/v1/%63ompletions"]
+)
+async def test_every_form_of_a_target_finds_its_path(up: Any, target: bytes) -> None:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client, plain(client) as (reader, writer):
+        writer.write(post(CALL, target=target))
+        assert (await answer(reader))[0] == 200
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+async def test_an_offer_of_another_protocol_is_ignored(up: Any, pieces: int) -> None:
+    offer = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk")
+    whole = post(CALL, *offer)
+    async with fake_engine.engine() as engine, up(engine, store=False) as client, plain(client) as (reader, writer):
+        for _ in range(2):
+            writer.write(whole if pieces == 1 else whole[:-20])
+            if pieces == 2:
+                await asyncio.sleep(0.1)
+                writer.write(whole[-20:])
+            status, _, body = await answer(reader)
+            assert (status, orjson.loads(body)["usage"]["completion_tokens"]) == (200, 2)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"\r\n".join(offer) + b"\r\n\r\n")
+        assert (await answer(reader))[0] == 200
+        assert [body["prompt"] for body in engine.bodies] == ["x", "x"]
+
+
+async def test_a_path_that_does_not_exist_is_answered_before_its_body(up: Any) -> None:
+    async with up(store=False) as client, plain(client) as (reader, writer):
+        writer.write(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+        assert (await answer(reader))[0] == 404
+
+
+async def test_a_second_slow_head_is_given_up(up: Any) -> None:
+    async with up(store=False, limits={"idle": 0.3}) as client, plain(client) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTT")
+        assert (await answer(reader))[0] == 200
+        assert await reader.read() == b""
+
+
+async def test_a_body_that_breaks_off_ends_the_connection_and_nothing_else(up: Any, until: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
+        async with plain(client) as (_, writer):
+            writer.write(post(CALL)[:-5])
+            await writer.drain()
+        async with plain(client) as (reader, writer):
+            writer.write(post(CALL))
+            assert (await answer(reader))[0] == 200
+        assert len(engine.bodies) == 1
+        await until(lambda: client.gateway.placements.in_progress == 0)
