@@ -162,8 +162,10 @@ class Policy:
 class Limits:
     """The bounds of one client's use of this process."""
 
-    body_bytes: int = 16 * 1024 * 1024
-    """A request's body; about four million tokens."""
+    body_bytes: int = 8 * 1024 * 1024
+    """A request's body; about two million tokens, or a few pictures."""
+    bodies_bytes: int = 256 * 1024 * 1024
+    """The bodies of all requests of one port that arrive or are being answered; above, requests with a body are shed."""
     body_s: float = 30.0
     """For a request's body to arrive."""
     idle_s: float = 10.0

@@ -22,6 +22,16 @@ HELLO = [{"role": "user", "content": "hello"}]
         pytest.param(b"\xff\xfe", "not JSON", id="not text"),
         pytest.param(b"[1]", "JSON object", id="a list"),
         pytest.param(b"[" * 100_000, "not JSON", id="deep nesting"),
+        pytest.param(b"[" + b"[]," * 1_000_000 + b"[]]", "more than 200000 lists", id="a million lists"),
+        pytest.param(b"{%s}" % b",".join(b'"%d":1' % i for i in range(250_000)), "more than", id="many fields"),
+        pytest.param(
+            b'{"model":"fake","messages":[%s]}' % b",".join([b'{"role":"u"}'] * 25_000), "at most 20000", id="messages"
+        ),
+        pytest.param(
+            b'{"model":"fake","messages":[{"role":"u","content":[%s]}]}' % b",".join([b"{}"] * 25_000),
+            "at most 20000 parts",
+            id="parts",
+        ),
         pytest.param(b'{"model": "fake", "messages": [], "x": NaN}', "not JSON", id="NaN"),
         pytest.param(b'{"messages": [{"role": "user", "content": "x"}]}', "model must be", id="no model"),
         pytest.param(b'{"model": 7, "messages": [{"role": "user"}]}', "model must be", id="model as number"),
@@ -55,7 +65,9 @@ async def test_a_wrong_body_is_400(up: Any, raw: bytes, says: str) -> None:
         assert engine.bodies == []
 
 
-@pytest.mark.parametrize("prompt", [None, 5, [], [""[:0], 5], {"a": 1}, [[]], [-1]])
+@pytest.mark.parametrize(
+    "prompt", [None, 5, [], [""[:0], 5], {"a": 1}, [[]], [-1], [True], [[1]] * 30_000, [1] * 1_000_001]
+)
 async def test_a_wrong_prompt_is_400(up: Any, prompt: Any) -> None:
     async with fake_engine.engine() as engine, up(engine, store=False) as client:
         status, answer, _ = await client.ask("/v1/completions", prompt=prompt)
@@ -211,6 +223,25 @@ async def test_a_body_over_the_limit_is_413(up: Any) -> None:
         status, answer, _ = await client.send("POST", CHAT, data=chunks())
         assert (status, answer["error"]["code"]) == (413, "body_too_large")
         assert (await client.ask())[0] == 200
+
+
+async def test_the_bodies_of_all_requests_have_one_bound(up: Any, until: Any) -> None:
+    limits = {"bodiesBytes": 50_000}
+    async with fake_engine.engine(first_s=3600) as engine, up(engine, store=False, limits=limits) as client:
+        first = asyncio.create_task(client.ask(user="x" * 40_000))
+        await until(lambda: engine.running == 1)
+        status, answer, _ = await client.ask(user="x" * 20_000)
+        assert (status, answer["error"]["code"]) == (429, "saturated")
+        engine.first_s = 0.0
+        assert (await client.ask(user="x" * 5_000))[0] == 200
+        first.cancel()
+        await until(lambda: engine.running == 0)
+
+        async def room() -> bool:
+            return (await client.ask(user="x" * 40_000))[0] == 200
+
+        for _ in range(3):
+            await until(room)
 
 
 async def test_slow_heads_and_bodies_are_given_up(up: Any) -> None:

@@ -24,6 +24,7 @@ import httptools
 from tidegate_gateway.edge import http_messages
 from tidegate_gateway.openai import error_table
 from tidegate_gateway.openai.error_table import BadRequest
+from tidegate_policy.model import DropReason
 
 if TYPE_CHECKING:
     from tidegate_gateway.edge import http_listener
@@ -64,6 +65,7 @@ class Connection(asyncio.Protocol):
         self._in_body = False
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._charged = 0
         self._request: http_messages.Request | None = None
         self._resumed: http_messages.Request | None = None
         self._limit_at_s = 0.0
@@ -171,6 +173,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._deaf = True
+        self._charge(-self._charged)
         self._listener.closed(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -234,8 +237,11 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         self._body_bytes += len(data)
+        self._charge(len(data))
         if self._body_bytes > self._limits.body_bytes:
             raise self._too_large()
+        if self._listener.body_bytes > self._limits.bodies_bytes:
+            raise error_table.Shed(DropReason.SATURATED)
         self._body.append(data)
 
     def on_message_complete(self) -> None:
@@ -247,6 +253,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         body = self._body
         request.body = body[0] if len(body) == 1 else b"".join(body)
+        request.body_bytes = self._body_bytes
         self._body = []
         self.silent = False
         if not self._idle_before and not self._paused and self._transport is not None:
@@ -294,6 +301,8 @@ class Connection(asyncio.Protocol):
                 self.abort()
                 return
             self._present = None
+            if item.body_bytes and not self._transport.is_closing():
+                self._charge(-item.body_bytes)
             if not item.keeps:
                 self.close()
                 return
@@ -368,6 +377,11 @@ class Connection(asyncio.Protocol):
             raise ConnectionResetError("the connection is lost")
 
     # Limits.
+
+    def _charge(self, size: int) -> None:
+        """Counts bytes of bodies, from their arrival until their request is answered or its connection is lost."""
+        self._charged += size
+        self._listener.body_bytes += size
 
     def _limit(self, seconds: float) -> None:
         """Sets the limit of the present wait for the client. A timer that fires earlier stays as it is."""

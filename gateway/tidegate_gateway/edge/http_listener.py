@@ -81,6 +81,8 @@ class Server:
         """While `leaving`, each connection is closed after its next answer."""
         self.limits = limits
         self.connections: set[http_connection.Connection] = set()
+        self.body_bytes = 0
+        """Bytes of the bodies of all requests that arrive or are being answered."""
         self._routes = routes
         self._leaving = leaving
 

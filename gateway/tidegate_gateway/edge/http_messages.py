@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from tidegate_gateway.openai import parsed_request
 from tidegate_gateway.openai.error_table import BadRequest, GatewayError
 
 MOST_PARAMETERS = 16
@@ -25,6 +26,8 @@ class Request:
     headers: list[tuple[str, str]]
     """In the order of their arrival; the names are in lower case."""
     body: bytes = b""
+    body_bytes: int = 0
+    """The size of the body; a handler may let go of the body itself."""
     keeps: bool = True
     """The connection can carry another request."""
     chunks: bool = True
@@ -59,10 +62,7 @@ class Request:
 
     def json_object(self) -> dict[str, Any]:
         """The body as a JSON object; an empty body is an empty object. Raises `BadRequest`."""
-        try:
-            value = orjson.loads(self.body) if self.body.strip() else {}
-        except orjson.JSONDecodeError as error:
-            raise BadRequest(f"the body is not JSON: {error}") from error
+        value = parsed_request.decoded(self.body) if self.body.strip() else {}
         if not isinstance(value, dict):
             raise BadRequest("the body must be a JSON object")
         return value

@@ -11,14 +11,14 @@ import functools
 import urllib.parse
 from collections.abc import Mapping
 
-import orjson
-
 from tidegate_gateway import gateway_settings
 from tidegate_gateway.lifecycle import engine_connections
-from tidegate_gateway.openai import endpoint, error_table, event_stream, parsed_request
+from tidegate_gateway.openai import bounded_json, endpoint, error_table, event_stream, parsed_request
 
 REST_S = 0.2
 """For an engine to end its answer after the end marker."""
+MOST_PARTS = 2_000_000
+"""Lists, objects and fields of an answer; the log probabilities of a long answer have some hundred thousand."""
 
 
 class Reply:
@@ -133,9 +133,9 @@ class EngineClient:
         content = b"".join(chunks)
         meter.done = True
         try:
-            answer = orjson.loads(content)
-        except orjson.JSONDecodeError as error:
-            raise error_table.EngineTrouble("the engine's answer is not JSON") from error
+            answer = bounded_json.loads(content, most_parts=MOST_PARTS)
+        except ValueError as error:
+            raise error_table.EngineTrouble("the engine's answer is not JSON that the gateway takes") from error
         if not isinstance(answer, dict) or (connection.status == 200 and not kind.is_answer(answer)):
             raise error_table.EngineTrouble(f"the engine's answer is not an answer of {kind.path}")
         meter.on_usage(answer.get("usage"))

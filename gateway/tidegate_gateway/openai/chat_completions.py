@@ -9,12 +9,17 @@ from tidegate_gateway.openai.error_table import BadRequest
 OTHER_PART_CHARACTERS = 2000
 """The characters that an image or a sound counts for, until the engine's usage corrects the estimate."""
 
+MOST_MESSAGES = 20_000
+"""Messages of a request, and parts of a message."""
+
 
 def read_size(body: Mapping[str, Any], most_choices: int) -> endpoint.RequestSize:
     """The size of a chat request. Raises `BadRequest`."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages must be a list with at least one message", param="messages")
+    if len(messages) > MOST_MESSAGES:
+        raise BadRequest(f"messages must be a list of at most {MOST_MESSAGES} messages", param="messages")
     characters = 0
     for i, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -34,6 +39,10 @@ def _content_characters(content: object, i: int) -> int:
         return len(content)
     if not isinstance(content, list):
         raise BadRequest(f"messages[{i}].content must be text or a list of parts", param=f"messages[{i}].content")
+    if len(content) > MOST_MESSAGES:
+        raise BadRequest(
+            f"messages[{i}].content must have at most {MOST_MESSAGES} parts", param=f"messages[{i}].content"
+        )
     total = 0
     for part in content:
         if not isinstance(part, dict):

@@ -9,6 +9,11 @@ from tidegate_gateway.openai.error_table import BadRequest
 TOKEN_CHARACTERS = 4
 """The characters that a token id counts for."""
 
+MOST_IDS = 1_000_000
+"""Token ids of a prompt, and texts of a request."""
+MOST_PROMPTS = 20_000
+"""Prompts of token ids of a request, before the bound on its sequences counts."""
+
 
 def read_size(body: Mapping[str, Any], most_choices: int) -> endpoint.RequestSize:
     """The size of a completion request. Raises `BadRequest`."""
@@ -27,13 +32,20 @@ def text_size(value: object, param: str) -> tuple[int, int]:
     if isinstance(value, str):
         return 1, len(value)
     if isinstance(value, list) and value:
-        if all(isinstance(item, str) for item in value):
+        if len(value) > MOST_IDS:
+            raise BadRequest(f"{param} must have at most {MOST_IDS} entries", param=param)
+        kinds = set(map(type, value))
+        if kinds == {str}:
             return len(value), sum(map(len, value))
-        if all(map(endpoint.is_count, value)):
+        if kinds == {int} and min(value) >= 0:
             return 1, TOKEN_CHARACTERS * len(value)
-        if all(isinstance(item, list) and item and all(map(endpoint.is_count, item)) for item in value):
+        if kinds == {list} and len(value) <= MOST_PROMPTS and all(map(_are_ids, value)):
             return len(value), TOKEN_CHARACTERS * sum(map(len, value))
     raise BadRequest(f"{param} must be text, a list of texts, or token ids", param=param)
+
+
+def _are_ids(value: list[object]) -> bool:
+    return set(map(type, value)) == {int} and min(value) >= 0  # type: ignore[type-var,operator]
 
 
 ENDPOINT = endpoint.Endpoint(

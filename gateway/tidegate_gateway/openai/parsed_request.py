@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
-from tidegate_gateway.openai import endpoint, engine_body, error_table, request_fields
+from tidegate_gateway.openai import bounded_json, endpoint, engine_body, error_table, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
+
+MOST_PARTS = 200_000
+"""Lists, objects and fields of a body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +39,15 @@ def from_json(
     most_choices: int = endpoint.BOUND_CHOICES,
 ) -> ParsedRequest:
     """The request in `raw`. Raises `BadRequest` with the field that is wrong and its allowed values."""
+    return from_body(kind, decoded(raw), fields, most_choices=most_choices)
+
+
+def decoded(raw: bytes) -> Any:
+    """The JSON value of a body. Raises `BadRequest`."""
     try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-    return from_body(kind, body, fields, most_choices=most_choices)
+        return bounded_json.loads(raw, most_parts=MOST_PARTS)
+    except ValueError as error:
+        raise BadRequest(f"the body is not JSON that the gateway takes: {error}") from error
 
 
 def from_body(
