@@ -1,6 +1,7 @@
 """Each wrong request gets its documented status and a sentence that says what to do; nothing reaches the engine."""
 
 import asyncio
+import io
 import time
 from typing import Any
 
@@ -58,7 +59,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 )
 async def test_a_wrong_body_is_400(up: Any, raw: bytes, says: str) -> None:
     async with fake_engine.engine() as engine, up(engine, store=False) as client:
-        status, answer, _ = await client.send("POST", CHAT, data=raw)
+        status, answer, _ = await client.send("POST", CHAT, data=io.BytesIO(raw))
         assert status == 400
         assert answer["error"]["type"] == "invalid_request_error"
         assert says in answer["error"]["message"]
@@ -70,7 +71,8 @@ async def test_a_wrong_body_is_400(up: Any, raw: bytes, says: str) -> None:
 )
 async def test_a_wrong_prompt_is_400(up: Any, prompt: Any) -> None:
     async with fake_engine.engine() as engine, up(engine, store=False) as client:
-        status, answer, _ = await client.ask("/v1/completions", prompt=prompt)
+        body = io.BytesIO(orjson.dumps({"model": "fake", "prompt": prompt}))
+        status, answer, _ = await client.send("POST", "/v1/completions", data=body)
         assert (status, answer["error"]["param"]) == (400, "prompt")
 
 
