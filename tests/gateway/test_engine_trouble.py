@@ -1,11 +1,14 @@
 """Engines that are down, hang, break off or answer rubbish: the client gets an answer from another, or a clear error."""
 
 import asyncio
+import contextlib
 import socket
+from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
 import pytest
+from aiohttp import web
 
 from tidegate_gateway import fake_engine
 
@@ -28,7 +31,8 @@ async def stream(client: Any, **fields: Any) -> list[Any]:
     async with client.http.post(client.url + "/v1/completions", json=body) as response:
         assert response.status == 200, await response.text()
         text = (await response.read()).decode()
-    return [orjson.loads(line[6:]) if line[6:] != "[DONE]" else "[DONE]" for line in text.split("\n\n") if line]
+    events = [line[6:] for line in text.split("\n\n") if line.startswith("data: ")]
+    return [event if event == "[DONE]" else orjson.loads(event) for event in events]
 
 
 async def test_a_dead_engine_is_left_out(up: Any, until: Any) -> None:
@@ -39,7 +43,7 @@ async def test_a_dead_engine_is_left_out(up: Any, until: Any) -> None:
         assert engine.served == 5
 
 
-@pytest.mark.parametrize("status", [500, 503])
+@pytest.mark.parametrize("status", [429, 500, 503])
 async def test_another_engine_is_tried_before_the_first_token(up: Any, status: int) -> None:
     async with (
         fake_engine.engine(status=status) as bad,
@@ -108,7 +112,17 @@ async def test_a_pool_of_full_engines_is_saturated(up: Any) -> None:
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"", b"hello", b"\x00\xff", b'{"choices": 5}', b"[1,2]", b"data: hello\n\n", b"data: {\n\n", b"x: y\n\n" * 9],
+    [
+        b"",
+        b"hello",
+        b"\x00\xff",
+        b'{"choices": 5}',
+        b'{"choices": [null]}',
+        b"[1,2]",
+        b"data: hello\n\n",
+        b"data: {\n\n",
+        b"x: y\n\n" * 9,
+    ],
 )
 async def test_garbled_answers_count_as_failures(up: Any, garbage: bytes) -> None:
     async with (
@@ -122,6 +136,61 @@ async def test_garbled_answers_count_as_failures(up: Any, garbage: bytes) -> Non
         assert events[-1] == "[DONE]"
         assert len(bad.bodies) >= 1
         assert good.served == 2
+
+
+async def test_comments_are_no_tokens(up: Any) -> None:
+    token = b'data: {"choices":[{"text":"w"}]}\n\n'
+    async with endless(token, b": still here\n\n") as url, up({"url": url}, timeouts={"nextToken": 0.3}) as client:
+        events = await stream(client)
+        assert events[-2]["error"]["code"] == "engine_timeout"
+
+
+async def test_a_stream_that_ignores_the_bound_on_its_tokens_is_cut(up: Any) -> None:
+    token = b'data: {"choices":[{"text":"w"}]}\n\n'
+    async with endless(token, token) as url, up({"url": url}) as client:
+        events = await stream(client, max_tokens=30)
+        assert events[-2]["error"]["code"] == "engine_failed"
+        assert 30 < len(events) < 200
+
+
+@contextlib.asynccontextmanager
+async def endless(first: bytes, again: bytes) -> AsyncIterator[str]:
+    """An engine that answers each call with `first`, and then with `again` without an end; its URL."""
+
+    async def complete(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(first)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(again)
+                await asyncio.sleep(0.01)
+        return response
+
+    async with fake_engine.engine() as probed:
+        application = web.Application()
+
+        async def models(request: web.Request) -> web.StreamResponse:
+            return await probed.models(request)
+
+        async def page(request: web.Request) -> web.StreamResponse:
+            return web.Response()
+
+        application.add_routes(
+            [
+                web.post("/v1/completions", complete),
+                web.get("/v1/models", models),
+                web.get("/health", page),
+                web.get("/metrics", page),
+            ]
+        )
+        runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def _accepted(request: parsed_request.ParsedRequest, answer: relay.Relay) -> inf
 def _pieces(block: bytes, kind: endpoint.Endpoint) -> list[tuple[str, str]]:
     """Text and finish reason of each event in a block. Raises `EngineTrouble` for an error event."""
     end_marker = b"" if kind.stream is None else kind.stream.end_marker
-    pieces = []
+    pieces: list[tuple[str, str]] = []
     for line in block.splitlines():
         payload = line.removeprefix(b"data:").strip()
         if not line.startswith(b"data:") or payload == end_marker:
@@ -268,13 +268,23 @@ def _pieces(block: bytes, kind: endpoint.Endpoint) -> list[tuple[str, str]]:
             event = orjson.loads(payload)
         except orjson.JSONDecodeError as error:
             raise error_table.EngineTrouble("the engine's stream is garbled") from error
+        if not isinstance(event, dict):
+            raise error_table.EngineTrouble("the engine's stream is garbled")
         if "error" in event:
             words = error_table.engine_message(payload)[0]
             raise error_table.EngineTrouble(f"the engine failed in mid-answer: {words}")
-        for choice in event.get("choices") or ():
-            text = (choice.get("delta") or {}).get("content") if "delta" in choice else choice.get("text")
-            pieces.append((text or "", choice.get("finish_reason") or ""))
+        if not endpoint.has_choices(event):
+            raise error_table.EngineTrouble("the engine's stream is garbled")
+        pieces += map(_piece, event["choices"])
     return pieces
+
+
+def _piece(choice: dict[str, Any]) -> tuple[str, str]:
+    """Text and finish reason of a choice; values of other types count as absent."""
+    delta = choice.get("delta")
+    text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
+    reason = choice.get("finish_reason")
+    return text if isinstance(text, str) else "", reason if isinstance(reason, str) else ""
 
 
 def _workflow(record: store_contract.Record) -> inference_pb2.Workflow:

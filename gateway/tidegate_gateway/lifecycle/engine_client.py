@@ -102,7 +102,7 @@ class EngineClient:
     async def _begun(
         self, connection: engine_connections.EngineConnection, request: parsed_request.ParsedRequest
     ) -> Reply:
-        if connection.status == 503:
+        if connection.status in (429, 503):
             raise error_table.EngineTrouble("the engine's own queue is full", failure="busy")
         if connection.status >= 500:
             raise error_table.EngineTrouble(f"the engine answered {connection.status}")

@@ -48,6 +48,9 @@ class Relay:
         self._wall = wall
         self._reply: engine_client.Reply | None = None
         self._report_at_tokens = PROGRESS_TOKENS
+        self._loop = asyncio.get_running_loop()
+        self._token_by_s = 0.0
+        """By when the next token must come, on the event loop's clock."""
         self._ended = False
 
     @property
@@ -65,8 +68,10 @@ class Relay:
         reply = self.reply
         if reply.meter.done:
             return b""
+        tokens = reply.meter.tokens
+        left_s = self._token_by_s - self._loop.time()
         try:
-            block = await self._within(self._timeouts.next_token_s, reply.next_block(), "sent nothing more")
+            block = await self._within(left_s, reply.next_block(), "sent no token")
         except error_table.GatewayError as error:
             self.record.outcome = self.record.failure = error.code
             if isinstance(error, error_table.EngineTrouble):
@@ -74,6 +79,8 @@ class Relay:
             await self._end(ok=False)
             raise
         meter = reply.meter
+        if meter.tokens != tokens:  # blocks without a token, such as comments, do not count
+            self._token_by_s = self._loop.time() + self._timeouts.next_token_s
         if meter.done:
             await self._complete(reply)
         elif meter.tokens >= self._report_at_tokens:
@@ -114,6 +121,7 @@ class Relay:
             except error_table.EngineTrouble as error:
                 self._placement.attempt_failed(error)
         self.record.first_token_at_s = self._clock()
+        self._token_by_s = self._loop.time() + self._timeouts.next_token_s
         self._placement.answered()
         meter = self._reply.meter
         if meter.done:
@@ -132,12 +140,12 @@ class Relay:
         if request.stream:
             return await self._within(first_s, opening, "did not begin its answer")
         most_s = max(first_s, timeouts.answer_s)
-        latest_at_s = asyncio.get_running_loop().time() + most_s
+        latest_at_s = self._loop.time() + most_s
         self._placement.watchdog.latest_at_s = latest_at_s
         try:
             return await self._within(first_s, opening, "did not begin its answer")
         except error_table.EngineTrouble as error:
-            if error.code != "engine_timeout" or asyncio.get_running_loop().time() < latest_at_s:
+            if error.code != "engine_timeout" or self._loop.time() < latest_at_s:
                 raise
             raise error_table.EngineTrouble(
                 f"the engine still worked on the answer after {most_s:.3g} s",

@@ -12,6 +12,8 @@ import orjson
 from tidegate_gateway.openai import endpoint
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
+MORE_EVENTS = 16
+"""Events of a choice that carry no token, such as the one with the role, and a reserve."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,6 +31,12 @@ class Meter:
     """The end marker was read, or the whole answer is here."""
     failed: bool = False
     """The engine reported an error in mid-stream."""
+
+    @property
+    def most_events(self) -> int:
+        """More events with content than the request's tokens are the mistake of an engine that does not stop."""
+        most = endpoint.MOST_TOKENS if self.max_tokens is None else self.max_tokens
+        return self.choices * (most + MORE_EVENTS)
 
     @property
     def generated(self) -> int:
@@ -74,6 +82,8 @@ class Tap:
         boundary = b"\r\n\r\n" if b"\r\n\r\n" in block else b"\n\n"
         plain, rest = self._plain(block)
         self.meter.tokens += plain
+        if self.meter.tokens > self.meter.most_events:
+            raise NotEvents("more events than the request allows tokens")
         kept = block
         for event in rest.split(boundary):
             if event and not self._keep(event):
