@@ -6,6 +6,7 @@ report.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,8 +28,20 @@ class Planned:
     output_tokens: int
     headers: Mapping[str, str]
     after: tuple[str, ...] = ()
+    workflow: str = ""
+    """The id of its workflow at the gateway."""
     seed: int = 0
     """Chooses the words of the prompt; calls with the same seed share a prefix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a run gave."""
+
+    calls: list["Outcome"]
+    """In the order of the plan."""
+    workflows: dict[str, str]
+    """The outcome that the gateway gave to each workflow: met, late or another. A server without workflows gives none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +74,10 @@ class Outcome:
 
 async def run(
     planned: Sequence[Planned], *, url: str, model: str | None, timeout_s: float, progress: asyncio.Queue[Outcome]
-) -> list[Outcome]:
-    """Makes all calls and returns their outcomes in the order of `planned`; puts each outcome into `progress` too."""
+) -> Result:
+    """Makes all calls, and completes each workflow after its last call. Puts each call's outcome into `progress` too."""
+    left = Counter(call.workflow for call in planned if call.workflow)
+    workflows: dict[str, str] = {}
     start = asyncio.get_running_loop().time()
     ended = {call.id: asyncio.Event() for call in planned}
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
@@ -77,10 +92,13 @@ async def run(
             outcome = await _call(session, call, f"{url}/v1/completions", model, start)
             ended[call.id].set()
             progress.put_nowait(outcome)
+            left[call.workflow] -= 1
+            if call.workflow and not left[call.workflow]:
+                workflows.update(await _complete(session, url, call))
             return outcome
 
         made = [tasks.create_task(make(call)) for call in planned]
-    return [task.result() for task in made]
+    return Result(calls=[task.result() for task in made], workflows=workflows)
 
 
 async def only_model(url: str) -> str | None:
@@ -127,6 +145,21 @@ async def _call(session: aiohttp.ClientSession, call: Planned, url: str, model: 
         engine=engine,
         error=error,
     )
+
+
+async def _complete(session: aiohttp.ClientSession, url: str, call: Planned) -> dict[str, str]:
+    """Completes the workflow of its last call, and asks for its outcome; empty if the server does not tell."""
+    path, headers = f"{url}/v1/workflows/{call.workflow}", {}
+    if "x-tidegate-tenant" in call.headers:
+        headers["x-tidegate-tenant"] = call.headers["x-tidegate-tenant"]
+    try:
+        async with session.post(f"{path}/complete", headers=headers):
+            pass  # it may have ended already
+        async with session.get(path, headers=headers) as response:
+            outcome = orjson.loads(await response.read()).get("outcome")
+    except (aiohttp.ClientError, TimeoutError, ValueError, AttributeError):
+        return {}
+    return {call.workflow: outcome} if isinstance(outcome, str) else {}
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

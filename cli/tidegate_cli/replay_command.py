@@ -53,8 +53,8 @@ def run(options: argparse.Namespace) -> int:
         _check_writable(options.out)
     named = secrets.token_hex(4)
     planned = [_planned(call, options, named) for call in calls]
-    outcomes = asyncio.run(_replay(planned, options))
-    report = summary(calls, outcomes, settings=_settings(options))
+    result = asyncio.run(_replay(planned, options))
+    report = summary(calls, result, settings=_settings(options))
     if options.out is not None:
         options.out.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
     sys.stdout.write(json.dumps(report, sort_keys=True) + "\n" if options.json else table(report))
@@ -62,9 +62,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def summary(
-    calls: Sequence[trace_format.TraceCall], outcomes: Sequence[openloop.Outcome], *, settings: dict[str, Any]
+    calls: Sequence[trace_format.TraceCall], result: openloop.Result, *, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """The report, with all times in seconds. A call with targets met its SLO when it met all of them."""
+    outcomes = result.calls
     done = [outcome for outcome in outcomes if not outcome.error]
     verdicts = [met for call, outcome in zip(calls, outcomes, strict=True) if (met := _met(call, outcome)) is not None]
     span_s = max((outcome.last_at_s or 0.0 for outcome in done), default=0.0)
@@ -83,7 +84,7 @@ def summary(
         "e2e_s": distribution(outcome.e2e_s for outcome in done),
         "with_slo": len(verdicts),
         "slo_attainment": statistics.fmean(verdicts) if verdicts else None,
-        "workflows": _workflows(calls, outcomes),
+        "workflows": _workflows(calls, result),
     }
 
 
@@ -113,7 +114,9 @@ def table(report: dict[str, Any]) -> str:
     if report["workflows"] is not None:
         workflows = report["workflows"]
         mean = f"   mean {workflows['latency_s']['mean']:.3f} s" if workflows["latency_s"] else ""
-        lines.append(f"workflows {workflows['count']}   in time {workflows['in_time']}{mean}")
+        told = ", ".join(f"{count} {outcome}" for outcome, count in workflows["outcomes"].items())
+        told = f"   the gateway says {told}" if told else ""
+        lines.append(f"workflows {workflows['count']}   in time {workflows['in_time']}{mean}{told}")
     lines += [f"error x{count}: {sentence}" for sentence, count in report["error_sentences"].items()]
     return "\n".join(lines) + "\n"
 
@@ -166,11 +169,12 @@ def _planned(call: trace_format.TraceCall, options: argparse.Namespace, run: str
             if value not in (None, "")
         },
         after=call.after,
+        workflow=f"{call.workflow}~{run}" if call.workflow else "",
         seed=call.prefix[0][0] if call.prefix else zlib.crc32(call.id.encode()),
     )
 
 
-async def _replay(planned: Sequence[openloop.Planned], options: argparse.Namespace) -> list[openloop.Outcome]:
+async def _replay(planned: Sequence[openloop.Planned], options: argparse.Namespace) -> openloop.Result:
     url = options.url.rstrip("/")
     model = options.model or await openloop.only_model(url)
     if model is None:
@@ -187,12 +191,12 @@ async def _replay(planned: Sequence[openloop.Planned], options: argparse.Namespa
     )
     shown = asyncio.create_task(_show(progress, len(planned)))
     try:
-        outcomes = await load
+        result = await load
     finally:
         shown.cancel()
-    if all("ClientConnectorError" in outcome.error for outcome in outcomes):
+    if all("ClientConnectorError" in outcome.error for outcome in result.calls):
         raise Failed(f"no gateway answers at {options.url}; start one (tidegate up) or give its address with --url")
-    return outcomes
+    return result
 
 
 async def _show(progress: asyncio.Queue[openloop.Outcome], total: int) -> None:
@@ -217,10 +221,11 @@ def _met(call: trace_format.TraceCall, outcome: openloop.Outcome) -> bool | None
     )
 
 
-def _workflows(calls: Sequence[trace_format.TraceCall], outcomes: Sequence[openloop.Outcome]) -> dict[str, Any] | None:
-    """Latency of whole workflows, from the first call sent to the last token. A failed workflow is never in time."""
+def _workflows(calls: Sequence[trace_format.TraceCall], result: openloop.Result) -> dict[str, Any] | None:
+    """Latency of whole workflows, from the first call sent to the last token. A failed workflow is never in time.
+    `outcomes` counts what the gateway says."""
     workflows: dict[str, list[tuple[trace_format.TraceCall, openloop.Outcome]]] = {}
-    for call, outcome in zip(calls, outcomes, strict=True):
+    for call, outcome in zip(calls, result.calls, strict=True):
         if call.workflow:
             workflows.setdefault(call.workflow, []).append((call, outcome))
     if not workflows:
@@ -234,7 +239,12 @@ def _workflows(calls: Sequence[trace_format.TraceCall], outcomes: Sequence[openl
         latencies.append(max(outcome.last_at_s or 0.0 for _, outcome in members) - first_at_s)
         deadline_s = min((call.deadline_s for call, _ in members if call.deadline_s is not None), default=math.inf)
         in_time += latencies[-1] <= deadline_s
-    return {"count": len(workflows), "in_time": in_time, "latency_s": distribution(latencies)}
+    return {
+        "count": len(workflows),
+        "in_time": in_time,
+        "latency_s": distribution(latencies),
+        "outcomes": dict(sorted(Counter(result.workflows.values()).items())),
+    }
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:

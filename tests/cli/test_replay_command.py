@@ -101,7 +101,9 @@ def test_a_missed_target_counts_as_missed_and_calls_without_targets_do_not_count
         return openloop.Outcome(id=name, sent_at_s=0.0, first_at_s=0.5, last_at_s=0.6, tokens=2)
 
     calls = [call("met", 600), call("missed", 400), call("free", None)]
-    report = replay_command.summary(calls, [seen(each.id) for each in calls], settings={})
+    report = replay_command.summary(
+        calls, openloop.Result(calls=[seen(each.id) for each in calls], workflows={}), settings={}
+    )
     assert (report["with_slo"], report["slo_attainment"]) == (2, 0.5)
 
 

@@ -18,6 +18,7 @@ import orjson
 import pytest
 
 from tidegate_cli import processes
+from tidegate_sim import trace_format
 
 READY_S = 60.0
 
@@ -141,8 +142,24 @@ def test_a_workflow_lives_from_its_first_call_to_its_end(shared: Up) -> None:
     end = urllib.request.Request(f"{shared.url}/v1/workflows/q-1/complete", b"{}", {"content-type": "application/json"})
     with urllib.request.urlopen(end, timeout=10) as response:
         workflow = orjson.loads(response.read())
-    assert workflow["state"] == "done"
+    assert (workflow["state"], workflow["outcome"]) == ("done", "met")
+    assert workflow["left_ms"] > 0
     assert [stage["name"] for stage in workflow["stages"]] == ["plan", "answer"]
+
+
+def test_a_replay_completes_its_workflows(shared: Up, tmp_path: pathlib.Path) -> None:
+    calls = [
+        trace_format.TraceCall(
+            id=f"{flow}-{stage}", arrival_s=0.0, prompt_tokens=20, output_tokens=4, workflow=flow, stage=stage,
+            after=after and (f"{flow}-plan",), deadline_s=60.0,
+        )
+        for flow in ("one", "two")
+        for stage, after in (("plan", ()), ("answer", ("plan",)))
+    ]  # fmt: skip
+    trace_format.write(tmp_path / "t.jsonl", calls)
+    done = shared.tidegate("replay", str(tmp_path / "t.jsonl"), "--url", shared.url)
+    assert "workflows 2   in time 2" in done.stdout
+    assert "the gateway says 2 met" in done.stdout
 
 
 def test_an_override_is_in_force_on_engines_and_gateway_until_it_ends(shared: Up) -> None:

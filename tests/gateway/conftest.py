@@ -101,7 +101,7 @@ def up(valkey_url: str) -> Up:
         **document: Any,
     ) -> AsyncIterator[Client]:
         listen = {"port": 0, "adminPort": 0, "grpcPort": None} | document.pop("listen", {})
-        stored: dict[str, Any] = {"pool": pool or secrets.token_hex(4), "sync": 0.05} | document.pop(
+        stored: dict[str, Any] = {"pool": pool or secrets.token_hex(4), "sync": 0.05, "timeout": 5.0} | document.pop(
             "store_options", {}
         )
         if store:

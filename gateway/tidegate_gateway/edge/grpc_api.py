@@ -294,7 +294,9 @@ def _workflow(record: store_contract.Record) -> inference_pb2.Workflow:
         template=record.template,
         tenant=record.tenant,
         deadline_ms=record.deadline_ms - record.created_ms,
-        left_ms=record.deadline_ms - record.now_ms,
+        left_ms=workflow_view.left_ms(record),
+        outcome=record.outcome or "",
+        ended_at="" if record.ended_ms is None else workflow_view.instant(record.ended_ms),
         stages=[
             inference_pb2.Stage(
                 name=stage.name,
@@ -303,6 +305,9 @@ def _workflow(record: store_contract.Record) -> inference_pb2.Workflow:
                 parallel=stage.parallel,
                 calls_running=stage.running,
                 calls_done=stage.done,
+                share_ms=stage.share_ms,
+                time_ms=workflow_view.time_ms(record, stage),
+                slack_ms=workflow_view.slack_ms(record, stage),
             )
             for stage in record.stages
         ],

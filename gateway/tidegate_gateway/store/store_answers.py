@@ -35,6 +35,9 @@ def record(answer: Mapping[str, Any]) -> store_contract.Record:
             over=item["over"],
             running=item["running"],
             done=item["done"],
+            share_ms=item.get("share_ms"),
+            started_ms=item.get("started_ms"),
+            ended_ms=item.get("ended_ms"),
         )
         for item in rows(answer["stages"])
     ]
@@ -47,4 +50,6 @@ def record(answer: Mapping[str, Any]) -> store_contract.Record:
         deadline_ms=answer["deadline_ms"],
         now_ms=answer["now_ms"],
         stages=tuple(stages),
+        outcome=answer.get("outcome"),
+        ended_ms=answer.get("ended_ms"),
     )

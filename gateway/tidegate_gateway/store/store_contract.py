@@ -16,6 +16,9 @@ from tidegate_gateway import stage_declaration
 from tidegate_policy.model import Backlog, EngineId
 
 State = Literal["running", "done", "cancelled", "expired"]
+Outcome = Literal["met", "late", "failed", "cancelled", "expired"]
+"""`met` and `late` are done. The time of `failed` and `expired` was over before they were done; in a failed one the
+last call of a stage failed."""
 STATES: tuple[State, ...] = ("running", "done", "cancelled", "expired")
 
 MOST_CALLS = 10_000
@@ -55,6 +58,12 @@ class Stage:
     over: bool = False
     running: int = 0
     done: int = 0
+    share_ms: int | None = None
+    """The budget of its first call that ended; None = no call had one."""
+    started_ms: int | None = None
+    """The instant at which its first call joined."""
+    ended_ms: int | None = None
+    """The instant at which its last call ended, or at which a client completed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +78,9 @@ class Record:
     deadline_ms: int
     now_ms: int
     stages: tuple[Stage, ...]
+    outcome: Outcome | None = None
+    """None while it runs."""
+    ended_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +130,7 @@ class End:
     """A workflow ended."""
 
     template: str
-    outcome: str
-    """met, late, cancelled or expired."""
+    outcome: Outcome
 
 
 class Store(Protocol):
@@ -138,8 +149,9 @@ class Store(Protocol):
         was lost.
         """
 
-    async def finish(self, workflow: str, call: str, *, ok: bool) -> Record:
-        """A call ends. A good end counts once, even if the call was forgotten meanwhile or has the key of another call."""
+    async def finish(self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None) -> Record:
+        """A call ends, which had a budget of `share_ms`. A good end counts once, even if the call was forgotten meanwhile
+        or has the key of another call."""
 
     async def complete_stage(
         self, workflow: str, stage: str, *, by: str | None = None, once: Idempotency | None = None

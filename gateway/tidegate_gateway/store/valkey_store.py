@@ -106,8 +106,9 @@ class Valkey:
             template="",
         )
 
-    async def finish(self, workflow: str, call: str, *, ok: bool) -> store_contract.Record:
-        return await self._workflow("finish", workflow, None, call=call, ok=ok)
+    async def finish(self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None) -> store_contract.Record:
+        share = {} if share_ms is None else {"share_ms": share_ms}
+        return await self._workflow("finish", workflow, None, call=call, ok=ok, **share)
 
     async def complete_stage(
         self, workflow: str, stage: str, *, by: str | None = None, once: store_contract.Idempotency | None = None

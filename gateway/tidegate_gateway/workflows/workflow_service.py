@@ -102,11 +102,13 @@ class Workflows:
             raise
         return Membership(stage=stage, call=call, record=record)
 
-    async def ended(self, membership: Membership, *, ok: bool) -> None:
-        """Records the end of a call. If the store cannot take it now, or the wait is cancelled, it is recorded later."""
+    async def ended(self, membership: Membership, *, ok: bool, share_s: float | None) -> None:
+        """Records the end of a call, which had `share_s` seconds. If the store cannot take it now, or the wait is
+        cancelled, it is recorded later, without its share."""
         recorded = False
+        share_ms = None if share_s is None else round(share_s * 1000)
         try:
-            recorded = await self._record(membership.workflow, membership.call, ok=ok)
+            recorded = await self._record(membership.workflow, membership.call, ok=ok, share_ms=share_ms)
         finally:
             if not recorded:
                 self._later(membership.workflow, membership.call, ok=ok)
@@ -203,13 +205,13 @@ class Workflows:
         except store_contract.Rejected as error:
             raise _rejection(error, subject) from error
 
-    async def _record(self, workflow: str, call: str, *, ok: bool) -> bool:
+    async def _record(self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None) -> bool:
         """Whether the end of a call is recorded, or there is no workflow left to record it in."""
         store = self._link.store
         if store is None or not self._link.up:
             return False
         try:
-            await store.finish(workflow, call, ok=ok)
+            await store.finish(workflow, call, ok=ok, share_ms=share_ms)
         except store_contract.Unavailable:
             self._link.up = False
             return False

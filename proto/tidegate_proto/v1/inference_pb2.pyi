@@ -165,7 +165,7 @@ class CancelWorkflowRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
 class Workflow(_message.Message):
-    __slots__ = ("id", "state", "template", "tenant", "deadline_ms", "left_ms", "stages")
+    __slots__ = ("id", "state", "template", "tenant", "deadline_ms", "left_ms", "stages", "outcome", "ended_at")
     ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +173,8 @@ class Workflow(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     LEFT_MS_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: str
     template: str
@@ -180,20 +182,28 @@ class Workflow(_message.Message):
     deadline_ms: int
     left_ms: int
     stages: _containers.RepeatedCompositeFieldContainer[Stage]
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., template: _Optional[str] = ..., tenant: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., left_ms: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ...) -> None: ...
+    outcome: str
+    ended_at: str
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., template: _Optional[str] = ..., tenant: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., left_ms: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., outcome: _Optional[str] = ..., ended_at: _Optional[str] = ...) -> None: ...
 
 class Stage(_message.Message):
-    __slots__ = ("name", "state", "after", "parallel", "calls_running", "calls_done")
+    __slots__ = ("name", "state", "after", "parallel", "calls_running", "calls_done", "share_ms", "time_ms", "slack_ms")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     PARALLEL_FIELD_NUMBER: _ClassVar[int]
     CALLS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     CALLS_DONE_FIELD_NUMBER: _ClassVar[int]
+    SHARE_MS_FIELD_NUMBER: _ClassVar[int]
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    SLACK_MS_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: str
     after: _containers.RepeatedScalarFieldContainer[str]
     parallel: int
     calls_running: int
     calls_done: int
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., after: _Optional[_Iterable[str]] = ..., parallel: _Optional[int] = ..., calls_running: _Optional[int] = ..., calls_done: _Optional[int] = ...) -> None: ...
+    share_ms: int
+    time_ms: int
+    slack_ms: int
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., after: _Optional[_Iterable[str]] = ..., parallel: _Optional[int] = ..., calls_running: _Optional[int] = ..., calls_done: _Optional[int] = ..., share_ms: _Optional[int] = ..., time_ms: _Optional[int] = ..., slack_ms: _Optional[int] = ...) -> None: ...

@@ -34,8 +34,11 @@ local function find(doc, name)
   end
 end
 
-local function finish(doc, state)
-  doc.state, doc.ended_ms, doc.owners = state, now_ms, {}
+-- The outcome of a workflow that is done is met or late; of others it is their state, or `failed`.
+local function finish(doc, state, outcome, ended_ms)
+  doc.state, doc.ended_ms, doc.owners = state, ended_ms or now_ms, {}
+  if state == 'done' then outcome = doc.ended_ms > doc.deadline_ms and 'late' or 'met' end
+  doc.outcome = outcome or state
   for _, stage in ipairs(doc.stages) do stage.running = 0 end
 end
 
@@ -76,6 +79,8 @@ local function release(doc, id, ok)
     doc.owners[gateway] = doc.owners[gateway] > 1 and doc.owners[gateway] - 1 or nil
     stage.running = stage.running - 1
   end
+  stage.failing, stage.ended_ms = not ok, now_ms
+  if ok then doc.answered_ms = now_ms end
   if ok and (key == '' or redis.call('SADD', answered, name .. '\n' .. key) == 1) then stage.done = stage.done + 1 end
   settle_stage(doc, stage)
   return call
@@ -91,6 +96,20 @@ local function close_before(doc, stage)
   end
 end
 
+-- Ends a workflow whose time is over. Nobody said what an undeclared workflow still lacks, so it is done if all its calls were
+-- answered, at the instant of the last answer.
+local function pass(doc)
+  local busy, failing = false, false
+  for _, stage in ipairs(doc.stages) do
+    busy, failing = busy or stage.running > 0, failing or stage.failing
+  end
+  if doc.answered_ms and not (doc.declared or busy or failing) then
+    finish(doc, 'done', nil, doc.answered_ms)
+  else
+    finish(doc, 'expired', failing and not busy and 'failed' or nil)
+  end
+end
+
 -- The record, and whether its time was over just now; or nil, and whether it is another tenant's.
 local function load()
   local raw = redis.call('GET', record)
@@ -98,7 +117,7 @@ local function load()
   local doc = cjson.decode(raw)
   if args.by and args.by ~= doc.tenant then return nil, true end
   local late = doc.state == 'running' and now_ms > doc.deadline_ms + args.grace_ms
-  if late then finish(doc, 'expired') end
+  if late then pass(doc) end
   return doc, late
 end
 
@@ -140,9 +159,7 @@ local function save(doc, before)
     redis.call('DEL', calls, forgotten)
     unlist('running', doc.tenant, doc.id)
     list(doc, doc.ended_ms, args.retention_ms)
-    local outcome = doc.state
-    if outcome == 'done' then outcome = now_ms > doc.deadline_ms and 'late' or 'met' end
-    redis.call('RPUSH', ends, cjson.encode({ doc.template, outcome }))
+    redis.call('RPUSH', ends, cjson.encode({ doc.template, doc.outcome }))
     redis.call('LTRIM', ends, -100000, -1)
     redis.call('PEXPIRE', ends, args.retention_ms)
   end
@@ -224,7 +241,7 @@ function operations.join()
     stage = extend(doc, args.stage)
   end
   if redis.call('HLEN', calls) >= args.most_calls then return fail('too_many_calls') end
-  stage.started, stage.over = true, false
+  stage.started, stage.over, stage.started_ms = true, false, stage.started_ms or now_ms
   close_before(doc, stage)
   local key = args.call_key and '\n' .. args.call_key or ''
   if redis.call('HSETNX', calls, args.call, stage.name .. '\n' .. args.gateway .. key) == 1 then
@@ -246,6 +263,10 @@ function operations.finish()
     return fail('workflow_not_found')
   end
   local released = release(doc, args.call, args.ok)
+  if released and args.share_ms then
+    local stage = find(doc, string.match(released, '^([^\n]*)'))
+    stage.share_ms = stage.share_ms or args.share_ms
+  end
   if released then settle(doc) end
   if released or late then save(doc, 'running') end
   if not doc.owners[args.gateway] then redis.call('SREM', mine, doc.id) end
@@ -279,9 +300,9 @@ function operations.complete_stage()
   local stage = find(doc, args.stage)
   if not stage then return fail('stage_not_found') end
   if over_for_good(doc, stage) then return fail('stage_already_done') end
-  stage.started = true
+  stage.started, stage.started_ms, stage.ended_ms = true, stage.started_ms or now_ms, now_ms
   close_before(doc, stage)
-  stage.over, stage.completed = true, true
+  stage.over, stage.completed, stage.failing = true, true, false
   settle(doc)
   save(doc, 'running')
   return answer(doc)
