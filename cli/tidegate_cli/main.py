@@ -7,6 +7,7 @@ has a parser of its own and receives the rest of the command line. A module is i
 
 import argparse
 import importlib
+import importlib.metadata
 import logging
 import os
 import sys
@@ -66,6 +67,8 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
         description="Deadline-aware LLM serving.",
         epilog="`tidegate COMMAND --help` explains a command.",
     )
+    version = f"tidegate {importlib.metadata.version('tidegate')}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, (_, summary) in COMPONENTS.items():
         commands.add_parser(name, help=summary, add_help=False)

@@ -175,7 +175,7 @@ def _planned(call: trace_format.TraceCall, options: argparse.Namespace, run: str
 
 
 async def _replay(planned: Sequence[openloop.Planned], options: argparse.Namespace) -> openloop.Result:
-    url = options.url.rstrip("/")
+    url = options.url.rstrip("/").removesuffix("/v1")
     model = options.model or await openloop.only_model(url)
     if model is None:
         raise Failed(f"no gateway answers at {url}; start one (tidegate up) or give its address with --url")
