@@ -14,6 +14,8 @@ MOST_STAGES = 256
 """The stages of one workflow; its record is one document."""
 MOST_EDGES = 4096
 """All names in the `after` lists of one workflow."""
+MOST_NAME_CHARACTERS = 32 * 1024
+"""Of all names of stages, those in `after` lists included."""
 MOST_PARALLEL = 1000
 
 
@@ -58,6 +60,8 @@ def check_sizes(after_lists: Sequence[Sequence[object]]) -> None:
 def check(stages: Sequence[StageDeclaration]) -> None:
     """Checks a whole declaration: sizes, no name twice, known predecessors, no cycle. Raises `BadStages`."""
     check_sizes([stage.after for stage in stages])
+    if sum(len(stage.name) + sum(map(len, stage.after)) for stage in stages) > MOST_NAME_CHARACTERS:
+        raise BadStages("", f"must have at most {MOST_NAME_CHARACTERS} characters in all names together")
     for i, stage in enumerate(stages):
         if len(set(stage.after)) < len(stage.after):
             raise BadStages(f"[{i}].after", "must name each stage at most once")

@@ -212,7 +212,7 @@ async def test_forgetting_goes_in_batches(two: tuple[store_contract.Store, store
     while not await other.forget("g1", 3):
         rounds += 1
     assert rounds == 3
-    assert [record.stages[0].running for record in await other.listed(None, 100)] == [0] * 7
+    assert [record.stages[0].running for record in (await other.listed(None, 100))[0]] == [0] * 7
 
 
 async def test_an_idempotency_key_repeats_the_answer_and_rejects_another_body(
@@ -224,7 +224,7 @@ async def test_an_idempotency_key_repeats_the_answer_and_rejects_another_body(
     assert await other.create(flow(id="w2"), once=once) == first
     with pytest.raises(store_contract.Rejected, match="idempotency_key_reused"):
         await one.create(flow(id="w3"), once=store_contract.Idempotency(key="k", scope="create", print="another"))
-    assert len(await one.listed(None, 10)) == 1
+    assert len((await one.listed(None, 10))[0]) == 1
 
 
 async def test_a_workflow_is_bounded(two: tuple[store_contract.Store, store_contract.Store]) -> None:

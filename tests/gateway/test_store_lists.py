@@ -8,7 +8,7 @@ from typing import Any
 
 from redis import asyncio as valkey
 
-from tidegate_gateway import gateway_settings
+from tidegate_gateway import gateway_settings, stage_declaration
 from tidegate_gateway.store import store_contract, valkey_store
 
 
@@ -37,11 +37,11 @@ async def test_the_newest_are_those_created_last_whatever_their_deadlines(valkey
             await store.create(flow(number, deadline_ms=60_000 - 10_000 * number, tenant="t"))
         for ended in ("w5", "w0"):
             await store.complete(ended)
-        assert ids(await store.listed("running", 2)) == ["w4", "w3"]
-        assert ids(await store.listed("running", 2, by="t")) == ["w4", "w3"]
-        assert ids(await store.listed("done", 1)) == ["w5"]
-        assert ids(await store.listed(None, 3)) == ["w5", "w4", "w3"]
-        assert ids(await store.listed(None, 100)) == ["w5", "w4", "w3", "w2", "w1", "w0"]
+        assert ids((await store.listed("running", 2))[0]) == ["w4", "w3"]
+        assert ids((await store.listed("running", 2, by="t"))[0]) == ["w4", "w3"]
+        assert ids((await store.listed("done", 1))[0]) == ["w5"]
+        assert ids((await store.listed(None, 3))[0]) == ["w5", "w4", "w3"]
+        assert ids((await store.listed(None, 100))[0]) == ["w5", "w4", "w3", "w2", "w1", "w0"]
 
 
 async def test_ids_whose_records_are_gone_take_no_place_in_a_list(valkey_url: str) -> None:
@@ -51,8 +51,8 @@ async def test_ids_whose_records_are_gone_take_no_place_in_a_list(valkey_url: st
         for number in (2, 5, 6, 7, 8):
             await server.delete(f"{prefix}workflow:w{number}")
         for by in (None, "t"):
-            assert ids(await store.listed("running", 2, by=by)) == ["w4", "w3"]
-            assert ids(await store.listed(None, 100, by=by)) == ["w4", "w3", "w1", "w0"]
+            assert ids((await store.listed("running", 2, by=by))[0]) == ["w4", "w3"]
+            assert ids((await store.listed(None, 100, by=by))[0]) == ["w4", "w3", "w1", "w0"]
 
 
 async def test_a_list_shows_overdue_workflows_as_expired(valkey_url: str) -> None:
@@ -60,8 +60,8 @@ async def test_a_list_shows_overdue_workflows_as_expired(valkey_url: str) -> Non
         await store.create(flow(1, deadline_ms=1))
         await store.create(flow(2))
         await asyncio.sleep(0.01)
-        assert ids(await store.listed("running", 10)) == ["w2"]
-        assert [(record.id, record.state) for record in await store.listed(None, 10)] == [
+        assert ids((await store.listed("running", 10))[0]) == ["w2"]
+        assert [(record.id, record.state) for record in (await store.listed(None, 10))[0]] == [
             ("w2", "running"),
             ("w1", "expired"),
         ]
@@ -72,10 +72,29 @@ async def test_a_long_list_of_every_state_is_few_commands(valkey_url: str) -> No
         await asyncio.gather(*(store.create(flow(number)) for number in range(300)))
         await asyncio.gather(*(store.complete(f"w{number}") for number in range(150)))
         before = await server.info("commandstats")
-        assert len(await store.listed(None, 300)) == 300
+        assert len((await store.listed(None, 300))[0]) == 300
         after = await server.info("commandstats")
         scripts = [stats["cmdstat_evalsha"]["calls"] for stats in (before, after)]
         assert scripts[1] - scripts[0] <= 3
+
+
+async def test_records_and_lists_are_bounded_in_bytes(valkey_url: str) -> None:
+    async with pool(valkey_url) as (store, server, prefix):
+        long = [f"{number:03}" + "x" * 125 for number in range(stage_declaration.MOST_STAGES)]
+        for flow_id in range(20):
+            await store.join(f"w{flow_id}", long[0], "c", deadline_ms=60_000, tenant="")
+            await store.finish(f"w{flow_id}", "c", ok=True)
+        for name in long[1:]:
+            await store.join("w0", name, "c", deadline_ms=None, tenant="")
+            await store.finish("w0", "c", ok=True)
+        assert await server.strlen(f"{prefix}workflow:w0") < 128 * 1024
+        large = await server.get(f"{prefix}workflow:w0")
+        for flow_id in range(20):
+            await server.set(f"{prefix}workflow:w{flow_id}", large)
+        rows, more = await store.listed(None, 20)
+        assert 5 < len(rows) < 20
+        assert more
+        assert len((await store.listed(None, 1))[0]) == 1
 
 
 async def test_lapsed_records_leave_every_index(valkey_url: str) -> None:

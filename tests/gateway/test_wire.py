@@ -166,8 +166,9 @@ def test_a_call_is_bounded_in_sequences_not_in_choices_alone() -> None:
         ([{"name": "a"}, {"name": "b", "after": ["a", "a"]}], "stages[1].after"),
         ([{"name": f"s{i}"} for i in range(stage_declaration.MOST_STAGES + 1)], "stages"),
         ([{"name": f"s{i}", "after": [f"s{j}" for j in range(i)]} for i in range(100)], "stages"),
+        ([{"name": "x" * 120 + str(i), "after": ["x" * 120 + str(i - 1)] if i else []} for i in range(200)], "stages"),
     ],
-    ids=["one name 2.2 million times", "one name twice", "too many stages", "too many edges"],
+    ids=["one name 2.2 million times", "one name twice", "too many stages", "too many edges", "long names"],
 )
 def test_a_declaration_is_bounded_in_stages_and_in_names(stages: list[dict[str, Any]], param: str) -> None:
     with pytest.raises(error_table.BadRequest) as caught:

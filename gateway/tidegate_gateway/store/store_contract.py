@@ -159,8 +159,9 @@ class Store(Protocol):
     async def complete(self, workflow: str, *, by: str | None = None, once: Idempotency | None = None) -> Record: ...
     async def cancel(self, workflow: str, *, by: str | None = None) -> Record: ...
     async def get(self, workflow: str, *, by: str | None = None) -> Record: ...
-    async def listed(self, state: State | None, limit: int, *, by: str | None = None) -> list[Record]:
-        """The newest workflows by creation, newest first; fewer than `limit` only if there are no more."""
+    async def listed(self, state: State | None, limit: int, *, by: str | None = None) -> tuple[list[Record], bool]:
+        """The newest workflows by creation, newest first, and whether there are more. Large records make a list shorter
+        than `limit`."""
 
     async def expire(self, limit: int) -> None:
         """Ends workflows whose grace is over."""

@@ -33,6 +33,8 @@ OWN_MS = 60_000
 """How long the answer to a key of our own is stored; a command is sent again at once or never."""
 SCRIPTS = ("workflow", "list", "share", "spend")
 LAPSED = 100
+PAGE_BYTES = 1024 * 1024
+"""Of the records in one list."""
 """Overdue workflows that are ended before a list is read."""
 MOST_CANCELLED = 1000
 """Cancelled workflows that one exchange reports."""
@@ -128,13 +130,13 @@ class Valkey:
 
     async def listed(
         self, state: store_contract.State | None, limit: int, *, by: str | None = None
-    ) -> list[store_contract.Record]:
+    ) -> tuple[list[store_contract.Record], bool]:
         await self.expire(LAPSED)
         wanted = store_contract.STATES if state is None else (state,)
         keys = [self._key(f"created:{each}:{by}" if by else f"created:{each}") for each in wanted]
-        answer = await self._run("list", keys, [limit, self._key("workflow:")])
-        now_ms, *found = cast("list[Any]", answer)
-        return [store_answers.record(orjson.loads(raw) | {"now_ms": now_ms}) for raw in found]
+        answer = await self._run("list", keys, [limit, self._key("workflow:"), PAGE_BYTES])
+        now_ms, more, *found = cast("list[Any]", answer)
+        return [store_answers.record(orjson.loads(raw) | {"now_ms": now_ms}) for raw in found], bool(more)
 
     async def expire(self, limit: int) -> None:
         seconds, microseconds = await self._guard(self._client.time())

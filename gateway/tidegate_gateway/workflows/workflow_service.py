@@ -158,16 +158,13 @@ class Workflows:
         return await self._ask(lambda store: store.get(workflow, by=by.tenant), subject)
 
     async def listed(self, state: str | None, limit: int, by: Requester) -> tuple[list[store_contract.Record], bool]:
-        """The newest workflows, of one state or of all, and whether there are more than `limit`."""
+        """The newest workflows, of one state or of all, at most `limit`, and whether there are more."""
         if state is not None and state not in store_contract.STATES:
             raise BadRequest(f"state must be one of {', '.join(store_contract.STATES)}", param="state")
         if not 1 <= limit <= MOST_LISTED:
             raise BadRequest(f"limit must be a whole number from 1 to {MOST_LISTED}", param="limit")
-        found = await self._ask(
-            lambda store: store.listed(state, limit + 1, by=by.tenant),
-            _Subject(workflow="", names=by.names),
-        )
-        return found[:limit], len(found) > limit
+        subject = _Subject(workflow="", names=by.names)
+        return await self._ask(lambda store: store.listed(state, limit, by=by.tenant), subject)
 
     async def complete_stage(self, workflow: str, stage: str, by: Requester) -> store_contract.Record:
         """Ends a stage (a tool step, or the last of its undeclared calls)."""

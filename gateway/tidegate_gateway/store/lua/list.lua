@@ -1,10 +1,10 @@
 -- The newest workflows of some states, in one look at all of them. Nothing is written.
 --
 -- KEYS: ids by creation, an index for each state.
--- ARGV: 1 how many at most, 2 the prefix of the keys of records.
--- Answers: the server's milliseconds, then the records, newest first.
+-- ARGV: 1 how many at most, 2 the prefix of the keys of records, 3 how many bytes at most, the first record aside.
+-- Answers: the server's milliseconds, 1 if there are more records, then the records, newest first.
 
-local most = tonumber(ARGV[1])
+local most = tonumber(ARGV[1]) + 1
 local time = redis.call('TIME')
 local found = {}
 
@@ -27,6 +27,15 @@ table.sort(found, function(one, other)
   if one.created_ms ~= other.created_ms then return one.created_ms > other.created_ms end
   return one.id > other.id
 end)
-local answer = { time[1] * 1000 + math.floor(time[2] / 1000) }
-for i = 1, math.min(most, #found) do answer[i + 1] = redis.call('GET', ARGV[2] .. found[i].id) end
+local answer = { time[1] * 1000 + math.floor(time[2] / 1000), #found >= most and 1 or 0 }
+local bytes = 0
+for i = 1, math.min(most - 1, #found) do
+  local record = redis.call('GET', ARGV[2] .. found[i].id)
+  bytes = bytes + #record
+  if i > 1 and bytes > tonumber(ARGV[3]) then
+    answer[2] = 1
+    break
+  end
+  answer[i + 2] = record
+end
 return answer

@@ -197,12 +197,18 @@ local function create(stages, declared)
   return doc
 end
 
--- An undeclared stage comes after the stages that have begun and have no call running now.
+-- An undeclared stage comes after the stages that have begun and have no call running now. Its `after` names those of them
+-- that no stage comes after yet, so each stage is named once, and the record stays small.
 local function extend(doc, name)
-  local before = {}
+  local before, covered = {}, {}
+  for _, stage in ipairs(doc.stages) do
+    if stage.started then
+      for earlier in string.gmatch(stage.after, '[^\n]+') do covered[earlier] = true end
+    end
+  end
   for _, stage in ipairs(doc.stages) do
     if stage.started and stage.running == 0 then
-      before[#before + 1] = stage.name
+      if not covered[stage.name] then before[#before + 1] = stage.name end
       stage.over = stage.over or not stage.declared
     end
   end
