@@ -237,10 +237,10 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         with self._lock:
             return self._core.set_controls(max_running=max_running, max_step_tokens=max_step_tokens)
 
-    def state(self) -> engine_status.State:
+    def state(self, *, max_waiting_ids: int = engine_status.SHOWN_WAITING) -> engine_status.State:
         with self._lock:
             counts = self._core.counts(self._clock(), kv_usage=self.get_kv_cache_usage())
-            waiting_ids = self._core.waiting_later()
+            waiting_ids = self._core.waiting_later(max_waiting_ids)
         return replace(counts, waiting_ids=waiting_ids())
 
     def watch(self) -> "_Watch":

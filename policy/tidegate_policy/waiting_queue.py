@@ -151,9 +151,9 @@ class WaitingQueue:
         return list(islice(self, k))
 
     def later(self) -> Callable[[int], list[QueuedRequest]]:
-        """`first` as it answers now, for a reader that computes the order later. It costs a copy of the slots."""
-        heaps = self._heaps.copy()
-        return lambda k: [entry.item for entry in islice(heaps.in_order(), k)]
+        """`first` as it answers now, for one reader that computes the order later. It costs a copy of the slots."""
+        entries = self._heaps.later()
+        return lambda k: [entry.item for entry in islice(entries, k)]
 
     def __contains__(self, call_id: object) -> bool:
         return call_id in self._heaps.live

@@ -322,19 +322,19 @@ class EngineCore:
         )
         return self._controls()
 
-    def state(self, now: float, *, kv_usage: float) -> State:
-        """The engine at this instant. It lists at most `SHOWN_WAITING` waiting calls."""
-        return replace(self.counts(now, kv_usage=kv_usage), waiting_ids=self.waiting_later()())
+    def state(self, now: float, *, kv_usage: float, max_waiting_ids: int = SHOWN_WAITING) -> State:
+        """The engine at this instant, with the ids of the first waiting calls."""
+        return replace(self.counts(now, kv_usage=kv_usage), waiting_ids=self.waiting_later(max_waiting_ids)())
 
-    def waiting_later(self) -> Callable[[], tuple[str, ...]]:
-        """The ids of the first waiting calls as they stand now. The caller may compute them after it has released its
-        lock, because their order costs more than the rest of a state."""
-        queues = [queue.later() for queue in self.queues]
+    def waiting_later(self, limit: int) -> Callable[[], tuple[str, ...]]:
+        """The ids of the first waiting calls as they stand now, at most `limit`. The caller may compute them after it has
+        released its lock, because their order costs more than the rest of a state."""
+        queues = [queue.later() for queue in self.queues] if limit else []
 
         def listed() -> tuple[str, ...]:
             ids: list[str] = []
             for first in queues:
-                ids += [item.call.id for item in first(SHOWN_WAITING - len(ids))]
+                ids += [item.call.id for item in first(limit - len(ids))]
             return tuple(ids)
 
         return listed
@@ -382,8 +382,9 @@ class EngineCore:
             del self._groups[group]
 
     def _policy(self, name: str, parameters: Mapping[str, float] | None) -> guarded_policy.GuardedPolicy:
+        step_cost = self.step_cost
         context = policies.SchedulerContext(
-            cost=lambda: self.cost, cached_tokens=self._probe.cached_tokens, random=random.Random(0)
+            cost=lambda: step_cost.model, cached_tokens=self._probe.cached_tokens, random=random.Random(0)
         )
         return guarded_policy.GuardedPolicy(policies.create(name, parameters, context), self.failures)
 

@@ -159,6 +159,9 @@ class GuardedPolicy:
             self.failed("on_arrival", error)
             return policies.NONE_CHANGED
 
+    def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
+        return [call_id for item in items for call_id in self.on_arrival(now, item)]
+
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         self.events += 1
         if self._keyless:

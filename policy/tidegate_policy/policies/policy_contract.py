@@ -8,7 +8,7 @@ returns the ids of the calls whose key or lane changed, and the queue sorts exac
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
@@ -145,6 +145,9 @@ class Policy(Protocol):
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
         """A call entered the scheduler."""
 
+    def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
+        """Many calls entered the scheduler, in this order. The result is that of `on_arrival` for each of them."""
+
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         """A call left the queue to be served."""
 
@@ -170,13 +173,11 @@ class History(NamedTuple):
     waits: bool = False
 
 
-def replay(policy: Policy, now: float, items: Iterable[QueuedRequest], served: Sequence[History]) -> None:
+def replay(policy: Policy, now: float, items: Sequence[QueuedRequest], served: Sequence[History]) -> None:
     """Tells a new policy of the calls that are in its scheduler, as if it had been in force since they came: the arrivals
     of all `items`, then of those that were served the starts, the tokens, and the preemptions of calls that wait again."""
     if _hears(policy, "on_arrival"):
-        on_arrival = policy.on_arrival
-        for item in items:
-            on_arrival(now, item)
+        policy.on_arrivals(now, items)
     for known in served:
         policy.on_start(now, known.item)
     policy.on_tokens(now, {known.item.call.id: known.computed for known in served if any(known.computed)})
@@ -246,6 +247,9 @@ class StaticPolicy(ABC):
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
         return NONE_CHANGED
+
+    def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
+        return [call_id for item in items for call_id in self.on_arrival(now, item)]
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         return NONE_CHANGED
