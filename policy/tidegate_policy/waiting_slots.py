@@ -245,10 +245,10 @@ class Heaps:
     def head(self) -> Entry:
         if not self.open_in:
             raise EmptyQueue("the queue is empty" if not self.live else "the scan has passed over all waiting calls")
-        if self.failing():
+        guard, lane = self.guard, self.choice
+        if guard is not None and guard.failing:
             return self._first_to_arrive()
-        lane = self.choice
-        if lane is None or self.guard is None or self.choice_at != self.guard.events:
+        if lane is None or guard is None or self.choice_at != guard.events:
             lane = self._choose()
         return self.lanes[lane].head(self.scan)
 

@@ -261,7 +261,7 @@ class EngineCore:
 
     def victims(self, now: float) -> list[CallId]:
         """The running calls in the order in which they yield their memory to a running call."""
-        return [call.item.call.id for call in self.snapshot(now).victims()]
+        return [call.call.id for call in self.snapshot(now).victims()]
 
     def hold(self, now: float, call_id: CallId, *, context_tokens: int) -> bool:
         """Whether the driver must hold the blocks of a call that has just finished, for the session's return. The call
