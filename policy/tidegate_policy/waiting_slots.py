@@ -1,5 +1,5 @@
-"""The slots of a waiting queue: the waiting calls of each lane under one policy, in heaps with lazy removal, in one file because
-all operations change the same entries.
+"""The slots of a waiting queue: the waiting calls of each lane under one policy, in heaps with lazy removal. They are one
+file because all operations change the same entries.
 
 `waiting_queue` is the interface. A dead slot is dropped when it surfaces, or when too many of its lane are dead. The calls
 that a scan passed over move from the heap of their lane to a sorted list before it, so that the next scan passes over
