@@ -51,9 +51,10 @@ class EngineClient:
         self._stub = control_pb2_grpc.EngineControlStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def get_state(self, *, timeout_s: float) -> State | None:
-        """The engine's state."""
+        """The engine's state, without the list of its waiting calls."""
+        request = control_pb2.GetStateRequest(max_waiting_ids=0)
         try:
-            message = await self._stub.GetState(control_pb2.GetStateRequest(), timeout=timeout_s)
+            message = await self._stub.GetState(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise _failed(error) from error
         # grpc.aio answers None for bytes that it cannot parse.

@@ -8,7 +8,7 @@ switched.
 from collections.abc import Mapping
 from typing import Protocol
 
-from tidegate_policy.engine.engine_status import Controls, State, Switched, WatchReport
+from tidegate_policy.engine.engine_status import SHOWN_WAITING, Controls, State, Switched, WatchReport
 
 
 class NotControllable(RuntimeError):
@@ -38,7 +38,8 @@ class ControlledEngine(Protocol):
     def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> Controls:
         """Sets the bounds that are not None; returns all bounds in force. Raises `NotControllable`."""
 
-    def state(self) -> State: ...
+    def state(self, *, max_waiting_ids: int = SHOWN_WAITING) -> State:
+        """The engine now. Its list of waiting calls costs more than the rest."""
 
     def watch(self) -> Watch:
         """Raises `NotControllable`."""
@@ -60,7 +61,7 @@ class Fallback:
     def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> Controls:
         raise self._rejection()
 
-    def state(self) -> State:
+    def state(self, *, max_waiting_ids: int = SHOWN_WAITING) -> State:
         return State(policy=self._policy, fallback_reason=self._reason)
 
     def watch(self) -> Watch:

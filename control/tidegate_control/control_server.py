@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from tidegate_control import control_contract, translation
 from tidegate_policy import policies
+from tidegate_policy.engine import engine_status
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 MAX_WATCHES = 16
@@ -67,7 +68,9 @@ class Control(control_pb2_grpc.EngineControlServicer):
         return control_pb2.SetControlsResponse(controls=translation.to_controls(controls))
 
     def GetState(self, request: control_pb2.GetStateRequest, context: grpc.ServicerContext) -> control_pb2.EngineState:
-        return translation.to_state(self._engine.state(), engine_version=self._version)
+        listed = request.max_waiting_ids if request.HasField("max_waiting_ids") else engine_status.SHOWN_WAITING
+        state = self._engine.state(max_waiting_ids=min(listed, engine_status.SHOWN_WAITING))
+        return translation.to_state(state, engine_version=self._version)
 
     def WatchQos(
         self, request: control_pb2.WatchQosRequest, context: grpc.ServicerContext

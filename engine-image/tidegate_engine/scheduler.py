@@ -11,11 +11,12 @@ as soon as the lock is released, also while the engine is idle and blocks on its
 """
 
 import contextlib
+import gc
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -224,7 +225,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
     def set_policy(
         self, name: str, reason: str, parameters: Mapping[str, float] | None = None, *, bypass: bool = False
     ) -> engine_status.Switched:
-        with self._lock:
+        with _no_garbage_collection(), self._lock:
             switched = self._core.set_policy(self._clock(), name, parameters or {}, reason, bypass=bypass)
             if bypass:
                 self._execution.release_all()
@@ -236,10 +237,10 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         with self._lock:
             return self._core.set_controls(max_running=max_running, max_step_tokens=max_step_tokens)
 
-    def state(self) -> engine_status.State:
+    def state(self, *, max_waiting_ids: int = engine_status.SHOWN_WAITING) -> engine_status.State:
         with self._lock:
             counts = self._core.counts(self._clock(), kv_usage=self.get_kv_cache_usage())
-            waiting_ids = self._core.waiting_later()
+            waiting_ids = self._core.waiting_later(max_waiting_ids)
         return replace(counts, waiting_ids=waiting_ids())
 
     def watch(self) -> "_Watch":
@@ -332,6 +333,19 @@ def step_work(output: SchedulerOutput, requests: Mapping[str, Request]) -> StepW
             uncached += tokens
             attended += tokens * (end - tokens) + tokens * (tokens + 1) // 2
     return StepWork(uncached=uncached, attended=attended, decodes=decodes, context=context)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Puts off the garbage collector. A switch of the policy makes objects for each waiting request. The collections that
+    they cause would walk all objects of all requests, while the engine waits for the lock."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _report(hook: str, error: Exception) -> None:

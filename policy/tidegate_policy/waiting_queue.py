@@ -14,7 +14,7 @@ While a guarded policy fails (`engine.guarded_policy`), calls are served in the 
 not know time, engines or the reason why a call leaves.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 
@@ -142,14 +142,18 @@ class WaitingQueue:
         entry = self._heaps.live.get(call_id)
         return None if entry is None else entry.item
 
+    def ids(self) -> Set[CallId]:
+        """The ids of all waiting calls, in no order."""
+        return self._heaps.live.keys()
+
     def first(self, k: int) -> list[QueuedRequest]:
         """The first k waiting calls in the order of `pop`, in O(k log k)."""
         return list(islice(self, k))
 
     def later(self) -> Callable[[int], list[QueuedRequest]]:
-        """`first` as it answers now, for a reader that computes the order later. It costs a copy of the slots."""
-        heaps = self._heaps.copy()
-        return lambda k: [entry.item for entry in islice(heaps.in_order(), k)]
+        """`first` as it answers now, for one reader that computes the order later. It costs a copy of the slots."""
+        entries = self._heaps.later()
+        return lambda k: [entry.item for entry in islice(entries, k)]
 
     def __contains__(self, call_id: object) -> bool:
         return call_id in self._heaps.live
@@ -182,6 +186,6 @@ class WaitingQueue:
 
 def switch(queues: Sequence[WaitingQueue], policy: Policy) -> None:
     """Puts several queues under one policy at once. If the policy raises for any call, no queue has changed."""
-    built = [waiting_slots.Heaps(policy, queue._heaps.live.values(), scan=queue._heaps.scan) for queue in queues]
-    for queue, heaps in zip(queues, built, strict=True):
-        queue._heaps = heaps
+    found = [queue._heaps.sorted_by(policy) for queue in queues]
+    for queue, order in zip(queues, found, strict=True):
+        queue._heaps.switch(order)

@@ -1,4 +1,5 @@
-"""The slots of a waiting queue: the waiting calls of each lane under one policy, in heaps with lazy removal.
+"""The slots of a waiting queue: the waiting calls of each lane under one policy, in heaps with lazy removal. They are one
+file because all operations change the same entries.
 
 `waiting_queue` is the interface. A dead slot is dropped when it surfaces, or when too many of its lane are dead. The calls
 that a scan passed over move from the heap of their lane to a sorted list before it, so that the next scan passes over
@@ -7,12 +8,14 @@ each of them in O(1).
 
 import bisect
 import heapq
-from collections.abc import Iterable, Iterator
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol, cast
 
-from tidegate_policy.policies import Key, Policy, QueuedRequest
+from tidegate_policy.policies import Key, Policy, QueuedRequest, Turns
 
 if TYPE_CHECKING:
     from tidegate_policy.model import CallId
@@ -23,14 +26,13 @@ class EmptyQueue(LookupError):
 
 
 class Entry:
-    """A waiting call under one policy. It is a plain class, because a switch makes one for each waiting call."""
+    """A waiting call."""
 
-    __slots__ = ("alive", "item", "key", "lane", "rank", "scan")
+    __slots__ = ("alive", "item", "lane", "rank", "scan")
 
-    def __init__(self, item: QueuedRequest, lane: int, key: Key, rank: int, scan: int) -> None:
+    def __init__(self, item: QueuedRequest, lane: int, rank: int, scan: int) -> None:
         self.item = item
         self.lane = lane
-        self.key = key
         self.rank = rank  # of arrival; preempted calls get ranks below all others
         self.scan = scan  # the number of the last scan that passed over it
         self.alive = True
@@ -88,23 +90,56 @@ class _Lane:
 
     def in_order(self) -> Iterator[Entry]:
         """The live entries in order, found by walking down the heap: k entries cost O(k log k)."""
-        return (slot[3] for slot in heapq.merge(self.front, self._walk()) if slot[3].alive)
+        return self._merged(self._walk())
+
+    def copy(self) -> "_Lane":
+        return _Lane(self.heap[:], self.front[:])
+
+    def drained(self) -> Iterator[Entry]:
+        """The live entries in order, taken off the heap, which is faster than `in_order` for many entries."""
+        return self._merged(self._pops())
+
+    def _merged(self, slots: Iterator[_Slot]) -> Iterator[Entry]:
+        merged = heapq.merge(self.front, slots) if self.front else slots
+        return (slot[3] for slot in merged if slot[3].alive)
+
+    def _pops(self) -> Iterator[_Slot]:
+        heap, pop = self.heap, heapq.heappop
+        while heap:
+            yield pop(heap)
 
     def _walk(self) -> Iterator[_Slot]:
-        heap = self.heap
+        heap, push, pop = self.heap, heapq.heappush, heapq.heappop
         frontier = [(heap[0], 0)] if heap else []
         while frontier:
-            slot, index = heapq.heappop(frontier)
+            slot, index = pop(frontier)
             yield slot
-            for child in (2 * index + 1, 2 * index + 2):
-                if child < len(heap):
-                    heapq.heappush(frontier, (heap[child], child))
+            child = 2 * index + 1
+            if child < len(heap):
+                push(frontier, (heap[child], child))
+            child += 1
+            if child < len(heap):
+                push(frontier, (heap[child], child))
 
 
-class _MayFail(Protocol):
-    """A policy that serves calls by arrival while it fails (`engine.guarded_policy`)."""
+class _Guard(Protocol):
+    """A policy that counts its events, and under which calls are served by arrival while it fails
+    (`engine.guarded_policy`)."""
 
     failing: bool
+    events: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sorted:
+    """All entries under a policy that is not in force yet."""
+
+    policy: Policy
+    entries: list[Entry]
+    lanes: list[int]
+    """The lane of each entry."""
+    heaps: Mapping[int, list[_Slot]]
+    """The heap of each lane."""
 
 
 class Heaps:
@@ -113,6 +148,8 @@ class Heaps:
     __slots__ = (
         "arrival_at",
         "arrivals",
+        "choice",
+        "choice_at",
         "guard",
         "lanes",
         "live",
@@ -124,36 +161,55 @@ class Heaps:
         "waiting_in",
     )
 
-    def __init__(self, policy: Policy, entries: Iterable[Entry] = (), *, scan: int = 1) -> None:
-        """Takes over the calls, ranks and scan of `entries`. If the policy raises, the caller has lost nothing."""
-        self.policy = policy
-        self.guard = cast("_MayFail", policy) if hasattr(policy, "failing") else None
+    def __init__(self, policy: Policy) -> None:
         self.live: dict[CallId, Entry] = {}
         self.lanes: dict[int, _Lane] = {}
         self.waiting_in: dict[int, int] = {}
+        self.open_in: dict[int, int] = {}
         self.passed = 0  # live entries that the present scan has passed over
         self.pushes = 0
-        self.scan = scan
+        self.scan = 1
+        self._follow(policy)
+
+    def sorted_by(self, policy: Policy) -> Sorted:
+        """All entries under another policy. Nothing changes, also if the policy raises."""
+        entries = list(self.live.values())
+        items = [entry.item for entry in entries]
+        lanes = policy.lanes(items)
+        ranks = [entry.rank for entry in entries]
+        slots = zip(policy.keys(items), ranks, itertools.count(self.pushes + 1), entries, strict=False)
+        heaps: defaultdict[int, list[_Slot]] = defaultdict(list)
+        if len(set(lanes)) == 1:
+            heaps[lanes[0]] = list(slots)
+        else:
+            for lane, slot in zip(lanes, slots, strict=True):
+                heaps[lane].append(slot)
+        for heap in heaps.values():
+            heapq.heapify(heap)
+        return Sorted(policy=policy, entries=entries, lanes=lanes, heaps=heaps)
+
+    def switch(self, to: Sorted) -> None:
+        """Puts a policy into force. No entry has come or gone since `sorted_by`."""
+        for entry, lane in zip(to.entries, to.lanes, strict=True):
+            entry.lane = lane
+        self.lanes = {lane: _Lane(heap) for lane, heap in to.heaps.items()}
+        self.waiting_in = {lane: len(heap) for lane, heap in to.heaps.items()}
+        self.open_in = self._open()
+        self.pushes += len(to.entries)
+        self._follow(to.policy)
+
+    def _follow(self, policy: Policy) -> None:
+        self.policy = policy
+        self.guard = cast("_Guard", policy) if hasattr(policy, "failing") else None
         self.arrivals: list[Entry] | None = None  # by arrival, while the policy fails
         self.arrival_at = 0  # no entry of `arrivals` before this index is a candidate
-        lane_of, key_of, live = policy.lane, policy.key, self.live
-        slots_of: dict[int, list[_Slot]] = {}
-        for old in entries:
-            item = old.item
-            entry = Entry(item, lane_of(item), key_of(item), old.rank, old.scan)
-            self.pushes += 1
-            slots_of.setdefault(entry.lane, []).append((entry.key, entry.rank, self.pushes, entry))
-            live[item.call.id] = entry
-            self.passed += entry.scan == scan
-        for lane, slots in slots_of.items():
-            heapq.heapify(slots)
-            self.lanes[lane] = _Lane(slots)
-            self.waiting_in[lane] = len(slots)
-        self.open_in = self._open()
+        self.choice: int | None = None  # the lane that the policy chose last, while that choice holds
+        self.choice_at = 0  # the events of the guard at that time
 
     def insert(self, item: QueuedRequest, rank: int) -> None:
         """Adds a call, or replaces its entry. If the policy raises, nothing has changed."""
-        entry = Entry(item, self.policy.lane(item), self.policy.key(item), rank, 0)
+        entry = Entry(item, self.policy.lane(item), rank, 0)
+        key = self.policy.key(item)
         old = self.live.get(item.call.id)
         if old is not None:
             entry.scan = old.scan
@@ -163,16 +219,17 @@ class Heaps:
         lane = self.lanes.get(entry.lane)
         if lane is None:
             lane = self.lanes[entry.lane] = _Lane()
-        heapq.heappush(lane.heap, (entry.key, rank, self.pushes, entry))
+        heapq.heappush(lane.heap, (key, rank, self.pushes, entry))
         self.waiting_in[entry.lane] = self.waiting_in.get(entry.lane, 0) + 1
         if entry.scan == self.scan:
             self.passed += 1
         else:
             self.open_in[entry.lane] = self.open_in.get(entry.lane, 0) + 1
-        self.arrivals = None
+        self.arrivals = self.choice = None
 
     def forget(self, entry: Entry) -> None:
         entry.alive = False
+        self.choice = None
         del self.live[entry.item.call.id]
         if entry.scan == self.scan:
             self.passed -= 1
@@ -189,11 +246,21 @@ class Heaps:
     def head(self) -> Entry:
         if not self.open_in:
             raise EmptyQueue("the queue is empty" if not self.live else "the scan has passed over all waiting calls")
-        if self.guard is not None and self.guard.failing:
+        guard, lane = self.guard, self.choice
+        if guard is not None and guard.failing:
             return self._first_to_arrive()
+        if lane is None or guard is None or self.choice_at != guard.events:
+            lane = self._choose()
+        return self.lanes[lane].head(self.scan)
+
+    def _choose(self) -> int:
+        """The lane of the next candidate. While a scan passes over calls, the choice holds until a lane has no candidate
+        left or the policy is told of an event, so a lane is not chosen again for each call. Only a guard counts events."""
         open_in = self.open_in
         lane = next(iter(open_in)) if len(open_in) == 1 else self.policy.turns.next_lane(open_in.keys())
-        return self.lanes[lane].head(self.scan)
+        if self.guard is not None:
+            self.choice, self.choice_at = lane, self.guard.events
+        return lane
 
     def failing(self) -> bool:
         return self.guard is not None and self.guard.failing
@@ -204,6 +271,7 @@ class Heaps:
             self.open_in = dict(self.waiting_in)
         for lane in self.lanes.values():
             lane.cursor = 0
+        self.choice = None
         self.scan += 1
         self.arrival_at = 0
 
@@ -211,31 +279,22 @@ class Heaps:
         entry.scan = self.scan
         self.passed += 1
         _less(self.open_in, entry.lane)
+        if entry.lane not in self.open_in:
+            self.choice = None
 
     def in_order(self) -> Iterator[Entry]:
+        """All entries in the order in which they would start, while this object does not change."""
         if self.failing():
-            yield from sorted(self.live.values(), key=attrgetter("rank"))
-            return
-        left = dict(self.waiting_in)
-        lanes = {lane: self.lanes[lane].in_order() for lane in left}
-        turns = self.policy.turns.copy()
-        while left:
-            lane = turns.next_lane(left.keys())
-            entry = next(lanes[lane], None)
-            if entry is not None:
-                yield entry
-            turns.take(lane, left.keys())
-            left[lane] -= 1
-            if not left[lane] or entry is None:
-                del left[lane]
+            return _by_arrival(self.live.values())
+        lanes = {lane: self.lanes[lane].in_order() for lane in self.waiting_in}
+        return _interleaved(lanes, dict(self.waiting_in), self.policy.turns.copy())
 
-    def copy(self) -> "Heaps":
-        """A copy whose order can be read while this object changes."""
-        twin = Heaps(self.policy, scan=self.scan)
-        twin.live = dict(self.live) if self.failing() else {}  # only the order of arrival reads it
-        twin.waiting_in = dict(self.waiting_in)
-        twin.lanes = {lane: _Lane(each.heap[:], each.front[:]) for lane, each in self.lanes.items()}
-        return twin
+    def later(self) -> Iterator[Entry]:
+        """`in_order` as it is now, while this object changes. It costs a copy of the slots."""
+        if self.failing():
+            return _by_arrival(list(self.live.values()))
+        lanes = {lane: each.copy().drained() for lane, each in self.lanes.items()}
+        return _interleaved(lanes, dict(self.waiting_in), self.policy.turns.copy())
 
     def _open(self) -> dict[int, int]:
         if not self.passed:
@@ -255,6 +314,25 @@ class Heaps:
             if entry.alive and entry.scan != self.scan:
                 return entry
             self.arrival_at += 1
+
+
+def _by_arrival(entries: Collection[Entry]) -> Iterator[Entry]:
+    yield from sorted(entries, key=attrgetter("rank"))
+
+
+def _interleaved(lanes: dict[int, Iterator[Entry]], left: dict[int, int], turns: Turns) -> Iterator[Entry]:
+    """The entries of the lanes in the order of the turns. `left` are the entries of each lane."""
+    while len(left) > 1:
+        lane = turns.next_lane(left.keys())
+        entry = next(lanes[lane], None)
+        if entry is not None:
+            yield entry
+        turns.take(lane, left.keys())
+        left[lane] -= 1
+        if not left[lane] or entry is None:
+            del left[lane]
+    for lane in left:
+        yield from lanes[lane]
 
 
 def _less(counts: dict[int, int], lane: int) -> None:

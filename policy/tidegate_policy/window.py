@@ -1,15 +1,15 @@
 """Records the events of each call in one engine and cuts them into windows, which `qos` summarises.
 
 Events come with their instants; a call's events may fall into different windows and count in the window in which they
-happen. A call that leaves without a token (cancelled) counts only as an arrival.
+happen. A call that leaves without a token (cancelled) counts only as an arrival. The engine counts the tokens of each call,
+so a step without a first token or an end costs a recorder nothing.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from tidegate_policy.model import Call, CallId
-from tidegate_policy.policies import Computed
 from tidegate_policy.qos import Qos, Tally, Targets, TenantService
 
 MAX_TENANTS = 100
@@ -27,9 +27,8 @@ class _Open:
     call: Call
     service_s: float
     first_s: float | None = None
-    tokens: int = 0
     served: int = 0
-    """Those of `tokens` that were counted as service of its tenant."""
+    """Tokens that were counted as service of its tenant."""
 
 
 @dataclass(slots=True)
@@ -63,34 +62,28 @@ class Recorder:
         self._window.arrived += 1
         self._window.service.add(service_s)
 
-    def on_tokens(self, now: float, call_id: CallId, tokens: int) -> None:
-        """The call produced `tokens` more tokens."""
-        self.on_step(now, {call_id: Computed(output_tokens=tokens)})
-
-    def on_step(self, now: float, computed: Mapping[CallId, Computed]) -> None:
-        """A step produced tokens. It costs little for each call; `cut` sums the tokens of tenants."""
-        records = self._open
-        for call_id, (_, tokens) in computed.items():
-            if tokens:
-                record = records.get(call_id)
-                if record is not None:
-                    if record.first_s is None:
-                        self._first_token(now, record)
-                    record.tokens += tokens
+    def on_first_token(self, now: float, call_id: CallId) -> None:
+        """The call produced its first token."""
+        record = self._open.get(call_id)
+        if record is not None:
+            record.first_s = now
+            waited_s = now - record.call.arrived_at_s
+            self._window.ttft.add(waited_s)
+            self._window.blocked += waited_s > 2 * record.service_s
 
     def on_preemption(self) -> None:
         self._window.preemptions += 1
 
-    def on_end(self, now: float, call_id: CallId, *, finished: bool) -> None:
-        """The call left the engine: finished with its last token, or aborted."""
+    def on_end(self, now: float, call_id: CallId, *, tokens: int, finished: bool) -> None:
+        """The call left the engine: finished with its last token, or aborted. It produced `tokens` tokens in all."""
         record = self._open.pop(call_id, None)
         if record is not None:
-            self._serve(record)
+            self._serve(record, tokens)
         if record is None or not finished or record.first_s is None:
             return
         window = self._window
         window.finished += 1
-        tpot_s = tpot(now, first_at_s=record.first_s, tokens=record.tokens)
+        tpot_s = tpot(now, first_at_s=record.first_s, tokens=tokens)
         if tpot_s is not None:
             window.tpot.add(tpot_s)
         missed = missed_target(now, record.call, first_at_s=record.first_s, tpot_s=tpot_s)
@@ -103,10 +96,11 @@ class Recorder:
             slo_class = bounded(record.call.slo_class, window.class_targets, MAX_CLASSES)
             window.class_targets[slo_class] = window.class_targets.get(slo_class, NO_TARGETS) + one
 
-    def cut(self, now: float, *, waiting: int) -> Qos:
-        """The window since the last cut; a new one begins."""
-        for record in self._open.values():
-            self._serve(record)
+    def cut(self, now: float, *, waiting: int, tokens: Callable[[CallId], int]) -> Qos:
+        """The window since the last cut; a new one begins. `tokens` gives the tokens that a call has produced in all."""
+        for call_id, record in self._open.items():
+            if record.first_s is not None:
+                self._serve(record, tokens(call_id))
         queued: Counter[str] = Counter(
             self._tenant(record.call) for record in self._open.values() if record.first_s is None
         )
@@ -136,17 +130,11 @@ class Recorder:
             classes=window.class_targets,
         )
 
-    def _first_token(self, now: float, record: _Open) -> None:
-        record.first_s = now
-        waited_s = now - record.call.arrived_at_s
-        self._window.ttft.add(waited_s)
-        self._window.blocked += waited_s > 2 * record.service_s
-
-    def _serve(self, record: _Open) -> None:
+    def _serve(self, record: _Open, tokens: int) -> None:
         """Counts the tokens that a call produced since the last count as service of its tenant."""
-        if record.tokens > record.served:
-            self._window.served[self._tenant(record.call)] += record.tokens - record.served
-            record.served = record.tokens
+        if tokens > record.served:
+            self._window.served[self._tenant(record.call)] += tokens - record.served
+            record.served = tokens
 
     def _tenant(self, call: Call) -> str:
         weights = self._window.weights

@@ -40,8 +40,11 @@ class LoopGovernor:
             lambda: self._engine.core.set_controls(max_running=max_running, max_step_tokens=max_step_tokens)
         )
 
-    def state(self) -> engine_status.State:
-        found = self.in_loop(lambda: self._engine.core.state(time.monotonic(), kv_usage=self._engine.kv_usage))
+    def state(self, *, max_waiting_ids: int = engine_status.SHOWN_WAITING) -> engine_status.State:
+        engine = self._engine
+        found = self.in_loop(
+            lambda: engine.core.state(time.monotonic(), kv_usage=engine.kv_usage, max_waiting_ids=max_waiting_ids)
+        )
         return replace(found, simulated_profile=self._profile)
 
     def watch(self) -> control_contract.Watch:

@@ -4,12 +4,13 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping
 
+import grpc
 import pytest
 
 from tidegate_control import control_client, control_contract, control_double, control_server, translation
 from tidegate_policy import policies, qos
 from tidegate_policy.engine import engine_status
-from tidegate_proto.v1 import control_pb2
+from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 STATE = engine_status.State(
     policy="two-lane",
@@ -91,8 +92,13 @@ class SmallEngine:
     def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> engine_status.Controls:
         return engine_status.Controls()
 
-    def state(self) -> engine_status.State:
-        return engine_status.State(policy=self.policy.name, policy_parameters=self.policy.parameters)
+    def state(self, *, max_waiting_ids: int = engine_status.SHOWN_WAITING) -> engine_status.State:
+        return engine_status.State(
+            policy=self.policy.name,
+            policy_parameters=self.policy.parameters,
+            waiting=2000,
+            waiting_ids=tuple(f"c{number}" for number in range(min(max_waiting_ids, 2000))),
+        )
 
     def watch(self) -> control_contract.Watch:
         return self
@@ -107,6 +113,24 @@ class SmallEngine:
 
     def close(self) -> None:
         return None
+
+
+async def test_an_engine_lists_as_many_waiting_calls_as_its_caller_wants_and_1000_at_most() -> None:
+    address = "unix:@tidegate-waiting-ids-test"
+    stop = control_server.serve(SmallEngine(), address=address, engine_version="1")
+    client = control_client.EngineClient(address)
+    try:
+        state = await client.get_state(timeout_s=5.0)
+        assert state is not None
+        assert (state.waiting, state.waiting_ids) == (2000, ())
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = control_pb2_grpc.EngineControlStub(channel)  # type: ignore[no-untyped-call]
+            for wanted, listed in ((None, 1000), (0, 0), (3, 3), (5000, 1000)):
+                message = await stub.GetState(control_pb2.GetStateRequest(max_waiting_ids=wanted))
+                assert len(message.waiting_ids) == listed
+    finally:
+        await client.close()
+        stop()
 
 
 async def test_connections_put_a_policy_with_parameters_in_force_once_and_repair_a_difference() -> None:

@@ -124,14 +124,12 @@ class SmallEngine:
         waiting = [item.call.id for item in self.queue]
         known = [self.queue.get(name) for name in waiting] + [each.item for each in self.running.values()]
         known.sort(key=lambda item: item.call.arrived_at_s)
-        policies.replay(
-            policy,
-            self.now,
-            [
-                policies.History(item=item, computed=self.done[item.call.id], waits=item.call.id not in self.running)
-                for item in known
-            ],
-        )
+        served = [
+            policies.History(item=item, computed=self.done[item.call.id], waits=item.call.id not in self.running)
+            for item in known
+            if item.call.id in self.running or any(self.done[item.call.id])
+        ]
+        policies.replay(policy, self.now, known, served)
         self.queue.switch(policy)
         self.policy = policy
 

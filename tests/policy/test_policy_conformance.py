@@ -219,6 +219,38 @@ def test_every_policy_gives_the_same_result_for_the_same_seed(name: str) -> None
     holds()
 
 
+def check_many_calls_are_answered_as_each(
+    one: policies.Policy, many: policies.Policy, now: float, calls: list[dict[str, object]]
+) -> None:
+    """Arrivals, lanes and keys of many calls at once are those of each call in its turn."""
+    known = [small_engine.call(f"c{number}", **fields) for number, fields in enumerate(calls)]
+    items = [policies.QueuedRequest(call=call, service_s=small_engine.COST.call_seconds(call)) for call in known]
+    changed = [call_id for item in items for call_id in one.on_arrival(now, item)]
+    assert sorted(many.on_arrivals(now, items)) == sorted(changed)
+    queues = WaitingQueue(one), WaitingQueue(many)
+    for item in items:
+        for queue in queues:
+            queue.push(item)
+    for policy in (one, many):
+        assert policy.lanes(items) == [one.lane(item) for item in items]
+        assert policy.keys(items) == [one.key(item) for item in items]
+        assert [policy.rank(item) for item in items] == [one.rank(item) for item in items]
+    assert list(queues[0]) == list(queues[1])
+
+
+ARRIVED = st.builds(dict, CALLS, arrived_at_s=st.floats(0, 100))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_policy_answers_for_many_calls_as_for_each(name: str) -> None:
+    @SETTINGS
+    @given(st.floats(0, 200), st.lists(ARRIVED, max_size=40))
+    def holds(now, calls) -> None:
+        check_many_calls_are_answered_as_each(create(name), create(name), now, calls)
+
+    holds()
+
+
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(NAMES, NAMES)))
 def test_a_switch_between_any_two_policies_keeps_every_call(before: str, after: str) -> None:
     engine = small_engine.SmallEngine(create(before), places=3)
@@ -295,6 +327,31 @@ class Chance(policies.StaticPolicy):
 
     def key(self, item: policies.QueuedRequest) -> policies.Key:
         return (self.drawn.setdefault(item.call.id, self.chance.random()),)
+
+
+class Hasty(policies.StaticPolicy):
+    """Of many calls that arrive at once, the policy notices only the first."""
+
+    name = "hasty"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noticed: set[CallId] = set()
+
+    def key(self, item: policies.QueuedRequest) -> policies.Key:
+        return (float(item.call.id in self.noticed),)
+
+    def on_arrival(self, now, item) -> policies.Changed:
+        self.noticed.add(item.call.id)
+        return policies.NONE_CHANGED
+
+    def on_arrivals(self, now, items) -> policies.Changed:
+        return self.on_arrival(now, items[0])
+
+
+def test_a_policy_that_answers_for_many_calls_otherwise_than_for_each_is_found() -> None:
+    with pytest.raises(AssertionError):
+        check_many_calls_are_answered_as_each(Hasty(), Hasty(), 0.0, [{}, {}])
 
 
 @pytest.mark.parametrize(

@@ -58,46 +58,61 @@ def call(name: str, tenant: str = "t", slo_class: str = "", **targets: float) ->
     )
 
 
+def served(call_id: CallId) -> int:
+    """The tokens of the calls that are in the engine when a window is cut."""
+    return 0
+
+
 def test_the_recorder_tells_the_story_of_a_call() -> None:
     record = window.Recorder(0.0)
     record.on_arrival(call("a", ttft_s=1.0), 0.1)
-    record.on_tokens(0.5, CallId("a"), 1)
-    record.on_tokens(1.5, CallId("a"), 10)
-    record.on_end(1.5, CallId("a"), finished=True)
-    seen = record.cut(2.0, waiting=0)
+    record.on_first_token(0.5, CallId("a"))
+    record.on_end(1.5, CallId("a"), tokens=11, finished=True)
+    seen = record.cut(2.0, waiting=0, tokens=served)
     assert (seen.arrived, seen.finished, seen.with_target, seen.missed, seen.blocked) == (1, 1, 1, 0, 1)
     assert (seen.ttft, seen.tpot, seen.window_s) == (histogram([0.5]), histogram([0.1]), 2.0)
     assert seen.tenants["t"].served_tokens == 11
 
 
+def test_the_tokens_of_a_call_count_in_the_windows_in_which_they_came() -> None:
+    record = window.Recorder(0.0)
+    record.on_arrival(call("a"), 0.1)
+    record.on_first_token(0.5, CallId("a"))
+    windows = [record.cut(1.0, waiting=0, tokens={CallId("a"): 4}.__getitem__)]
+    windows.append(record.cut(2.0, waiting=0, tokens={CallId("a"): 9}.__getitem__))
+    record.on_end(2.5, CallId("a"), tokens=11, finished=True)
+    windows.append(record.cut(3.0, waiting=0, tokens=served))
+    assert [each.tenants["t"].served_tokens for each in windows] == [4, 5, 2]
+
+
 def test_a_missed_deadline_counts_once_however_many_targets_were_missed() -> None:
     record = window.Recorder(0.0)
     record.on_arrival(call("a", ttft_s=0.1, due_at_s=0.2), 0.1)
-    record.on_tokens(1.0, CallId("a"), 1)
-    record.on_end(1.0, CallId("a"), finished=True)
-    assert record.cut(2.0, waiting=0).missed == 1
+    record.on_first_token(1.0, CallId("a"))
+    record.on_end(1.0, CallId("a"), tokens=1, finished=True)
+    assert record.cut(2.0, waiting=0, tokens=served).missed == 1
 
 
 def test_an_aborted_call_is_no_result() -> None:
     record = window.Recorder(0.0)
     record.on_arrival(call("a", ttft_s=0.1), 0.1)
-    record.on_end(1.0, CallId("a"), finished=False)
-    seen = record.cut(2.0, waiting=0)
+    record.on_end(1.0, CallId("a"), tokens=0, finished=False)
+    seen = record.cut(2.0, waiting=0, tokens=served)
     assert (seen.arrived, seen.finished, seen.with_target) == (1, 0, 0)
 
 
 def test_a_tenant_that_only_waits_is_seen_waiting() -> None:
     record = window.Recorder(0.0)
     record.on_arrival(call("a", tenant="starved"), 0.1)
-    record.cut(1.0, waiting=1)
-    assert record.cut(2.0, waiting=1).tenants["starved"].waiting == 1
+    record.cut(1.0, waiting=1, tokens=served)
+    assert record.cut(2.0, waiting=1, tokens=served).tenants["starved"].waiting == 1
 
 
 def test_tenants_are_bounded() -> None:
     record = window.Recorder(0.0)
     for index in range(500):
         record.on_arrival(call(str(index), tenant=f"t{index}"), 0.1)
-    tenants = record.cut(1.0, waiting=500).tenants
+    tenants = record.cut(1.0, waiting=500, tokens=served).tenants
     assert len(tenants) == window.MAX_TENANTS + 1
     assert tenants[window.OTHER].waiting == 500 - window.MAX_TENANTS
 
@@ -106,21 +121,21 @@ def test_the_targets_of_calls_are_counted_for_their_tenant_and_their_class() -> 
     record = window.Recorder(0.0)
     for name, slo_class, ttft_s in (("a", "chat", 1.0), ("b", "chat", 0.1), ("c", "", 0.1)):
         record.on_arrival(call(name, slo_class=slo_class, ttft_s=ttft_s), 0.1)
-        record.on_tokens(0.5, CallId(name), 1)
-        record.on_end(0.5, CallId(name), finished=True)
-    seen = record.cut(1.0, waiting=0)
+        record.on_first_token(0.5, CallId(name))
+        record.on_end(0.5, CallId(name), tokens=1, finished=True)
+    seen = record.cut(1.0, waiting=0, tokens=served)
     assert seen.classes == {"chat": qos.Targets(with_target=2, missed=1), "": qos.Targets(with_target=1, missed=1)}
     assert seen.tenants["t"].targets == qos.Targets(with_target=3, missed=2)
-    assert record.cut(2.0, waiting=0).classes == {}
+    assert record.cut(2.0, waiting=0, tokens=served).classes == {}
 
 
 def test_classes_are_bounded() -> None:
     record = window.Recorder(0.0)
     for index in range(500):
         record.on_arrival(call(str(index), slo_class=f"c{index}", ttft_s=1.0), 0.1)
-        record.on_tokens(0.5, CallId(str(index)), 1)
-        record.on_end(0.5, CallId(str(index)), finished=True)
-    classes = record.cut(1.0, waiting=0).classes
+        record.on_first_token(0.5, CallId(str(index)))
+        record.on_end(0.5, CallId(str(index)), tokens=1, finished=True)
+    classes = record.cut(1.0, waiting=0, tokens=served).classes
     assert len(classes) == window.MAX_CLASSES + 1
     assert classes[window.OTHER].with_target == 500 - window.MAX_CLASSES
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from tidegate_policy import policies, waiting_queue
+from tidegate_policy.engine import guarded_policy
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import policy_contract
 from tidegate_policy.waiting_queue import DuplicateCall, EmptyQueue, WaitingQueue
@@ -78,11 +79,19 @@ class QueueAgainstList(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = WaitingQueue(policies.create("fcfs"))
+        self.queue = WaitingQueue(self.ordering("fcfs"))
         self.twin = policies.create("fcfs")
         self.model: dict[str, tuple[int, policies.QueuedRequest]] = {}
         self.passed: set[str] = set()
         self.back = self.front = 0
+
+    def ordering(self, name: str) -> policies.Policy:
+        """The policy of the queue."""
+        return made(name)
+
+    def turns(self) -> policies.Turns:
+        """The turns of the queue's policy, which can be compared."""
+        return self.queue.policy.turns
 
     def candidates(self) -> list[tuple[int, policies.QueuedRequest]]:
         return [row for name, row in self.model.items() if name not in self.passed]
@@ -121,10 +130,10 @@ class QueueAgainstList(RuleBasedStateMachine):
     @rule()
     def pass_over(self) -> None:
         if self.candidates():
-            expected, turns = self.expected(), self.queue.policy.turns.copy()
+            expected, turns = self.expected(), self.turns().copy()
             assert self.queue.pass_over() == expected
             self.passed.add(expected.call.id)
-            assert isinstance(turns, policy_contract.SingleLane) or turns == self.queue.policy.turns
+            assert isinstance(turns, policy_contract.SingleLane) or turns == self.turns()
 
     @rule()
     def end_scan(self) -> None:
@@ -189,7 +198,7 @@ class QueueAgainstList(RuleBasedStateMachine):
 
     @rule(policy=st.sampled_from(NAMES))
     def switch(self, policy: str) -> None:
-        self.queue.switch(made(policy))
+        self.queue.switch(self.ordering(policy))
         self.twin = made(policy)
 
     @invariant()
@@ -215,6 +224,20 @@ class QueueAgainstList(RuleBasedStateMachine):
 
 QueueAgainstList.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestQueueAgainstList = QueueAgainstList.TestCase
+
+
+class GuardedQueueAgainstList(QueueAgainstList):
+    """The queue of an engine, which keeps the choice of a lane until an event comes."""
+
+    def ordering(self, name: str) -> policies.Policy:
+        return guarded_policy.GuardedPolicy(made(name), guarded_policy.Failures())
+
+    def turns(self) -> policies.Turns:
+        return self.queue.policy.unguarded.turns  # type: ignore[attr-defined]
+
+
+GuardedQueueAgainstList.TestCase.settings = QueueAgainstList.TestCase.settings
+TestGuardedQueueAgainstList = GuardedQueueAgainstList.TestCase
 
 
 @pytest.mark.parametrize("policy", sorted(policies.POLICIES))
@@ -277,6 +300,19 @@ def test_two_queues_switch_together_or_not_at_all() -> None:
     with pytest.raises(RuntimeError, match="no key"):
         waiting_queue.switch([first, second], Broken())
     assert first.policy is second.policy is shared
+
+
+@pytest.mark.parametrize("policy", sorted(policies.POLICIES))
+def test_a_list_that_is_read_later_shows_the_order_of_its_request(policy: str) -> None:
+    queue = WaitingQueue(policies.create(policy))
+    for index in range(40):
+        known = item(str(index), due_at_s=(index * 37) % 50, service_s=(index * 13) % 11, urgency=index % 5)
+        queue.rekey(queue.policy.on_arrival(0.0, known))
+        queue.push(known)
+    listed, later = list(queue), queue.later()
+    for index in range(40, 50):
+        queue.push(item(str(index)))
+    assert later(40) == listed
 
 
 def test_two_queues_of_one_scheduler_share_the_turns_of_the_lanes() -> None:

@@ -222,7 +222,6 @@ class Dispatcher:
     def on_policy(self, now: float, policy: policies.Policy) -> int:
         """Orders the waiting calls by another policy; returns their number. The policy is told of all calls that are here,
         as if it had been in force since they came."""
-        waiting = [policies.History(item=item, computed=policies.Computed(), waits=True) for item in self._queue]
         served = [
             policies.History(
                 item=out.item,
@@ -230,7 +229,7 @@ class Dispatcher:
             )
             for out in self._out.values()
         ]
-        policies.replay(policy, now, [*waiting, *served])
+        policies.replay(policy, now, [*self._queue, *(known.item for known in served)], served)
         self._queue.switch(policy)
         return len(self._queue)
 

@@ -188,7 +188,7 @@ class EngineCore:
         if self._holds is not None:
             self._released += self._holds.on_used([call_id])
         for watch in self._watches:
-            watch.recorder.on_end(now, call_id, finished=finished)
+            watch.recorder.on_end(now, call_id, tokens=known.output_tokens, finished=finished)
         self._rekey(self.policy.on_end(now, call_id))
 
     def on_step(
@@ -261,7 +261,7 @@ class EngineCore:
 
     def victims(self, now: float) -> list[CallId]:
         """The running calls in the order in which they yield their memory to a running call."""
-        return [call.item.call.id for call in self.snapshot(now).victims()]
+        return [call.call.id for call in self.snapshot(now).victims()]
 
     def hold(self, now: float, call_id: CallId, *, context_tokens: int) -> bool:
         """Whether the driver must hold the blocks of a call that has just finished, for the session's return. The call
@@ -306,9 +306,7 @@ class EngineCore:
         """Switches the policy of all queues at once. `bypass` lasts until the next switch; the driver must then free all
         held contexts (`release_all`). Raises `policies.UnknownPolicy` and `policies.BadParameter`; then nothing has
         changed."""
-        policy = self._policy(name, parameters)
-        if policies.hears(policy.unguarded):
-            self._replay(now, policy)
+        policy = self._informed(now, name, parameters)
         waiting_queue.switch(self.queues, policy)
         previous, self.policy = self.policy, policy
         self._reason, self._since_s = reason[:KEPT_REASON], now
@@ -324,19 +322,19 @@ class EngineCore:
         )
         return self._controls()
 
-    def state(self, now: float, *, kv_usage: float) -> State:
-        """The engine at this instant. It lists at most `SHOWN_WAITING` waiting calls."""
-        return replace(self.counts(now, kv_usage=kv_usage), waiting_ids=self.waiting_later()())
+    def state(self, now: float, *, kv_usage: float, max_waiting_ids: int = SHOWN_WAITING) -> State:
+        """The engine at this instant, with the ids of the first waiting calls."""
+        return replace(self.counts(now, kv_usage=kv_usage), waiting_ids=self.waiting_later(max_waiting_ids)())
 
-    def waiting_later(self) -> Callable[[], tuple[str, ...]]:
-        """The ids of the first waiting calls as they stand now. The caller may compute them after it has released its
-        lock, because their order costs more than the rest of a state."""
-        queues = [queue.later() for queue in self.queues]
+    def waiting_later(self, limit: int) -> Callable[[], tuple[str, ...]]:
+        """The ids of the first waiting calls as they stand now, at most `limit`. The caller may compute them after it has
+        released its lock, because their order costs more than the rest of a state."""
+        queues = [queue.later() for queue in self.queues] if limit else []
 
         def listed() -> tuple[str, ...]:
             ids: list[str] = []
             for first in queues:
-                ids += [item.call.id for item in first(SHOWN_WAITING - len(ids))]
+                ids += [item.call.id for item in first(limit - len(ids))]
             return tuple(ids)
 
         return listed
@@ -364,11 +362,12 @@ class EngineCore:
 
     def cut(self, now: float, watch: QosWatch) -> WatchReport:
         """The watcher's window since its last cut."""
+        calls = self._calls
         return WatchReport(
             policy=self.policy.name,
             policy_parameters=self.policy.parameters,
             bypass=self.bypass,
-            window=watch.recorder.cut(now, waiting=self.waiting),
+            window=watch.recorder.cut(now, waiting=self.waiting, tokens=lambda call_id: calls[call_id].output_tokens),
         )
 
     def unwatch(self, watch: QosWatch) -> None:
@@ -383,8 +382,9 @@ class EngineCore:
             del self._groups[group]
 
     def _policy(self, name: str, parameters: Mapping[str, float] | None) -> guarded_policy.GuardedPolicy:
+        step_cost = self.step_cost
         context = policies.SchedulerContext(
-            cost=lambda: self.cost, cached_tokens=self._probe.cached_tokens, random=random.Random(0)
+            cost=lambda: step_cost.model, cached_tokens=self._probe.cached_tokens, random=random.Random(0)
         )
         return guarded_policy.GuardedPolicy(policies.create(name, parameters, context), self.failures)
 
@@ -418,10 +418,10 @@ class EngineCore:
                 output_sum += output_tokens
                 if known.first_at_s is None:
                     known.first_at_s = now
+                    for watch in self._watches:
+                        watch.recorder.on_first_token(now, call_id)
         self.prompt_tokens += prompt_sum
         self.output_tokens += output_sum
-        for watch in self._watches:
-            watch.recorder.on_step(now, computed)
         if unknown:
             computed = {call_id: tokens for call_id, tokens in computed.items() if call_id in calls}
         return computed, prompt_sum + output_sum
@@ -431,17 +431,24 @@ class EngineCore:
             for queue in self.queues:
                 queue.rekey(changed)
 
-    def _replay(self, now: float, policy: policies.Policy) -> None:
-        history = []
-        nothing = policies.Computed()
-        for call_id, known in self._calls.items():
-            served = known.prompt_tokens or known.output_tokens
-            computed = policies.Computed(known.prompt_tokens, known.output_tokens) if served else nothing
-            waits = False
-            for queue in self.queues:
-                waits = waits or call_id in queue
-            history.append(policies.History(known.item, computed, waits))
-        policies.replay(policy, now, history)
+    def _informed(self, now: float, name: str, parameters: Mapping[str, float] | None) -> guarded_policy.GuardedPolicy:
+        """A new policy that knows the calls in the engine."""
+        policy = self._policy(name, parameters)
+        if not policies.hears(policy.unguarded):
+            return policy
+        items = [known.item for known in self._calls.values()]
+        return guarded_policy.replayed(policy, lambda: self._policy(name, parameters), now, items, self._served_calls())
+
+    def _served_calls(self) -> list[policies.History]:
+        """The calls that run, and those that ran and wait again."""
+        running = set(self._calls).difference(*(queue.ids() for queue in self.queues))
+        return [
+            policies.History(
+                known.item, policies.Computed(known.prompt_tokens, known.output_tokens), call_id not in running
+            )
+            for call_id, known in self._calls.items()
+            if known.prompt_tokens or known.output_tokens or call_id in running
+        ]
 
     def _controls(self) -> Controls:
         """The operator's bounds as they are in force now."""

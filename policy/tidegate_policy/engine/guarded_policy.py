@@ -8,17 +8,18 @@ each hook; the core does not log.
 """
 
 import math
+import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import islice
+from itertools import chain, islice
 
 from tidegate_policy import policies
 from tidegate_policy.engine.regulators import Regulator
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepFacts, StepPlan
 from tidegate_policy.model import CallId
-from tidegate_policy.policies import Changed, Computed, Key, Policy, QueuedRequest, Turns, policy_contract
+from tidegate_policy.policies import Changed, Computed, History, Key, Policy, QueuedRequest, Turns, policy_contract
 
 RETRIES = 64
 """Waiting calls without a key that one step asks for again."""
@@ -73,6 +74,8 @@ class GuardedPolicy:
         self.parameters: Mapping[str, float] = unguarded.parameters
         self.failing = False
         """Whether the calls of this step are served in the order of their arrival."""
+        self.events = 0
+        """Events that may have changed the order of calls; a choice of a lane holds while no further one comes."""
         self.turns: Turns = _GuardedTurns(unguarded.turns, self)
         self._failures = failures
         self._keyless: dict[CallId, str] = {}
@@ -95,6 +98,7 @@ class GuardedPolicy:
 
     def failed(self, hook: str, error: Exception) -> None:
         self.failing = True
+        self.events += 1
         self._failures.add(f"{self.name}.{hook}", error)
 
     def lane(self, item: QueuedRequest) -> int:
@@ -119,6 +123,26 @@ class GuardedPolicy:
             return NO_KEY
         return key
 
+    def lanes(self, items: Sequence[QueuedRequest]) -> list[int]:
+        """The lanes of many calls. The policy is asked for each of them again if one of its answers cannot be used."""
+        try:
+            lanes = self.unguarded.lanes(items)
+            if len(lanes) == len(items) and set(map(type, lanes)) <= {int}:
+                return lanes
+        except Exception as error:
+            self.failed("lane", error)
+        return list(map(self.lane, items))
+
+    def keys(self, items: Sequence[QueuedRequest]) -> list[Key]:
+        """The keys of many calls, as `lanes`."""
+        try:
+            keys = self.unguarded.keys(items)
+            if len(keys) == len(items) and _all_usable(keys):
+                return keys
+        except Exception as error:
+            self.failed("key", error)
+        return list(map(self.key, items))
+
     def rank(self, item: QueuedRequest) -> Key:
         """The position among the running calls; the greatest is preempted first."""
         try:
@@ -128,13 +152,18 @@ class GuardedPolicy:
             return NO_KEY
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
+        self.events += 1
         try:
             return _changed(self.unguarded.on_arrival(now, item))
         except Exception as error:
             self.failed("on_arrival", error)
             return policies.NONE_CHANGED
 
+    def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
+        return [call_id for item in items for call_id in self.on_arrival(now, item)]
+
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
+        self.events += 1
         if self._keyless:
             self._keyless.pop(item.call.id, None)
         try:
@@ -144,6 +173,7 @@ class GuardedPolicy:
             return policies.NONE_CHANGED
 
     def on_skip(self, now: float, item: QueuedRequest) -> Changed:
+        self.events += 1
         try:
             return _changed(self.unguarded.on_skip(now, item))
         except Exception as error:
@@ -151,6 +181,7 @@ class GuardedPolicy:
             return policies.NONE_CHANGED
 
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
+        self.events += 1
         try:
             return _changed(self.unguarded.on_tokens(now, computed))
         except Exception as error:
@@ -158,6 +189,7 @@ class GuardedPolicy:
             return policies.NONE_CHANGED
 
     def on_preemption(self, now: float, item: QueuedRequest) -> Changed:
+        self.events += 1
         try:
             return _changed(self.unguarded.on_preemption(now, item))
         except Exception as error:
@@ -165,6 +197,7 @@ class GuardedPolicy:
             return policies.NONE_CHANGED
 
     def on_end(self, now: float, call_id: CallId) -> Changed:
+        self.events += 1
         if self._keyless:
             self._keyless.pop(call_id, None)
         try:
@@ -172,6 +205,24 @@ class GuardedPolicy:
         except Exception as error:
             self.failed("on_end", error)
             return policies.NONE_CHANGED
+
+
+def replayed(
+    policy: GuardedPolicy,
+    again: Callable[[], GuardedPolicy],
+    now: float,
+    items: Sequence[QueuedRequest],
+    served: Sequence[History],
+) -> GuardedPolicy:
+    """The policy, after `policies.replay`. If the policy raises, the result is a further one of `again`. It is told of each
+    event under guard, so that a fault costs it one event."""
+    try:
+        policies.replay(policy.unguarded, now, items, served)
+    except Exception as error:
+        policy.failed("replay", error)
+        policy = again()
+        policies.replay(policy, now, items, served)
+    return policy
 
 
 class _GuardedTurns:
@@ -192,12 +243,14 @@ class _GuardedTurns:
             return min(lanes)
 
     def take(self, lane: int, lanes: AbstractSet[int]) -> None:
+        self._policy.events += 1
         try:
             self._unguarded.take(lane, lanes)
         except Exception as error:
             self._policy.failed("turns.take", error)
 
     def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
+        self._policy.events += 1
         try:
             self._unguarded.give_back(lane, lanes)
         except Exception as error:
@@ -220,6 +273,12 @@ def _usable(key: Key) -> Key:
         else:
             return key
     raise BadAnswer(f"a key must be a tuple of numbers, not {key!r}")
+
+
+def _all_usable(keys: list[Key]) -> bool:
+    """Whether each key is a tuple of numbers, none of which is NaN."""
+    parts = list(chain.from_iterable(keys)) if set(map(type, keys)) <= {tuple} else [None]
+    return set(map(type, parts)) <= {int, float} and not any(map(operator.ne, parts, parts))
 
 
 def _changed(ids: Iterable[CallId]) -> Changed:

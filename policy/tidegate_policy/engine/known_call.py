@@ -26,14 +26,12 @@ class KnownCall:
         uncached = call.prompt_tokens + self.output_tokens - kv_tokens
         if self.output_tokens and uncached <= 1:
             uncached = 0
-        left = call.output_left(self.output_tokens)
-        service_s = cost.remaining_seconds(call, output_tokens=self.output_tokens, uncached_tokens=uncached)
         return RunningCall(
-            item=QueuedRequest(call=call, service_s=service_s),
-            kv_tokens=kv_tokens,
-            uncached_tokens=max(uncached, 0),
-            output_tokens=self.output_tokens,
-            output_left=left,
-            first_at_s=self.first_at_s,
-            protected=self.preempted_at_output >= self.output_tokens,
+            call,
+            cost,
+            kv_tokens,
+            max(uncached, 0),
+            self.output_tokens,
+            self.first_at_s,
+            self.preempted_at_output >= self.output_tokens,
         )

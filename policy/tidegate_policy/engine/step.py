@@ -5,7 +5,9 @@ The driver measures, `engine_core` completes the facts, regulators shape the pla
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from tidegate_policy.cost import CostModel
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Computed, QueuedRequest
 
@@ -27,12 +29,14 @@ class EngineLimits:
     """Tokens that the KV cache holds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningCall:
-    """A call that runs, as it is now."""
+class RunningCall(NamedTuple):
+    """A call that runs, as it is now.
 
-    item: QueuedRequest
-    """The call; its `service_s` is the work that is left now."""
+    It is a tuple because an engine with regulators makes one for each running call in each step."""
+
+    call: Call
+    cost: CostModel
+    """The present estimate of the engine's costs."""
     kv_tokens: int
     """Its tokens in the KV cache."""
     uncached_tokens: int
@@ -40,8 +44,6 @@ class RunningCall:
     it decodes."""
     output_tokens: int
     """Output tokens that it has delivered."""
-    output_left: int
-    """Output tokens that are expected to follow."""
     first_at_s: float | None
     """The instant of its first output token; None = none yet."""
     protected: bool
@@ -50,6 +52,19 @@ class RunningCall:
     @property
     def decodes(self) -> bool:
         return self.uncached_tokens == 0
+
+    @property
+    def output_left(self) -> int:
+        """Output tokens that are expected to follow."""
+        return self.call.output_left(self.output_tokens)
+
+    @property
+    def item(self) -> QueuedRequest:
+        """The call with the work that is left now. It is computed when it is asked for, because few regulators do."""
+        service_s = self.cost.remaining_seconds(
+            self.call, output_tokens=self.output_tokens, uncached_tokens=self.uncached_tokens
+        )
+        return QueuedRequest(call=self.call, service_s=service_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,10 @@ The instant is constant while the call waits, so waiting changes no key.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tidegate_policy.cost import CostModel
 from tidegate_policy.model import CallId
 from tidegate_policy.policies import augmented_value, token_counts
 from tidegate_policy.policies.policy_contract import (
@@ -96,10 +97,11 @@ class Augmented(StaticPolicy):
         """Calls that returned to their session, and whose cached context is not known yet."""
 
     def key(self, item: QueuedRequest) -> Key:
-        known = self._calls.get(item.call.id)
-        if known is None:
-            known = self._new(item)
-        return (known.since_s + self._set_back_s(item, known),)
+        return self._key(item, self.context.cost())
+
+    def keys(self, items: Sequence[QueuedRequest]) -> list[Key]:
+        cost = self.context.cost()
+        return [self._key(item, cost) for item in items]
 
     def rank(self, item: QueuedRequest) -> Key:
         """The value of a running call counts only the output that is left, on the context that it has."""
@@ -113,7 +115,7 @@ class Augmented(StaticPolicy):
         known = self._calls[item.call.id] = self._new(item)
         if known.total:
             self._to_probe.append(item.call.id)
-        return self._probe()
+        return self._probe() if self._to_probe else NONE_CHANGED
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         known = self._calls.get(item.call.id)
@@ -152,14 +154,8 @@ class Augmented(StaticPolicy):
 
     def _new(self, item: QueuedRequest) -> _Known:
         call = item.call
-        before = 0 if call.session is None else self._sessions.get(call.session, 0)
-        return _Known(
-            session=call.session,
-            prompt_tokens=call.prompt_tokens,
-            since_s=call.arrived_at_s,
-            total=min(before, call.prompt_tokens),
-            others=self._running_context,
-        )
+        total = 0 if call.session is None else min(self._sessions.get(call.session, 0), call.prompt_tokens)
+        return _Known(call.session, call.prompt_tokens, call.arrived_at_s, total, self._running_context)
 
     def _stop(self, call_id: CallId) -> _Known | None:
         known = self._calls.get(call_id)
@@ -168,19 +164,23 @@ class Augmented(StaticPolicy):
             self._running_context -= known.prompt_tokens
         return known
 
-    def _set_back_s(self, item: QueuedRequest, known: _Known) -> float:
+    def _key(self, item: QueuedRequest, cost: CostModel) -> Key:
         call = item.call
+        known = self._calls.get(call.id)
+        if known is None:
+            known = self._new(item)
+        total = known.total
         value_s = augmented_value.value_s(
-            self.context.cost(),
-            total=known.total,
-            returned=call.prompt_tokens - known.total,
+            cost,
+            total=total,
+            returned=call.prompt_tokens - total,
             output=call.output_predicted * call.sequences,
-            cached=min(known.cached, known.total),
-            tool_s=min(call.tool_s or 0.0, MAX_TOOL_S),
+            cached=min(known.cached, total) if total else 0,
+            tool_s=min(call.tool_s, MAX_TOOL_S) if call.tool_s else 0.0,
             others=known.others,
             swap_tokens=self._swap_tokens,
         )
-        return self._patience_s * value_s / (value_s + self._reference_s)
+        return (known.since_s + self._patience_s * value_s / (value_s + self._reference_s),)
 
     def _probe(self) -> Changed:
         """Looks up the cached context of calls that returned: the treatment that the engine really gave them (stage II)."""

@@ -9,9 +9,10 @@ highest level. In vLLM only preempted calls return to the queue, so demotion mos
 """
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tidegate_policy.cost import CostModel
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import overdue, token_counts
 from tidegate_policy.policies.policy_contract import (
@@ -88,13 +89,19 @@ class Mlfq(StaticPolicy):
         return (float(self._level(item.call)), item.call.arrived_at_s)
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
-        call = item.call
-        cost = self.context.cost()
-        output_s = cost.step_s + cost.decode_s + cost.context_s * call.prompt_tokens
-        attained = _Attained(self._entry_level(call), output_s, call.arrived_at_s + self._boost_s)
-        self._calls[call.id] = attained
-        self._waits.watch(call.id, attained.boost_at_s)
+        attained = self._calls[item.call.id] = self._new(item.call, self.context.cost())
+        self._waits.watch(item.call.id, attained.boost_at_s)
         return self._boost(now)
+
+    def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
+        cost = self.context.cost()
+        calls = {item.call.id: self._new(item.call, cost) for item in items}
+        self._calls.update(calls)
+        self._waits.watch_all({call_id: attained.boost_at_s for call_id, attained in calls.items()})
+        changed: list[CallId] = []
+        while now >= self._waits.first_at_s:
+            changed += self._boost(now)
+        return changed
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         self._waits.forget(item.call.id)
@@ -127,27 +134,26 @@ class Mlfq(StaticPolicy):
         self._waits.forget(call_id)
         return self._boost(now)
 
+    def _new(self, call: Call, cost: CostModel) -> _Attained:
+        """A call begins in the level whose quantum its prompt fits into: its first token comes within it (skip-join)."""
+        output_s = cost.step_s + cost.decode_s + cost.context_s * call.prompt_tokens
+        entry_level = bisect.bisect_left(self._quanta, cost.prefill_s * call.prompt_tokens)
+        return _Attained(entry_level, output_s, call.arrived_at_s + self._boost_s)
+
     def _level(self, call: Call) -> int:
         attained = self._calls.get(call.id)
         if attained is None:
-            return self._entry_level(call)
-        prompt_tokens, output_tokens = self._tokens.prompts(call.id), self._tokens.outputs(call.id)
-        if attained.boosted and not (prompt_tokens or output_tokens):
-            return BOOSTED
+            return self._new(call, self.context.cost()).entry_level
+        prompt_tokens, output_tokens = self._tokens.of(call.id)
+        if not (prompt_tokens or output_tokens):
+            return BOOSTED if attained.boosted else attained.entry_level
         work_s = self.context.cost().prefill_s * prompt_tokens + attained.output_s * output_tokens
-        return max(attained.entry_level, self._level_of(work_s))
-
-    def _entry_level(self, call: Call) -> int:
-        """The level whose quantum the prompt fits into: the call's first token comes within it (skip-join)."""
-        return self._level_of(self.context.cost().prefill_s * call.prompt_tokens)
-
-    def _level_of(self, work_s: float) -> int:
-        return bisect.bisect_left(self._quanta, work_s)
+        return max(attained.entry_level, bisect.bisect_left(self._quanta, work_s))
 
     def _boost(self, now: float) -> Changed:
-        boosted = self._waits.take(now)
-        if not boosted:
+        if now < self._waits.first_at_s:
             return NONE_CHANGED
+        boosted = self._waits.take(now)
         for call_id in boosted:
             self._calls[CallId(call_id)].boosted = True
             self._tokens.forget(CallId(call_id))

@@ -132,12 +132,21 @@ class Policy(Protocol):
     def key(self, item: QueuedRequest) -> Key:
         """The position within the lane, smallest first. It changes only for calls that an event method returned."""
 
+    def lanes(self, items: Sequence[QueuedRequest]) -> list[int]:
+        """`lane` of many calls."""
+
+    def keys(self, items: Sequence[QueuedRequest]) -> list[Key]:
+        """`key` of many calls."""
+
     def rank(self, item: QueuedRequest) -> Key:
         """The position among the running calls. The engine preempts the call with the greatest rank first. `item` holds
         the work that is left of the call now. All ranks of a policy can be compared."""
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
         """A call entered the scheduler."""
+
+    def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
+        """Many calls entered the scheduler, in this order. The result is that of `on_arrival` for each of them."""
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         """A call left the queue to be served."""
@@ -156,9 +165,7 @@ class Policy(Protocol):
 
 
 class History(NamedTuple):
-    """What happened to a call before its scheduler switched to another policy.
-
-    It is a tuple because a switch makes one for each call in the scheduler."""
+    """What happened to a call that was served before its scheduler switched to another policy."""
 
     item: QueuedRequest
     computed: Computed
@@ -166,12 +173,11 @@ class History(NamedTuple):
     waits: bool = False
 
 
-def replay(policy: Policy, now: float, calls: Sequence[History]) -> None:
-    """Tells a new policy of the calls that are in its scheduler, as if it had been in force since they came: arrivals, then
-    starts, then tokens, then the preemptions of calls that were served and wait again."""
-    for known in calls:
-        policy.on_arrival(now, known.item)
-    served = [known for known in calls if not known.waits or any(known.computed)]
+def replay(policy: Policy, now: float, items: Sequence[QueuedRequest], served: Sequence[History]) -> None:
+    """Tells a new policy of the calls that are in its scheduler, as if it had been in force since they came: the arrivals
+    of all `items`, then of those that were served the starts, the tokens, and the preemptions of calls that wait again."""
+    if _hears(policy, "on_arrival"):
+        policy.on_arrivals(now, items)
     for known in served:
         policy.on_start(now, known.item)
     policy.on_tokens(now, {known.item.call.id: known.computed for known in served if any(known.computed)})
@@ -184,9 +190,12 @@ def hears(policy: Policy) -> bool:
     """Whether the policy acts on events. One that inherits all event methods of `StaticPolicy` does not, and `replay` would
     tell it nothing."""
     return any(
-        getattr(type(policy), name, None) is not getattr(StaticPolicy, name)
-        for name in ("on_arrival", "on_start", "on_skip", "on_tokens", "on_preemption", "on_end")
+        _hears(policy, name) for name in ("on_arrival", "on_start", "on_skip", "on_tokens", "on_preemption", "on_end")
     )
+
+
+def _hears(policy: Policy, name: str) -> bool:
+    return getattr(type(policy), name, None) is not getattr(StaticPolicy, name)
 
 
 class SingleLane:
@@ -227,11 +236,20 @@ class StaticPolicy(ABC):
     def key(self, item: QueuedRequest) -> Key:
         """The position within the lane, smallest first."""
 
+    def lanes(self, items: Sequence[QueuedRequest]) -> list[int]:
+        return [0] * len(items) if type(self).lane is StaticPolicy.lane else list(map(self.lane, items))
+
+    def keys(self, items: Sequence[QueuedRequest]) -> list[Key]:
+        return list(map(self.key, items))
+
     def rank(self, item: QueuedRequest) -> Key:
         return (self.lane(item), *self.key(item))
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
         return NONE_CHANGED
+
+    def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
+        return [call_id for item in items for call_id in self.on_arrival(now, item)]
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         return NONE_CHANGED

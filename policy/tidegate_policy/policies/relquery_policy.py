@@ -15,12 +15,13 @@ in which the least remaining work goes first.
 """
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
 
-from tidegate_policy.model import MOST_URGENT, CallId
+from tidegate_policy.cost import CostModel
+from tidegate_policy.model import MOST_URGENT, Call, CallId
 from tidegate_policy.policies import batch_decomposition, overdue, token_counts
 from tidegate_policy.policies.policy_contract import (
     NONE_CHANGED,
@@ -177,19 +178,27 @@ class RelQuery(StaticPolicy):
     # Events.
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
-        call = item.call
-        self._number += 1
-        group = None if call.group is None else self._groups.get(call.group)
-        if group is None and call.group is not None and len(self._groups) < MAX_GROUPS:
-            group = _Group(call.group, self._number, call.urgency == MOST_URGENT, call.arrived_at_s)
-            self._groups[call.group] = group
-        if group is None:
-            place = (float(call.urgency != MOST_URGENT), item.service_s, float(self._number))
-            self._singles[call.id] = single = _Single(place, call.arrived_at_s + self._patience_s)
-            self._single_waits(call.id, single)
-        else:
-            self._join(group, item)
+        single = self._arrives(item, self.context.cost())
+        if single is not None:
+            self._single_waits(item.call.id, single)
         return self._lift(now)
+
+    def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
+        cost = self.context.cost()
+        singles: dict[CallId, _Single] = {}
+        for item in items:
+            single = self._arrives(item, cost)
+            if single is not None:
+                singles[item.call.id] = single
+            elif now >= self._group_patience.first_at_s:
+                self._lift_groups(now)
+        self._heads += [(single.place, call_id) for call_id, single in singles.items()]
+        heapq.heapify(self._heads)
+        self._single_patience.watch_all({name: each.ends_at_s for name, each in singles.items() if each.place[1]})
+        changed = [*self._lift(now)]
+        while now >= self._single_patience.first_at_s:
+            changed += self._lift(now)
+        return changed
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         call = item.call
@@ -242,24 +251,40 @@ class RelQuery(StaticPolicy):
 
     # Groups.
 
-    def _join(self, group: _Group, item: QueuedRequest) -> None:
+    def _arrives(self, item: QueuedRequest, cost: CostModel) -> _Single | None:
+        """Adds a call to its group. Returns a call without a group, which does not wait yet."""
         call = item.call
+        self._number += 1
+        group = None if call.group is None else self._groups.get(call.group)
+        if group is None and call.group is not None and len(self._groups) < MAX_GROUPS:
+            group = _Group(call.group, self._number, call.urgency == MOST_URGENT, call.arrived_at_s)
+            self._groups[call.group] = group
+        if group is not None:
+            self._join(group, call, cost)
+            return None
+        place = (float(call.urgency != MOST_URGENT), item.service_s, float(self._number))
+        single = self._singles[call.id] = _Single(place, call.arrived_at_s + self._patience_s)
+        return single
+
+    def _join(self, group: _Group, call: Call, cost: CostModel) -> None:
         self._members[call.id] = _Member(group, call.output_predicted)
         group.waiting[call.id] = call.prompt_tokens
         group.waiting_tokens += call.prompt_tokens
         group.seen += 1
-        group.declared = max(group.declared, call.group_size)
-        group.output = max(group.output, call.output_predicted)
+        if call.group_size > group.declared:
+            group.declared = call.group_size
+        if call.output_predicted > group.output:
+            group.output = call.output_predicted
         if group.seen == 1:
             self._estimate(group)
+            self._group_patience.watch(group.name, self._group_ends_at_s(group))
         else:
-            more_s = self._call_s(call.prompt_tokens * group.miss_ratio, call.output_predicted)
+            more_s = _call_s(cost, call.prompt_tokens * group.miss_ratio, call.output_predicted)
             group.work_s += more_s
             group.remaining_s += more_s
             self.places[group.lane] = group.place
         if group.seen > group.estimated_at * (1 + MATERIAL) or group.seen == 1:
             self._changed[group.name] = None
-        self._group_patience.watch(group.name, self._group_ends_at_s(group))
 
     def _wait_again(self, item: QueuedRequest) -> None:
         call_id = item.call.id
@@ -316,12 +341,7 @@ class RelQuery(StaticPolicy):
     def _work_s(self, group: _Group) -> float:
         """The work that is left of a group. It costs O(running calls), and an estimate costs O(calls)."""
         left = group.output * len(group.waiting) + sum(self._decoding(group))
-        return self._call_s(group.waiting_tokens * group.miss_ratio, left)
-
-    def _call_s(self, uncached_tokens: float, output_tokens: int) -> float:
-        """Seconds of the engine's time in a full batch."""
-        cost = self.context.cost()
-        return cost.prefill_s * uncached_tokens + (cost.decode_s + cost.step_s / cost.max_batch) * output_tokens
+        return _call_s(self.context.cost(), group.waiting_tokens * group.miss_ratio, left)
 
     def _decoding(self, group: _Group) -> list[int]:
         """Output tokens that each running call of a group still needs."""
@@ -342,18 +362,24 @@ class RelQuery(StaticPolicy):
     def _group_ends_at_s(self, group: _Group) -> float:
         return group.since_s + self._patience_s * group.size
 
-    def _lift(self, now: float) -> Changed:
+    def _lift_groups(self, now: float) -> None:
+        """Patience is watched from the arrival of a group. Further calls and starts only move its end to later."""
         for name in self._group_patience.take(now):
             group = self._groups[name]
-            if (ends_at_s := self._group_ends_at_s(group)) > now or not group.waiting:
-                self._group_patience.watch(name, max(ends_at_s, now + self._patience_s))
+            if (ends_at_s := self._group_ends_at_s(group)) > now:
+                self._group_patience.watch(name, ends_at_s)
+            elif not group.waiting:
+                self._group_patience.watch(name, now + self._patience_s)
             else:
                 group.lifted = True
                 self.places[group.lane] = group.place
-        singles = self._single_patience.take(now)
-        if not singles:
+
+    def _lift(self, now: float) -> Changed:
+        if now >= self._group_patience.first_at_s:
+            self._lift_groups(now)
+        if now < self._single_patience.first_at_s:
             return NONE_CHANGED
-        changed = [CallId(name) for name in singles]
+        changed = [CallId(name) for name in self._single_patience.take(now)]
         for call_id in changed:
             single = self._singles[call_id]
             single.place = (single.place[0], 0.0, single.place[2])
@@ -364,15 +390,22 @@ class RelQuery(StaticPolicy):
 class GroupTurns:
     """The lane of the first place is next. A start changes no place; a copy walks the singles in their order."""
 
-    def __init__(self, policy: RelQuery, heads: list[tuple[Place, CallId]] | None = None) -> None:
+    def __init__(
+        self,
+        policy: RelQuery,
+        heads: list[tuple[Place, CallId]] | None = None,
+        places: dict[int, Place] | None = None,
+    ) -> None:
         self._policy = policy
         self._heads = heads
         """In a copy: the heap of the singles that it has not walked."""
+        self._places = places
+        """In a copy: the places of the lanes, because the groups may end before it is read."""
 
     def next_lane(self, lanes: AbstractSet[int]) -> int:
         if len(lanes) == 1:
             return next(iter(lanes))
-        places = self._policy.places
+        places = self._policy.places if self._places is None else self._places
         if SINGLES in lanes:
             places[SINGLES] = self._first()
         return min(lanes, key=places.__getitem__)
@@ -386,7 +419,9 @@ class GroupTurns:
         return None
 
     def copy(self) -> "GroupTurns":
-        return GroupTurns(self._policy, list(self._policy.heads if self._heads is None else self._heads))
+        if self._heads is None or self._places is None:
+            return GroupTurns(self._policy, list(self._policy.heads), dict(self._policy.places))
+        return GroupTurns(self._policy, list(self._heads), dict(self._places))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GroupTurns) and self.copy()._heads == other.copy()._heads
@@ -402,3 +437,8 @@ class GroupTurns:
             while heads and not self._policy.counts(heads[0]):
                 heapq.heappop(heads)
         return heads[0][0] if heads else LAST
+
+
+def _call_s(cost: CostModel, uncached_tokens: float, output_tokens: int) -> float:
+    """Seconds of the engine's time in a full batch."""
+    return cost.prefill_s * uncached_tokens + (cost.decode_s + cost.step_s / cost.max_batch) * output_tokens

@@ -10,7 +10,7 @@ level ranks with the most urgent level, else the victim rule would take back wha
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from tidegate_policy.model import MOST_URGENT, CallId
@@ -89,10 +89,15 @@ class Semantic(StaticPolicy):
         return (float(level), item.service_s)
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
-        level, mean_s = item.call.urgency, self._mean_s.get(item.call.urgency)
-        self._mean_s[level] = item.service_s if mean_s is None else mean_s + MEMORY * (item.service_s - mean_s)
-        self._wait(item.call.id, level, item.call.arrived_at_s + self._patience_s)
+        self._patience.watch(item.call.id, self._arrives(item))
         return self._lift(now)
+
+    def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
+        self._patience.watch_all({item.call.id: self._arrives(item) for item in items})
+        changed: list[CallId] = []
+        while now >= self._patience.first_at_s:
+            changed += self._lift(now)
+        return changed
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         call_id = item.call.id
@@ -130,6 +135,17 @@ class Semantic(StaticPolicy):
         self._guaranteed.discard(call_id)
         return self._lift(now)
 
+    def _arrives(self, item: QueuedRequest) -> float:
+        """Returns the end of the call's patience."""
+        call, service_s = item.call, item.service_s
+        level = call.urgency
+        mean_s = self._mean_s.get(level, service_s)
+        self._mean_s[level] = mean_s + MEMORY * (service_s - mean_s)
+        ends_at_s = call.arrived_at_s + self._patience_s
+        self._waiting[call.id] = (level, ends_at_s)
+        self._levels[level] += 1
+        return ends_at_s
+
     def _wait(self, call_id: CallId, level: int, ends_at_s: float) -> None:
         self._waiting[call_id] = (level, ends_at_s)
         self._levels[level] += 1
@@ -144,10 +160,9 @@ class Semantic(StaticPolicy):
         self._patience.forget(call_id)
 
     def _lift(self, now: float) -> Changed:
-        lifted = self._patience.take(now)
-        if not lifted:
+        if now < self._patience.first_at_s:
             return NONE_CHANGED
-        changed = [CallId(call_id) for call_id in lifted]
+        changed = [CallId(call_id) for call_id in self._patience.take(now)]
         self._lifted.update(changed)
         return changed
 

@@ -11,6 +11,7 @@ from tidegate_policy.model import CallId
 from tidegate_policy.policies.policy_contract import Computed
 
 _ONE_OUTPUT = (0, 1)
+_NONE = Computed()
 
 
 class TokenCounts:
@@ -29,6 +30,11 @@ class TokenCounts:
             if tokens.prompt_tokens:
                 self._prompts[call_id] = self._prompts.get(call_id, 0) + tokens.prompt_tokens
         return [call_id for call_id, _ in others]
+
+    def of(self, call_id: CallId) -> Computed:
+        """All tokens of a call."""
+        output_tokens = self._outputs.get(call_id)
+        return _NONE if output_tokens is None else Computed(self._prompts.get(call_id, 0), output_tokens)
 
     def outputs(self, call_id: CallId) -> int:
         return self._outputs.get(call_id, 0)

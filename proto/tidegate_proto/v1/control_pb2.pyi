@@ -56,8 +56,10 @@ class SetControlsResponse(_message.Message):
     def __init__(self, controls: _Optional[_Union[Controls, _Mapping]] = ...) -> None: ...
 
 class GetStateRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("max_waiting_ids",)
+    MAX_WAITING_IDS_FIELD_NUMBER: _ClassVar[int]
+    max_waiting_ids: int
+    def __init__(self, max_waiting_ids: _Optional[int] = ...) -> None: ...
 
 class EngineState(_message.Message):
     __slots__ = ("policy", "policy_reason", "policy_age_s", "controls", "running", "waiting", "kv_usage", "waiting_ids", "engine_version", "fallback_reason", "preemptions", "simulated_profile", "policy_parameters", "bypass")

@@ -31,7 +31,7 @@ class Arranger(Memoryless):
             return plan
         candidate = _candidate(engine, engine.first(min(places, MOST_CANDIDATES)))
         best = min(decodes, key=lambda call: engine.rank(call.item))
-        same = group_of(best.item.call) == group_of(candidate[0].call)
+        same = group_of(best.call) == group_of(candidate[0].call)
         waiting_first = engine.rank(candidate[0]) < engine.rank(best.item)
         if same or waiting_first or added_latency_s(engine, decodes, candidate) < 0:
             return replace(plan, max_starts=fewer_starts(plan, len(candidate)))
@@ -42,7 +42,7 @@ def added_latency_s(engine: EngineSnapshot, decodes: list[RunningCall], candidat
     """The change in the total latency of all groups if the candidate is prefilled now (eq 15-17), in seconds."""
     groups: dict[str, int] = {}
     for call in decodes:
-        group = group_of(call.item.call)
+        group = group_of(call.call)
         groups[group] = max(groups.get(group, 0), call.output_left)
     output = max(item.call.output_left(0) for item in candidate)
     prefill_s = engine.cost.prefill_s * sum(engine.uncached_tokens(item) for item in candidate)

@@ -38,7 +38,7 @@ class Fence:
         capacity = engine.limits.kv_tokens * (1 - MARGIN)
         promised = engine.limits.kv_tokens - engine.free_kv_tokens - engine.pinned_kv_tokens
         for call in engine.running:
-            upper = self._upper(call.item.call)
+            upper = self._upper(call.call)
             promised += call.uncached_tokens + max(upper - call.output_tokens, call.output_left)
         starts = 0
         for item in engine.first(MOST_STARTS):

@@ -51,7 +51,7 @@ class LoadBand:
         self._fresh = True
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
-        targets = [call.item.call.tpot_s for call in engine.running if call.decodes]
+        targets = [call.call.tpot_s for call in engine.running if call.decodes]
         known = [target_s for target_s in targets if target_s is not None]
         self._target_s = min(known, default=None)
         limits = engine.limits

@@ -27,7 +27,7 @@ class SlackChunks(Memoryless):
 
 def _allowed_s(call: RunningCall, now: float) -> float | None:
     """The longest step after which the call still meets its target; at least the target itself."""
-    target_s = call.item.call.tpot_s
+    target_s = call.call.tpot_s
     if target_s is None or call.first_at_s is None:
         return None
     return max(call.first_at_s + target_s * call.output_tokens - now, target_s)

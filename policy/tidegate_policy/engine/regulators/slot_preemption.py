@@ -38,7 +38,7 @@ class SlotPreemption(Memoryless):
             places += 1
             missing -= victim.kv_tokens
             if places > 0 and missing <= 0:
-                ids = tuple(call.item.call.id for call in taken)
+                ids = tuple(call.call.id for call in taken)
                 return replace(plan, preempt=plan.preempt + ids)
         return plan
 
@@ -47,7 +47,7 @@ def worthwhile(engine: EngineSnapshot, head: QueuedRequest, victim: RunningCall)
     """Whether `head` should run in place of `victim`."""
     if engine.rank(head) >= engine.rank(victim.item):
         return False
-    if head.call.urgency != victim.item.call.urgency:
-        return head.call.urgency < victim.item.call.urgency
+    if head.call.urgency != victim.call.urgency:
+        return head.call.urgency < victim.call.urgency
     again_s = engine.cost.prefill_seconds(max(victim.kv_tokens, 1))
     return head.service_s + again_s < victim.item.service_s

@@ -32,11 +32,11 @@ class StageAwareness(Memoryless):
 
     def _guarded(self, decodes: list[RunningCall]) -> tuple[int, float] | None:
         """The level below which prefills are bounded, and the tightest target of the decodes up to that level."""
-        with_target = [call for call in decodes if call.item.call.tpot_s is not None]
+        with_target = [call for call in decodes if call.call.tpot_s is not None]
         if not with_target:
             return None
-        level = min(call.item.call.urgency for call in with_target)
-        targets = [call.item.call.tpot_s or 0.0 for call in with_target if call.item.call.urgency == level]
+        level = min(call.call.urgency for call in with_target)
+        targets = [call.call.tpot_s or 0.0 for call in with_target if call.call.urgency == level]
         return level, min(targets)
 
 
@@ -44,7 +44,7 @@ class StrictStageAwareness(Memoryless):
     """The paper's variant."""
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
-        levels = [call.item.call.urgency for call in engine.running if call.decodes]
+        levels = [call.call.urgency for call in engine.running if call.decodes]
         return _without_lower_prefills(engine, plan, min(levels)) if levels else plan
 
 
@@ -57,7 +57,7 @@ def prefill_tokens(engine: EngineSnapshot, decodes: list[RunningCall], step_s: f
 
 def _without_lower_prefills(engine: EngineSnapshot, plan: StepPlan, level: int) -> StepPlan:
     """The plan with all prefills of levels below `level` (greater numbers) paused, running and waiting."""
-    paused = [call.item.call.id for call in engine.running if not call.decodes and call.item.call.urgency > level]
+    paused = [call.call.id for call in engine.running if not call.decodes and call.call.urgency > level]
     starts = 0
     for item in engine.first(MOST_STARTS):
         if item.call.urgency > level:
