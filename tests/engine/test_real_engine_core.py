@@ -43,7 +43,7 @@ def llm(tmp_path_factory):
             "HF_HUB_OFFLINE": "1",
         }.items():
             patch.setenv(name, value)
-        built = LLM(
+        return LLM(
             model=str(folder),
             skip_tokenizer_init=True,
             dtype="float32",
@@ -55,8 +55,6 @@ def llm(tmp_path_factory):
             seed=1,
             disable_log_stats=True,
         )
-    torch.set_num_threads(1)  # on a busy machine several threads wait for each other in every kernel
-    return built
 
 
 class Core:
