@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 LOWEST, BELOW = (0, 31), (0, 33)
-"""The tested versions: 0.31 and 0.32 (docs/operations.md)."""
+"""The versions that run: 0.31 and 0.32. `docs/operations.md` states what was tested on each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
