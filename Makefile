@@ -12,7 +12,7 @@ UV := $(BIN)/uv
 SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles tests tools proto/generate
 SUITE ?= text2sql
 
-.PHONY: help install up test lint e2e bench bench-gateway bench-engine lock proto kubernetes clean
+.PHONY: help install up test lint e2e bench bench-gateway bench-engine bench-real lock proto kubernetes clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,9 @@ bench-gateway: $(VENV)/.installed-all ## CPU time of the gateway per request: EN
 
 bench-engine: $(VENV)/.installed-all ## CPU time that our scheduler adds to vLLM's: BENCH_ENGINE='--running 256 --waiting 2000'
 	$(BIN)/python benchmarks/engine $(BENCH_ENGINE)
+
+bench-real: $(VENV)/.installed-all ## small cases of the suites in wall-clock time on a real vLLM engine: BENCH_REAL='--suites semantic'
+	$(BIN)/python benchmarks/real_engine $(BENCH_REAL)
 
 proto: $(VENV)/.installed-all ## regenerate the gRPC stubs
 	$(BIN)/python proto/generate

@@ -11,7 +11,7 @@ import functools
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidegate_policy import gateway_core
@@ -121,13 +121,21 @@ class Cell:
     """One run. `run` may be called once."""
 
     def __init__(
-        self, pool: Mapping[EngineId, CostModel], row: Row, learned_from: Sequence[TraceCall], *, seed: int
+        self,
+        pool: Mapping[EngineId, CostModel],
+        row: Row,
+        learned_from: Sequence[TraceCall],
+        *,
+        seed: int,
+        loop: virtual_time.Loop | None = None,
+        create: Callable[..., engine_models.Engine] = engine_models.create,
     ) -> None:
-        self._loop = virtual_time.Loop()
+        """`loop` and `create` replace virtual time and the virtual engines, for a run on a real engine."""
+        self._loop = loop or virtual_time.Loop()
         self._row = row
         self._core = gateway_core.GatewayCore(_granting(row.gateway), random.Random(seed))
         self._engines = {
-            name: engine_models.create(
+            name: create(
                 row.model,
                 self._loop,
                 model,

@@ -32,5 +32,9 @@ class Loop:
     def run(self) -> None:
         """Runs until no event is left."""
         while self._due:
-            self._now_s, _, event = heapq.heappop(self._due)
-            event()
+            self.run_next()
+
+    def run_next(self) -> None:
+        """Runs the next event."""
+        self._now_s, _, event = heapq.heappop(self._due)
+        event()

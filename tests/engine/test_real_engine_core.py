@@ -75,18 +75,22 @@ class Core:
             hash_block_size=before.hash_block_size,
             **ours,
         )
-        self.answers = {}
+        self.answers, self.choices = {}, {}
 
-    def add(self, name, prompt, output=30, priority=0, **labels):
+    def add(self, name, prompt, output=30, priority=0, choices=1, **labels):
+        """A greedy call; with several `choices` it samples, each choice from a seed of its own."""
         sent = {f"tg.{key}": value for key, value in labels.items()}
+        sampled = {"n": choices, "seed": sum(prompt), "temperature": 1.0} if choices > 1 else {"temperature": 0}
         params = SamplingParams(
-            temperature=0, max_tokens=output, ignore_eos=True, detokenize=False, extra_args=sent or None
+            max_tokens=output, ignore_eos=True, detokenize=False, extra_args=sent or None, **sampled
         )
         self.engine.add_request(name, {"prompt_token_ids": prompt}, params, priority=priority)
 
     def step(self):
         for output in self.engine.step():
             self.answers[output.request_id] = list(output.outputs[0].token_ids)
+            for choice in output.outputs:
+                self.choices[output.request_id, choice.index] = list(choice.token_ids)
 
     def drain(self):
         while self.engine.has_unfinished_requests():
@@ -211,3 +215,68 @@ def test_a_session_gets_its_answers_after_tool_calls_with_and_without_a_hold(llm
         return dict(core.drain())
 
     assert conversation(Core(llm, TidegateScheduler, policy="fcfs", hold=hold)) == conversation(Core(llm, Scheduler))
+
+
+@pytest.mark.parametrize("scheduler", CLASSES)
+@pytest.mark.parametrize("policy", ["fcfs", "urgency", "relquery"])
+def test_each_choice_of_a_call_with_several_has_the_tokens_that_vllm_gives_it(llm, scheduler, policy):
+    """vLLM makes one request of each choice. An abort of the call ends all of them."""
+
+    def choices(core):
+        free = core.free_blocks
+        for name, prompt, output, labels in workload()[:6]:
+            core.add(name, prompt, output, choices=3, **labels)
+        for _ in range(8):
+            core.step()
+        assert len(core.scheduler.requests) == 18
+        core.engine.abort_request(["c1", "c4"])
+        assert len(core.scheduler.requests) == 12
+        core.drain()
+        core.scheduler.reset_prefix_cache()
+        assert core.free_blocks == free
+        return {key: tokens for key, tokens in core.choices.items() if key[0] not in ("c1", "c4")}
+
+    expected = choices(Core(llm, Scheduler))
+    assert len({tuple(tokens) for tokens in expected.values()}) == len(expected) == 12
+    assert choices(Core(llm, scheduler, policy=policy)) == expected
+
+
+@pytest.mark.parametrize("scheduler", CLASSES)
+def test_calls_that_an_engine_keeps_while_it_sleeps_get_their_answers_after_it_wakes(llm, expected, scheduler):
+    """A sleep of level 1 discards the KV cache: running calls compute their context again."""
+    core = Core(llm, scheduler, policy="urgency", hold=session_hold.settings(0.5))
+    free = core.free_blocks
+    engine = core.engine.engine_core
+
+    def sleep_and_wake(step):
+        if step not in (9, 10, 20):
+            return
+        engine.sleep(level=1, mode="keep")
+        assert engine.is_sleeping()
+        assert core.free_blocks == free
+        finished = len(core.answers)
+        core.step()
+        assert len(core.answers) == finished
+        engine.wake_up()
+        assert not engine.is_sleeping()
+
+    assert served(core, workload(), sleep_and_wake) == expected
+    assert core.free_blocks == free
+
+
+@pytest.mark.parametrize("scheduler", CLASSES)
+def test_a_sleep_that_aborts_leaves_an_engine_that_serves_new_calls(llm, expected, scheduler):
+    core = Core(llm, scheduler, policy="relquery", hold=session_hold.settings(0.5))
+    free = core.free_blocks
+    for name, prompt, output, labels in workload():
+        core.add(f"aborted {name}", prompt, output, **labels)
+    for _ in range(5):
+        core.step()
+    core.engine.engine_core.sleep(level=1, mode="abort")
+    assert core.free_blocks == free
+    assert core.scheduler.get_num_unfinished_requests() == 0
+    core.engine.abort_request([f"aborted {name}" for name, *_ in workload()])
+    core.engine.engine_core.wake_up()
+    core.answers.clear()
+    assert served(core, workload()) == expected
+    assert (core.scheduler.state().waiting, core.scheduler.state().running) == (0, 0)

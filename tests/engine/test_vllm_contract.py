@@ -30,6 +30,7 @@ FEATURES = {
     "drafts": ("drafts", "aborts"),
     "resets": ("resets", "aborts"),
     "pauses": ("pauses", "aborts"),
+    "sleep": ("pauses", "resets", "aborts"),
 }
 
 

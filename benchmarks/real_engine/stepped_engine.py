@@ -1,0 +1,178 @@
+"""vLLM's engine core in this process with a small random model, behind the interface of a virtual engine."""
+
+import functools
+import os
+import random
+import time
+from collections import defaultdict
+from typing import Any
+
+os.environ.update(
+    {
+        "OMP_NUM_THREADS": "1",  # on a busy machine two threads wait for each other in every kernel
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+)
+
+from vllm import LLM, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.sched import scheduler as vllm_scheduler
+
+from tidegate_engine import checkpoints
+from tidegate_engine import scheduler as schedulers
+from tidegate_policy import labels
+from tidegate_policy.cost import CostModel
+from tidegate_sim import cell, engine_limits, virtual_time
+
+BLOCK, BLOCKS, SEQUENCES, STEP_TOKENS, MODEL_LENGTH = 32, 129, 8, 256, 1024
+VOCABULARY, STOP = 2048, 0
+FIRST_COST = CostModel(
+    step_s=0.008,
+    prefill_s=1e-4,
+    decode_s=3e-4,
+    kv_tokens=(BLOCKS - 1) * BLOCK,
+    max_batch=SEQUENCES,
+    max_step_tokens=STEP_TOKENS,
+)
+"""The cost model of the first run of a case, which refines it."""
+
+CLOCKS = {"wall": time.monotonic, "cpu": time.process_time}
+
+
+class RealTime(virtual_time.Loop):
+    """The events of a cell at their instants on a clock of this machine. An event sees the instant at which it was due, so
+    an arrival during a step counts from its own instant and not from the end of the step."""
+
+    def __init__(self, clock: str) -> None:
+        super().__init__()
+        self.clock = CLOCKS[clock]
+        self._begun_at_s = self.clock()
+
+    def run(self) -> None:
+        self._begun_at_s = self.clock()
+        while self._due:
+            ahead_s = self._due[0][0] - (self.clock() - self._begun_at_s)
+            if ahead_s > 0 and self.clock is time.process_time:
+                self._begun_at_s -= ahead_s  # an idle process uses no CPU time
+            elif ahead_s > 0:
+                time.sleep(ahead_s)
+            self.run_next()
+
+    def catch_up(self) -> None:
+        """Sets the time of the cell to the present instant."""
+        self._now_s = self.clock() - self._begun_at_s
+
+
+class RealEngine:
+    """vLLM's engine core with a new scheduler, behind the interface of a virtual engine."""
+
+    def __init__(self, llm: LLM, row: cell.Row, cost: CostModel, clock: RealTime, listener: engine_limits.Listener):
+        self.steps = self.queued = self.preemptions = 0
+        self.busy_s = 0.0
+        self.starts: dict[str, float] = {}
+        self._row, self._cost, self._clock, self._listener = row, cost, clock, listener
+        self._engine = llm.llm_engine
+        core = self._engine.engine_core.engine_core
+        before = core.scheduler
+        before.vllm_config.scheduler_config.policy = row.engine_policy if row.stock_scheduler else "fcfs"
+        kind: Any = vllm_scheduler.Scheduler
+        if not row.stock_scheduler:
+            kind = functools.partial(
+                schedulers.TidegateScheduler, policy=row.engine_policy, cost=cost, learn_cost=True, clock=clock.clock
+            )
+        self.scheduler = core.scheduler = kind(
+            vllm_config=before.vllm_config,
+            kv_cache_config=before.kv_cache_config,
+            structured_output_manager=before.structured_output_manager,
+            include_finished_set=False,
+            log_stats=False,
+            block_size=before.block_size,
+            hash_block_size=before.hash_block_size,
+        )
+        self._vllms_update = self.scheduler.update_from_output
+        self.scheduler.update_from_output = self._update
+        self._outputs: dict[str, list[int]] = {}
+        self._produced: dict[str, int] = defaultdict(int)
+        self._stepping = False
+
+    def submit(self, call, output_tokens, prefixes=(), output_prefix=None) -> None:
+        """Receives a call as the gateway would send it. Only this method knows that it produces `output_tokens`."""
+        prompt = [token for prefix, tokens in prefixes for token in text(prefix, tokens)]
+        prompt = (prompt + text(call.id, call.prompt_tokens))[: call.prompt_tokens]
+        own = f"answer of {call.id}" if output_prefix is None else output_prefix
+        self._outputs[call.id] = [*text(own, output_tokens)[:-1], STOP]
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=MODEL_LENGTH,
+            ignore_eos=True,
+            stop_token_ids=[STOP],
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=labels.write(self._clock.now(), call),
+        )
+        priority = engine_limits.stock_priority(self._row.stock_key, call, self._cost)
+        self._engine.add_request(call.id, {"prompt_token_ids": prompt}, params, priority=priority)
+        if not self._stepping:
+            self._stepping = True
+            self._clock.after(0.0, self._step)
+
+    def _step(self) -> None:
+        self._clock.catch_up()
+        outputs = self._engine.step()
+        self._clock.catch_up()
+        for output in outputs:
+            name = output.request_id
+            self._produced[name] += len(output.outputs[0].token_ids)
+            if output.finished:
+                self._listener.on_end(name)
+            else:
+                self._listener.on_tokens(name, self._produced[name])
+        self._stepping = self.scheduler.has_requests()  # also true while the worker has yet to hear of an end
+        if self._stepping:
+            self._clock.after(0.0, self._step)
+
+    def _update(self, output, model):
+        """vLLM's `update_from_output` with the tokens of the trace in place of the model's."""
+        self.steps += bool(output.total_num_scheduled_tokens)
+        self.preemptions += len(output.preempted_req_ids or ())
+        for new in output.scheduled_new_reqs:
+            self.starts.setdefault(called(new.req_id), self._clock.now())
+        for index, name in enumerate(model.req_ids):
+            if model.sampled_token_ids[index]:
+                tokens = self._outputs[called(name)]
+                model.sampled_token_ids[index] = [tokens[self.scheduler.requests[name].num_output_tokens]]
+        return self._vllms_update(output, model)
+
+
+def called(request_id: str) -> str:
+    """Our id of a request. vLLM adds a random suffix."""
+    return request_id.rsplit("-", 1)[0]
+
+
+def text(name: object, tokens: int) -> list[int]:
+    """The first tokens of an endless text of this name."""
+    drawn = random.Random(f"text {name}")
+    return [drawn.randrange(STOP + 1, VOCABULARY) for _ in range(tokens)]
+
+
+def model() -> LLM:
+    """The model with vLLM's executor, worker, model runner and KV cache."""
+    return LLM(
+        model=str(checkpoints.dummy()),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=MODEL_LENGTH,
+        enforce_eager=True,
+        num_gpu_blocks_override=BLOCKS,
+        block_size=BLOCK,
+        max_num_seqs=SEQUENCES,
+        max_num_batched_tokens=STEP_TOKENS,
+        seed=1,
+        disable_log_stats=True,
+    )
