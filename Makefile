@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 UV := $(BIN)/uv
 SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles tests tools proto/generate
 SUITE ?= text2sql
+# These tests share no server, so they run on all cores.
+PURE_TESTS := tests/policy tests/sim
 
 .PHONY: help install up test lint e2e bench bench-gateway bench-engine bench-real lock proto kubernetes clean
 
@@ -22,8 +24,13 @@ up: $(VENV)/.installed-$(if $(filter vllm%,$(ENGINES)),all,up) ## the whole syst
 
 install: $(VENV)/.installed-all kubernetes ## everything: Python environment with vLLM (CPU), Kubernetes binaries
 
-test: install lint ## all tests that need no root
+test: install lint ## all tests that need no root; TESTS=tests/gateway runs a part of them
+ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
+else
+	$(BIN)/python -m pytest -n auto --dist worksteal $(PURE_TESTS)
+	$(BIN)/python -m pytest $(filter-out $(PURE_TESTS) %__pycache__,$(wildcard tests/*))
+endif
 
 lint: $(VENV)/.installed-all ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check $(SOURCES)
