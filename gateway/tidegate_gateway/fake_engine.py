@@ -128,6 +128,21 @@ class FakeEngine:
             **({"usage": usage} if usage is not None else {}),
         }
 
+    async def embed(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        given = body["input"]
+        count = len(given) if isinstance(given, list) and not isinstance(given[0], int) else 1
+        self.served += 1
+        return web.json_response(
+            {
+                "object": "list",
+                "model": body["model"],
+                "data": [{"object": "embedding", "index": i, "embedding": [0.5, -0.5]} for i in range(count)],
+                "usage": {"prompt_tokens": self.prompt_tokens, "total_tokens": self.prompt_tokens},
+            }
+        )
+
     async def health(self, request: web.Request) -> web.StreamResponse:
         if self.deaf:
             await asyncio.sleep(3600)
@@ -149,6 +164,7 @@ async def engine(**behaviour: Any) -> AsyncIterator[FakeEngine]:
     application = web.Application()
     application.router.add_post("/v1/chat/completions", fake.complete)
     application.router.add_post("/v1/completions", fake.complete)
+    application.router.add_post("/v1/embeddings", fake.embed)
     application.router.add_get("/v1/models", fake.models)
     application.router.add_get("/health", fake.health)
     application.router.add_get("/metrics", fake.show_metrics)

@@ -298,7 +298,7 @@ async def test_only_listed_paths_exist(up: Any, method: str, path: str, status: 
 
 async def test_an_unknown_path_is_answered_with_the_known_ones(up: Any) -> None:
     async with up(store=False) as client:
-        _, answer, _ = await client.send("POST", "/v1/embeddings", json={})
+        _, answer, _ = await client.send("POST", "/v1/images/generations", json={})
         assert answer["error"]["code"] == "not_found"
         for path in ("/v1/chat/completions", "/v1/workflows/{workflow}", "/v1/models/{model},", "/ready"):
             assert path in answer["error"]["message"]

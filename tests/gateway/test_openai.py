@@ -203,3 +203,20 @@ async def test_openai_error_object_for_everything(up: Any) -> None:
         for method, path in (("GET", "/nowhere"), ("GET", "/v1/chat/completions"), ("POST", "/v1/chat/completions")):
             async with client.http.request(method, client.url + path, data=b"{") as response:
                 assert set(orjson.loads(await response.read())["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_embeddings_through_the_openai_client(up: Any) -> None:
+    async with fake_engine.engine(prompt_tokens=6) as engine, up(engine) as client:
+        async with client.openai() as api:
+            for given, count in (("a text", 1), (["one"] * 40, 40), ([1, 2, 3], 1)):
+                answer = await api.embeddings.create(model="fake", input=given, encoding_format="float")
+                assert [item.index for item in answer.data] == list(range(count))
+                assert answer.usage.prompt_tokens == 6
+        status, error, _ = await client.ask("/v1/embeddings", input=["x"] * 3000)
+        assert (status, error["error"]["param"]) == (400, "input")
+        status, error, _ = await client.ask("/v1/embeddings", input="x", stream=True)
+        assert (status, error["error"]["param"]) == (400, "stream")
+        assert engine.served == 3
+        tokens = client.gateway.metrics.registry.get_sample_value
+        assert tokens("tidegate_requests_total", {"outcome": "ok", "class": "none"}) == 3.0
+        assert not client.own_backlog()
