@@ -12,7 +12,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 KINDS = ("aiohttp", "envoy", "vllm-router", "smg")
 
 
-def command(kind: str, environment: pathlib.Path, *, port: int, engine_port: int, folder: pathlib.Path) -> list[str]:
+def command(
+    kind: str, environment: pathlib.Path, *, port: int, metrics_port: int, engine_port: int, folder: pathlib.Path
+) -> list[str]:
     """The command that serves on `port` and sends all to the engine at `engine_port`. Raises `ValueError`."""
     programs = environment / "bin"
     worker = f"http://127.0.0.1:{engine_port}"
@@ -25,7 +27,7 @@ def command(kind: str, environment: pathlib.Path, *, port: int, engine_port: int
         config.write_text(json.dumps(_envoy(port, engine_port)))
         return [str(programs / "envoy"), "-c", str(config), "--concurrency", "1", "--log-level", "error"]
     if kind == "vllm-router":
-        words = ["--policy", "round_robin", "--log-level", "error", "--prometheus-port", str(port + 1)]
+        words = ["--policy", "round_robin", "--log-level", "error", "--prometheus-port", str(metrics_port)]
         return [
             str(programs / "vllm-router"),
             "--host",
@@ -37,7 +39,7 @@ def command(kind: str, environment: pathlib.Path, *, port: int, engine_port: int
             *words,
         ]
     if kind == "smg":
-        words = ["--policy", "round_robin", "--log-level", "error", "--prometheus-port", str(port + 1)]
+        words = ["--policy", "round_robin", "--log-level", "error", "--prometheus-port", str(metrics_port)]
         return [
             str(programs / "smg"),
             "launch",
@@ -52,9 +54,9 @@ def command(kind: str, environment: pathlib.Path, *, port: int, engine_port: int
     raise ValueError(f"--peer takes {', '.join(KINDS)}, not {kind}")
 
 
-def _words(port: int, worker: str) -> list[str]:
+def _words(port: int, metrics_port: int, worker: str) -> list[str]:
     words = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", worker, "--policy", "round_robin"]
-    return [*words, "--log-level", "error", "--prometheus-port", str(port + 1)]
+    return [*words, "--log-level", "error", "--prometheus-port", str(metrics_port)]
 
 
 def _envoy(port: int, engine_port: int) -> dict[str, object]:
