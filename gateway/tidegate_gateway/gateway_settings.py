@@ -160,7 +160,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The bounds of one client's use of this process."""
+    """The bounds of what clients can use of this process. All clients of a port share `bodies_bytes` and `connections`."""
 
     body_bytes: int = 8 * 1024 * 1024
     """A request's body; about two million tokens, or a few pictures."""

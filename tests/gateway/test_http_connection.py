@@ -154,3 +154,50 @@ async def test_a_body_that_breaks_off_ends_the_connection_and_nothing_else(up: A
             assert (await answer(reader))[0] == 200
         assert len(engine.bodies) == 1
         await until(lambda: client.gateway.placements.in_progress == 0)
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [b"X: " + b"y" * 60_000, b"y" * 60_000],
+    ids=["a trailer", "an extension of a chunk"],
+)
+async def test_framing_that_never_ends_is_cut(up: Any, endless: bytes) -> None:
+    start = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    start += b"0\r\n" if endless.startswith(b"X") else b"1;"
+    async with up(store=False) as client, plain(client) as (reader, writer):
+        writer.write(start)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(40):
+                writer.write(endless)
+                await writer.drain()
+                await asyncio.sleep(0)
+        assert (await answer(reader))[0] == 431
+
+
+async def test_a_request_that_waits_for_the_gateway_does_not_run_out_of_time(up: Any) -> None:
+    limits = {"body": 0.3}
+    async with (
+        fake_engine.engine(first_s=0.8) as engine,
+        up(engine, store=False, limits=limits) as client,
+        plain(client) as (reader, writer),
+    ):
+        third = post(CALL)
+        writer.write(post(CALL) + post(CALL) + third[:-10])
+        assert (await answer(reader))[0] == 200
+        writer.write(third[-10:])
+        for _ in range(2):
+            assert (await answer(reader))[0] == 200
+
+
+async def test_a_strange_coding_beside_an_offer_of_another_protocol_is_an_error(up: Any) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
+    async with up(store=False) as client, plain(client) as (reader, writer):
+        writer.write(head + b"Transfer-Encoding: \xff, chunked\r\n\r\n0\r\n\r\n")
+        assert (await answer(reader))[0] == 400
+
+
+async def test_an_old_client_that_would_keep_its_connection_is_told_that_it_closes(up: Any) -> None:
+    async with up(store=False) as client, plain(client) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        assert (await answer(reader))[1]["connection"] == "close"
+        assert await reader.read() == b""

@@ -22,7 +22,7 @@ class Notebook:
     ends: list[tuple[str, bool]] = field(default_factory=list)
     answers: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def finish(self, workflow: str, call: str, *, ok: bool) -> None:
+    async def finish(self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None) -> None:
         await self.answers.wait()
         self.ends.append((call, ok))
 
@@ -60,7 +60,7 @@ async def test_when_too_many_ends_wait_those_that_no_client_has_seen_are_dropped
     for number in range(workflow_service.MOST_UNRECORDED):
         flows.cut(member(f"cut{number}"))
     for number in range(5):
-        await flows.ended(member(f"told{number}"), ok=True)
+        await flows.ended(member(f"told{number}"), ok=True, share_s=None)
     assert flows.unrecorded == workflow_service.MOST_UNRECORDED
     link.up = True
     store.answers.set()
@@ -87,7 +87,7 @@ async def test_an_end_is_kept_until_the_store_has_said_that_it_has_it() -> None:
 async def test_an_end_whose_client_went_away_is_still_recorded_as_it_was() -> None:
     store = Notebook()
     flows, _ = over(store)
-    ending = asyncio.create_task(flows.ended(member("served"), ok=True))
+    ending = asyncio.create_task(flows.ended(member("served"), ok=True, share_s=None))
     await asyncio.sleep(0)
     ending.cancel()
     await asyncio.wait([ending])

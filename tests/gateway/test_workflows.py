@@ -323,47 +323,6 @@ async def test_housekeeping_expires_workflows_without_requests(up: Any, until: A
         assert [row["id"] for row in listed["data"]] == [flow["id"]]
 
 
-async def test_the_outcome_of_a_workflow_is_shown_and_its_time_left_stops(up: Any, until: Any) -> None:
-    async with fake_engine.engine(first_s=0.1) as engine, up(engine, store_options={"grace": 5}) as client:
-        _, met = await create(client, deadline_ms=60_000, stages=THREE[:1])
-        _, late = await create(client, deadline_ms=30, stages=THREE[:1])
-        _, cancelled = await create(client, deadline_ms=60_000, stages=THREE[:1])
-        assert (met["outcome"], met["ended_at"]) == (None, None)
-        for flow in (met, late):
-            await client.ask(headers=member(flow["id"], "a"))
-        await client.send("DELETE", f"/v1/workflows/{cancelled['id']}")
-        found = {}
-        for flow in (met, late, cancelled):
-            first = await state_of(client, flow["id"])
-            assert first["ended_at"] <= first["deadline"] or first["left_ms"] < 0
-            await asyncio.sleep(0.01)
-            again = await state_of(client, flow["id"])
-            assert again == first, "nothing of an ended workflow changes"
-            found[flow["id"]] = (again["outcome"], again["left_ms"] > 0)
-        assert list(found.values()) == [("met", True), ("late", False), ("cancelled", True)]
-        (stage,) = (await state_of(client, met["id"]))["stages"]
-        assert 100 <= stage["time_ms"] < 30_000 < stage["share_ms"] <= 60_000
-        assert stage["slack_ms"] == stage["share_ms"] - stage["time_ms"]
-        (stage,) = (await state_of(client, cancelled["id"]))["stages"]
-        assert (stage["time_ms"], stage["share_ms"], stage["slack_ms"]) == (None, None, None)
-
-
-async def test_an_undeclared_workflow_whose_calls_were_answered_is_met(up: Any, until: Any) -> None:
-    deadline = {"x-tidegate-deadline-ms": "400"}
-    async with fake_engine.engine() as engine, up(engine, store_options={"grace": 0.05}) as client:
-
-        async def outcome(flow: str) -> Any:
-            return (await state_of(client, flow))["outcome"]
-
-        assert (await client.ask(headers=member("well", "a", **deadline)))[0] == 200
-        engine.status = 400
-        assert (await client.ask(headers=member("badly", "a", **deadline)))[0] == 400
-        for flow, expected in (("well", "met"), ("badly", "failed")):
-            assert await until(lambda flow=flow: outcome(flow)) == expected
-        well = await state_of(client, "well")
-        assert (well["state"], well["ended_at"] <= well["deadline"]) == ("done", True)
-
-
 async def test_workflows_are_listed_by_state(up: Any) -> None:
     async with fake_engine.engine() as engine, up(engine) as client:
         flows = [(await create(client, deadline_ms=60_000, stages=THREE))[1]["id"] for _ in range(3)]

@@ -10,18 +10,13 @@ One task serves a connection, one request after the other. The loss of the conne
 
 import asyncio
 import collections
-import email.utils
-import functools
 import logging
-import re
-import secrets
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from tidegate_gateway.edge import http_messages
+from tidegate_gateway.edge import framing_errors, http_messages
 from tidegate_gateway.openai import error_table
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy.model import DropReason
@@ -31,8 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidegate.gateway")
 
-PATH_BYTES, HEADER_BYTES, HEADERS, HEAD_BYTES = 8000, 8190, 128, 64 * 1024
-"""Longest path, longest header, most headers, and the longest head."""
 PIPELINED = 16
 """Requests that may wait behind the present one; the connection ends after them."""
 TAKEN_BYTES = 64 * 1024
@@ -51,19 +44,19 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
         self._arrived: asyncio.Future[None] | None = None
         self._waiting: collections.deque[http_messages.Request | error_table.GatewayError] = collections.deque()
         self._drained: asyncio.Future[None] | None = None
         self._full = False  # the client does not take what was written
-        self._deaf = False  # nothing more is parsed
+        self._ignoring = False  # nothing more is parsed
         self._paused = False  # nothing more is read while a request waits behind the present one
         self._held = b""  # the head of a stream that has not left yet
-        self._head_bytes = 0
+        self._frame_bytes = 0  # since the last byte of a body, or the last request
         self._url = b""
         self._headers: list[tuple[str, str]] = []
         self._in_body = False
-        self._body: list[bytes] = []
+        self._body: bytes | bytearray = b""
         self._body_bytes = 0
         self._charged = 0
         self._request: http_messages.Request | None = None
@@ -72,8 +65,8 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._present: http_messages.Request | None = None
         self._begun = False  # the head of the present answer is written
-        self.silent = True
-        """No request has arrived yet."""
+        self.unused = True
+        """It has brought no request yet."""
 
     # What handlers and the listener use.
 
@@ -85,9 +78,9 @@ class Connection(asyncio.Protocol):
             request.keeps = False
         if not request.chunks:
             request.keeps = False
-        named = headers if "x-request-id" in headers else {**headers, "x-request-id": request_id(request)}
+        named = headers if "x-request-id" in headers else {**headers, "x-request-id": http_messages.request_id(request)}
         framing = _CHUNKED if request.chunks else ""
-        self._held = http_messages.head(status, named, framing, _date(), keeps=request.keeps)
+        self._held = http_messages.head(status, named, framing, http_messages.date(), keeps=request.keeps)
         if request.method == "HEAD":
             await self._write(self._held)
             self._held = b""
@@ -107,7 +100,7 @@ class Connection(asyncio.Protocol):
     @property
     def idle(self) -> bool:
         """No request is being read or answered."""
-        return self._present is None and not self._waiting and self._request is None and not self._head_bytes
+        return self._present is None and not self._waiting and self._request is None and not self._frame_bytes
 
     def close(self) -> None:
         """Closes the connection once what is written has left."""
@@ -124,27 +117,26 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         if not self._listener.opened(self):
-            self._deaf = True
+            self._ignoring = True
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(0)  # an answer has left when the kernel has all of it
         self._limit(self._limits.idle_s)
-        self._task = self._loop.create_task(self._serve())
+        self.task = self._loop.create_task(self._serve())
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
+        if self._ignoring:
             return
-        if not self._in_body:
-            self._head_bytes += len(data)
+        self._frame_bytes += len(data)
         try:
             self._parser.feed_data(data)
-            if self._head_bytes > HEAD_BYTES and not self._in_body and self._request is None:
-                raise _too_many_headers()
+            if self._frame_bytes > framing_errors.HEAD_BYTES:
+                raise framing_errors.too_many_headers()
         except httptools.HttpParserUpgrade as offer:
             self._ignore_upgrade(data[offer.args[0] :])
         except httptools.HttpParserError as error:
             known = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else None
-            self._reject(known if isinstance(known, error_table.GatewayError) else _parsers_error(error))
+            self._reject(known if isinstance(known, error_table.GatewayError) else framing_errors.parsers_error(error))
         except error_table.GatewayError as error:
             self._reject(error)
 
@@ -156,7 +148,7 @@ class Connection(asyncio.Protocol):
         if self._resumed is not None:
             framing = ("content-length", "transfer-encoding")
             lines = "".join(f"{name}: {value}\r\n" for name, value in self._resumed.headers if name in framing)
-            rest = b"POST / HTTP/1.1\r\n%s\r\n%s" % (lines.encode(), rest)
+            rest = b"POST / HTTP/1.1\r\n%s\r\n%s" % (lines.encode("utf-8", "surrogateescape"), rest)
         if rest:
             self.data_received(rest)
 
@@ -172,37 +164,38 @@ class Connection(asyncio.Protocol):
             self._drained.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._deaf = True
+        self._ignoring = True
         self._charge(-self._charged)
         self._listener.closed(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._task is not None:
-            self._task.cancel()
+        if self.task is not None:
+            self.task.cancel()
 
     # The parser.
 
     def on_message_begin(self) -> None:
         if self._resumed is not None:
             return
+        self._url, self._headers, self._body, self._body_bytes = b"", [], b"", 0
         if len(self._waiting) >= PIPELINED:
             raise BadRequest(f"at most {PIPELINED} requests may wait on one connection; send them on several")
-        self._url, self._headers, self._body, self._body_bytes = b"", [], [], 0
 
     def on_url(self, url: bytes) -> None:
         self._url += url
-        if len(self._url) > PATH_BYTES:
+        if len(self._url) > framing_errors.PATH_BYTES:
             raise BadRequest(
-                f"the path is longer than {PATH_BYTES} bytes; send long values in the body", code="path_too_long"
+                f"the path is longer than {framing_errors.PATH_BYTES} bytes; send long values in the body",
+                code="path_too_long",
             )
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
             return  # a trailer, or a head that was read before
-        if len(self._headers) >= HEADERS or len(name) + len(value) > HEADER_BYTES:
-            raise _too_many_headers()
-        self._headers.append((_lower(name), value.decode("utf-8", "surrogateescape")))
+        if len(self._headers) >= framing_errors.HEADERS or len(name) + len(value) > framing_errors.HEADER_BYTES:
+            raise framing_errors.too_many_headers()
+        self._headers.append((http_messages.lower_name(name), value.decode("utf-8", "surrogateescape")))
 
     def on_headers_complete(self) -> None:
         parser = self._parser
@@ -211,21 +204,21 @@ class Connection(asyncio.Protocol):
             return
         version = parser.get_http_version()
         if version not in ("1.0", "1.1"):
-            raise BadRequest(_INVALID + _FIRST_LINE)
+            raise BadRequest(framing_errors.INVALID + framing_errors.FIRST_LINE)
         target = self._url.decode("latin-1")
         if not target.startswith("/"):
-            target = _origin_form(self._url)
+            target = framing_errors.origin_form(self._url)
         request = http_messages.Request(
             method=parser.get_method().decode("latin-1"),
             target=target,
             headers=self._headers,
-            keeps=parser.should_keep_alive(),
+            keeps=version == "1.1" and parser.should_keep_alive(),
             chunks=version == "1.1",
         )
         self._request = request
         self._in_body = True
         if request.chunks and not request.header("host"):
-            raise BadRequest(_INVALID + "Missing 'Host' header")
+            raise BadRequest(framing_errors.INVALID + "Missing 'Host' header")
         if request.header("content-encoding") not in ("", "identity"):
             raise BadRequest("compressed bodies are not supported; send the JSON uncompressed")
         if int(request.header("content-length") or 0) > self._limits.body_bytes:
@@ -242,7 +235,13 @@ class Connection(asyncio.Protocol):
             raise self._too_large()
         if self._listener.body_bytes > self._limits.bodies_bytes:
             raise error_table.Shed(DropReason.SATURATED)
-        self._body.append(data)
+        self._frame_bytes = 0
+        if self._body:
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += data
+        else:
+            self._body = data  # nearly every body comes in one piece
 
     def on_message_complete(self) -> None:
         request = self._request
@@ -250,12 +249,11 @@ class Connection(asyncio.Protocol):
             return  # `_ignore_upgrade` goes on
         self._request = None
         self._in_body = False
-        self._head_bytes = 0
-        body = self._body
-        request.body = body[0] if len(body) == 1 else b"".join(body)
+        self._frame_bytes = 0
+        request.body = bytes(self._body)
         request.body_bytes = self._body_bytes
-        self._body = []
-        self.silent = False
+        self._body, self._body_bytes = b"", 0
+        self.unused = False
         if not self._idle_before and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
@@ -289,6 +287,8 @@ class Connection(asyncio.Protocol):
             if self._paused and not waiting:
                 self._paused = False
                 self._transport.resume_reading()
+                if self._in_body:
+                    self._limit(self._limits.body_s)
             if isinstance(item, error_table.GatewayError):
                 await self._refuse(item)
                 return
@@ -328,9 +328,9 @@ class Connection(asyncio.Protocol):
             request.keeps = False
         headers = {"Content-Type": response.content_type, **response.headers}
         if "x-request-id" not in headers:
-            headers["x-request-id"] = request_id(request)
+            headers["x-request-id"] = http_messages.request_id(request)
         framing = f"Content-Length: {len(response.body)}\r\n"
-        head = http_messages.head(response.status, headers, framing, _date(), keeps=request.keeps)
+        head = http_messages.head(response.status, headers, framing, http_messages.date(), keeps=request.keeps)
         await self._write(head if request.method == "HEAD" else head + response.body)
 
     async def _refuse(self, error: error_table.GatewayError) -> None:
@@ -393,11 +393,11 @@ class Connection(asyncio.Protocol):
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._deaf:
+        if self._ignoring:
             return
         if self._loop.time() < self._limit_at_s - 0.001:
             self._timer = self._loop.call_at(self._limit_at_s, self._on_timer)
-        elif self._in_body:
+        elif self._in_body and not self._paused:
             self._reject(
                 BadRequest(
                     f"the body did not arrive within {self._limits.body_s:.3g} s; send it faster, or in smaller parts",
@@ -410,8 +410,10 @@ class Connection(asyncio.Protocol):
 
     def _reject(self, error: error_table.GatewayError) -> None:
         """Nothing more is parsed; the error is answered after the requests before it."""
-        self._deaf = True
-        self.silent = False
+        self._ignoring = True
+        self.unused = False
+        self._charge(-self._body_bytes)
+        self._body, self._body_bytes = b"", 0
         self._waiting.append(error)
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
@@ -420,63 +422,3 @@ class Connection(asyncio.Protocol):
         return BadRequest(
             f"the body is larger than {self._limits.body_bytes} bytes; send less text", code="body_too_large"
         )
-
-
-@functools.lru_cache(maxsize=1024)
-def _lower(name: bytes) -> str:
-    """The name of a header in lower case."""
-    return name.decode("latin-1").lower()
-
-
-def request_id(request: http_messages.Request) -> str:
-    """The id of a request: the client's if that is usable, else a new one."""
-    given = request.header("x-request-id")
-    usable = 0 < len(given) <= 256 and given.isascii() and given.isprintable()
-    return given if usable else f"tg-{secrets.token_hex(12)}"
-
-
-def _origin_form(url: bytes) -> str:
-    """The path and query of a target that names a host. Raises `BadRequest`."""
-    try:
-        parts = httptools.parse_url(url)
-    except httptools.HttpParserInvalidURLError as error:
-        raise BadRequest(_INVALID + "the path is malformed") from error
-    path = (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
-    return path.decode("latin-1")
-
-
-_INVALID = "this is not a valid HTTP request: "
-_FIRST_LINE = "the first line must be METHOD /path HTTP/1.1"
-
-
-def _too_many_headers() -> BadRequest:
-    return BadRequest(
-        f"at most {HEADERS} headers of at most {HEADER_BYTES} bytes, and {HEAD_BYTES} bytes in all, are allowed;"
-        " send fewer or shorter ones",
-        code="headers_too_large",
-    )
-
-
-def _parsers_error(error: httptools.HttpParserError) -> BadRequest:
-    """The parser's error; llhttp's reasons are fixed sentences without bytes of the client."""
-    if isinstance(error, httptools.HttpParserInvalidMethodError):
-        return BadRequest(_INVALID + "the method is malformed, or the client speaks TLS, which this port does not")
-    if isinstance(error, httptools.HttpParserInvalidURLError):
-        return BadRequest(_INVALID + "the path is malformed")
-    why = str(error)
-    if why.startswith(("Invalid HTTP version", "Expected HTTP/", "Expected CRLF after version", "Pause on PRI")):
-        return BadRequest(_INVALID + _FIRST_LINE)
-    return BadRequest(_INVALID + re.sub(r"[^\x20-\x7e]", " ", why)[:120])
-
-
-_dates: list[tuple[int, str]] = [(0, "")]
-
-
-def _date() -> str:
-    """The Date header's value; it is made once a second."""
-    now = int(time.time())
-    second, text = _dates[0]
-    if second != now:
-        text = email.utils.formatdate(now, usegmt=True)
-        _dates[0] = (now, text)
-    return text

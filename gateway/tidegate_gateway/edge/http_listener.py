@@ -119,21 +119,23 @@ class Server:
 async def close(listening: asyncio.Server, server: Server) -> None:
     """Stops listening without a reset: clients that have connected by now are accepted, and answered if they send soon."""
     loop = asyncio.get_running_loop()
-    doors = [socket.socket(fileno=os.dup(door.fileno())) for door in listening.sockets]
+    listeners = [socket.socket(fileno=os.dup(listener.fileno())) for listener in listening.sockets]
     listening.close()
-    for door in doors:
-        with door, contextlib.suppress(BlockingIOError):
-            door.setblocking(False)
+    for listener in listeners:
+        with listener, contextlib.suppress(OSError):  # none waits any more, or no descriptor is left
+            listener.setblocking(False)
             while True:
-                await loop.connect_accepted_socket(server, door.accept()[0])
-    await _until(lambda: not any(connection.silent for connection in server.connections), LAST_REQUEST_S)
+                await loop.connect_accepted_socket(server, listener.accept()[0])
+    await _until(lambda: not any(connection.unused for connection in server.connections), LAST_REQUEST_S)
     for connection in list(server.connections):
         if connection.idle:
             connection.close()
     await _until(lambda: not server.connections, LAST_BYTES_S)
+    tasks = [connection.task for connection in server.connections if connection.task is not None]
     for connection in list(server.connections):
         connection.abort()
-    await asyncio.sleep(0)  # their tasks end
+    if tasks:
+        await asyncio.wait(tasks, timeout=LAST_BYTES_S)
 
 
 async def _until(done: Callable[[], bool], within_s: float) -> None:

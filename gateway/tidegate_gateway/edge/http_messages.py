@@ -1,6 +1,9 @@
 """What a handler of an HTTP port gets and gives: a whole request, and an answer or a stream of blocks."""
 
+import email.utils
 import functools
+import secrets
+import time
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -104,3 +107,29 @@ def _status_line(status: int) -> str:
 
 def _printable(value: str) -> str:
     return "".join(character if character.isprintable() else " " for character in value)
+
+
+def request_id(request: Request) -> str:
+    """The id of a request: the client's if that is usable, else a new one."""
+    given = request.header("x-request-id")
+    usable = 0 < len(given) <= 256 and given.isascii() and given.isprintable()
+    return given if usable else f"tg-{secrets.token_hex(12)}"
+
+
+@functools.lru_cache(maxsize=1024)
+def lower_name(name: bytes) -> str:
+    """The name of a header in lower case."""
+    return name.decode("latin-1").lower()
+
+
+_dates: list[tuple[int, str]] = [(0, "")]
+
+
+def date() -> str:
+    """The Date header's value; it is made once a second."""
+    now = int(time.time())
+    second, text = _dates[0]
+    if second != now:
+        text = email.utils.formatdate(now, usegmt=True)
+        _dates[0] = (now, text)
+    return text

@@ -20,7 +20,7 @@ KEEPALIVE_S = 3.0
 SWEEP_S = 1.0
 """Between two looks for connections that have been idle too long."""
 HEAD_BYTES = 64 * 1024
-"""The longest head of an answer."""
+"""The longest head of an answer, and the most bytes between two parts of its body."""
 UNREAD_BYTES = 256 * 1024
 """Bytes of an answer that wait for their reader before the connection stops reading."""
 
@@ -34,8 +34,8 @@ class EngineConnection(asyncio.Protocol):
 
     __slots__ = (
         "_ended",
+        "_frame_bytes",
         "_framed",
-        "_head_bytes",
         "_keeps",
         "_lost",
         "_on_idle",
@@ -66,14 +66,14 @@ class EngineConnection(asyncio.Protocol):
         self._ended = False
         self._framed = False
         self._keeps = False
-        self._head_bytes = 0
+        self._frame_bytes = 0
         self._waiter: asyncio.Future[None] | None = None
         self._parser = httptools.HttpResponseParser(self)
 
     async def send(self, request: bytes) -> None:
         """Writes a request and waits for the head of its answer. Raises `ConnectionLost`."""
         self.busy = True
-        self.status = self._head_bytes = 0
+        self.status = self._frame_bytes = 0
         self.content_type = ""
         self._ended = self._framed = self._keeps = False
         if self._transport is None or self._lost is not None:
@@ -125,14 +125,13 @@ class EngineConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        if not self.status:
-            self._head_bytes += len(data)
+        self._frame_bytes += len(data)
         try:
             if not self.busy or self._ended:
                 raise ConnectionLost("it sent bytes that belong to no request")
             self._parser.feed_data(data)
-            if not self.status and self._head_bytes > HEAD_BYTES:
-                raise ConnectionLost(f"the head of its answer is longer than {HEAD_BYTES} bytes")
+            if self._frame_bytes > HEAD_BYTES:
+                raise ConnectionLost(f"its answer has {HEAD_BYTES} bytes without a byte of its body")
         except httptools.HttpParserError:
             self._lose(ConnectionLost("its answer is not HTTP/1.1"))
         except (ConnectionLost, httptools.HttpParserUpgrade) as error:
@@ -170,6 +169,7 @@ class EngineConnection(asyncio.Protocol):
             self._framed = False
 
     def on_body(self, data: bytes) -> None:
+        self._frame_bytes = 0
         self._unread.append(data)
         self._unread_bytes += len(data)
         if self._unread_bytes > UNREAD_BYTES and not self._paused and self._transport is not None:
@@ -215,6 +215,7 @@ class EngineConnections:
         self._idle: dict[str, collections.deque[EngineConnection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._tls: ssl.SSLContext | None = None
+        self._closed = False
 
     async def get(self, origin: str) -> EngineConnection:
         """A connection to `origin` (`http://host:port`): the idle one that was used last, or a new one.
@@ -223,12 +224,14 @@ class EngineConnections:
         idle = self._idle.get(origin)
         while idle:
             connection = idle.pop()
-            if connection.usable:
+            if connection.usable and connection.idle_since_s > asyncio.get_running_loop().time() - KEEPALIVE_S:
                 return connection
+            connection.close()
         return await self._connected(origin)
 
     def close(self) -> None:
-        """Closes all idle connections."""
+        """Closes all idle connections, and those that become idle later."""
+        self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
         for idle in self._idle.values():
@@ -244,6 +247,9 @@ class EngineConnections:
         loop = asyncio.get_running_loop()
 
         def idles(connection: EngineConnection) -> None:
+            if self._closed:
+                connection.close()
+                return
             connection.idle_since_s = loop.time()
             self._idle.setdefault(origin, collections.deque()).append(connection)
             if self._sweep is None:

@@ -1,6 +1,6 @@
 -- One atomic change to one workflow. Nothing is written before everything has been checked.
 --
--- KEYS: 1 the record; 2-5 ids by state: running (scored by the end of their grace), done, cancelled, expired (by their end);
+-- KEYS: 1 the record; 2-5 ids by state: running (scored by the end of their grace), done, cancelled, expired (by the change);
 --       6 the stored answer for an Idempotency-Key; 7 ids of workflows in which the calling gateway has calls;
 --       8 the calls that run: id -> stage, newline, gateway, and for one with an Idempotency-Key newline, key;
 --       9 the calls that ended well and may be repeated: stage, newline, key;
@@ -39,7 +39,11 @@ local function finish(doc, state, outcome, ended_ms)
   doc.state, doc.ended_ms, doc.owners = state, ended_ms or now_ms, {}
   if state == 'done' then outcome = doc.ended_ms > doc.deadline_ms and 'late' or 'met' end
   doc.outcome = outcome or state
-  for _, stage in ipairs(doc.stages) do stage.running = 0 end
+  for _, stage in ipairs(doc.stages) do
+    if stage.running > 0 then stage.ended_ms = doc.ended_ms end
+    stage.running = 0
+    stage.over = stage.over or (state == 'done' and stage.started)
+  end
 end
 
 local function settle(doc)
@@ -106,7 +110,7 @@ local function pass(doc)
   if doc.answered_ms and not (doc.declared or busy or failing) then
     finish(doc, 'done', nil, doc.answered_ms)
   else
-    finish(doc, 'expired', failing and not busy and 'failed' or nil)
+    finish(doc, 'expired', failing and not busy and 'failed' or nil, doc.deadline_ms + args.grace_ms)
   end
 end
 
@@ -158,7 +162,7 @@ local function save(doc, before)
   elseif before ~= doc.state then
     redis.call('DEL', calls, forgotten)
     unlist('running', doc.tenant, doc.id)
-    list(doc, doc.ended_ms, args.retention_ms)
+    list(doc, now_ms, args.retention_ms)
     redis.call('RPUSH', ends, cjson.encode({ doc.template, doc.outcome }))
     redis.call('LTRIM', ends, -100000, -1)
     redis.call('PEXPIRE', ends, args.retention_ms)

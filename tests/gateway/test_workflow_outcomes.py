@@ -1,0 +1,95 @@
+"""How a workflow ended: its outcome, the time that was left, and the times of its stages."""
+
+import asyncio
+from typing import Any
+
+from tidegate_gateway import fake_engine
+
+STAGES = [{"name": "a"}]
+
+
+def member(workflow: str, stage: str, **more: str) -> dict[str, str]:
+    return {"x-tidegate-workflow": workflow, "x-tidegate-stage": stage, **more}
+
+
+async def create(client: Any, *, key: str | None = None, **body: Any) -> tuple[int, Any]:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    status, answer, _ = await client.send("POST", "/v1/workflows", json=body, headers=headers)
+    return status, answer
+
+
+async def state_of(client: Any, workflow: str) -> dict[str, Any]:
+    status, answer, _ = await client.send("GET", f"/v1/workflows/{workflow}")
+    assert status == 200
+    return answer
+
+
+async def test_the_outcome_of_a_workflow_is_shown_and_its_time_left_stops(up: Any, until: Any) -> None:
+    async with fake_engine.engine(first_s=0.1) as engine, up(engine, store_options={"grace": 5}) as client:
+        _, met = await create(client, deadline_ms=60_000, stages=STAGES)
+        _, late = await create(client, deadline_ms=30, stages=STAGES)
+        _, cancelled = await create(client, deadline_ms=60_000, stages=STAGES)
+        assert (met["outcome"], met["ended_at"]) == (None, None)
+        for flow in (met, late):
+            await client.ask(headers=member(flow["id"], "a"))
+        await client.send("DELETE", f"/v1/workflows/{cancelled['id']}")
+        found = {}
+        for flow in (met, late, cancelled):
+            first = await state_of(client, flow["id"])
+            assert first["ended_at"] <= first["deadline"] or first["left_ms"] < 0
+            await asyncio.sleep(0.01)
+            again = await state_of(client, flow["id"])
+            assert again == first, "nothing of an ended workflow changes"
+            found[flow["id"]] = (again["outcome"], again["left_ms"] > 0)
+        assert list(found.values()) == [("met", True), ("late", False), ("cancelled", True)]
+        (stage,) = (await state_of(client, met["id"]))["stages"]
+        assert 100 <= stage["time_ms"] < 30_000 < stage["share_ms"] <= 60_000
+        assert stage["slack_ms"] == stage["share_ms"] - stage["time_ms"]
+        (stage,) = (await state_of(client, cancelled["id"]))["stages"]
+        assert (stage["time_ms"], stage["share_ms"], stage["slack_ms"]) == (None, None, None)
+
+
+async def test_an_undeclared_workflow_whose_calls_were_answered_is_met(up: Any, until: Any) -> None:
+    deadline = {"x-tidegate-deadline-ms": "400"}
+    async with fake_engine.engine() as engine, up(engine, store_options={"grace": 0.05}) as client:
+
+        async def outcome(flow: str) -> Any:
+            return (await state_of(client, flow))["outcome"]
+
+        assert (await client.ask(headers=member("well", "a", **deadline)))[0] == 200
+        engine.status = 400
+        assert (await client.ask(headers=member("badly", "a", **deadline)))[0] == 400
+        for flow, expected in (("well", "met"), ("badly", "failed")):
+            assert await until(lambda flow=flow: outcome(flow)) == expected
+        well, badly = await state_of(client, "well"), await state_of(client, "badly")
+        assert (well["state"], well["ended_at"] <= well["deadline"]) == ("done", True)
+        assert [stage["state"] for stage in well["stages"]] == ["done"]
+        assert badly["left_ms"] == -50, "it ended with its grace, whenever somebody looked"
+
+
+async def test_a_stage_that_is_cut_ends_with_its_workflow(up: Any, until: Any) -> None:
+    stages = [{"name": "a", "parallel": 3}]
+    async with fake_engine.engine() as engine, up(engine) as client, asyncio.TaskGroup() as group:
+        _, flow = await create(client, deadline_ms=60_000, stages=stages)
+        await client.ask(headers=member(flow["id"], "a"))
+        engine.first_s = 3600
+        calls = [group.create_task(client.ask(headers=member(flow["id"], "a"))) for _ in range(2)]
+        await until(lambda: engine.running == 2)
+        await asyncio.sleep(0.2)
+        _, ended, _ = await client.send("DELETE", f"/v1/workflows/{flow['id']}")
+        (stage,) = ended["stages"]
+        assert stage["time_ms"] >= 200
+        assert stage["time_ms"] <= 60_000 - ended["left_ms"]
+        await asyncio.gather(*calls)
+
+
+async def test_a_workflow_that_is_settled_long_after_its_last_answer_is_listed(up: Any, until: Any) -> None:
+    options = {"grace": 1.2, "retention": 1.0}
+    async with fake_engine.engine() as engine, up(engine, store_options=options) as client:
+        await client.ask(headers=member("w", "a", **{"x-tidegate-deadline-ms": "100"}))
+
+        async def listed() -> bool:
+            _, answer, _ = await client.send("GET", "/v1/workflows?state=done")
+            return [row["id"] for row in answer["data"]] == ["w"]
+
+        await until(listed)
