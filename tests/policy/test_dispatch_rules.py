@@ -104,6 +104,6 @@ def test_power_of_two_takes_the_less_loaded_of_its_pair() -> None:
 
 def test_an_unknown_rule_is_refused() -> None:
     with pytest.raises(
-        rules.UnknownRule, match="known are least-delay, least-requests, power-of-two, round-robin, score"
+        rules.UnknownRule, match="known are bounded-affinity, cache-aware, least-delay, least-requests, power-of-two"
     ):
         pick(view("a", FAST), rule="best")

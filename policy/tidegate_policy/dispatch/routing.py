@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidegate_policy.cost import MICROSECONDS, CostModel
+from tidegate_policy.dispatch import prefix_index
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, EngineId
 
 Scores = dict[EngineId, float]
@@ -23,6 +24,8 @@ class DispatchSettings:
     """For `score`. 0: only the backlog counts, and among idle engines the speed; 1: only the call's own time counts."""
     beta: float = 300.0
     """For `score`, in seconds squared: with a backlog of `beta` seconds, `beta / t_queue` weighs as much as one second."""
+    prefix_entries: int = prefix_index.DEFAULT_MAX_ENTRIES
+    """Entries of the index of prefixes; 0 = no engine is believed to hold a prefix."""
 
 
 class RoutableEngine:
