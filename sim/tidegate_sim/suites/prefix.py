@@ -42,8 +42,8 @@ SLOWDOWNS = {"3x": 3.0, "5x": 5.0}
 """Times of the unloaded latency within which a workflow or call should end."""
 SHARE_MET = 0.95
 WARM_UP = 1 / 3
-HALVINGS, RANGE = 6, 16
-"""Steps of a bisection, and its highest rate over its lowest: rates are found to 4%."""
+HALVINGS = 6
+"""Steps of a bisection. The bounds of a workload are at most a factor of 12 apart, so rates are found to 4%."""
 DATABASES = (text2sql_workflows.FINANCIAL, text2sql_workflows.FORMULA1)
 LEARNED_FROM, LEARNED_WORKFLOWS = 7, 200
 FIRST_SEED = 401
@@ -82,23 +82,23 @@ class Workload:
 
     count: int
     """Workflows or calls of one trace, those of the warm-up included."""
-    highest_rate: float
-    """A rate that no row sustains, in workflows or calls a second."""
+    rates: tuple[float, float]
+    """The bounds of the bisection, in workflows or calls a second."""
     shared: text2sql_workflows.SharedPrefix | None = None
     """None = the Mooncake trace."""
 
 
-def _text2sql(share: float, databases: int, highest_rate: float) -> Workload:
+def _text2sql(share: float, databases: int, *rates: float) -> Workload:
     shared = text2sql_workflows.SharedPrefix(share=share, databases=databases)
-    return Workload(count=90, highest_rate=highest_rate, shared=shared)
+    return Workload(count=90, rates=(rates[0], rates[1]), shared=shared)
 
 
 WORKLOADS: Mapping[str, Workload] = {
-    "text2sql-0": _text2sql(0.0, 95, 0.2),
-    "text2sql-50": _text2sql(0.5, 95, 0.3),
-    "text2sql-80": _text2sql(0.8, 95, 0.45),
-    "text2sql-80-of-11": _text2sql(0.8, 11, 0.45),
-    "mooncake": Workload(count=900, highest_rate=0.8),
+    "text2sql-0": _text2sql(0.0, 95, 0.03, 0.2),
+    "text2sql-50": _text2sql(0.5, 95, 0.04, 0.3),
+    "text2sql-80": _text2sql(0.8, 95, 0.06, 0.45),
+    "text2sql-80-of-11": _text2sql(0.8, 11, 0.06, 0.45),
+    "mooncake": Workload(count=900, rates=(0.05, 0.6)),
 }
 POOLS = ("hetero-1", "hetero-2")
 
@@ -178,7 +178,6 @@ class Prefix(suite.Suite):
         tell: suite.Tell,
     ) -> Report:
         workload, pool = _split(trace)
-        most = WORKLOADS[workload].highest_rate
         known: dict[suite.CellKey, Report] = {}
 
         def met(rates: Mapping[tuple[str, int, str], float]) -> Mapping[tuple[str, int, str], bool]:
@@ -200,7 +199,7 @@ class Prefix(suite.Suite):
             )
 
         names = [(row, seed, slowdown) for row in rows for seed in seeds for slowdown in SLOWDOWNS]
-        found = sustained_rate.search(dict.fromkeys(names, (most / RANGE, most)), HALVINGS, met)
+        found = sustained_rate.search(dict.fromkeys(names, WORKLOADS[workload].rates), HALVINGS, met)
         rates = {
             slowdown: {row: [found[row, seed, slowdown] for seed in seeds] for row in rows} for slowdown in SLOWDOWNS
         }
