@@ -239,9 +239,8 @@ class EngineSuite(suite.Suite):
         self, options: suite.Options, capacity: Mapping[str, float], checks: suite.Checks, tell: suite.Tell
     ) -> Report:
         """The highest rate at which each row meets a share of its targets, over all seeds together."""
-        found: Report = {}
+        found: Report = {workload: {} for workload in capacity}
         for workload, most in capacity.items():
-            found[workload] = {}
             for share in TARGETS:
 
                 def met(rates: Mapping[str, float], workload: str = workload, share: float = share) -> dict[str, bool]:

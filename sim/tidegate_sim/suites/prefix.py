@@ -23,6 +23,7 @@ from tidegate_sim import (
     mooncake_trace,
     paired_difference,
     pools,
+    slowdown,
     suite,
     sustained_rate,
     text2sql_workflows,
@@ -38,8 +39,8 @@ WLR, AFFINITY, CACHE_AWARE, PREFIX_SCORE, OURS = (
     "least delay + urgency",
 )
 BASELINES = (WLR, AFFINITY, CACHE_AWARE, PREFIX_SCORE)
-SLOWDOWNS = {"3x": 3.0, "5x": 5.0}
-"""Times of the unloaded latency within which a workflow or call should end."""
+TARGETS = {"3x": 3.0, "5x": 5.0}
+"""The slowdown within which a workflow or call should end."""
 SHARE_MET = 0.95
 WARM_UP = 1 / 3
 HALVINGS = 6
@@ -139,10 +140,10 @@ class Prefix(suite.Suite):
         return _parsed(key.trace)[1]
 
     def numbers(self, outcome: cell.Outcome, key: suite.CellKey) -> Report:
-        """The shares of the counted workflows or calls that end within each slowdown, and their mean slowdown."""
-        slowdowns = _slowdowns(self.trace(key), outcome, key.pool)
+        """The shares of the counted workflows or calls that end within each target, and their mean slowdown."""
+        slowdowns = slowdown.of_outcome(self.trace(key), outcome, list(pools.pool(key.pool).values()))
         counted = slowdowns[round(WARM_UP * len(slowdowns)) :]
-        met = {name: sum(each <= most for each in counted) / len(counted) for name, most in SLOWDOWNS.items()}
+        met = {name: sum(each <= most for each in counted) / len(counted) for name, most in TARGETS.items()}
         return {**met, "mean_slowdown": sum(counted) / len(counted), "calls_on": dict(outcome.calls_on)}
 
     def run(self, options: suite.Options, tell: suite.Tell) -> Report:
@@ -198,12 +199,10 @@ class Prefix(suite.Suite):
                 trace_file=options.trace_file,
             )
 
-        names = [(row, seed, slowdown) for row in rows for seed in seeds for slowdown in SLOWDOWNS]
+        names = [(row, seed, target) for row in rows for seed in seeds for target in TARGETS]
         found = sustained_rate.search(dict.fromkeys(names, WORKLOADS[workload].rates), HALVINGS, met)
-        rates = {
-            slowdown: {row: [found[row, seed, slowdown] for seed in seeds] for row in rows} for slowdown in SLOWDOWNS
-        }
-        return {slowdown: _compared(by_row) for slowdown, by_row in rates.items()}
+        rates = {target: {row: [found[row, seed, target] for seed in seeds] for row in rows} for target in TARGETS}
+        return {target: _compared(by_row) for target, by_row in rates.items()}
 
 
 SUITE = Prefix()
@@ -227,9 +226,9 @@ def _table(trace: str, found: Report) -> str:
     unit = "calls" if trace.startswith("mooncake") else "workflows"
     against = [name for name in BASELINES if name in next(iter(found.values()))]
     parts = []
-    for slowdown, rows in found.items():
+    for target, rows in found.items():
         header = (
-            f"{trace}: {unit}/s, {SHARE_MET:.0%} within {slowdown}",
+            f"{trace}: {unit}/s, {SHARE_MET:.0%} within {target}",
             "rate",
             *(f"times {name.removesuffix(' + FCFS')}" for name in against),
         )
@@ -286,24 +285,3 @@ def _slice(calls: Sequence[TraceCall], number: int, count: int, rate: float) -> 
     first_s = taken[0].arrival_s
     factor = len(taken) / rate / max(taken[-1].arrival_s - first_s, 1e-3)
     return [replace(call, arrival_s=(call.arrival_s - first_s) * factor) for call in taken]
-
-
-def _slowdowns(calls: Sequence[TraceCall], outcome: cell.Outcome, pool: str) -> list[float]:
-    """Of each workflow, or call without one, in order of arrival: its latency over its latency alone on the fastest
-    engines, without caches. A workflow or call that was shed never ends."""
-    models = list(pools.pool(pool).values())
-    path_s: dict[str, float] = {}
-    alone_s: dict[str, float] = {}
-    for call in calls:
-        own_s = min(model.alone_seconds(call.prompt_tokens, call.output_tokens) for model in models)
-        path_s[call.id] = own_s + max((path_s[before] for before in call.after), default=0.0)
-        group = call.workflow or call.id
-        alone_s[group] = max(alone_s.get(group, 0.0), path_s[call.id])
-    arrived_at_s: dict[str, float] = {}
-    ended_at_s: dict[str, float] = {}
-    for item in outcome.calls:
-        group = item.workflow or item.id
-        arrived_at_s[group] = min(arrived_at_s.get(group, float("inf")), item.arrived_at_s)
-        end_s = float("inf") if item.finished_at_s is None else item.finished_at_s
-        ended_at_s[group] = max(ended_at_s.get(group, 0.0), end_s)
-    return [(ended_at_s[group] - arrived_at_s[group]) / alone_s[group] for group in alone_s]
