@@ -82,10 +82,26 @@ class Prices:
         key = (id(cost), cached_tokens)
         found = self._known.get(key)
         if found is None:
-            service_s, charge = cost.service_and_charge(self._call, cached_tokens)
-            work_s = charge.work_us / MICROSECONDS
-            found = self._known[key] = Price(cost=cost, service_s=service_s, charge=charge, work_s=work_s)
+            found = self._known[key] = self._with_cache(cost, cached_tokens) if cached_tokens else self._whole(cost)
         return found
+
+    def _whole(self, cost: CostModel) -> Price:
+        service_s, charge = cost.service_and_charge(self._call)
+        return Price(cost=cost, service_s=service_s, charge=charge, work_s=charge.work_us / MICROSECONDS)
+
+    def _with_cache(self, cost: CostModel, cached_tokens: int) -> Price:
+        """The price of the whole call without the prefill that the cache avoids, because engines often differ in what they
+        hold and decoding costs the same."""
+        whole, prompt_tokens = self.of(cost), self._call.prompt_tokens
+        saved_s = cost.prefill_seconds(prompt_tokens) - cost.prefill_seconds(prompt_tokens, cached_tokens)
+        charge = Backlog(
+            calls=whole.charge.calls,
+            work_us=whole.charge.work_us - round(saved_s * MICROSECONDS),
+            output_tokens=whole.charge.output_tokens,
+        )
+        return Price(
+            cost=cost, service_s=whole.service_s - saved_s, charge=charge, work_s=charge.work_us / MICROSECONDS
+        )
 
     def mean_service_s(self, kinds: Sequence[tuple[CostModel, int]]) -> float:
         """`mean_comp` of HexGen eq 5: the call's seconds averaged over the engines; 0 for none. `kinds` has each cost model
