@@ -45,6 +45,8 @@ def read(kind: endpoint.Endpoint, body: Mapping[str, Any], model: str, size: end
             if len(prompt) >= MOST_BYTES:
                 whole = False
                 break
+            if isinstance(part, str | list) and len(part) > MOST_BYTES:
+                part, whole = part[:MOST_BYTES], False
             prompt += orjson.dumps(part)
     except orjson.JSONEncodeError:  # orjson reads deeper than it writes
         return PromptPrefix()
