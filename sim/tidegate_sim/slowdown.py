@@ -6,10 +6,14 @@ from tidegate_policy.cost import CostModel
 from tidegate_sim import cell
 from tidegate_sim.trace_format import TraceCall
 
+LEAST_ALONE_S = 5.0
+"""A shorter time alone counts as this. While one prompt of 12,000 tokens is computed, an answer of ten tokens must wait for
+seconds, which is many times its own time and few seconds."""
+
 
 def of_outcome(calls: Sequence[TraceCall], outcome: cell.Outcome, models: Sequence[CostModel]) -> list[float]:
     """Of each workflow, or call without one, in order of arrival: its latency over its latency alone on the fastest
-    engines, without caches. A workflow or call that was shed never ends."""
+    engines, without caches, at least `LEAST_ALONE_S`. A workflow or call that was shed never ends."""
     path_s: dict[str, float] = {}
     alone_s: dict[str, float] = {}
     for call in calls:
@@ -24,4 +28,4 @@ def of_outcome(calls: Sequence[TraceCall], outcome: cell.Outcome, models: Sequen
         arrived_at_s[group] = min(arrived_at_s.get(group, float("inf")), item.arrived_at_s)
         end_s = float("inf") if item.finished_at_s is None else item.finished_at_s
         ended_at_s[group] = max(ended_at_s.get(group, 0.0), end_s)
-    return [(ended_at_s[group] - arrived_at_s[group]) / alone_s[group] for group in alone_s]
+    return [(ended_at_s[group] - arrived_at_s[group]) / max(alone_s[group], LEAST_ALONE_S) for group in alone_s]

@@ -20,7 +20,7 @@ from tidegate_policy.admit import retries
 from tidegate_policy.dispatch import prefix_index, rules
 from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.engine_table import Engine, EngineTable
-from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutingContext
+from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutableEngine, RoutingContext
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, Decision, DropReason, EngineId
 from tidegate_policy.waiting_queue import Start, WaitingQueue
 
@@ -85,6 +85,8 @@ class Dispatcher:
         self._rule = rules.create(settings)
         self.prefixes = prefix_index.PrefixIndex(settings.prefix_entries)
         self._queue = WaitingQueue(policy)
+        self._warm: Sequence[RoutableEngine] = ()
+        """The engines that have `cached_tokens` of the last call."""
         self._waiting: dict[CallId, _Waiting] = {}
         self._expiries: list[tuple[float, CallId]] = []
         """A heap of (expiry, call). Entries of calls that no longer wait are skipped, and removed when they are many."""
@@ -281,9 +283,7 @@ class Dispatcher:
         call = item.call
         routable = [engine.routable for engine in engines]
         waited = self._waiting.pop(call.id)
-        cached = self.prefixes.cached_tokens(call)
-        for engine in routable:
-            engine.cached_tokens = cached.get(engine.id, 0)
+        self._look_up(call, routable)
         context = RoutingContext(
             now=now,
             call=call,
@@ -316,6 +316,15 @@ class Dispatcher:
         self.prefixes.on_sent(call, chosen.id, chosen.cost.kv_tokens)
         self._rule.on_sent(now, call, chosen.id)
         return Send(call=call, decision=decision, attempt=waited.attempt, neighbours=neighbours)
+
+    def _look_up(self, call: Call, engines: Sequence[RoutableEngine]) -> None:
+        """Tells each engine how much of the prompt it probably holds."""
+        for engine in self._warm:
+            engine.cached_tokens = 0
+        cached = self.prefixes.cached_tokens(call)
+        self._warm = [engine for engine in engines if engine.id in cached] if cached else ()
+        for engine in self._warm:
+            engine.cached_tokens = cached[engine.id]
 
     def _settle(self, now: float, call_id: CallId) -> None:
         out = self._out.pop(call_id, None)

@@ -42,6 +42,8 @@ class PrefixIndex:
     def __init__(self, max_entries: int = DEFAULT_MAX_ENTRIES) -> None:
         """`max_entries` bounds the entries of all engines together; 0 = nothing is recorded."""
         self._max_entries = max_entries
+        self._most = max_entries
+        """Entries that one engine may have."""
         self._holders: dict[Key, int] = {}
         """A bit for each engine that holds the block."""
         self._records: dict[EngineId, _Record] = {}
@@ -88,7 +90,7 @@ class PrefixIndex:
         """The call went to the engine, whose KV cache has room for `kv_tokens` tokens."""
         if not self._max_entries:
             return
-        record = self._record(engine)
+        record = self._records.get(engine) or self._record(engine)
         context = call.prompt_tokens + call.output_predicted * call.sequences
         if call.blocks:
             self._use_unshared(record, max(context - len(call.blocks) * call.block_tokens, 0.0))
@@ -105,7 +107,8 @@ class PrefixIndex:
             self._use(record, _session_key(call), context)
         else:
             self._use_unshared(record, context)
-        self._trim(record, kv_tokens)
+        if record.tokens > kv_tokens or len(record.entries) > self._most:
+            self._trim(record, kv_tokens)
 
     def on_failed(self, call: Call, engine: EngineId) -> None:
         """The engine failed the call before its first token, so it may not have computed the prompt."""
@@ -133,6 +136,7 @@ class PrefixIndex:
         record = self._records.pop(engine, None)
         if record is not None:
             del self._names[record.bit]
+            self._count_records()
             while record.entries:
                 self._drop(record, next(iter(record.entries)))
 
@@ -149,14 +153,17 @@ class PrefixIndex:
                 bit <<= 1
             known = self._records[engine] = _Record(bit)
             self._names[bit] = engine
+            self._count_records()
             for record in self._records.values():
                 self._trim(record)
         return known
 
+    def _count_records(self) -> None:
+        self._most = max(self._max_entries // max(len(self._records), 1), 1)
+
     def _trim(self, record: _Record, kv_tokens: float = math.inf) -> None:
         """Forgets what exceeds the bounds, the entry that was used least recently first."""
-        most = max(self._max_entries // len(self._records), 1)
-        entries = record.entries
+        entries, most = record.entries, self._most
         while entries and (record.tokens > kv_tokens or len(entries) > most):
             oldest = next(iter(entries))
             excess = record.tokens - kv_tokens

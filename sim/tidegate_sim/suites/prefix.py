@@ -4,8 +4,8 @@ A trace is named `WORKLOAD-POOL`. The text-to-SQL workloads share 0, 50 or 80% o
 shows no text, so the share and the number of databases are assumptions. `mooncake` is the published conversation trace
 with its block hashes, cut into slices and stretched to each rate; `--trace-file` names it. For each row and seed (or slice)
 a bisection finds the highest rate at which 95% of the workflows (or calls) end within 3 and 5 times their time on an
-unloaded pool without caches. Rows are compared seed by seed. The first third of each trace fills the caches and is not
-counted.
+unloaded pool without caches (`slowdown`). Rows are compared seed by seed. The first third of each trace fills the caches
+and is not counted.
 """
 
 import functools
