@@ -19,7 +19,7 @@ from tidegate_gateway import settings_decoder, stage_declaration
 from tidegate_gateway.settings_decoder import BadSettings
 from tidegate_policy import gateway_core, policies
 from tidegate_policy.admit import outliers, promises
-from tidegate_policy.dispatch import dispatcher, routing, rules
+from tidegate_policy.dispatch import dispatcher, prefix_index, routing, rules
 
 AUTO_ALPHA = 0.2
 """The meaning of `alpha: auto`; HexGen's best values lie between 0.1 and 0.4."""
@@ -112,13 +112,18 @@ class Dispatch:
     """The choice of an engine for a call."""
 
     rule: str = "least-delay"
-    """The dispatch rule: least-delay, score (HexGen eq 4), least-requests, power-of-two or round-robin."""
+    """The dispatch rule: least-delay, score (HexGen eq 4), or a common rule: round-robin, least-requests,
+    weighted-least-requests, power-of-two, bounded-affinity, cache-aware, prefix-score."""
     alpha: float | Literal["auto"] = "auto"
     """For `score`: 0 = load alone, 1 = speed alone; auto = 0.2, a constant at present."""
     beta: float = 300.0
     """For `score`, in seconds squared; see `routing.DispatchSettings`. The benchmark uses the default."""
     cap: int | Literal["auto"] | None = "auto"
     """Sequences at one engine at most; further calls wait here. auto = enough to keep its batch full; null = no bound."""
+    prefix_entries: int = prefix_index.DEFAULT_MAX_ENTRIES
+    """Entries of the index of prefixes, for all engines together; 0 = dispatch knows no prefixes."""
+    isolate_tenants: bool = False
+    """Prompts of different tenants share no KV cache: the gateway gives each call the `cache_salt` of its tenant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +274,9 @@ def core_settings(settings: Settings) -> gateway_core.CoreSettings:
     alpha = AUTO_ALPHA if isinstance(dispatch.alpha, str) else dispatch.alpha
     return gateway_core.CoreSettings(
         policy=settings.policy.name,
-        dispatch=routing.DispatchSettings(rule=dispatch.rule, alpha=alpha, beta=dispatch.beta),
+        dispatch=routing.DispatchSettings(
+            rule=dispatch.rule, alpha=alpha, beta=dispatch.beta, prefix_entries=dispatch.prefix_entries
+        ),
         max_inflight=dispatch.cap,
         limits=dispatcher.Limits(max_waiting=settings.queue.max_requests, ttl_s=settings.queue.ttl_s),
         ejection=outliers.OutlierSettings(
@@ -305,6 +312,8 @@ def _problems(settings: Settings) -> list[str]:
         problems.append("dispatch.cap must be at least 1, auto, or null for none")
     if settings.queue.max_requests < 0:
         problems.append("queue.maxRequests must be 0 (nothing waits) or more")
+    if settings.dispatch.prefix_entries < 0:
+        problems.append("dispatch.prefix_entries must not be negative")
     if settings.dispatch.beta <= 0:
         problems.append("dispatch.beta must be greater than 0")
     if settings.store.url is not None and not settings.store.url.startswith(STORE_URLS):

@@ -76,6 +76,7 @@ class Gateway:
                 workflows=self.workflows,
                 tokens=self.tokens,
                 grace_s=settings.store.grace_s,
+                isolate_tenants=settings.dispatch.isolate_tenants,
                 clock=clock,
             ),
             placements=self.placements,

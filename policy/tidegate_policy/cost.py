@@ -65,6 +65,14 @@ class CostModel:
         steps = math.ceil(uncached / self.max_step_tokens)
         return self.prefill_s * uncached + self.attention_s * attended + self.step_s * steps
 
+    def avoided_seconds(self, prompt_tokens: int, cached_tokens: int) -> float:
+        """Seconds of `prefill_seconds` that the prefix cache avoids."""
+        cached = min(cached_tokens, prompt_tokens - 1)
+        steps = math.ceil(prompt_tokens / self.max_step_tokens) - math.ceil(
+            (prompt_tokens - cached) / self.max_step_tokens
+        )
+        return self.prefill_s * cached + self.attention_s * _attended(cached) + self.step_s * steps
+
     def decode_seconds(
         self, prompt_tokens: int, output_tokens: int, *, beside: int = 0, beside_context: int = 0
     ) -> float:

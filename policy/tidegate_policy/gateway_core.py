@@ -252,6 +252,8 @@ class GatewayCore:
 
     def on_engine(self, now: float, facts: engine_table.EngineFacts) -> list[Action]:
         """An engine appeared, or what is known of it changed."""
+        if facts.health is engine_table.Health.DOWN:
+            self.dispatcher.on_cache_lost(facts.id)
         self.engines.update(facts, lambda: self.dispatcher.own_backlog(facts.id))
         return self._seen(self.dispatcher.pump(now))
 
@@ -259,6 +261,10 @@ class GatewayCore:
         """The work of other gateways on each engine; an engine that is absent has none."""
         self.engines.set_others(others)
         return self._seen(self.dispatcher.pump(now))
+
+    def on_cache_lost(self, engine: EngineId) -> None:
+        """The engine restarted, or reported that it cleared its prefix cache."""
+        self.dispatcher.on_cache_lost(engine)
 
     def on_engine_gone(self, now: float, engine: EngineId) -> list[Action]:
         """Discovery no longer lists the engine."""

@@ -81,8 +81,10 @@ class Call:
     """Seconds that this tool is expected to run."""
     tool_return_tokens: int = 0
     """Tokens that the tool's answer is expected to add to the next prompt; 0 = unknown."""
-    prefix: tuple[tuple[int, int], ...] = ()
-    """(hash, tokens) of the leading parts of the prompt that other prompts may share, in order."""
+    blocks: tuple[int, ...] = ()
+    """The chained hashes of the leading blocks of the prompt: each stands for its block and all before it."""
+    block_tokens: float = 0.0
+    """Tokens of one of these blocks, estimated where the gateway counts bytes."""
 
     def output_left(self, output_tokens: int) -> int:
         """Output tokens that are expected to follow after `output_tokens`: at least one. A call beyond its prediction is

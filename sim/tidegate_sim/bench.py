@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TRACE_OPTIONS = ("pool", "policy", "dispatch", "learn")
 """The options that only `--trace` takes."""
-SUITE_OPTIONS = ("jobs", "workflows", "checked_share", "seeds", "rates", "traces", "parts")
+SUITE_OPTIONS = ("jobs", "workflows", "checked_share", "seeds", "rates", "traces", "parts", "trace_file")
 """The options that only a suite takes."""
 
 
@@ -110,8 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=_positive, metavar="N", help="with a suite that has seeds: their number (10)")
     parser.add_argument("--rates", type=_rates, metavar="R,...", help="with a suite: these loads only")
     parser.add_argument("--traces", type=_names, metavar="NAMES", help="with a suite: these traces only")
+    parser.add_argument("--parts", type=_names, metavar="NAMES", help="with a suite that has parts: these parts only")
     parser.add_argument(
-        "--parts", type=_names, metavar="NAMES", help="with an engine suite: sweep, capacity, sustained, sensitivity"
+        "--trace-file", type=Path, metavar="PATH", help="with the suite prefix: the published Mooncake trace"
     )
     parser.add_argument("--pool", metavar="NAME", help="with --trace: a pool, or profiles a,b,... (hetero-1)")
     parser.add_argument(

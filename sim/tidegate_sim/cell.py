@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from tidegate_policy import gateway_core
 from tidegate_policy.admit import promises
 from tidegate_policy.cost import CostModel
-from tidegate_policy.dispatch import core_actions, engine_table
+from tidegate_policy.dispatch import core_actions, engine_table, prompt_blocks
 from tidegate_policy.engine import session_hold
 from tidegate_policy.model import CallId, DropReason, EngineId, WorkflowId
 from tidegate_policy.predict.output_length import CHARACTERS_PER_TOKEN
@@ -360,7 +360,8 @@ def _facts(item: TraceCall, group_size: int) -> promises.CallFacts:
         stage=item.stage,
         group=item.relquery,
         group_size=group_size,
-        prefix=item.prefix,
+        blocks=prompt_blocks.chain((MODEL,), prompt_blocks.of_parts(item.prefix)) if item.prefix else (),
+        block_share=prompt_blocks.TRACE_BLOCK_TOKENS / item.prompt_tokens,
     )
 
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from tidegate_policy import gateway_core, policies
 from tidegate_policy.engine import regulators
-from tidegate_sim import bench_report, cell, paired_difference, perception, suite
+from tidegate_sim import bench_report, cell, paired_difference, perception, suite, sustained_rate
 from tidegate_sim.bench_report import Report
 from tidegate_sim.trace_format import TraceCall
 
@@ -239,20 +239,20 @@ class EngineSuite(suite.Suite):
         self, options: suite.Options, capacity: Mapping[str, float], checks: suite.Checks, tell: suite.Tell
     ) -> Report:
         """The highest rate at which each row meets a share of its targets, over all seeds together."""
-        found: Report = {}
+        found: Report = {workload: {} for workload in capacity}
         for workload, most in capacity.items():
-            found[workload] = {}
             for share in TARGETS:
-                bounds = dict.fromkeys(self._main_rows, (0.0, 1.2 * most))
-                for _ in range(HALVINGS):
-                    middle = {name: (low + high) / 2 for name, (low, high) in bounds.items()}
-                    keys = {name: self._keys(options, workload, rate, [name])[name] for name, rate in middle.items()}
+
+                def met(rates: Mapping[str, float], workload: str = workload, share: float = share) -> dict[str, bool]:
+                    keys = {name: self._keys(options, workload, rate, [name])[name] for name, rate in rates.items()}
                     every = [key for of_row in keys.values() for key in of_row]
                     results = suite.run_cells(every, options, checks, tell)
-                    for name, (low, high) in bounds.items():
-                        met = fmean(results[key]["slo_met"] for key in keys[name])
-                        bounds[name] = (middle[name], high) if met >= share else (low, middle[name])
-                found[workload][f"{share:.0%}"] = {name: low for name, (low, _) in bounds.items()}
+                    return {
+                        name: fmean(results[key]["slo_met"] for key in of_row) >= share for name, of_row in keys.items()
+                    }
+
+                bounds = dict.fromkeys(self._main_rows, (0.0, 1.2 * most))
+                found[workload][f"{share:.0%}"] = sustained_rate.search(bounds, HALVINGS, met)
         return found
 
     def _load_table(self, found: Report) -> str:

@@ -14,6 +14,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from tidegate_sim import bench_report, cell, engine_models, pools, suites
 from tidegate_sim.bench_report import Report
@@ -36,6 +37,8 @@ class Options:
     """Seeds of each cell, in suites that have seeds; None = the suite's own number."""
     parts: Sequence[str] | None = None
     """Parts of the run, in suites that have parts; None = all."""
+    trace_file: Path | None = None
+    """A published trace, in suites that replay one."""
     scheduler: engine_models.Model = "fast"
     """Whether vLLM's own scheduler runs in the cells, or the fast model of it."""
     checked_share: float = 0.1
@@ -54,6 +57,7 @@ class CellKey:
     """Workflows (or calls) a second; 0 for a trace with its own instants."""
     workflows: int
     scheduler: engine_models.Model = "fast"
+    trace_file: Path | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,8 +3,8 @@
 Schema linking, two SQL candidates in parallel, 0 to 10 corrections one after the other, unit tests, and one evaluation for
 each test in parallel. The numbers below are fitted to 78 workflows of Llama-3.1-70B over two BIRD databases, published with
 HexGen-Flow (57 of `financial`, 15 of `formula1`): counts are shares of those workflows, log-normal parameters are means and
-deviations of logarithms. The data does not say which prompts share text, so no prefix is shared. SQL execution between
-calls takes no time.
+deviations of logarithms. The data does not say which prompts share text, so by default no prefix is shared, and what is
+shared is an assumption (`SharedPrefix`). SQL execution between calls takes no time.
 """
 
 import gzip
@@ -12,7 +12,7 @@ import json
 import math
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tidegate_sim.trace_format import BadTrace, TraceCall
@@ -47,6 +47,19 @@ EVALUATIONS = {2: 1, 3: 8, 4: 22, 5: 25, 6: 15, 7: 1, 8: 1}
 """Number of evaluations: workflows that had it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPrefix:
+    """An assumption, because the data does not show text: the prompts about one database start with the same tokens."""
+
+    share: float = 0.0
+    """The share of each prompt that it has in common with the other prompts about its database."""
+    databases: int = 95
+    """Databases that questions are asked of, each as often as the others. BIRD has 95 (69 to train, 11 dev, 15 test)."""
+
+
+NOTHING_SHARED = SharedPrefix()
+
+
 def workflow(rng: random.Random, database: Database) -> list[Step]:
     """The calls of one question, in order."""
     schema = rng.randint(*database.schema_tokens)
@@ -68,11 +81,25 @@ def workflow(rng: random.Random, database: Database) -> list[Step]:
 
 
 def trace(
-    rng: random.Random, databases: Sequence[Database], *, workflows: int, rate: float, name: str
+    rng: random.Random,
+    databases: Sequence[Database],
+    *,
+    workflows: int,
+    rate: float,
+    name: str,
+    shared: SharedPrefix = NOTHING_SHARED,
 ) -> list[TraceCall]:
-    """`workflows` questions, Poisson at `rate` a second, each to one of `databases` at random."""
+    """`workflows` questions, Poisson at `rate` a second, each to one of `databases` at random. What the prompts share does
+    not change anything else in the trace."""
     steps = [workflow(rng, rng.choice(databases)) for _ in range(workflows)]
-    return _calls(rng, steps, rate, name)
+    calls = _calls(rng, steps, rate, name)
+    if not shared.share:
+        return calls
+    choice = random.Random(f"databases of {name} {rng.random()}")
+    asked: dict[str | None, int] = {}
+    for call in calls:
+        asked.setdefault(call.workflow, choice.randrange(shared.databases))
+    return [replace(call, prefix=((asked[call.workflow], round(shared.share * call.prompt_tokens)),)) for call in calls]
 
 
 def imported(path: Path, rng: random.Random, *, rate: float) -> list[TraceCall]:

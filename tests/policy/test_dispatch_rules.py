@@ -81,6 +81,70 @@ def test_a_price_is_computed_once_for_each_cost_model_and_is_that_of_the_cost_mo
     assert asked.slack_s(engines[0]) == pytest.approx(9.0 - FAST.call_seconds(call))
 
 
+@pytest.mark.parametrize("cached", [1, 512, 999, 5000])
+def test_the_price_of_a_cached_call_is_that_of_the_cost_model(cached: int) -> None:
+    price = routing.Prices(CALL).of(SLOW, cached)
+    service_s, charge = SLOW.service_and_charge(CALL, cached)
+    assert price.service_s == pytest.approx(service_s)
+    assert abs(price.charge.work_us - charge.work_us) <= 1
+    assert (price.charge.calls, price.charge.output_tokens) == (charge.calls, charge.output_tokens)
+
+
+def test_weighted_least_requests_gives_calls_in_proportion_to_speed() -> None:
+    assert pick(view("slow", SLOW), view("fast", FAST), rule="weighted-least-requests") == "fast"
+    busy = view("slow", SLOW, calls=1), view("fast", FAST, calls=2)
+    assert pick(*busy, rule="weighted-least-requests") == "fast"
+    busier = view("slow", SLOW, calls=1), view("fast", FAST, calls=4)
+    assert pick(*busier, rule="weighted-least-requests") == "slow"
+
+
+def prompted(*blocks: int, prompt: int = 1000, session: str | None = None) -> Call:
+    return Call(
+        id=CallId("c"),
+        arrived_at_s=0.0,
+        prompt_tokens=prompt,
+        output_predicted=100,
+        session=session,
+        blocks=blocks,
+        block_tokens=256.0,
+    )
+
+
+def test_bounded_affinity_keeps_a_prefix_on_one_engine_until_its_load_exceeds_its_share() -> None:
+    names = [f"e{number}" for number in range(4)]
+    homes = {
+        pick(*(view(name, FAST) for name in names), rule="bounded-affinity", call=prompted(7, 8, 9, 1, end))
+        for end in range(9)
+    }
+    (home,) = homes
+    loaded = [view(name, FAST, calls=4 if name == home else 1) for name in names]
+    assert pick(*loaded, rule="bounded-affinity", call=prompted(7, 8, 9, 1)) != home
+    spread = {pick(*(view(name, FAST) for name in names), rule="bounded-affinity", call=prompted(n)) for n in range(40)}
+    assert len(spread) == 4
+    sessions = {
+        pick(*(view(name, FAST) for name in names), rule="bounded-affinity", call=prompted(session="s")) for _ in "abc"
+    }
+    assert len(sessions) == 1
+
+
+def test_cache_aware_follows_the_longest_prefix_unless_loads_differ_much() -> None:
+    warm, cold = view("warm", FAST, calls=60, cached=900), view("cold", FAST)
+    assert pick(warm, cold, rule="cache-aware") == "warm"
+    assert pick(view("warm", FAST, calls=70, cached=900), cold, rule="cache-aware") == "cold"
+    assert pick(view("a", FAST, calls=9, cached=100), view("b", FAST, calls=2, cached=0), rule="cache-aware") == "a"
+
+
+def test_cache_aware_spreads_new_prompts_by_the_tokens_that_engines_have_computed() -> None:
+    asked = context(view("a", FAST), view("b", FAST), rule="cache-aware")
+    rule = rules.create(asked.settings)
+    assert [rule.choose(asked).engine.id for _ in range(4)] == ["a", "b", "a", "b"]
+
+
+def test_prefix_score_weighs_the_matched_share_against_the_load() -> None:
+    assert pick(view("warm", FAST, calls=2, cached=900), view("cold", FAST, calls=1), rule="prefix-score") == "warm"
+    assert pick(view("warm", FAST, calls=2, cached=300), view("cold", FAST, calls=1), rule="prefix-score") == "cold"
+
+
 def test_least_delay_counts_what_a_call_does_to_those_who_run() -> None:
     crowded_but_fast, quiet_but_slow = view("crowded", FAST, calls=30), view("quiet", SLOW, calls=1)
     assert pick(crowded_but_fast, quiet_but_slow, rule="least-delay") == "quiet"
@@ -104,6 +168,6 @@ def test_power_of_two_takes_the_less_loaded_of_its_pair() -> None:
 
 def test_an_unknown_rule_is_refused() -> None:
     with pytest.raises(
-        rules.UnknownRule, match="known are least-delay, least-requests, power-of-two, round-robin, score"
+        rules.UnknownRule, match="known are bounded-affinity, cache-aware, least-delay, least-requests, power-of-two"
     ):
         pick(view("a", FAST), rule="best")

@@ -154,7 +154,9 @@ class HealthCheck:
             before = health.load.generated
             scraped = response.status == 200
             health.load = metrics_scrape.read(await _page(response)) if scraped else metrics_scrape.Load()
-        if None not in (before, health.load.generated) and before != health.load.generated:
+        if before is not None and health.load.generated is not None and before != health.load.generated:
+            if health.load.generated < before:
+                self._placements.on_engine_restarted(health.address.id)
             self._placements.on_engine_works(health.address.id, self._extension_s)
         if not health.models or health.checks % MODELS_EVERY == 0:
             async with self._session.get(url + "/v1/models", allow_redirects=False) as response:

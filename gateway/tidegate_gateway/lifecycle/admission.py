@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tidegate_gateway.lifecycle import engine_directory, tenant_tokens
 from tidegate_gateway.observe import call_record
-from tidegate_gateway.openai import error_table, parsed_request
+from tidegate_gateway.openai import error_table, parsed_request, prompt_prefix
 from tidegate_gateway.workflows import workflow_service
 from tidegate_policy import gateway_core
 from tidegate_policy.admit import promises
@@ -40,6 +40,7 @@ class Admission:
         workflows: workflow_service.Workflows,
         tokens: tenant_tokens.TenantTokens,
         grace_s: float,
+        isolate_tenants: bool,
         clock: Callable[[], float],
     ) -> None:
         self._core = core
@@ -47,6 +48,7 @@ class Admission:
         self._workflows = workflows
         self._tokens = tokens
         self._grace_s = grace_s
+        self._isolate_tenants = isolate_tenants
         self._clock = clock
 
     async def admit(
@@ -75,6 +77,9 @@ class Admission:
 
     def _draft(self, now: float, call_id: CallId, request: parsed_request.ParsedRequest) -> promises.Draft:
         fields, size = request.fields, request.size
+        if self._isolate_tenants:
+            prompt_prefix.isolate(request.body, fields.tenant)
+        prefix = prompt_prefix.read(request.endpoint, request.body, request.model, size)
         facts = promises.CallFacts(
             id=call_id,
             model=request.model,
@@ -90,6 +95,8 @@ class Admission:
             session=fields.session,
             workflow=fields.workflow,
             stage=fields.stage,
+            blocks=prefix.blocks,
+            block_share=prefix.share,
         )
         try:
             draft = self._core.draft(now, facts)

@@ -167,6 +167,10 @@ class Placements:
             if placement.record.engine == engine and not placement.begun:
                 placement.interrupt(error_table.EngineTrouble("the engine stopped answering", failure="gone"))
 
+    def on_engine_restarted(self, engine: EngineId) -> None:
+        """The engine counts its tokens from zero again: its cache is empty."""
+        self.core.on_cache_lost(engine)
+
     def on_engine_works(self, engine: EngineId, seconds: float) -> None:
         """The engine was seen to generate: its answers that are not streamed may take at least `seconds` more."""
         for placement in self._in_progress.values():

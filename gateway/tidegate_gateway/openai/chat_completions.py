@@ -1,6 +1,6 @@
 """The endpoint `/v1/chat/completions`: a list of messages in, one answer for each of `n` choices out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tidegate_gateway.openai import endpoint
@@ -52,11 +52,19 @@ def _content_characters(content: object, i: int) -> int:
     return total
 
 
+def prompt_parts(body: Mapping[str, Any]) -> Iterator[object]:
+    """Chat templates render the tools before the messages."""
+    if body.get("tools"):
+        yield body["tools"]
+    yield from body["messages"]
+
+
 ENDPOINT = endpoint.Endpoint(
     name="chat_completions",
     path="/v1/chat/completions",
     operation="chat",
     read_size=read_size,
+    prompt_parts=prompt_parts,
     is_answer=endpoint.has_choices,
     stream=endpoint.StreamDialect(),
 )

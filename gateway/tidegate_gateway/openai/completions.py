@@ -1,6 +1,6 @@
 """The endpoint `/v1/completions`: one or several prompts in, `n` continuations of each out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tidegate_gateway.openai import endpoint
@@ -48,11 +48,18 @@ def _are_ids(value: list[object]) -> bool:
     return set(map(type, value)) == {int} and min(value) >= 0  # type: ignore[type-var,operator]
 
 
+def prompt_parts(body: Mapping[str, Any]) -> Iterator[object]:
+    """The prompt. Of several prompts the first: engines reuse each one by itself, and they often begin alike."""
+    prompt = body["prompt"]
+    yield prompt[0] if isinstance(prompt, list) and not endpoint.is_count(prompt[0]) else prompt
+
+
 ENDPOINT = endpoint.Endpoint(
     name="completions",
     path="/v1/completions",
     operation="text_completion",
     read_size=read_size,
+    prompt_parts=prompt_parts,
     is_answer=endpoint.has_choices,
     stream=endpoint.StreamDialect(),
 )

@@ -5,7 +5,7 @@ the paths at the engines, the names of traces and the checks of answers follow f
 socket.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -63,6 +63,9 @@ class Endpoint:
     """Takes a request's body and the bound on its choices. Raises `BadRequest` for fields that cannot be sized."""
     is_answer: Callable[[Mapping[str, Any]], bool]
     """Whether a JSON object is a whole answer of this endpoint."""
+    prompt_parts: Callable[[Mapping[str, Any]], Iterable[object]] = lambda body: ()
+    """The JSON values of a checked body that make its prompt, in the order in which the engine renders them. Engines reuse
+    the KV of equal beginnings."""
     stream: StreamDialect | None = None
     """None = answers of this endpoint are never streamed."""
     prompt_usage: str = "prompt_tokens"

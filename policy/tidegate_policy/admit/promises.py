@@ -74,8 +74,10 @@ class CallFacts:
     """The request group (relQuery) of the call."""
     group_size: int = 0
     """Calls of the group in all; 0 = unknown."""
-    prefix: tuple[tuple[int, int], ...] = ()
-    """(hash, tokens) of the leading parts of the prompt that other prompts may share, in order."""
+    blocks: tuple[int, ...] = ()
+    """The chained hashes of the leading blocks of the prompt (`dispatch.prompt_blocks`)."""
+    block_share: float = 0.0
+    """The share of the prompt that one block holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,8 @@ def promise(draft: Draft, grant: StageGrant | None, length: LengthPrediction, mo
         session=facts.session,
         group=facts.group,
         group_size=facts.group_size,
-        prefix=facts.prefix,
+        blocks=facts.blocks,
+        block_tokens=facts.block_share * draft.prompt_tokens,
     )
 
 

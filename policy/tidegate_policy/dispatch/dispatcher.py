@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 
 from tidegate_policy import policies
 from tidegate_policy.admit import retries
-from tidegate_policy.dispatch import rules
+from tidegate_policy.dispatch import prefix_index, rules
 from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.engine_table import Engine, EngineTable
-from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutingContext
+from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutableEngine, RoutingContext
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, Decision, DropReason, EngineId
 from tidegate_policy.waiting_queue import Start, WaitingQueue
 
@@ -83,7 +83,10 @@ class Dispatcher:
         self.settings = settings
         self._engines = engines
         self._rule = rules.create(settings)
+        self.prefixes = prefix_index.PrefixIndex(settings.prefix_entries)
         self._queue = WaitingQueue(policy)
+        self._warm: Sequence[RoutableEngine] = ()
+        """The engines that have `cached_tokens` of the last call."""
         self._waiting: dict[CallId, _Waiting] = {}
         self._expiries: list[tuple[float, CallId]] = []
         """A heap of (expiry, call). Entries of calls that no longer wait are skipped, and removed when they are many."""
@@ -184,6 +187,7 @@ class Dispatcher:
             failure, attempt=out.attempt, retrying=retrying, inflight=len(self._out), settings=self._retry
         )
         self._settle(now, call_id)
+        self.prefixes.on_failed(out.call, out.engine)
         if not again:
             return [GiveUp(call=out.call), *self.pump(now)]
         waiting = _Waiting(
@@ -216,8 +220,13 @@ class Dispatcher:
     def on_engine_gone(self, now: float, engine: EngineId) -> list[Action]:
         """The engine left the pool. The calls that are out there end by their own events."""
         self._engines.remove(engine)
+        self.prefixes.on_cleared(engine)
         self._rule.on_engine_gone(now, engine)
         return self.pump(now)
+
+    def on_cache_lost(self, engine: EngineId) -> None:
+        """The engine restarted, so its KV cache is empty."""
+        self.prefixes.on_cleared(engine)
 
     def on_policy(self, now: float, policy: policies.Policy) -> int:
         """Orders the waiting calls by another policy; returns their number. The policy is told of all calls that are here,
@@ -274,10 +283,7 @@ class Dispatcher:
         call = item.call
         routable = [engine.routable for engine in engines]
         waited = self._waiting.pop(call.id)
-        if self._rule.knows_caches:
-            cached = self._rule.cached_tokens(now, call)
-            for engine in routable:
-                engine.cached_tokens = cached.get(engine.id, 0)
+        self._look_up(call, routable)
         context = RoutingContext(
             now=now,
             call=call,
@@ -307,8 +313,18 @@ class Dispatcher:
         self._out[call.id] = _Out(call, chosen.id, price.charge, waited.attempt, item, avoid=frozenset(waited.avoid))
         if call.group is not None:
             self._groups.setdefault(call.group, Counter())[chosen.id] += 1
+        self.prefixes.on_sent(call, chosen.id, chosen.cost.kv_tokens)
         self._rule.on_sent(now, call, chosen.id)
         return Send(call=call, decision=decision, attempt=waited.attempt, neighbours=neighbours)
+
+    def _look_up(self, call: Call, engines: Sequence[RoutableEngine]) -> None:
+        """Tells each engine how much of the prompt it probably holds."""
+        for engine in self._warm:
+            engine.cached_tokens = 0
+        cached = self.prefixes.cached_tokens(call)
+        self._warm = [engine for engine in engines if engine.id in cached] if cached else ()
+        for engine in self._warm:
+            engine.cached_tokens = cached[engine.id]
 
     def _settle(self, now: float, call_id: CallId) -> None:
         out = self._out.pop(call_id, None)

@@ -6,9 +6,10 @@ rest. The price of a call is computed once for each distinct cost model, because
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tidegate_policy.cost import MICROSECONDS, CostModel
+from tidegate_policy.dispatch import prefix_index
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, EngineId
 
 Scores = dict[EngineId, float]
@@ -23,6 +24,8 @@ class DispatchSettings:
     """For `score`. 0: only the backlog counts, and among idle engines the speed; 1: only the call's own time counts."""
     beta: float = 300.0
     """For `score`, in seconds squared: with a backlog of `beta` seconds, `beta / t_queue` weighs as much as one second."""
+    prefix_entries: int = prefix_index.DEFAULT_MAX_ENTRIES
+    """Entries of the index of prefixes; 0 = no engine is believed to hold a prefix."""
 
 
 class RoutableEngine:
@@ -51,17 +54,29 @@ class RoutableEngine:
         return self.cost.backlog_seconds(self.backlog)
 
 
-@dataclass(slots=True, kw_only=True)
 class Price:
-    """What one call costs on one kind of engine. A decision makes several, and a frozen dataclass takes twice as long."""
+    """What one call costs on one kind of engine. A decision makes several and sends by one, so this is no dataclass and the
+    charge with a cache is made when it is asked for."""
 
-    cost: CostModel
-    service_s: float
-    """Seconds of the call alone on the engine (HexGen eq 2)."""
-    charge: Backlog
-    """What the call adds to the engine's backlog."""
-    work_s: float
-    """Seconds of the charge that batching cannot share."""
+    __slots__ = ("_charge", "_saved_s", "cost", "service_s", "work_s")
+
+    def __init__(self, cost: CostModel, service_s: float, charge: Backlog, work_s: float, saved_s: float = 0.0) -> None:
+        """`charge` is that of the whole call; `service_s` and `work_s` are without the `saved_s` that a cache avoids."""
+        self.cost = cost
+        self.service_s = service_s
+        """Seconds of the call alone on the engine (HexGen eq 2)."""
+        self.work_s = work_s
+        """Seconds of the charge that batching cannot share."""
+        self._charge = charge
+        self._saved_s = saved_s
+
+    @property
+    def charge(self) -> Backlog:
+        """What the call adds to the engine's backlog."""
+        if self._saved_s:
+            work_us = self._charge.work_us - round(self._saved_s * MICROSECONDS)
+            self._charge, self._saved_s = replace(self._charge, work_us=work_us), 0.0
+        return self._charge
 
 
 class Prices:
@@ -79,10 +94,19 @@ class Prices:
         key = (id(cost), cached_tokens)
         found = self._known.get(key)
         if found is None:
-            service_s, charge = cost.service_and_charge(self._call, cached_tokens)
-            work_s = charge.work_us / MICROSECONDS
-            found = self._known[key] = Price(cost=cost, service_s=service_s, charge=charge, work_s=work_s)
+            found = self._known[key] = self._with_cache(cost, cached_tokens) if cached_tokens else self._whole(cost)
         return found
+
+    def _whole(self, cost: CostModel) -> Price:
+        service_s, charge = cost.service_and_charge(self._call)
+        return Price(cost, service_s, charge, charge.work_us / MICROSECONDS)
+
+    def _with_cache(self, cost: CostModel, cached_tokens: int) -> Price:
+        """The price of the whole call without the prefill that the cache avoids, because engines often differ in what they
+        hold and decoding costs the same."""
+        whole = self.of(cost)
+        saved_s = cost.avoided_seconds(self._call.prompt_tokens, cached_tokens)
+        return Price(cost, whole.service_s - saved_s, whole.charge, whole.work_s - saved_s, saved_s)
 
     def mean_service_s(self, kinds: Sequence[tuple[CostModel, int]]) -> float:
         """`mean_comp` of HexGen eq 5: the call's seconds averaged over the engines; 0 for none. `kinds` has each cost model

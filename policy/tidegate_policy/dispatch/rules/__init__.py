@@ -5,19 +5,27 @@ each dispatcher, because a rule may learn: the dispatcher tells it which call we
 """
 
 from tidegate_policy.dispatch.routing import DispatchSettings
+from tidegate_policy.dispatch.rules.bounded_affinity import BoundedAffinity
+from tidegate_policy.dispatch.rules.cache_aware import CacheAware
 from tidegate_policy.dispatch.rules.contract import DispatchRule
 from tidegate_policy.dispatch.rules.least_delay import LeastDelay
 from tidegate_policy.dispatch.rules.least_requests import LeastRequests
 from tidegate_policy.dispatch.rules.power_of_two import PowerOfTwo
+from tidegate_policy.dispatch.rules.prefix_score import PrefixScore
 from tidegate_policy.dispatch.rules.round_robin import RoundRobin
 from tidegate_policy.dispatch.rules.score import Score
+from tidegate_policy.dispatch.rules.weighted_least_requests import WeightedLeastRequests
 
 RULES: dict[str, type[DispatchRule]] = {
     "score": Score,
     "least-delay": LeastDelay,
     "round-robin": RoundRobin,
     "least-requests": LeastRequests,
+    "weighted-least-requests": WeightedLeastRequests,
     "power-of-two": PowerOfTwo,
+    "bounded-affinity": BoundedAffinity,
+    "cache-aware": CacheAware,
+    "prefix-score": PrefixScore,
 }
 
 

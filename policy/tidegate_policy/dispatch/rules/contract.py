@@ -1,7 +1,6 @@
 """The contract of a dispatch rule."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 
 from tidegate_policy.dispatch.routing import Choice, RoutingContext
 from tidegate_policy.model import Call, EngineId
@@ -13,19 +12,9 @@ class DispatchRule(ABC):
     `choose` is required. A rule that learns also overrides some of the events, which do nothing by default.
     """
 
-    knows_caches: bool = False
-    """Whether the dispatcher asks for `cached_tokens` before each `choose`."""
-
     @abstractmethod
     def choose(self, context: RoutingContext) -> Choice:
         """Names the engine for the call. The engines of the context are never empty."""
-
-    def cached_tokens(self, now: float, call: Call) -> Mapping[EngineId, int]:
-        """Prompt tokens of `call` that each engine's prefix cache is believed to hold; absent engines hold none.
-
-        The dispatcher asks before `choose` and prices each engine without these tokens.
-        """
-        return {}
 
     def on_sent(self, now: float, call: Call, engine: EngineId) -> None:
         """The dispatcher sent `call` to `engine`."""

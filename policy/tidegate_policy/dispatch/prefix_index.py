@@ -1,0 +1,214 @@
+"""Which engine holds which prefixes in its KV cache, as far as the gateway can tell?
+
+The index records the block hashes of each call where the call was sent (`prompt_blocks`). The record of an engine is
+bounded by the engine's KV size in tokens and by a share of `max_entries`. The block that was used least recently is
+forgotten first, and a later block of a prompt before an earlier one, as in the engine's own cache. What a call puts into
+the cache beside its blocks (the rest of its prompt, and its answer) takes room in the record too. A session whose calls
+have no hashes is one block: the engine that served its last call holds its context.
+
+KV events of an engine correct the record (`on_stored`, `on_removed`, `on_cleared`).
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+
+from tidegate_policy.model import Call, EngineId
+
+DEFAULT_MAX_ENTRIES = 262_144
+"""About 60 MB. With 16 engines 16,384 blocks for each, more than the KV cache of eight 80 GB cards holds."""
+
+Key = int | tuple[str, str, str]
+"""The hash of a block, or (model, tenant, session). A negative number names tokens that no other prompt shares."""
+
+
+class _Record:
+    """What one engine is believed to hold."""
+
+    __slots__ = ("bit", "entries", "tokens")
+
+    def __init__(self, bit: int) -> None:
+        self.bit = bit
+        self.entries: OrderedDict[Key, float] = OrderedDict()
+        """Tokens of each entry, the entry that was used least recently first."""
+        self.tokens = 0.0
+        """Tokens of all entries."""
+
+
+class PrefixIndex:
+    """The prefixes of all engines. Not thread-safe. A lookup takes time in proportion to the blocks that some engine
+    holds."""
+
+    def __init__(self, max_entries: int = DEFAULT_MAX_ENTRIES) -> None:
+        """`max_entries` bounds the entries of all engines together; 0 = nothing is recorded."""
+        self._max_entries = max_entries
+        self._most = max_entries
+        """Entries that one engine may have."""
+        self._holders: dict[Key, int] = {}
+        """A bit for each engine that holds the block."""
+        self._records: dict[EngineId, _Record] = {}
+        self._names: dict[int, EngineId] = {}
+        """The engine of each bit."""
+        self._unshared = 0
+        """The key of the last entry for tokens that no other prompt shares."""
+
+    @property
+    def entries(self) -> int:
+        """The entries of all engines."""
+        return sum(len(record.entries) for record in self._records.values())
+
+    def tokens_of(self, engine: EngineId) -> int:
+        """Tokens that the engine is believed to hold."""
+        record = self._records.get(engine)
+        return 0 if record is None else round(record.tokens)
+
+    def cached_tokens(self, call: Call) -> Mapping[EngineId, int]:
+        """Prompt tokens of `call` that each engine is believed to hold; absent engines hold none."""
+        if not call.blocks:
+            return self._session_tokens(call) if call.session else {}
+        holders, names = self._holders, self._names
+        most = call.prompt_tokens - 1
+        found: dict[EngineId, int] = {}
+        matched = holders.get(call.blocks[0], 0)
+        depth = 0
+        for block in call.blocks:
+            if not matched:
+                return found
+            holds = holders.get(block, 0) & matched
+            if holds != matched:
+                tokens = min(int(depth * call.block_tokens), most)
+                for bit in _bits(matched & ~holds):
+                    found[names[bit]] = tokens
+                matched = holds
+            depth += 1
+        tokens = min(int(depth * call.block_tokens), most)
+        for bit in _bits(matched):
+            found[names[bit]] = tokens
+        return found
+
+    def on_sent(self, call: Call, engine: EngineId, kv_tokens: int) -> None:
+        """The call went to the engine, whose KV cache has room for `kv_tokens` tokens."""
+        if not self._max_entries:
+            return
+        record = self._records.get(engine) or self._record(engine)
+        context = call.prompt_tokens + call.output_predicted * call.sequences
+        if call.blocks:
+            self._use_unshared(record, max(context - len(call.blocks) * call.block_tokens, 0.0))
+            # The first block comes last, so that it is forgotten last.
+            entries, bit, holders, each = record.entries, record.bit, self._holders, call.block_tokens
+            for block in reversed(call.blocks):
+                if block in entries:
+                    entries.move_to_end(block)
+                else:
+                    entries[block] = each
+                    record.tokens += each
+                    holders[block] = holders.get(block, 0) | bit
+        elif call.session:
+            self._use(record, _session_key(call), context)
+        else:
+            self._use_unshared(record, context)
+        if record.tokens > kv_tokens or len(record.entries) > self._most:
+            self._trim(record, kv_tokens)
+
+    def on_failed(self, call: Call, engine: EngineId) -> None:
+        """The engine failed the call before its first token, so it may not have computed the prompt."""
+        self.on_removed(engine, call.blocks)
+        if call.session:
+            self.on_removed(engine, [_session_key(call)])
+
+    def on_stored(self, engine: EngineId, blocks: Sequence[int], block_tokens: float) -> None:
+        """A KV event: the engine has stored blocks. The next call that is sent there applies the bounds."""
+        if self._max_entries:
+            record = self._record(engine)
+            for block in reversed(blocks):
+                self._use(record, block, block_tokens)
+
+    def on_removed(self, engine: EngineId, blocks: Iterable[Key]) -> None:
+        """A KV event: the engine has evicted blocks."""
+        record = self._records.get(engine)
+        if record is not None:
+            for block in blocks:
+                if block in record.entries:
+                    self._drop(record, block)
+
+    def on_cleared(self, engine: EngineId) -> None:
+        """The engine has lost its whole cache: it was cleared, restarted, or left the pool."""
+        record = self._records.pop(engine, None)
+        if record is not None:
+            del self._names[record.bit]
+            self._count_records()
+            while record.entries:
+                self._drop(record, next(iter(record.entries)))
+
+    def _session_tokens(self, call: Call) -> Mapping[EngineId, int]:
+        key = _session_key(call)
+        names = [self._names[bit] for bit in _bits(self._holders.get(key, 0))]
+        return {name: min(round(self._records[name].entries[key]), call.prompt_tokens - 1) for name in names}
+
+    def _record(self, engine: EngineId) -> _Record:
+        known = self._records.get(engine)
+        if known is None:
+            bit = 1
+            while bit in self._names:
+                bit <<= 1
+            known = self._records[engine] = _Record(bit)
+            self._names[bit] = engine
+            self._count_records()
+            for record in self._records.values():
+                self._trim(record)
+        return known
+
+    def _count_records(self) -> None:
+        self._most = max(self._max_entries // max(len(self._records), 1), 1)
+
+    def _trim(self, record: _Record, kv_tokens: float = math.inf) -> None:
+        """Forgets what exceeds the bounds, the entry that was used least recently first."""
+        entries, most = record.entries, self._most
+        while entries and (record.tokens > kv_tokens or len(entries) > most):
+            oldest = next(iter(entries))
+            excess = record.tokens - kv_tokens
+            if _is_unshared(oldest) and 0 < excess < entries[oldest]:
+                entries[oldest] -= excess
+                record.tokens = kv_tokens
+            else:
+                self._drop(record, oldest)
+
+    def _use(self, record: _Record, key: Key, tokens: float) -> None:
+        record.tokens += tokens - record.entries.pop(key, 0.0)
+        record.entries[key] = tokens
+        self._holders[key] = self._holders.get(key, 0) | record.bit
+
+    def _use_unshared(self, record: _Record, tokens: float) -> None:
+        """Takes room for tokens that no other prompt shares. Neighbours become one entry."""
+        newest = next(reversed(record.entries), None)
+        if newest is None or not _is_unshared(newest):
+            self._unshared -= 1
+            newest = self._unshared
+            record.entries[newest] = 0.0
+        record.entries[newest] += tokens
+        record.tokens += tokens
+
+    def _drop(self, record: _Record, key: Key) -> None:
+        record.tokens -= record.entries.pop(key)
+        if not record.entries:
+            record.tokens = 0.0  # no rounding error stays
+        left = self._holders.get(key, 0) & ~record.bit
+        if left:
+            self._holders[key] = left
+        else:
+            self._holders.pop(key, None)
+
+
+def _is_unshared(key: Key) -> bool:
+    return isinstance(key, int) and key < 0
+
+
+def _session_key(call: Call) -> Key:
+    return (call.model, call.tenant, call.session or "")
+
+
+def _bits(mask: int) -> Iterable[int]:
+    while mask:
+        bit = mask & -mask
+        yield bit
+        mask ^= bit

@@ -1,0 +1,31 @@
+"""How many times longer than on an unloaded pool does a workflow take? The metric that users feel."""
+
+from collections.abc import Sequence
+
+from tidegate_policy.cost import CostModel
+from tidegate_sim import cell
+from tidegate_sim.trace_format import TraceCall
+
+LEAST_ALONE_S = 5.0
+"""A shorter time alone counts as this. While one prompt of 12,000 tokens is computed, an answer of ten tokens must wait for
+seconds, which is many times its own time and few seconds."""
+
+
+def of_outcome(calls: Sequence[TraceCall], outcome: cell.Outcome, models: Sequence[CostModel]) -> list[float]:
+    """Of each workflow, or call without one, in order of arrival: its latency over its latency alone on the fastest
+    engines, without caches, at least `LEAST_ALONE_S`. A workflow or call that was shed never ends."""
+    path_s: dict[str, float] = {}
+    alone_s: dict[str, float] = {}
+    for call in calls:
+        own_s = min(model.alone_seconds(call.prompt_tokens, call.output_tokens) for model in models)
+        path_s[call.id] = own_s + max((path_s[before] for before in call.after), default=0.0)
+        group = call.workflow or call.id
+        alone_s[group] = max(alone_s.get(group, 0.0), path_s[call.id])
+    arrived_at_s: dict[str, float] = {}
+    ended_at_s: dict[str, float] = {}
+    for item in outcome.calls:
+        group = item.workflow or item.id
+        arrived_at_s[group] = min(arrived_at_s.get(group, float("inf")), item.arrived_at_s)
+        end_s = float("inf") if item.finished_at_s is None else item.finished_at_s
+        ended_at_s[group] = max(ended_at_s.get(group, 0.0), end_s)
+    return [(ended_at_s[group] - arrived_at_s[group]) / max(alone_s[group], LEAST_ALONE_S) for group in alone_s]

@@ -1,0 +1,287 @@
+"""The suite about prefixes: which dispatch rule makes the most of KV caches, on two pools of unequal engines?
+
+A trace is named `WORKLOAD-POOL`. The text-to-SQL workloads share 0, 50 or 80% of the prompts about one database; the data
+shows no text, so the share and the number of databases are assumptions. `mooncake` is the published conversation trace
+with its block hashes, cut into slices and stretched to each rate; `--trace-file` names it. For each row and seed (or slice)
+a bisection finds the highest rate at which 95% of the workflows (or calls) end within 3 and 5 times their time on an
+unloaded pool without caches (`slowdown`). Rows are compared seed by seed. The first third of each trace fills the caches
+and is not counted.
+"""
+
+import functools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tidegate_policy import gateway_core, policies
+from tidegate_policy.dispatch.routing import DispatchSettings
+from tidegate_sim import (
+    bench_report,
+    cell,
+    engine_limits,
+    mooncake_trace,
+    paired_difference,
+    pools,
+    slowdown,
+    suite,
+    sustained_rate,
+    text2sql_workflows,
+)
+from tidegate_sim.bench_report import Report
+from tidegate_sim.trace_format import BadTrace, TraceCall
+
+WLR, AFFINITY, CACHE_AWARE, PREFIX_SCORE, OURS = (
+    "weighted least requests + FCFS",
+    "bounded affinity + FCFS",
+    "cache-aware + FCFS",
+    "prefix-score + FCFS",
+    "least delay + urgency",
+)
+BASELINES = (WLR, AFFINITY, CACHE_AWARE, PREFIX_SCORE)
+TARGETS = {"3x": 3.0, "5x": 5.0}
+"""The slowdown within which a workflow or call should end."""
+SHARE_MET = 0.95
+WARM_UP = 1 / 3
+HALVINGS = 6
+"""Steps of a bisection. The bounds of a workload are at most a factor of 12 apart, so rates are found to 4%."""
+DATABASES = (text2sql_workflows.FINANCIAL, text2sql_workflows.FORMULA1)
+LEARNED_FROM, LEARNED_WORKFLOWS = 7, 200
+FIRST_SEED = 401
+"""Seeds were fixed before the first run of the suite."""
+
+
+def _row(rule: str, policy: str = "fcfs", **more: int) -> cell.Row:
+    dispatch = DispatchSettings(rule=rule, **more)
+    return cell.Row(gateway=gateway_core.CoreSettings(policy=policy, dispatch=dispatch))
+
+
+ROWS_OF: Mapping[str, Mapping[str, cell.Row]] = {
+    "rules": {
+        WLR: _row("weighted-least-requests"),
+        AFFINITY: _row("bounded-affinity"),
+        CACHE_AWARE: _row("cache-aware"),
+        PREFIX_SCORE: _row("prefix-score"),
+        OURS: _row(DispatchSettings().rule, policies.DEFAULT),
+    },
+    "ablations": {
+        "least delay + urgency, prefixes unknown": _row(DispatchSettings().rule, policies.DEFAULT, prefix_entries=0),
+        "least delay + FCFS": _row(DispatchSettings().rule),
+    },
+    "weak": {
+        "RR + FCFS": _row("round-robin"),
+        "least requests + FCFS": _row("least-requests"),
+        "power of two + FCFS": _row("power-of-two"),
+    },
+}
+"""The rows of each part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A kind of trace."""
+
+    count: int
+    """Workflows or calls of one trace, those of the warm-up included."""
+    rates: tuple[float, float]
+    """The bounds of the bisection, in workflows or calls a second."""
+    shared: text2sql_workflows.SharedPrefix | None = None
+    """None = the Mooncake trace."""
+
+
+def _text2sql(share: float, databases: int, *rates: float) -> Workload:
+    shared = text2sql_workflows.SharedPrefix(share=share, databases=databases)
+    return Workload(count=90, rates=(rates[0], rates[1]), shared=shared)
+
+
+WORKLOADS: Mapping[str, Workload] = {
+    "text2sql-0": _text2sql(0.0, 95, 0.03, 0.2),
+    "text2sql-50": _text2sql(0.5, 95, 0.04, 0.3),
+    "text2sql-80": _text2sql(0.8, 95, 0.06, 0.45),
+    "text2sql-80-of-11": _text2sql(0.8, 11, 0.06, 0.45),
+    "mooncake": Workload(count=900, rates=(0.05, 0.6)),
+}
+POOLS = ("hetero-1", "hetero-2")
+
+
+class Prefix(suite.Suite):
+    """The suite. `seeds` is the number of seeds, or of slices of the Mooncake trace."""
+
+    name = "prefix"
+    pools = POOLS
+    parts = tuple(ROWS_OF)
+    seeds = 5
+
+    @property
+    def traces(self) -> Sequence[str]:
+        return tuple(f"{workload}-{pool}" for workload in WORKLOADS for pool in POOLS)
+
+    @property
+    def rows(self) -> Mapping[str, cell.Row]:
+        return {name: row for rows in ROWS_OF.values() for name, row in rows.items()}
+
+    def trace(self, key: suite.CellKey) -> Sequence[TraceCall]:
+        workload, seed = _parsed(key.trace)
+        shared = WORKLOADS[workload].shared
+        if shared is None:
+            if key.trace_file is None:
+                raise BadTrace(f"the trace {key.trace} needs --trace-file, the Mooncake conversation trace")
+            return _slice(_mooncake(key.trace_file), seed - FIRST_SEED, key.workflows, key.rate)
+        return text2sql_workflows.trace(
+            random.Random(seed), DATABASES, workflows=key.workflows, rate=key.rate, name=f"seed{seed}", shared=shared
+        )
+
+    def learned_from(self) -> Sequence[TraceCall]:
+        return text2sql_workflows.trace(
+            random.Random(LEARNED_FROM), DATABASES, workflows=LEARNED_WORKFLOWS, rate=1.0, name="learned"
+        )
+
+    def seed(self, key: suite.CellKey) -> int:
+        return _parsed(key.trace)[1]
+
+    def numbers(self, outcome: cell.Outcome, key: suite.CellKey) -> Report:
+        """The shares of the counted workflows or calls that end within each target, and their mean slowdown."""
+        slowdowns = slowdown.of_outcome(self.trace(key), outcome, list(pools.pool(key.pool).values()))
+        counted = slowdowns[round(WARM_UP * len(slowdowns)) :]
+        met = {name: sum(each <= most for each in counted) / len(counted) for name, most in TARGETS.items()}
+        return {**met, "mean_slowdown": sum(counted) / len(counted), "calls_on": dict(outcome.calls_on)}
+
+    def run(self, options: suite.Options, tell: suite.Tell) -> Report:
+        """The bisections of all rows of the chosen parts, for each trace."""
+        checks = suite.Checks(scheduler=options.scheduler)
+        rows = [name for part in options.parts or self.parts for name in ROWS_OF[part]]
+        if WLR not in rows:
+            rows.insert(0, WLR)
+        chosen = options.traces or [name for name in self.traces if options.trace_file or "mooncake" not in name]
+        seeds = list(range(FIRST_SEED, FIRST_SEED + (options.seeds or self.seeds)))
+        found = {name: self._sustained(name, rows, seeds, options, checks, tell) for name in chosen}
+        return {
+            "suite": self.name,
+            "scheduler": checks.report(),
+            "seeds": seeds,
+            "rows": rows,
+            "notes": _notes(options),
+            "traces": found,
+        }
+
+    def table(self, report: Report) -> str:
+        """A table of sustained rates for each trace."""
+        parts = [_table(name, found) for name, found in report["traces"].items()]
+        return "\n\n".join([*parts, "\n".join(report["notes"]), report["scheduler"]["sentence"]])
+
+    def _sustained(
+        self,
+        trace: str,
+        rows: Sequence[str],
+        seeds: Sequence[int],
+        options: suite.Options,
+        checks: suite.Checks,
+        tell: suite.Tell,
+    ) -> Report:
+        workload, pool = _split(trace)
+        known: dict[suite.CellKey, Report] = {}
+
+        def met(rates: Mapping[tuple[str, int, str], float]) -> Mapping[tuple[str, int, str], bool]:
+            keys = {name: key(name[0], name[1], rate) for name, rate in rates.items()}
+            fresh = [found for found in dict.fromkeys(keys.values()) if found not in known]
+            known.update(suite.run_cells(fresh, options, checks, tell))
+            return {name: known[found][name[2]] >= SHARE_MET for name, found in keys.items()}
+
+        def key(row: str, seed: int, rate: float) -> suite.CellKey:
+            return suite.CellKey(
+                suite=self.name,
+                pool=pool,
+                row=row,
+                trace=f"{workload}/{seed}",
+                rate=rate,
+                workflows=options.workflows or WORKLOADS[workload].count,
+                scheduler=options.scheduler,
+                trace_file=options.trace_file,
+            )
+
+        names = [(row, seed, target) for row in rows for seed in seeds for target in TARGETS]
+        found = sustained_rate.search(dict.fromkeys(names, WORKLOADS[workload].rates), HALVINGS, met)
+        rates = {target: {row: [found[row, seed, target] for seed in seeds] for row in rows} for target in TARGETS}
+        return {target: _compared(by_row) for target, by_row in rates.items()}
+
+
+SUITE = Prefix()
+
+
+def _compared(rates: Mapping[str, Sequence[float]]) -> Report:
+    """Each row's rate with its interval, and how many times the rate of each baseline it sustains, seed by seed."""
+    return {
+        row: {
+            "rates": list(of_seeds),
+            "rate": paired_difference.interval(of_seeds),
+            "times": {
+                other: paired_difference.times_better(rates[other], of_seeds) for other in BASELINES if other in rates
+            },
+        }
+        for row, of_seeds in rates.items()
+    }
+
+
+def _table(trace: str, found: Report) -> str:
+    unit = "calls" if trace.startswith("mooncake") else "workflows"
+    against = [name for name in BASELINES if name in next(iter(found.values()))]
+    parts = []
+    for target, rows in found.items():
+        header = (
+            f"{trace}: {unit}/s, {SHARE_MET:.0%} within {target}",
+            "rate",
+            *(f"times {name.removesuffix(' + FCFS')}" for name in against),
+        )
+        lines = [
+            (
+                name,
+                bench_report.spread(row["rate"], 3),
+                *("-" if other == name else bench_report.spread(row["times"][other], 2) for other in against),
+            )
+            for name, row in rows.items()
+        ]
+        parts.append(bench_report.table(header, lines))
+    return "\n\n".join(parts)
+
+
+def _notes(options: suite.Options) -> list[str]:
+    notes = [
+        f"Intervals are 95% (Student's t) over seeds or slices. A bisection has {HALVINGS} steps. The first third of each "
+        "trace is not counted.",
+        "The shared prefix of text2sql and the number of databases are assumptions; the data shows no text.",
+    ]
+    if options.trace_file:
+        notes.append(f"Mooncake calls beyond {engine_limits.MAX_MODEL_LEN} tokens are left out.")
+    return notes
+
+
+def _split(trace: str) -> tuple[str, str]:
+    """Workload and pool of `WORKLOAD-POOL`."""
+    pool = next(name for name in POOLS if trace.endswith(f"-{name}"))
+    return trace.removesuffix(f"-{pool}"), pool
+
+
+def _parsed(trace: str) -> tuple[str, int]:
+    """Workload and seed of a cell's `WORKLOAD/SEED`."""
+    workload, seed = trace.split("/")
+    return workload, int(seed)
+
+
+@functools.lru_cache(maxsize=2)
+def _mooncake(path: Path) -> Sequence[TraceCall]:
+    return [
+        call
+        for call in mooncake_trace.read(path)
+        if call.prompt_tokens + call.output_tokens <= engine_limits.MAX_MODEL_LEN
+    ]
+
+
+def _slice(calls: Sequence[TraceCall], number: int, count: int, rate: float) -> Sequence[TraceCall]:
+    """`count` calls in a row, the whole trace being cut evenly, stretched or shrunk to `rate` calls a second."""
+    slices = max(len(calls) // count, 1)
+    taken = calls[number % slices * count :][:count]
+    if not taken:
+        raise BadTrace("the trace holds no calls that fit an engine")
+    first_s = taken[0].arrival_s
+    factor = len(taken) / rate / max(taken[-1].arrival_s - first_s, 1e-3)
+    return [replace(call, arrival_s=(call.arrival_s - first_s) * factor) for call in taken]
