@@ -20,7 +20,7 @@ help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 up: $(VENV)/.installed-$(if $(filter vllm%,$(ENGINES)),all,up) ## the whole system on this machine: gateway, Valkey, engines (ENGINES=vllm for real ones)
-	@$(BIN)/tidegate up --engines $(ENGINES) $(UP)
+	@$(BIN)/tidegate up --engines "$(ENGINES)" $(UP)
 
 install: $(VENV)/.installed-all kubernetes ## everything: Python environment with vLLM (CPU), Kubernetes binaries
 

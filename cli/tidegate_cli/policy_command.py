@@ -56,16 +56,20 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps({**answer, "engines": engines}) + "\n")
         return 0
     left = f", {answer['left_s']:.0f} s left" if answer.get("left_s") is not None else ""
-    sys.stdout.write(f"{answer['name']}  ({answer['source']}{left}: {answer['reason'] or 'no reason given'})\n")
+    reason = "" if answer["reason"] in ("", answer["source"]) else f": {answer['reason']}"
+    sys.stdout.write(f"{answer['name']}  ({answer['source']}{left}{reason})\n")
     sys.stdout.writelines(f"  {name}: {how}\n" for name, how in engines.items())
     return 0
 
 
 def _held_s(text: str) -> float:
     try:
-        return duration.seconds(text)
+        seconds = duration.seconds(text)
     except ValueError as error:
         raise Usage(str(error)) from error
+    if not seconds > 0:
+        raise Usage("--for must be more than 0")
+    return seconds
 
 
 def standing(engine: Mapping[str, Any], policy: str) -> str:

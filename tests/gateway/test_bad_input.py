@@ -195,6 +195,13 @@ async def test_ambiguous_heads_are_400(up: Any, head: bytes) -> None:
             "send fewer",
             id="many headers",
         ),
+        pytest.param(
+            b"\r\n".join([b"GET / HTTP/1.1", *(b"h%d: %s" % (i, b"1" * 1000) for i in range(70))]),
+            431,
+            "65536 bytes in all",
+            id="many long headers",
+        ),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: x\r\nHost: y", 400, "Two 'Host' headers", id="two hosts"),
         pytest.param(b"\x16\x03\x01\x02\x00\x01", 400, "speaks TLS", id="TLS"),
         pytest.param(b"hello", 400, "the method is malformed", id="no HTTP"),
         pytest.param(b"GET / HTTP/7.9\r\nHost: x", 400, "the first line must be", id="unknown version"),

@@ -55,6 +55,7 @@ class Connection(asyncio.Protocol):
         self._frame_bytes = 0  # since the last byte of a body, or the last request
         self._url = b""
         self._headers: list[tuple[str, str]] = []
+        self._header_bytes = 0
         self._in_body = False
         self._body: bytes | bytearray = b""
         self._body_bytes = 0
@@ -178,8 +179,8 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self._resumed is not None:
             return
-        self._url, self._headers, self._body, self._body_bytes = b"", [], b"", 0
-        if len(self._waiting) >= PIPELINED:
+        self._url, self._headers, self._header_bytes, self._body, self._body_bytes = b"", [], 0, b"", 0
+        if len(self._waiting) >= PIPELINED + (self._present is None):
             raise BadRequest(f"at most {PIPELINED} requests may wait on one connection; send them on several")
 
     def on_url(self, url: bytes) -> None:
@@ -193,7 +194,13 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
             return  # a trailer, or a head that was read before
-        if len(self._headers) >= framing_errors.HEADERS or len(name) + len(value) > framing_errors.HEADER_BYTES:
+        size = len(name) + len(value)
+        self._header_bytes += size
+        if (
+            len(self._headers) >= framing_errors.HEADERS
+            or size > framing_errors.HEADER_BYTES
+            or self._header_bytes > framing_errors.HEAD_BYTES
+        ):
             raise framing_errors.too_many_headers()
         self._headers.append((http_messages.lower_name(name), value.decode("utf-8", "surrogateescape")))
 
@@ -217,8 +224,9 @@ class Connection(asyncio.Protocol):
         )
         self._request = request
         self._in_body = True
-        if request.chunks and not request.header("host"):
-            raise BadRequest(framing_errors.INVALID + "Missing 'Host' header")
+        hosts = sum(name == "host" for name, _ in self._headers)
+        if hosts > 1 or (request.chunks and not hosts):
+            raise BadRequest(framing_errors.INVALID + ("Two 'Host' headers" if hosts else "Missing 'Host' header"))
         if request.header("content-encoding") not in ("", "identity"):
             raise BadRequest("compressed bodies are not supported; send the JSON uncompressed")
         if int(request.header("content-length") or 0) > self._limits.body_bytes:
