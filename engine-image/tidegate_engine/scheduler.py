@@ -28,7 +28,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
 from tidegate_engine import meters, plan_execution, request_queue, vllm_labels
-from tidegate_policy import policies
+from tidegate_policy import policies, window
 from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import engine_core, engine_status, session_hold
 from tidegate_policy.engine.regulators import Regulator
@@ -247,11 +247,11 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         with self._lock:
             return _Watch(self, self._core.watch(self._clock()))
 
-    def cut(self, watch: engine_core.QosWatch) -> engine_status.WatchReport:
+    def cut(self, watch: window.Recorder) -> engine_status.WatchReport:
         with self._lock:
             return self._core.cut(self._clock(), watch)
 
-    def unwatch(self, watch: engine_core.QosWatch) -> None:
+    def unwatch(self, watch: window.Recorder) -> None:
         with self._lock:
             self._core.unwatch(watch)
 
@@ -321,12 +321,13 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
 
 def step_work(output: SchedulerOutput, requests: Mapping[str, Request]) -> StepWork:
     """The work of a step; vLLM has just advanced `num_computed_tokens`. A request that computes one token beyond its prompt
-    decodes; all other tokens are prefill."""
+    decodes, whatever drafts follow the token; all other tokens are prefill."""
     uncached = attended = decodes = context = 0
+    drafts = output.scheduled_spec_decode_tokens
     for request_id, tokens in output.num_scheduled_tokens.items():
         request = requests[request_id]
         end = request.num_computed_tokens
-        if tokens == 1 and end > request.num_prompt_tokens:
+        if end - tokens >= request.num_prompt_tokens and tokens - len(drafts.get(request_id, ())) == 1:
             decodes += 1
             context += end
         else:
@@ -368,7 +369,7 @@ def _computed(step: _Step, results: Mapping[int, Any]) -> dict[CallId, policies.
 class _Watch:
     """One watcher's windows."""
 
-    def __init__(self, scheduler: TidegateSchedulerMixin, watch: engine_core.QosWatch) -> None:
+    def __init__(self, scheduler: TidegateSchedulerMixin, watch: window.Recorder) -> None:
         self._scheduler = scheduler
         self._watch = watch
 

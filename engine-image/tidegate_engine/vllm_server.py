@@ -1,9 +1,9 @@
 """`tidegate engine ...`: vLLM's OpenAI server with Tidegate's scheduler in it.
 
-Every vLLM flag passes through, and a flag of the user wins over Tidegate's choice. Tidegate adds four flags: the address of
-EngineControl, the scheduling policy at start, the regulators, and the cost profile. vLLM runs in this process, so signals
-reach it as they reach vLLM. On SIGTERM the server takes no more requests, lets the running requests finish within
-`--shutdown-timeout`, and exits.
+Every vLLM flag passes through, and a flag of the user wins over Tidegate's choice. Tidegate adds five flags: the address of
+EngineControl, the scheduling policy at start, the regulators, the share of the KV cache that may be held for sessions, and
+the cost profile. vLLM runs in this process, so signals reach it as they reach vLLM. On SIGTERM the server takes no more
+requests, lets the running requests finish within `--shutdown-timeout`, and exits.
 """
 
 import argparse

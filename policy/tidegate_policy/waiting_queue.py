@@ -151,7 +151,8 @@ class WaitingQueue:
         return list(islice(self, k))
 
     def later(self) -> Callable[[int], list[QueuedRequest]]:
-        """`first` as it answers now, for one reader that computes the order later. It costs a copy of the slots."""
+        """The first k of the calls that wait now, for one reader that computes their order later, also in another thread.
+        It costs a copy of the slots. A policy with several lanes may share their turns by what it learns until then."""
         entries = self._heaps.later()
         return lambda k: [entry.item for entry in islice(entries, k)]
 

@@ -28,7 +28,7 @@ class EmptyQueue(LookupError):
 class Entry:
     """A waiting call."""
 
-    __slots__ = ("alive", "item", "lane", "rank", "scan")
+    __slots__ = ("alive", "forgotten", "item", "lane", "rank", "scan")
 
     def __init__(self, item: QueuedRequest, lane: int, rank: int, scan: int) -> None:
         self.item = item
@@ -36,6 +36,7 @@ class Entry:
         self.rank = rank  # of arrival; preempted calls get ranks below all others
         self.scan = scan  # the number of the last scan that passed over it
         self.alive = True
+        self.forgotten = 0  # the number of entries that had been forgotten when it died, itself included
 
 
 _Slot = tuple[Key, int, int, Entry]
@@ -69,6 +70,8 @@ class _Lane:
             entry = slot[3]
             if not entry.alive:
                 heapq.heappop(heap)
+            elif self.cursor < len(front) and front[self.cursor] < slot:
+                break
             elif entry.scan == scan:
                 heapq.heappop(heap)
                 if self.cursor and slot < front[self.cursor - 1]:
@@ -76,8 +79,6 @@ class _Lane:
                 else:
                     front.insert(self.cursor, slot)
                 self.cursor += 1
-            elif self.cursor < len(front) and front[self.cursor] < slot:
-                break
             else:
                 return entry
         return front[self.cursor][3]
@@ -90,18 +91,19 @@ class _Lane:
 
     def in_order(self) -> Iterator[Entry]:
         """The live entries in order, found by walking down the heap: k entries cost O(k log k)."""
-        return self._merged(self._walk())
+        return (slot[3] for slot in self._merged(self._walk()) if slot[3].alive)
 
     def copy(self) -> "_Lane":
         return _Lane(self.heap[:], self.front[:])
 
-    def drained(self) -> Iterator[Entry]:
-        """The live entries in order, taken off the heap, which is faster than `in_order` for many entries."""
-        return self._merged(self._pops())
+    def drained(self, forgotten: int) -> Iterator[Entry]:
+        """The entries in order that were alive when so many had been forgotten. They are taken off the heap, which is
+        faster than `in_order` for many entries."""
+        entries = (slot[3] for slot in self._merged(self._pops()))
+        return (entry for entry in entries if entry.alive or entry.forgotten > forgotten)
 
-    def _merged(self, slots: Iterator[_Slot]) -> Iterator[Entry]:
-        merged = heapq.merge(self.front, slots) if self.front else slots
-        return (slot[3] for slot in merged if slot[3].alive)
+    def _merged(self, slots: Iterator[_Slot]) -> Iterator[_Slot]:
+        return heapq.merge(self.front, slots) if self.front else slots
 
     def _pops(self) -> Iterator[_Slot]:
         heap, pop = self.heap, heapq.heappop
@@ -150,6 +152,7 @@ class Heaps:
         "arrivals",
         "choice",
         "choice_at",
+        "forgotten",
         "guard",
         "lanes",
         "live",
@@ -168,6 +171,7 @@ class Heaps:
         self.open_in: dict[int, int] = {}
         self.passed = 0  # live entries that the present scan has passed over
         self.pushes = 0
+        self.forgotten = 0
         self.scan = 1
         self._follow(policy)
 
@@ -228,6 +232,8 @@ class Heaps:
         self.arrivals = self.choice = None
 
     def forget(self, entry: Entry) -> None:
+        self.forgotten += 1
+        entry.forgotten = self.forgotten  # before `alive`, because the reader of `later` holds no lock
         entry.alive = False
         self.choice = None
         del self.live[entry.item.call.id]
@@ -290,10 +296,12 @@ class Heaps:
         return _interleaved(lanes, dict(self.waiting_in), self.policy.turns.copy())
 
     def later(self) -> Iterator[Entry]:
-        """`in_order` as it is now, while this object changes. It costs a copy of the slots."""
+        """The entries of `in_order` as they are now, also if this object changes before they are read. It costs a copy of
+        the slots. The order within a lane is that of now. The turns between the lanes read what the policy has learnt when
+        they are taken."""
         if self.failing():
             return _by_arrival(list(self.live.values()))
-        lanes = {lane: each.copy().drained() for lane, each in self.lanes.items()}
+        lanes = {lane: each.copy().drained(self.forgotten) for lane, each in self.lanes.items()}
         return _interleaved(lanes, dict(self.waiting_in), self.policy.turns.copy())
 
     def _open(self) -> dict[int, int]:

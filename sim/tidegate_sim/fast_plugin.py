@@ -5,7 +5,7 @@ It tells the same core of the same events at the same instants as the plugin doe
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tidegate_policy import labels, policies
+from tidegate_policy import labels, policies, window
 from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import engine_core, engine_status, session_hold
 from tidegate_policy.engine.regulators import Regulator
@@ -91,7 +91,8 @@ class FastPlugin(fast_scheduler.FastScheduler):
     # What a client of the engine does.
 
     def arrive(self, request: FastRequest, sent: Mapping[str, labels.Label]) -> None:
-        """A request with the labels that the gateway sent."""
+        """A request with the labels that the gateway sent. If `check` raises `ValueError`, nothing changes."""
+        self.check(request)
         now = self._clock()
         call = labels.read(
             now,
@@ -152,14 +153,14 @@ class FastPlugin(fast_scheduler.FastScheduler):
     def watch(self) -> "FastWatch":
         return FastWatch(self, self.core.watch(self._clock()))
 
-    def cut(self, watch: engine_core.QosWatch) -> engine_status.WatchReport:
+    def cut(self, watch: window.Recorder) -> engine_status.WatchReport:
         return self.core.cut(self._clock(), watch)
 
 
 class FastWatch:
     """One watcher's windows."""
 
-    def __init__(self, scheduler: FastPlugin, watch: engine_core.QosWatch) -> None:
+    def __init__(self, scheduler: FastPlugin, watch: window.Recorder) -> None:
         self._scheduler = scheduler
         self._watch = watch
 

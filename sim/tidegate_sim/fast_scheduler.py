@@ -228,11 +228,15 @@ class FastScheduler:
         return FastRequest(request_id, prompt_tokens, output_tokens, keys, priority, arrived_at_s)
 
     def add(self, request: FastRequest) -> None:
+        """Raises `ValueError` as `check` does."""
+        self.check(request)
+        self.requests[request.id] = request
+        self.waiting.add(request)
+
+    def check(self, request: FastRequest) -> None:
         """Raises `ValueError` for a prompt that vLLM's front end rejects."""
         if not 0 < request.prompt_tokens < engine_limits.MAX_MODEL_LEN:
             raise ValueError(f"a prompt of {request.prompt_tokens} tokens does not fit into the model's context")
-        self.requests[request.id] = request
-        self.waiting.add(request)
 
     def abort(self, request_id: str) -> None:
         """Ends a request that waits or runs. Ids that are not known are ignored."""

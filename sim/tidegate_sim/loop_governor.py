@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tidegate_control import control_contract
-from tidegate_policy.engine import engine_core, engine_status
+from tidegate_policy import window
+from tidegate_policy.engine import engine_status
 from tidegate_sim import realtime
 
 ANSWER_TIMEOUT_S = 10.0
@@ -65,7 +66,7 @@ class LoopGovernor:
 
 
 class _Watch:
-    def __init__(self, owner: LoopGovernor, engine: realtime.RealtimeEngine, watch: engine_core.QosWatch) -> None:
+    def __init__(self, owner: LoopGovernor, engine: realtime.RealtimeEngine, watch: window.Recorder) -> None:
         self._owner = owner
         self._engine = engine
         self._watch = watch

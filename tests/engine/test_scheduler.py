@@ -10,10 +10,11 @@ pytest.importorskip("vllm", reason="needs the vLLM CPU build")
 import vllm_histories
 from driven_scheduler import ROOMY, TIGHT, Driven
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import RequestStatus
 
 from tidegate_engine import meters
-from tidegate_engine.scheduler import TidegateAsyncScheduler, TidegateScheduler
+from tidegate_engine.scheduler import TidegateAsyncScheduler, TidegateScheduler, step_work
 from tidegate_policy import policies, qos
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import CallId
@@ -225,6 +226,20 @@ def test_the_floor_of_the_token_bound_holds_the_drafts_of_each_sequence(schedule
     assert controls.max_step_tokens == 2 * (1 + vllm_histories.DRAFTS)
     history = vllm_histories.History(built, 3, features=("drafts", "aborts"), ahead=int("Async" in scheduler.__name__))
     assert max(sum(tokens for _, tokens in step["tokens"]) for step in history.run()) <= controls.max_step_tokens
+
+
+def test_a_token_with_its_drafts_is_a_decode_in_the_work_of_a_step():
+    built = vllm_histories.build(TidegateScheduler, features=("drafts",))
+    built.add_request(engine.request("a", 40, {}))
+    ends = {"a": 50}
+    output = built.schedule()
+    assert step_work(output, built.requests).decodes == 0
+    built.update_from_output(output, engine.forward(output, ["a"], built.requests, ends))
+    built.update_draft_token_ids(DraftTokenIds(["a"], [[engine.WORD] * vllm_histories.DRAFTS]))
+    output = built.schedule()
+    assert output.num_scheduled_tokens == {"a": 1 + vllm_histories.DRAFTS}
+    work = step_work(output, built.requests)
+    assert (work.uncached, work.attended, work.decodes) == (0, 0, 1)
 
 
 @pytest.mark.parametrize("scheduler", [TidegateScheduler, TidegateAsyncScheduler])

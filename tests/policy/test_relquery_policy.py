@@ -196,6 +196,45 @@ def test_a_declared_size_moves_only_the_lift_and_only_against_its_own_group(decl
         assert order(served)[:2] == ["honest", "None"]
 
 
+def lifted() -> small_engine.SmallEngine:
+    """An engine whose group of two is lifted before a smaller group, and has a third call since."""
+    served = engine(patience_s=1.0)
+    send(served, "large", 2, output=100)
+    served.now = 3.0
+    send(served, "small", 3)
+    send(served, "large", 1, output=90)
+    return served
+
+
+def test_the_listed_order_of_a_lifted_group_ends_with_its_lift() -> None:
+    served = lifted()
+    listed = [item.call.id for item in served.queue]
+    assert [name.split("-")[0] for name in listed] == ["large"] * 2 + ["small"] * 3 + ["large"]
+    assert [served.queue.pop(served.now).item.call.id for _ in listed] == listed
+
+
+@pytest.mark.parametrize("starts", [1, 2])
+def test_a_skipped_start_of_a_lifted_group_uses_nothing_of_its_lift(starts: int) -> None:
+    served = lifted()
+    listed = [item.call.id for item in served.queue]
+    taken = [served.queue.pop(served.now) for _ in range(starts)]
+    served.queue.skip(served.now, taken[-1])
+    assert [item.call.id for item in served.queue] == listed[starts - 1 :]
+
+
+def test_a_group_is_lifted_again_when_it_has_lost_its_patience_again() -> None:
+    served = lifted()
+    for _ in range(2):
+        served.queue.pop(served.now)
+    assert order(served)[0] == "small"
+    served.now += 2.9
+    served.queue.rekey(served.policy.on_tokens(served.now, {}))
+    assert order(served)[0] == "small"
+    served.now += 0.2
+    served.queue.rekey(served.policy.on_tokens(served.now, {}))
+    assert order(served)[0] == "large"
+
+
 def test_the_estimate_of_a_very_large_group_reads_a_bounded_number_of_its_calls() -> None:
     served = engine()
     send(served, "huge", 5000)

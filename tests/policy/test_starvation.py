@@ -275,6 +275,23 @@ def test_a_large_group_waits_for_small_ones_only_as_long_as_its_patience() -> No
 
 
 @covers("relquery")
+def test_a_lifted_group_to_which_calls_keep_coming_delays_a_call_that_lost_its_patience_by_one_lift() -> None:
+    engine = engine_of("relquery", patience_s=2.0)
+    for number in range(6):
+        engine.arrive(small_engine.call(f"open{number}", group="open", output_predicted=100))
+    flood(engine, 13.0, output_predicted=5)
+    assert "open0" in engine.started, "the group is lifted"
+    engine.arrive(small_engine.call("single", output_predicted=2000))
+    end_s = engine.now + 60.0
+    while engine.now < end_s and "single" not in engine.started:
+        if sum(item.call.group == "open" for item in engine.queue) < 2:
+            engine.arrive(small_engine.call(f"open-{engine.now:.2f}", group="open", output_predicted=100))
+        engine.step()
+    assert "single" in engine.started
+    assert sum(name.startswith("open") for name in engine.started) == 6, "as many starts as the group had calls"
+
+
+@covers("relquery")
 def test_a_lifted_group_never_passes_urgency_0() -> None:
     engine = engine_of("relquery", patience_s=1.0)
     engine.arrive(small_engine.call("calm", group="calm"))

@@ -1,6 +1,6 @@
 """The queue keeps each call, once, in the order of the active policy."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import pytest
 from hypothesis import settings
@@ -361,6 +361,70 @@ def test_calls_that_were_passed_over_are_not_sorted_again() -> None:
         (lane,) = queue._heaps.lanes.values()
         assert (len(lane.front), len(lane.heap)) == (499, 501), "the last one moves when the next is looked at"
     assert [each.call.due_at_s for each in queue] == list(range(1000))
+
+
+def test_a_passed_call_that_moves_back_in_the_same_scan_stands_behind_the_calls_before_its_new_place() -> None:
+    queue = WaitingQueue(policies.create("edf"))
+    for name, due_at_s in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
+        queue.push(item(name, due_at_s=due_at_s))
+    for _ in range(2):
+        queue.pass_over()
+    queue.peek()  # a and b stand before the heap now
+    queue.end_scan()
+    assert queue.pass_over().call.id == "a"
+    queue.update(item("a", due_at_s=2.5))
+    assert queue.peek().call.id == "b"
+    queue.end_scan()
+    assert [queue.pop(0.0).item.call.id for _ in range(3)] == ["b", "a", "c"]
+
+
+def test_a_list_that_is_read_later_holds_the_calls_that_left_or_moved_since_its_request() -> None:
+    queue = WaitingQueue(policies.create("edf"))
+    for index in range(40):
+        queue.push(item(str(index), due_at_s=(index * 37) % 50))
+    queue.remove(CallId("7"))
+    listed, later = list(queue), queue.later()
+    queue.pop(0.0)
+    queue.remove(CallId("9"))
+    queue.update(item("3", due_at_s=1000.0))
+    assert later(40) == listed
+
+
+class BrokenTurns(policy_contract.SingleLane):
+    """Turns whose copies cannot be used."""
+
+    def copy(self) -> "BrokenTurns":
+        return BrokenCopy()
+
+
+class BrokenCopy(BrokenTurns):
+    def next_lane(self, lanes: Set[int]) -> int:
+        raise RuntimeError("no lane")
+
+    def take(self, lane: int, lanes: Set[int]) -> None:
+        raise RuntimeError("no turn")
+
+
+def test_a_reader_of_the_order_changes_nothing_in_the_guard_of_the_policy() -> None:
+    unguarded = policies.create("two-lane")
+    unguarded.turns = BrokenTurns()  # type: ignore[misc]
+    guarded = guarded_policy.GuardedPolicy(unguarded, guarded_policy.Failures())
+    queue = WaitingQueue(guarded)
+    for name, service_s in (("fast", 1.0), ("slow", 60.0), ("slower", 70.0)):
+        queue.push(item(name, service_s=service_s))
+    later, events = queue.later(), guarded.events
+    assert len(later(3)) == len(queue.first(3)) == 3
+    assert (guarded.events, guarded.failing) == (events, False)
+
+
+def test_a_reader_of_the_order_gives_no_lane_of_the_lottery_tickets() -> None:
+    queue = WaitingQueue(policies.create("lottery"))
+    for tenant in "abc":
+        call = Call(id=CallId(tenant), arrived_at_s=0.0, prompt_tokens=10, output_predicted=10, tenant=tenant)
+        queue.push(policies.QueuedRequest(call=call, service_s=1.0))
+    tickets = dict(queue.policy.tickets)  # type: ignore[attr-defined]
+    assert len(list(queue)) == 3
+    assert queue.policy.tickets == tickets  # type: ignore[attr-defined]
 
 
 def test_only_the_calls_that_the_policy_names_are_sorted_again() -> None:

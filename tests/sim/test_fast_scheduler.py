@@ -392,3 +392,11 @@ def test_a_prompt_that_vllm_would_not_accept_is_rejected():
     scheduler = fast_scheduler.FastScheduler(COST)
     with pytest.raises(ValueError, match="does not fit"):
         scheduler.add(scheduler.request("a", engine_limits.MAX_MODEL_LEN, 1))
+
+
+def test_a_prompt_that_is_rejected_is_unknown_to_the_core():
+    scheduler = fast_plugin.FastPlugin(COST, policy="fcfs", clock=lambda: 0.0)
+    with pytest.raises(ValueError, match="does not fit"):
+        scheduler.arrive(scheduler.request("a", engine_limits.MAX_MODEL_LEN, 1), {})
+    with pytest.raises(KeyError):
+        scheduler.core.item(CallId("a"))

@@ -9,7 +9,7 @@ and the recorders of quality of service. It owns no clock, lock or thread: the d
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tidegate_policy import policies, waiting_queue, window
 from tidegate_policy.cost import CostModel
@@ -26,13 +26,6 @@ from tidegate_policy.predict.step_cost import StepCost, StepWork
 
 RATE_WINDOW_S = 10.0
 """Seconds over which the rate of KV allocation is averaged."""
-
-
-@dataclass(slots=True, eq=False)
-class QosWatch:
-    """One watcher of the engine. Watchers with different periods do not share windows."""
-
-    recorder: window.Recorder
 
 
 class EngineCore:
@@ -89,7 +82,7 @@ class EngineCore:
         """The bounds that the operator asked for, before `bounds` raises them to their floors."""
         self._unbounded = StepPlan(max_running=limits.max_running, max_step_tokens=limits.max_step_tokens)
         """The plan of each step while nothing bounds it."""
-        self._watches: list[QosWatch] = []
+        self._watches: list[window.Recorder] = []
         self._preempted: list[CallId] = []
         self._ended: list[EndedCall] = []
         self._allocated_per_s = 0.0
@@ -139,7 +132,7 @@ class EngineCore:
         if self._holds is not None:
             self._holds.on_arrival(now, call)
         for watch in self._watches:
-            watch.recorder.on_arrival(call, item.service_s)
+            watch.on_arrival(call, item.service_s)
         self._rekey(self.policy.on_arrival(now, item))
         return item
 
@@ -169,7 +162,7 @@ class EngineCore:
         if self._regulators:
             self._preempted.append(call_id)
         for watch in self._watches:
-            watch.recorder.on_preemption()
+            watch.on_preemption()
         self._rekey(self.policy.on_preemption(now, known.item))
         return known.item
 
@@ -188,7 +181,7 @@ class EngineCore:
         if self._holds is not None:
             self._released += self._holds.on_used([call_id])
         for watch in self._watches:
-            watch.recorder.on_end(now, call_id, tokens=known.output_tokens, finished=finished)
+            watch.on_end(now, call_id, tokens=known.output_tokens, finished=finished)
         self._rekey(self.policy.on_end(now, call_id))
 
     def on_step(
@@ -354,23 +347,24 @@ class EngineCore:
             preemptions=self.preemptions,
         )
 
-    def watch(self, now: float) -> QosWatch:
-        """A watcher that counts every event from now on, until `unwatch`."""
-        watch = QosWatch(window.Recorder(now))
+    def watch(self, now: float) -> window.Recorder:
+        """A recorder that counts every event from now on, until `unwatch`. Watchers with different periods do not share
+        windows, so each has its own."""
+        watch = window.Recorder(now)
         self._watches.append(watch)
         return watch
 
-    def cut(self, now: float, watch: QosWatch) -> WatchReport:
+    def cut(self, now: float, watch: window.Recorder) -> WatchReport:
         """The watcher's window since its last cut."""
         calls = self._calls
         return WatchReport(
             policy=self.policy.name,
             policy_parameters=self.policy.parameters,
             bypass=self.bypass,
-            window=watch.recorder.cut(now, waiting=self.waiting, tokens=lambda call_id: calls[call_id].output_tokens),
+            window=watch.cut(now, waiting=self.waiting, tokens=lambda call_id: calls[call_id].output_tokens),
         )
 
-    def unwatch(self, watch: QosWatch) -> None:
+    def unwatch(self, watch: window.Recorder) -> None:
         self._watches.remove(watch)
 
     # The machinery.
@@ -419,7 +413,7 @@ class EngineCore:
                 if known.first_at_s is None:
                     known.first_at_s = now
                     for watch in self._watches:
-                        watch.recorder.on_first_token(now, call_id)
+                        watch.on_first_token(now, call_id)
         self.prompt_tokens += prompt_sum
         self.output_tokens += output_sum
         if unknown:

@@ -226,9 +226,10 @@ def replayed(
 
 
 class _GuardedTurns:
-    """The turns of a guarded policy."""
+    """The turns of a guarded policy. A copy tells the policy nothing, because its reader may be in another thread."""
 
-    def __init__(self, unguarded: Turns, policy: GuardedPolicy) -> None:
+    def __init__(self, unguarded: Turns, policy: GuardedPolicy | None) -> None:
+        """`policy` is None in a copy."""
         self._unguarded = unguarded
         self._policy = policy
 
@@ -239,29 +240,35 @@ class _GuardedTurns:
                 return lane
             raise BadAnswer(f"no call waits in lane {lane!r}")
         except Exception as error:
-            self._policy.failed("turns.next_lane", error)
+            self._failed("turns.next_lane", error)
             return min(lanes)
 
     def take(self, lane: int, lanes: AbstractSet[int]) -> None:
-        self._policy.events += 1
+        if self._policy is not None:
+            self._policy.events += 1
         try:
             self._unguarded.take(lane, lanes)
         except Exception as error:
-            self._policy.failed("turns.take", error)
+            self._failed("turns.take", error)
 
     def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
-        self._policy.events += 1
+        if self._policy is not None:
+            self._policy.events += 1
         try:
             self._unguarded.give_back(lane, lanes)
         except Exception as error:
-            self._policy.failed("turns.give_back", error)
+            self._failed("turns.give_back", error)
 
     def copy(self) -> Turns:
         try:
-            return _GuardedTurns(self._unguarded.copy(), self._policy)
+            return _GuardedTurns(self._unguarded.copy(), None)
         except Exception as error:
-            self._policy.failed("turns.copy", error)
+            self._failed("turns.copy", error)
             return policy_contract.SingleLane()
+
+    def _failed(self, hook: str, error: Exception) -> None:
+        if self._policy is not None:
+            self._policy.failed(hook, error)
 
 
 def _usable(key: Key) -> Key:

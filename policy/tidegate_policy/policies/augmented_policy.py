@@ -3,7 +3,7 @@
 Stage I values a call by its predictions when it arrives. Stage II values the next call of its session by what the tool
 really returned and by what the prefix cache still holds. A session is one request in the paper, and each of its calls is a
 request here, so the second stage is the value of the returning call. The treatment of the context while the tool runs is
-not decided here (`engine/hold.py`); the value only assumes the treatment that wastes least.
+not decided here (`engine/session_hold.py`); the value only assumes the treatment that wastes least.
 
 Printed eq 26 adds the waiting time to a value of which the lowest goes first, so waiting would lower the priority. Here the
 waiting time lowers the value. The value V, in seconds of the whole cache, is brought to `V / (V + reference_s)`, so that it

@@ -8,7 +8,6 @@ queue can list the order in advance, and a start that did not happen returns its
 
 import bisect
 import itertools
-from collections import defaultdict
 from collections.abc import Set as AbstractSet
 
 from tidegate_policy.policies.policy_contract import SchedulerContext
@@ -24,8 +23,8 @@ class Lottery(TenantPolicy):
 
     def __init__(self, context: SchedulerContext | None = None, **parameters: float) -> None:
         super().__init__(context, **parameters)
-        self.tickets: defaultdict[int, float] = defaultdict(lambda: 1.0)
-        """The tickets of each lane."""
+        self.tickets: dict[int, float] = {}
+        """The tickets of each lane whose work is known; the others have one."""
         self.turns = LotteryTurns(self, self.context.random.getrandbits(64))
 
     def price(self, lane: int) -> float:
@@ -57,7 +56,8 @@ class LotteryTurns:
         if len(lanes) == 1:
             return next(iter(lanes))
         ordered = sorted(lanes)
-        ends = list(itertools.accumulate(map(self._policy.tickets.__getitem__, ordered)))
+        get = self._policy.tickets.get
+        ends = list(itertools.accumulate(get(lane, 1.0) for lane in ordered))
         place = bisect.bisect_right(ends, _uniform(self._seed, self._draws) * ends[-1])
         return ordered[min(place, len(ordered) - 1)]
 

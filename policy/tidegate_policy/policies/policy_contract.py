@@ -96,7 +96,8 @@ class Turns(Protocol):
         """A call of `lane` really started; `lanes` as they were just before. A skipped call takes no turn."""
 
     def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
-        """Undoes one `take` with the same arguments."""
+        """Undoes one `take` with the same arguments, so that the same `take` again gives the same state. Rounds of `rr`
+        that the start began for all lanes may remain: the next start of the lane finds them begun."""
 
     def copy(self) -> "Turns":
         """An independent object in the same state, with which a queue computes the order of future starts."""

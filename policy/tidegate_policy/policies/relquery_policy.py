@@ -9,7 +9,8 @@ in which the least remaining work goes first.
   it has started, only arrivals of its calls change it (eq 12).
 - The uncached share is measured on a sample of the waiting calls of the group (eq 11).
 - A group that has waited `patience_s` for each of its calls goes before all groups that have not (eq 13), except groups of
-  urgency 0, which go before all others: the paper's zero priority must not outrank them.
+  urgency 0, which go before all others: the paper's zero priority must not outrank them. The lift holds for as many starts
+  as the group has calls then, because a group to which calls keep coming would otherwise take every start.
 - The client's `group_size` counts only in eq 13, at least as the calls that were seen and at most as `MAX_DECLARED`. A
   group is complete when none of its calls is left.
 """
@@ -52,7 +53,7 @@ SWEEP = 16
 """Steps within which the progress of every running group is looked at."""
 
 Place = tuple[float, float, float]
-"""(0 for urgency 0 else 1, remaining seconds or 0 once lifted, arrival number): the smallest goes first."""
+"""(0 for urgency 0 else 1, remaining seconds or 0 while lifted, arrival number): the smallest goes first."""
 LAST: Place = (2.0, 0.0, 0.0)
 
 
@@ -90,7 +91,6 @@ class _Group:
     """The work that was left at the last estimate, in seconds of the engine's time in a full batch."""
     sampled: bool = False
     """The sample is younger than the last start."""
-    lifted: bool = False
 
     @property
     def size(self) -> int:
@@ -98,7 +98,7 @@ class _Group:
 
     @property
     def place(self) -> Place:
-        return (0.0 if self.urgent else 1.0, 0.0 if self.lifted else self.remaining_s, float(self.lane))
+        return (0.0 if self.urgent else 1.0, self.remaining_s, float(self.lane))
 
 
 @dataclass(slots=True, eq=False)
@@ -133,7 +133,9 @@ class RelQuery(StaticPolicy):
         self._groups: dict[str, _Group] = {}
         self._members: dict[CallId, _Member] = {}
         self.places: dict[int, Place] = {SINGLES: LAST}
-        """The place of each lane; that of the singles is brought up to date whenever lanes are compared."""
+        """The place of each lane without its lift; that of the singles is made up to date whenever lanes are compared."""
+        self.lifts: dict[int, int] = {}
+        """The starts that are left of the lift of a lane. A spent lift stays as 0 until the next start of the lane."""
         self._singles: dict[CallId, _Single] = {}
         self._heads: list[tuple[Place, CallId]] = []
         """A heap of the waiting singles. An entry counts while it holds the present place of a single that waits."""
@@ -145,7 +147,8 @@ class RelQuery(StaticPolicy):
         self._number = 0
         self._group_patience = overdue.Overdue()
         self._single_patience = overdue.Overdue()
-        self.turns = GroupTurns(self)
+        self._group_turns = GroupTurns(self, self.places, self.lifts)
+        self.turns = self._group_turns
 
     def lane(self, item: QueuedRequest) -> int:
         member = self._members.get(item.call.id)
@@ -161,7 +164,7 @@ class RelQuery(StaticPolicy):
     def rank(self, item: QueuedRequest) -> Key:
         member = self._members.get(item.call.id)
         if member is not None:
-            return (*self.places[member.group.lane], item.call.arrived_at_s)
+            return (*self._group_turns.place(member.group.lane), item.call.arrived_at_s)
         return (float(item.call.urgency != MOST_URGENT), item.service_s, 0.0, item.call.arrived_at_s)
 
     @property
@@ -209,6 +212,8 @@ class RelQuery(StaticPolicy):
             group.running[call.id] = member
             group.since_s = now
             group.sampled = False
+            if self.lifts.get(group.lane) == 0:
+                self._group_patience.watch(group.name, self._group_ends_at_s(group))
         elif single is not None:
             single.waits = False
             self._single_patience.forget(call.id)
@@ -245,6 +250,7 @@ class RelQuery(StaticPolicy):
                 self._changed[group.name] = None
             else:
                 del self._groups[group.name], self.places[group.lane]
+                self.lifts.pop(group.lane, None)
                 self._changed.pop(group.name, None)
                 self._group_patience.forget(group.name)
         return self._lift(now)
@@ -363,7 +369,8 @@ class RelQuery(StaticPolicy):
         return group.since_s + self._patience_s * group.size
 
     def _lift_groups(self, now: float) -> None:
-        """Patience is watched from the arrival of a group. Further calls and starts only move its end to later."""
+        """Patience is watched from the arrival of a group, and from the last start of its lift. Further calls and starts
+        only move its end to later."""
         for name in self._group_patience.take(now):
             group = self._groups[name]
             if (ends_at_s := self._group_ends_at_s(group)) > now:
@@ -371,8 +378,7 @@ class RelQuery(StaticPolicy):
             elif not group.waiting:
                 self._group_patience.watch(name, now + self._patience_s)
             else:
-                group.lifted = True
-                self.places[group.lane] = group.place
+                self.lifts[group.lane] = group.size
 
     def _lift(self, now: float) -> Changed:
         if now >= self._group_patience.first_at_s:
@@ -388,43 +394,56 @@ class RelQuery(StaticPolicy):
 
 
 class GroupTurns:
-    """The lane of the first place is next. A start changes no place; a copy walks the singles in their order."""
+    """The lane of the first place is next. A start of a lifted lane uses a start of its lift. A copy has its own tables,
+    because the groups may end before it is read, and walks the singles in their order."""
 
     def __init__(
         self,
         policy: RelQuery,
+        places: dict[int, Place],
+        lifts: dict[int, int],
         heads: list[tuple[Place, CallId]] | None = None,
-        places: dict[int, Place] | None = None,
     ) -> None:
         self._policy = policy
+        self._places = places
+        self._lifts = lifts
         self._heads = heads
         """In a copy: the heap of the singles that it has not walked."""
-        self._places = places
-        """In a copy: the places of the lanes, because the groups may end before it is read."""
+
+    def place(self, lane: int) -> Place:
+        """The place of a lane with its lift."""
+        place = self._places[lane]
+        return (place[0], 0.0, place[2]) if self._lifts.get(lane) else place
 
     def next_lane(self, lanes: AbstractSet[int]) -> int:
         if len(lanes) == 1:
             return next(iter(lanes))
-        places = self._policy.places if self._places is None else self._places
         if SINGLES in lanes:
-            places[SINGLES] = self._first()
-        return min(lanes, key=places.__getitem__)
+            self._places[SINGLES] = self._first()
+        return min(lanes, key=self.place if self._lifts else self._places.__getitem__)
 
     def take(self, lane: int, lanes: AbstractSet[int]) -> None:
         if self._heads and lane == SINGLES:
             self._first()
             heapq.heappop(self._heads)
+        left = self._lifts.get(lane)
+        if left:
+            self._lifts[lane] = left - 1
+        elif left == 0:
+            del self._lifts[lane]
 
     def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
-        return None
+        if lane in self._lifts:
+            self._lifts[lane] += 1
 
     def copy(self) -> "GroupTurns":
-        if self._heads is None or self._places is None:
-            return GroupTurns(self._policy, list(self._policy.heads), dict(self._policy.places))
-        return GroupTurns(self._policy, list(self._heads), dict(self._places))
+        heads = self._policy.heads if self._heads is None else self._heads
+        return GroupTurns(self._policy, dict(self._places), dict(self._lifts), list(heads))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, GroupTurns) and self.copy()._heads == other.copy()._heads
+        return (
+            isinstance(other, GroupTurns) and self._lifts == other._lifts and self.copy()._heads == other.copy()._heads
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
