@@ -63,10 +63,15 @@ async def a_pool_with_engines(cluster, kubectl, namespace, rules, **policy):
 
 
 async def observe(steering, namespace, clock, engines, seconds, report=None):
-    """One observation after `seconds`, with a report from every engine. Between observations the engines do not report."""
+    """One observation after `seconds`, with a report from every engine that the pool's driver is connected to. Between
+    observations the engines do not report."""
+    steered = steering._steered.get((namespace, "chat"))
+    connections = steered and steered.driver.engines
+    connected = connections.take_reports().keys() if connections else ()
     for engine in engines.values():
         engine.report, engine.mute = report or engine.report, False
-    await asyncio.sleep(0.8)
+    if connections:
+        await until(lambda: connections.reported() == connected)
     for engine in engines.values():
         engine.mute = True
     clock.advance(seconds)
