@@ -60,7 +60,8 @@ async def _start_engine(
 ) -> Started:
     if isinstance(engine, engine_spec.Running):
         if not await _lists_models(session, engine.url):
-            raise Failed(f"{engine.url} cannot be reached, or lists no models on /v1/models. Check that an engine runs there.")
+            absent = f"{engine.url} cannot be reached, or lists no models on /v1/models"
+            raise Failed(f"{absent}. Check that an engine runs there.")
         return Started(name=engine.name, url=engine.url, control=None, cost=None)
     port, control = processes.free_port(), f"127.0.0.1:{processes.free_port()}"
     url = f"http://127.0.0.1:{port}"
