@@ -143,6 +143,55 @@ class FakeEngine:
             }
         )
 
+    async def respond(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        count = min(self.tokens, body.get("max_output_tokens") or self.tokens)
+        text = "".join(f"w{i} " for i in range(count))
+        content = {"type": "output_text", "text": text, "annotations": []}
+        message = {"id": "m", "type": "message", "role": "assistant", "status": "completed", "content": [content]}
+        whole = {
+            "id": "r",
+            "object": "response",
+            "created_at": 1,
+            "status": "completed",
+            "model": body["model"],
+            "output": [message],
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": [],
+            "usage": {
+                "input_tokens": self.prompt_tokens,
+                "output_tokens": count,
+                "total_tokens": self.prompt_tokens + count,
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": 0},
+            },
+        }
+        self.served += 1
+        if not body.get("stream"):
+            return web.json_response(whole)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        created = {"response": {**whole, "status": "in_progress", "output": [], "usage": None}}
+        where: dict[str, Any] = {"item_id": "m", "output_index": 0, "content_index": 0, "logprobs": []}
+        deltas = [{**where, "delta": f"w{i} "} for i in range(count)]
+        events: list[tuple[str, dict[str, Any]]] = [
+            ("response.created", created),
+            *(("response.output_text.delta", delta) for delta in deltas),
+            ("response.completed", {"response": whole}),
+        ]
+        for number, (name, fields) in enumerate(events):
+            if number - 1 == self.break_after:
+                if request.transport is not None:
+                    request.transport.abort()
+                return response
+            event = orjson.dumps({"type": name, "sequence_number": number, **fields})
+            await response.write(b"event: " + name.encode() + b"\ndata: " + event + b"\n\n")
+            await asyncio.sleep(self.token_s)
+        await response.write_eof()
+        return response
+
     async def health(self, request: web.Request) -> web.StreamResponse:
         if self.deaf:
             await asyncio.sleep(3600)
@@ -164,6 +213,7 @@ async def engine(**behaviour: Any) -> AsyncIterator[FakeEngine]:
     application = web.Application()
     application.router.add_post("/v1/chat/completions", fake.complete)
     application.router.add_post("/v1/completions", fake.complete)
+    application.router.add_post("/v1/responses", fake.respond)
     application.router.add_post("/v1/embeddings", fake.embed)
     application.router.add_get("/v1/models", fake.models)
     application.router.add_get("/health", fake.health)

@@ -16,7 +16,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
 from tidegate_policy.model import Call
-from tidegate_sim import realtime, sim_request
+from tidegate_sim import realtime, responses_double, sim_request
 
 VERSION = "0.32.0+tidegate.sim"
 _FILLER = (
@@ -44,6 +44,7 @@ class SimulatedEngine:
             [
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._completion),
+                web.post("/v1/responses", self._response),
                 web.get("/v1/models", self._models),
                 web.get("/health", self._health),
                 web.get("/version", self._version),
@@ -56,6 +57,24 @@ class SimulatedEngine:
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, chat=False)
+
+    async def _response(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body = responses_double.as_chat(await request.read())
+            parsed = sim_request.parse(body, chat=True, model=self.identity.model)
+        except sim_request.BadRequest as error:
+            return _rejection(error)
+        head = {**self._head(request, parsed), "id": f"resp_{uuid.uuid4().hex}"}
+        words = self._words(parsed)
+        if not parsed.stream:
+            text = "".join([word async for _, word in words])
+            return web.json_response(body=orjson.dumps(responses_double.response(head, parsed, text)))
+        response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+        with contextlib.suppress(ConnectionResetError):  # the client closed the connection
+            await response.prepare(request)
+            async for event in responses_double.events(head, parsed, words):
+                await response.write(event)
+        return response
 
     async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         try:

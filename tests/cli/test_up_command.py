@@ -121,6 +121,10 @@ def test_a_stock_openai_client_gets_whole_and_streamed_answers(shared: Up) -> No
     chunks = list(client.chat.completions.create(model=model, messages=messages, max_tokens=12, stream=True))  # type: ignore[arg-type]
     said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert said == whole.choices[0].message.content
+    response = client.responses.create(model=model, input="What is the capital of France?", max_output_tokens=12)
+    assert response.output_text == said
+    events = list(client.responses.create(model=model, input="What is it?", max_output_tokens=12, stream=True))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == said
     client.close()
 
 

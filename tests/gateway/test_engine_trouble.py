@@ -373,3 +373,14 @@ async def test_every_call_of_an_engine_that_dies_is_answered_by_another(up: Any,
             answers = [await task for task in asked]
         assert [status for status, _, _ in answers] == [200] * calls
         assert good.served == calls
+
+
+@pytest.mark.parametrize("status", [404, 501])
+async def test_an_endpoint_that_an_engine_does_not_have_is_no_failure_of_the_engine(up: Any, status: int) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        engine.status = status
+        for _ in range(8):
+            assert (await client.ask())[0] == 400
+        engine.status = 200
+        assert client.all_accepting()
+        assert (await client.ask())[0] == 200

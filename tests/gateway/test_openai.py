@@ -220,3 +220,43 @@ async def test_embeddings_through_the_openai_client(up: Any) -> None:
         tokens = client.gateway.metrics.registry.get_sample_value
         assert tokens("tidegate_requests_total", {"outcome": "ok", "class": "none"}) == 3.0
         assert not client.own_backlog()
+
+
+async def test_responses_through_the_openai_client(up: Any) -> None:
+    async with fake_engine.engine(prompt_tokens=6, tokens=5) as engine, up(engine) as client:
+        async with client.openai() as api:
+            items = [
+                {"role": "user", "content": "hello"},
+                {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            ]
+            for given in ("hello", items):
+                whole = await api.responses.create(
+                    model="fake", input=given, instructions="Be brief.", max_output_tokens=3
+                )
+                assert (whole.output_text, whole.usage.output_tokens) == ("w0 w1 w2 ", 3)
+            events = [event async for event in await api.responses.create(model="fake", input="hello", stream=True)]
+            assert [event.type for event in events][::6] == ["response.created", "response.completed"]
+            assert (
+                "".join(event.delta for event in events if event.type == "response.output_text.delta")
+                == "w0 w1 w2 w3 w4 "
+            )
+        assert "stream_options" not in engine.bodies[-1]
+        assert engine.bodies[0]["vllm_xargs"]["tg.out_pred"] == 3
+        for name, value in (("previous_response_id", "r"), ("background", True), ("input", []), ("input", [5])):
+            status, error, _ = await client.ask("/v1/responses", **{"input": "x", name: value})
+            assert (status, error["error"]["param"]) == (400, name if value != [5] else "input[0]")
+        assert engine.served == 3
+        counted = client.gateway.metrics.registry.get_sample_value
+        assert counted("tidegate_requests_total", {"outcome": "ok", "class": "none"}) == 3.0
+        assert not client.own_backlog()
+
+
+async def test_a_stream_of_responses_that_breaks_off_ends_with_an_error_event(up: Any) -> None:
+    async with fake_engine.engine(tokens=5, break_after=2, token_s=0.02) as engine, up(engine) as client:
+        body = {"model": "fake", "input": "hello", "stream": True}
+        async with client.http.post(client.url + "/v1/responses", json=body) as response:
+            text = await response.read()
+        *_, last = text.strip().split(b"\n\n")
+        assert last.startswith(b"event: error\ndata: ")
+        error = orjson.loads(last.partition(b"data: ")[2])
+        assert (error["type"], error["code"]) == ("error", "engine_failed")

@@ -47,7 +47,7 @@ def parse(
 
 
 def written(now: float, wall_s: float, request: parsed_request.ParsedRequest, one: Call, service_s: float) -> Any:
-    return orjson.loads(engine_body.write(now, wall_s, request.body, one, service_s, stream=request.stream))
+    return orjson.loads(engine_body.write(now, wall_s, request.body, one, service_s, ask_for_usage=request.stream))
 
 
 @given(raw=st.binary(max_size=200), kind=st.sampled_from(endpoint_registry.ENDPOINTS))

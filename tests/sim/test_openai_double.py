@@ -284,3 +284,24 @@ def test_labels_survive_the_wire() -> None:
     assert (read.tenant, read.output_predicted) == ("t", 9)
     assert read.due_at_s is not None
     assert read.due_at_s - read.arrived_at_s == pytest.approx(3.0)
+
+
+async def test_a_response_has_vllms_shape_whole_and_streamed(rig: Rig) -> None:
+    items = [
+        {"role": "user", "content": "hello there"},
+        {"type": "function_call_output", "call_id": "c", "output": "42"},
+    ]
+    for given in ("hello there", items):
+        body = {"model": "m", "input": given, "instructions": "Be brief.", "max_output_tokens": 5}
+        async with rig.http.post(rig.url + "/v1/responses", json=body) as response:
+            whole = await response.json()
+        assert (whole["object"], whole["status"], whole["usage"]["output_tokens"]) == ("response", "incomplete", 5)
+        assert whole["output"][0]["content"][0]["text"].startswith("[simulated test engine]")
+        async with rig.http.post(rig.url + "/v1/responses", json={**body, "stream": True}) as response:
+            events = [event.partition("\ndata: ") for event in (await response.text()).split("\n\n") if event]
+        assert [name for name, _, _ in events].count("event: response.output_text.delta") == 5
+        last = json.loads(events[-1][2])
+        assert (last["type"], last["response"]["usage"]) == ("response.incomplete", whole["usage"])
+    for bad in ({"input": []}, {"input": "x", "model": "other"}, {"input": "x", "max_output_tokens": 0}):
+        async with rig.http.post(rig.url + "/v1/responses", json={"model": "m", **bad}) as response:
+            assert response.status in (400, 404)

@@ -17,6 +17,8 @@ from tidegate_gateway.openai import bounded_json, endpoint, error_table, event_s
 
 REST_S = 0.2
 """For an engine to end its answer after the end marker."""
+ABSENT = 501
+"""vLLM's answer where its model does not have the endpoint: as a 404, it is no failure of the engine."""
 MOST_PARTS = 2_000_000
 """Lists, objects and fields of an answer; the log probabilities of a long answer have some hundred thousand."""
 
@@ -104,7 +106,7 @@ class EngineClient:
     ) -> Reply:
         if connection.status in (429, 503):
             raise error_table.EngineTrouble("the engine's own queue is full", failure="busy")
-        if connection.status >= 500:
+        if connection.status >= 500 and connection.status != ABSENT:
             raise error_table.EngineTrouble(f"the engine answered {connection.status}")
         dialect, size = request.endpoint.stream, request.size
         meter = event_stream.Meter(endpoint=request.endpoint, choices=size.choices, max_tokens=size.max_tokens)
@@ -132,6 +134,8 @@ class EngineClient:
                 raise error_table.EngineTrouble(too_large)
         content = b"".join(chunks)
         meter.done = True
+        if 400 <= connection.status < 500 or connection.status == ABSENT:
+            return Reply(connection, first=content, meter=meter)  # the request is at fault, whatever the engine says
         try:
             answer = bounded_json.loads(content, most_parts=MOST_PARTS)
         except ValueError as error:

@@ -131,7 +131,10 @@ class Relay:
 
     async def _open(self, now: float, send: core_actions.Send) -> engine_client.Reply:
         request, decision, timeouts = self._admitted.request, send.decision, self._timeouts
-        body = engine_body.write(now, self._wall(), request.body, send.call, decision.service_s, stream=request.stream)
+        ask_for_usage = request.stream and request.endpoint.asks_for_usage
+        body = engine_body.write(
+            now, self._wall(), request.body, send.call, decision.service_s, ask_for_usage=ask_for_usage
+        )
         headers = {"Content-Type": "application/json", "X-Request-Id": f"{send.call.id}-{send.attempt}"}
         if self._traceparent:
             headers["traceparent"] = self._traceparent

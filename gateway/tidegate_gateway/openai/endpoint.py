@@ -32,8 +32,24 @@ class RequestSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NamedEvent:
+    """What an event with a name says."""
+
+    text: bool = False
+    """It carries a part of the output."""
+    last: bool = False
+    """It ends the stream."""
+    failed: bool = False
+    """It reports a failure of the engine."""
+    usage: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamDialect:
     """How the server-sent events of a streamed answer are read."""
+
+    named: bool = False
+    """Each event has a name (`event: NAME`), and `read_named` reads it. The markers do not count then."""
 
     end_marker: bytes = b"[DONE]"
     """The payload of the last event."""
@@ -45,6 +61,10 @@ class StreamDialect:
     @property
     def end_event(self) -> bytes:
         return b"data: " + self.end_marker + b"\n\n"
+
+    def read_named(self, name: bytes, payload: bytes) -> NamedEvent:
+        """Reads an event with a name. Raises `ValueError` if its payload cannot be read."""
+        return NamedEvent(text=True)
 
     def error_events(self, body: bytes) -> bytes:
         """The last bytes of a stream that failed: an event with the error object, then the end marker."""
@@ -68,6 +88,8 @@ class Endpoint:
     the KV of equal beginnings."""
     stream: StreamDialect | None = None
     """None = answers of this endpoint are never streamed."""
+    asks_for_usage: bool = True
+    """Streams carry their usage only if the request asks for it (`stream_options`)."""
     prompt_usage: str = "prompt_tokens"
     """The field of a usage object that counts the tokens of the prompts."""
     output_usage: str | None = "completion_tokens"

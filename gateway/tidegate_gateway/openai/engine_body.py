@@ -30,7 +30,9 @@ def without_engine_knobs(body: Mapping[str, Any]) -> dict[str, Any]:
     return cleaned
 
 
-def write(now: float, wall_s: float, body: Mapping[str, Any], call: Call, service_s: float, *, stream: bool) -> bytes:
+def write(
+    now: float, wall_s: float, body: Mapping[str, Any], call: Call, service_s: float, *, ask_for_usage: bool
+) -> bytes:
     """The body for the engine: the client's, with our labels and our `priority` (lower = sooner).
 
     `wall_s` is the wall time at the instant `now`; `service_s` the seconds that the call takes on its engine. Raises
@@ -40,7 +42,7 @@ def write(now: float, wall_s: float, body: Mapping[str, Any], call: Call, servic
     labelled["vllm_xargs"] = {**(body.get("vllm_xargs") or {}), **labels.write(now, call)}
     latest_start_s = wall_s + (call.due_or_patience_at_s - service_s - now)
     labelled["priority"] = round((latest_start_s - PRIORITY_EPOCH_S) * 1000)
-    if stream:
+    if ask_for_usage:
         labelled["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
     try:
         return orjson.dumps(labelled)

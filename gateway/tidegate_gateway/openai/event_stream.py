@@ -58,6 +58,7 @@ class Tap:
 
     def __init__(self, dialect: endpoint.StreamDialect, meter: Meter, *, wants_usage: bool) -> None:
         self.meter = meter
+        self._dialect = dialect
         self._end_marker = dialect.end_marker
         self._usage_markers = dialect.usage_markers
         self._error_markers = dialect.error_markers
@@ -103,6 +104,9 @@ class Tap:
 
     def _keep(self, event: bytes) -> bool:
         line = event.strip()
+        if self._dialect.named and line.startswith(b"event:"):
+            self._named(line)
+            return True
         if not line.startswith(b"data:"):
             if line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
                 raise NotEvents("a line that is no field of an event")
@@ -120,6 +124,22 @@ class Tap:
         else:
             raise NotEvents("an event that is no JSON object")
         return True
+
+    def _named(self, event: bytes) -> None:
+        name, _, data = event[6:].partition(b"\n")
+        payload = data.strip().removeprefix(b"data:").strip()
+        if not (payload.startswith(b"{") and payload.endswith(b"}")):
+            raise NotEvents("an event that is no JSON object")
+        try:
+            found = self._dialect.read_named(name.strip(), payload)
+        except (ValueError, AttributeError) as error:
+            raise NotEvents("an event that is no JSON object") from error
+        meter = self.meter
+        meter.tokens += found.text
+        meter.failed |= found.failed
+        meter.done |= found.last
+        if found.usage is not None:
+            meter.on_usage(found.usage)
 
     def _usage(self, payload: bytes) -> bool:
         try:
