@@ -318,6 +318,9 @@ def _problems(settings: Settings) -> list[str]:
         problems.append("dispatch.beta must be greater than 0")
     if settings.store.url is not None and not settings.store.url.startswith(STORE_URLS):
         problems.append(f"store.url must start with one of {', '.join(STORE_URLS)}")
+    limited = [tenant.name for tenant in settings.tenants if tenant.tokens_per_minute is not None]
+    if limited and settings.store.url is None:
+        problems.append(f"tenants[{limited[0]}].tokensPerMinute needs a store, which counts the tokens: set store.url")
     names = {item.name for item in settings.classes}
     if settings.default_class is not None and settings.default_class not in names:
         problems.append(f"defaultClass {settings.default_class!r} is not among classes")

@@ -48,7 +48,7 @@ class Gateway:
         self.clock = clock
         self.draining = False
         self.link = store_link.StoreLink(store)
-        self.metrics = prometheus_metrics.Metrics()
+        self.metrics = prometheus_metrics.Metrics({item.name for item in settings.classes})
         self.recent = recent_decisions.RecentDecisions()
         self.loops = background_loop.BackgroundLoops(self.metrics)
         self.core = gateway_core.GatewayCore(gateway_settings.core_settings(settings), random.Random())

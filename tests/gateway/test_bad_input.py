@@ -147,6 +147,33 @@ async def raw(client: Any, request: bytes, *, within_s: float = 10.0) -> bytes:
         writer.close()
 
 
+async def test_a_header_of_ours_that_does_not_exist_is_400_and_the_nearest_is_named(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
+        for name, near in (
+            ("x-tidegate-deadline", "x-tidegate-deadline-ms"),
+            ("X-Tidegate-Tenent", "x-tidegate-tenant"),
+        ):
+            status, answer, _ = await client.ask(headers={name: "5"})
+            assert (status, answer["error"]["param"]) == (400, name.lower())
+            assert answer["error"]["message"].endswith(f"the nearest is {near}")
+        assert engine.bodies == []
+
+
+async def test_a_workflow_without_a_store_says_what_to_set(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
+        status, answer, headers = await client.send("POST", "/v1/workflows", json={"deadline_ms": 1000})
+        assert (status, headers["x-tidegate-reason"]) == (503, "store-unavailable")
+        assert "set store.url" in answer["error"]["message"]
+
+
+async def test_an_unknown_class_is_other_in_metrics(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
+        for number in range(3):
+            assert (await client.ask(headers={"x-tidegate-class": f"c{number}"}))[0] == 200
+        counted = client.gateway.metrics.registry.get_sample_value
+        assert counted("tidegate_requests_total", {"outcome": "ok", "class": "other"}) == 3.0
+
+
 @pytest.mark.parametrize("character", [b"\x00", b"\x01", b"\r", b"\x0b"])
 async def test_control_characters_in_headers_are_400(up: Any, character: bytes) -> None:
     async with fake_engine.engine() as engine, up(engine, store=False) as client:

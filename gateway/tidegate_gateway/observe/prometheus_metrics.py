@@ -6,6 +6,7 @@ are `other`. One registry for each gateway, so that two of them in one process d
 
 import collections
 import functools
+from collections.abc import Collection
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
@@ -25,7 +26,9 @@ ATTAINMENT_CALLS = 200
 class Metrics:
     """The metrics, and how the record of an ended call changes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, classes: Collection[str] = ()) -> None:
+        """`classes` are those of the settings. The label of any other class is `other`."""
+        self._classes = frozenset(classes)
         self.registry = registry = CollectorRegistry()
         p = "tidegate_"
         self.requests = Counter(p + "requests", "Calls by how they ended.", ["outcome", "class"], registry=registry)
@@ -96,12 +99,17 @@ class Metrics:
             return value
         return "other"
 
+    def _class_label(self, call: Call) -> str:
+        if not call.slo_class:
+            return "none"
+        return call.slo_class if call.slo_class in self._classes else "other"
+
     def on_call(self, record: call_record.CallRecord) -> None:
         """An admitted call ended."""
         call = record.call
         if call is None:
             return
-        name = self.label("class", call.slo_class or "none")
+        name = self._class_label(call)
         slo_class = self._by_class.get(name)
         if slo_class is None:
             slo_class = self._by_class[name] = _ClassMetrics(self, name)
@@ -153,11 +161,9 @@ class Metrics:
 
     def observe(self, now: float, core: gateway_core.GatewayCore) -> None:
         """Refreshes the gauges that are read rather than counted; called before a scrape."""
-        waiting = collections.Counter(
-            self.label("class", call.slo_class or "none") for call in core.dispatcher.waiting_calls()
-        )
+        waiting = collections.Counter(self._class_label(call) for call in core.dispatcher.waiting_calls())
         self.queue_depth.clear()
-        for slo_class in self._seen["class"]:
+        for slo_class in {*self._by_class, *waiting}:
             self.queue_depth.labels(slo_class).set(waiting[slo_class])
         self.backlog.clear()
         self.engine_up.clear()

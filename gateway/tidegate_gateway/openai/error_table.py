@@ -108,8 +108,8 @@ class GatewayError(Exception):
 class Shed(GatewayError):
     """The gateway shed the call; the dispatcher's `DropReason` lists all reasons."""
 
-    def __init__(self, reason: DropReason, *, retry_after_s: float = 1.0) -> None:
-        super().__init__(reason, SENTENCES[reason], retry_after_s=retry_after_s)
+    def __init__(self, reason: DropReason, *, retry_after_s: float = 1.0, message: str | None = None) -> None:
+        super().__init__(reason, message or SENTENCES[reason], retry_after_s=retry_after_s)
         self.reason = reason
 
     def headers(self) -> dict[str, str]:
@@ -158,6 +158,14 @@ class EngineTrouble(GatewayError):
     ) -> None:
         super().__init__(code, f"{message}; {advice}", retry_after_s=1.0)
         self.failure = failure
+
+
+def no_store() -> Shed:
+    """The gateway was started without a store."""
+    absent = (
+        "this gateway has no store, so it keeps no workflows; set store.url in its settings, or send calls without one"
+    )
+    return Shed(DropReason.STORE_UNAVAILABLE, retry_after_s=60.0, message=absent)
 
 
 def store_unavailable() -> Shed:

@@ -3,6 +3,7 @@
 gRPC metadata uses the same names, so `edge.grpc_requests` reads it through here too.
 """
 
+import difflib
 from collections.abc import Iterable, Mapping
 
 from tidegate_gateway.openai import request_fields
@@ -27,6 +28,8 @@ ALIASES: dict[request_fields.Field, tuple[str, ...]] = {
 }
 """The first name that a request has counts; ours comes first."""
 
+OURS = "x-tidegate-"
+"""A header with this beginning that does not exist is an error: a typing error would be ignored otherwise."""
 NUMBERS = ("urgency", "deadline", "slo_ttft", "slo_tpot")
 _FIELD_OF: dict[str, request_fields.Field] = {name: field for field, names in ALIASES.items() for name in names}
 _READ_ONCE = frozenset(name for field, names in ALIASES.items() if field != "traceparent" for name in names)
@@ -57,9 +60,19 @@ def find(headers: Headers, field: request_fields.Field) -> tuple[str, object] | 
 
 def read(headers: Headers) -> request_fields.RequestFields:
     """The fields of an HTTP request. Raises `BadRequest`."""
-    present = {_FIELD_OF[name] for name in headers if name in _FIELD_OF}
+    present = set()
+    for name in headers:
+        if name in _FIELD_OF:
+            present.add(_FIELD_OF[name])
+        elif name.startswith(OURS):
+            raise _unknown(name)
     found = {field: find(headers, field) for field in present}
     return request_fields.read(found.get, request_fields.HTTP_NAMES)
+
+
+def _unknown(name: str) -> BadRequest:
+    near = difflib.get_close_matches(name, [known for known in _FIELD_OF if known.startswith(OURS)], n=1, cutoff=0.0)
+    return BadRequest(f"{name[:80]} is no header of ours; the nearest is {near[0]}", param=name[:80])
 
 
 def tenant(headers: Headers) -> str | None:

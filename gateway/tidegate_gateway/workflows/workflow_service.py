@@ -192,7 +192,9 @@ class Workflows:
     async def _ask(self, operation: Callable[[store_contract.Store], Awaitable[T]], subject: "_Subject") -> T:
         """One operation of the store; its rejections become errors of the API."""
         store = self._link.store
-        if store is None or not self._link.up:
+        if store is None:
+            raise error_table.no_store()
+        if not self._link.up:
             raise error_table.store_unavailable()
         try:
             return await operation(store)
