@@ -107,6 +107,7 @@ def test_every_drop_reason_has_its_row_and_its_sentence() -> None:
         ({"dispatch": {"alpha": 2.0}}, "dispatch.alpha must be from 0 to 1"),
         ({"dispatch": {"rule": "magic"}}, "dispatch.rule must be one of"),
         ({"policy": {"name": "magic"}}, "policy.name must be one of"),
+        ({"tenants": [{"name": "t", "tokensPerMinute": 5}]}, "tenants[t].tokensPerMinute needs a store"),
         ({"defaultClass": "x"}, "defaultClass 'x' is not among classes"),
         ({"tenants": [{"name": "a", "maxUrgency": 9}]}, "maxUrgency must be from 0 to 4"),
         ({"store": {"url": "http://x"}}, "store.url must start with"),
