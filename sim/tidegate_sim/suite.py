@@ -233,5 +233,8 @@ def _finished(keys: Sequence[CellKey], jobs: int) -> Iterator[tuple[CellKey, Rep
         return
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as workers:
         running = {workers.submit(run_cell, key): key for key in keys}
-        for future in concurrent.futures.as_completed(running):
-            yield running[future], future.result()
+        try:
+            for future in concurrent.futures.as_completed(running):
+                yield running[future], future.result()
+        finally:
+            workers.shutdown(cancel_futures=True)  # after an interrupt, cells that have not begun do not run
