@@ -14,15 +14,24 @@ from tidegate_cli.command_errors import Failed
 from tidegate_policy.cost import CostModel
 from tidegate_policy.predict import cost_fit
 
+LARGE_ERROR = 0.3
+"""A mean error of a fit beyond this is reported as a problem."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", required=True, metavar="ENGINE", help="base URL of an engine that serves nothing else")
     parser.add_argument("--name", metavar="NAME", help="name of the profile (default: the model's name)")
     parser.add_argument("--accelerator", default="", metavar="NAME", help="the accelerator, as Kubernetes labels it")
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N")
-    parser.add_argument("--max-batch", type=int, default=256, metavar="N", help="the engine's --max-num-seqs")
     parser.add_argument(
-        "--max-step-tokens", type=int, default=8192, metavar="N", help="the engine's --max-num-batched-tokens"
+        "--max-batch", type=int, default=256, metavar="N", help="the engine's --max-num-seqs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-step-tokens",
+        type=int,
+        default=8192,
+        metavar="N",
+        help="the engine's --max-num-batched-tokens (default: %(default)s)",
     )
     parser.add_argument(
         "--out", type=pathlib.Path, default=pathlib.Path("profiles"), metavar="DIR", help="folder of the file"
@@ -56,6 +65,11 @@ def run(options: argparse.Namespace) -> int:
         f"95th percentile {fitted.p95_error:.1%}\n"
         f"a request costs {fitted.request_s * 1000:.2f} ms outside the engine's steps; this time is not in the profile\n"
     )
+    if fitted.mean_error > LARGE_ERROR:
+        sys.stderr.write(
+            "the error is large: other work ran on the engine or on this machine, or --max-step-tokens is not the engine's "
+            "--max-num-batched-tokens; measure again before you use this profile\n"
+        )
     if engine.kv_tokens is None:
         sys.stdout.write("the engine's metrics state no KV capacity; set kv_tokens by hand\n")
     return 0

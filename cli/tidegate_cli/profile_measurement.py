@@ -112,18 +112,15 @@ async def _decode(client: "_Client", batch: int, context: int, max_step_tokens: 
     streams = [task.result() for task in running]
     since_s = max(stream.instants_s[0] for stream in streams)
     until_s = min(stream.instants_s[-1] for stream in streams)
-    gaps = [
-        later - earlier
-        for stream in streams
-        for earlier, later in zip(stream.instants_s, stream.instants_s[1:], strict=False)
-        if since_s <= earlier and later <= until_s
-    ]
-    if not gaps:  # the engine's limits are below the batch
+    together = [[instant_s for instant_s in stream.instants_s if since_s <= instant_s <= until_s] for stream in streams]
+    # An engine may send several tokens at once, so the time of a step is the time of a stream over its tokens.
+    steps_s = [(seen[-1] - seen[0]) / (len(seen) - 1) for seen in together if len(seen) > 1]
+    if not steps_s:  # the engine's limits are below the batch
         raise Failed(
             f"{batch} streams never decoded together; pass the engine's --max-num-seqs as "
             "--max-batch and its --max-num-batched-tokens as --max-step-tokens"
         )
-    return Timing(seconds=median(gaps), decodes=batch, context=batch * (context + tokens - DECODED // 2))
+    return Timing(seconds=median(steps_s), decodes=batch, context=batch * (context + tokens - DECODED // 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
