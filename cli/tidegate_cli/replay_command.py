@@ -20,6 +20,8 @@ from tidegate_sim import trace_format
 
 FORMATS = ("auto", "tidegate", "azure")
 SHOWN_ERRORS = 5
+WORKFLOW_DEADLINE_S = 300.0
+"""The deadline of a workflow for which the trace has none, as in virtual time. The first call's counts."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,13 +149,14 @@ def _check_writable(path: pathlib.Path) -> None:
 
 def _planned(call: trace_format.TraceCall, options: argparse.Namespace, run: str) -> openloop.Planned:
     """`run` distinguishes the workflows of this run from those of other runs."""
+    deadline_s = WORKFLOW_DEADLINE_S if call.deadline_s is None and call.workflow else call.deadline_s
     names = {
         "x-tidegate-tenant": call.tenant,
         "x-tidegate-class": call.slo_class,
         "x-tidegate-urgency": call.urgency,
         "x-tidegate-slo-ttft-ms": call.ttft_slo_ms,
         "x-tidegate-slo-tpot-ms": call.tpot_slo_ms,
-        "x-tidegate-deadline-ms": None if call.deadline_s is None else call.deadline_s * 1000,
+        "x-tidegate-deadline-ms": None if deadline_s is None else deadline_s * 1000,
         "x-tidegate-workflow": f"{call.workflow}~{run}" if call.workflow else None,
         "x-tidegate-stage": call.stage,
         "x-session-id": call.session,

@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
+from tidegate_policy.model import LEAST_URGENT, MOST_URGENT
+
 
 class BadTrace(ValueError):
     """A line that is not a call; the message names the file, the line and the field."""
@@ -153,6 +155,10 @@ def _check(values: Mapping[str, Any], where: str) -> None:
     prefix = values.get("prefix", [])
     if not _is_list(prefix, list) or not all(len(part) == 2 and _is_list(part, int) for part in prefix):
         raise BadTrace(f"{where}: prefix must be a list of [hash id, tokens], whole numbers, not {prefix!r}")
+    if not MOST_URGENT <= values.get("urgency", LEAST_URGENT) <= LEAST_URGENT:
+        raise BadTrace(f"{where}: urgency must be from {MOST_URGENT} to {LEAST_URGENT}, not {values['urgency']}")
+    if values.get("stage") and not values.get("workflow"):
+        raise BadTrace(f"{where}: stage needs workflow beside it")
     if values["prompt_tokens"] < 1 or values["output_tokens"] < 1:
         raise BadTrace(f"{where}: token counts must be positive")
 

@@ -41,6 +41,16 @@ def test_what_is_written_is_read_back(tmp_path):
     [
         pytest.param("{", "not JSON", id="no JSON"),
         pytest.param("[1]", "a call is an object, not list", id="no object"),
+        pytest.param(
+            '{"id": "a", "arrival_s": 0, "prompt_tokens": 9, "output_tokens": 1, "urgency": 9}',
+            "urgency must be from 0 to 4, not 9",
+            id="urgency",
+        ),
+        pytest.param(
+            '{"id": "a", "arrival_s": 0, "prompt_tokens": 9, "output_tokens": 1, "stage": "s"}',
+            "stage needs workflow",
+            id="stage",
+        ),
         pytest.param('{"id": "a"}', "arrival_s is required", id="missing"),
         pytest.param(
             '{"id": "a", "arrival_s": 0, "prompt_tokens": "9", "output_tokens": 1}', "whole number", id="type"
