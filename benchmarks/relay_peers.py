@@ -27,30 +27,9 @@ def command(
         config.write_text(json.dumps(_envoy(port, engine_port)))
         return [str(programs / "envoy"), "-c", str(config), "--concurrency", "1", "--log-level", "error"]
     if kind == "vllm-router":
-        words = ["--policy", "round_robin", "--log-level", "error", "--prometheus-port", str(metrics_port)]
-        return [
-            str(programs / "vllm-router"),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--worker-urls",
-            worker,
-            *words,
-        ]
+        return [str(programs / "vllm-router"), *_words(port, metrics_port, worker)]
     if kind == "smg":
-        words = ["--policy", "round_robin", "--log-level", "error", "--prometheus-port", str(metrics_port)]
-        return [
-            str(programs / "smg"),
-            "launch",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--worker-urls",
-            worker,
-            *words,
-        ]
+        return [str(programs / "smg"), "launch", *_words(port, metrics_port, worker)]
     raise ValueError(f"--peer takes {', '.join(KINDS)}, not {kind}")
 
 

@@ -27,7 +27,7 @@ from tidegate_engine import checkpoints
 from tidegate_engine import scheduler as schedulers
 from tidegate_policy import labels
 from tidegate_policy.cost import CostModel
-from tidegate_sim import cell, engine_limits, virtual_time
+from tidegate_sim import cell, engine_limits, virtual_engine, virtual_time
 
 BLOCK, BLOCKS, SEQUENCES, STEP_TOKENS, MODEL_LENGTH = 32, 129, 8, 256, 1024
 VOCABULARY, STOP = 2048, 0
@@ -85,15 +85,7 @@ class RealEngine:
             kind = functools.partial(
                 schedulers.TidegateScheduler, policy=row.engine_policy, cost=cost, learn_cost=True, clock=clock.clock
             )
-        self.scheduler = core.scheduler = kind(
-            vllm_config=before.vllm_config,
-            kv_cache_config=before.kv_cache_config,
-            structured_output_manager=before.structured_output_manager,
-            include_finished_set=False,
-            log_stats=False,
-            block_size=before.block_size,
-            hash_block_size=before.hash_block_size,
-        )
+        self.scheduler = core.scheduler = virtual_engine.in_place_of(before, kind)
         self._vllms_update = self.scheduler.update_from_output
         self.scheduler.update_from_output = self._update
         self._outputs: dict[str, list[int]] = {}

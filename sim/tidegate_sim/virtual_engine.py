@@ -187,6 +187,20 @@ class VirtualEngine:
             self._listener.on_tokens(call_id, self._scheduler.requests[call_id].num_output_tokens)
 
 
+def in_place_of(before: Scheduler, kind: Callable[..., Scheduler], **more: Any) -> Scheduler:
+    """A scheduler made by `kind` with the configuration of another, for an engine core that exchanges its scheduler."""
+    return kind(
+        vllm_config=before.vllm_config,
+        kv_cache_config=before.kv_cache_config,
+        structured_output_manager=before.structured_output_manager,
+        include_finished_set=False,
+        log_stats=False,
+        block_size=before.block_size,
+        hash_block_size=before.hash_block_size,
+        **more,
+    )
+
+
 def step_seconds(cost: CostModel, output: SchedulerOutput, requests: Mapping[str, Request]) -> float:
     """The seconds of a step, by the work that the plugin reports for it."""
     work = schedulers.step_work(output, requests)

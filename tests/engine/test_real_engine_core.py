@@ -18,6 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from tidegate_engine.scheduler import TidegateAsyncScheduler, TidegateScheduler
 from tidegate_policy import policies
 from tidegate_policy.engine import regulators, session_hold
+from tidegate_sim import virtual_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
@@ -65,16 +66,7 @@ class Core:
         core = self.engine.engine_core.engine_core
         before = core.scheduler
         before.vllm_config.cache_config.enable_prefix_caching = prefix_cache
-        self.scheduler = core.scheduler = scheduler(
-            vllm_config=before.vllm_config,
-            kv_cache_config=before.kv_cache_config,
-            structured_output_manager=before.structured_output_manager,
-            include_finished_set=False,
-            log_stats=False,
-            block_size=before.block_size,
-            hash_block_size=before.hash_block_size,
-            **ours,
-        )
+        self.scheduler = core.scheduler = virtual_engine.in_place_of(before, scheduler, **ours)
         self.answers, self.choices = {}, {}
 
     def add(self, name, prompt, output=30, priority=0, choices=1, **labels):

@@ -3,25 +3,11 @@
 import asyncio
 from typing import Any
 
+from workflow_requests import create, member, state_of
+
 from tidegate_gateway import fake_engine
 
 STAGES = [{"name": "a"}]
-
-
-def member(workflow: str, stage: str, **more: str) -> dict[str, str]:
-    return {"x-tidegate-workflow": workflow, "x-tidegate-stage": stage, **more}
-
-
-async def create(client: Any, *, key: str | None = None, **body: Any) -> tuple[int, Any]:
-    headers = {} if key is None else {"Idempotency-Key": key}
-    status, answer, _ = await client.send("POST", "/v1/workflows", json=body, headers=headers)
-    return status, answer
-
-
-async def state_of(client: Any, workflow: str) -> dict[str, Any]:
-    status, answer, _ = await client.send("GET", f"/v1/workflows/{workflow}")
-    assert status == 200
-    return answer
 
 
 async def test_the_outcome_of_a_workflow_is_shown_and_its_time_left_stops(up: Any, until: Any) -> None:

@@ -4,26 +4,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from workflow_requests import create, member, state_of
 
 from tidegate_gateway import fake_engine
 
 THREE = [{"name": "a"}, {"name": "b", "after": ["a"]}, {"name": "c", "after": ["b"]}]
-
-
-def member(workflow: str, stage: str, **more: str) -> dict[str, str]:
-    return {"x-tidegate-workflow": workflow, "x-tidegate-stage": stage, **more}
-
-
-async def create(client: Any, *, key: str | None = None, **body: Any) -> tuple[int, Any]:
-    headers = {} if key is None else {"Idempotency-Key": key}
-    status, answer, _ = await client.send("POST", "/v1/workflows", json=body, headers=headers)
-    return status, answer
-
-
-async def state_of(client: Any, workflow: str) -> dict[str, Any]:
-    status, answer, _ = await client.send("GET", f"/v1/workflows/{workflow}")
-    assert status == 200
-    return answer
 
 
 async def test_a_declared_workflow_is_done_when_its_stages_are(up: Any) -> None:

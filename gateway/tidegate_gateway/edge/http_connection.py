@@ -75,13 +75,9 @@ class Connection(asyncio.Protocol):
         """Begins a stream. The head leaves with its first block."""
         request = self._served
         self._begun = True
-        if self._listener.leaving:
-            request.keeps = False
         if not request.chunks:
             request.keeps = False
-        named = headers if "x-request-id" in headers else {**headers, "x-request-id": http_messages.request_id(request)}
-        framing = _CHUNKED if request.chunks else ""
-        self._held = http_messages.head(status, named, framing, http_messages.date(), keeps=request.keeps)
+        self._held = self._head(request, status, headers, _CHUNKED if request.chunks else "")
         if request.method == "HEAD":
             await self._write(self._held)
             self._held = b""
@@ -231,7 +227,7 @@ class Connection(asyncio.Protocol):
             raise BadRequest("compressed bodies are not supported; send the JSON uncompressed")
         if int(request.header("content-length") or 0) > self._limits.body_bytes:
             raise self._too_large()
-        self._listener.check(request)
+        self._listener.find(request)
         self._limit(self._limits.body_s)
         if request.header("expect").lower() == "100-continue" and self._transport is not None and self._idle_before:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -332,14 +328,16 @@ class Connection(asyncio.Protocol):
         return http_messages.error_response(problem)
 
     async def _write_whole(self, request: http_messages.Request, response: http_messages.Response) -> None:
+        headers = {"Content-Type": response.content_type, **response.headers}
+        head = self._head(request, response.status, headers, f"Content-Length: {len(response.body)}\r\n")
+        await self._write(head if request.method == "HEAD" else head + response.body)
+
+    def _head(self, request: http_messages.Request, status: int, headers: Mapping[str, str], framing: str) -> bytes:
+        """The head of an answer, with a request id. While the listener leaves, the connection closes after the answer."""
         if self._listener.leaving:
             request.keeps = False
-        headers = {"Content-Type": response.content_type, **response.headers}
-        if "x-request-id" not in headers:
-            headers["x-request-id"] = http_messages.request_id(request)
-        framing = f"Content-Length: {len(response.body)}\r\n"
-        head = http_messages.head(response.status, headers, framing, http_messages.date(), keeps=request.keeps)
-        await self._write(head if request.method == "HEAD" else head + response.body)
+        named = headers if "x-request-id" in headers else {**headers, "x-request-id": http_messages.request_id(request)}
+        return http_messages.head(status, named, framing, http_messages.date(), keeps=request.keeps)
 
     async def _refuse(self, error: error_table.GatewayError) -> None:
         """Answers a request that cannot be read, and reads on for a while, so that the client sees the answer."""

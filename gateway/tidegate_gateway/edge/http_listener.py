@@ -102,18 +102,19 @@ class Server:
         """A connection is gone."""
         self.connections.discard(connection)
 
-    def check(self, request: http_messages.Request) -> None:
-        """Raises `BadRequest` for a path that does not exist, before the body of the request is read."""
-        self._routes.find(request.method, request.path)
+    def find(self, request: http_messages.Request) -> None:
+        """Sets the route of a request before its body is read. Raises `BadRequest` for a path that does not exist."""
+        request.route = self._routes.find(request.method, request.path)
 
     async def answer(
         self, request: http_messages.Request, connection: http_connection.Connection
     ) -> http_messages.Response | None:
         """The answer to a request; None if the handler has written a stream. Raises `GatewayError`."""
-        route, arguments = self._routes.find(request.method, request.path)
-        if route.streams:
-            return await route.handler(request, connection)
-        return await route.handler(request, **arguments)
+        if request.route is None:
+            raise AssertionError("the listener answers requests whose route it has found")
+        route, arguments = request.route
+        handler: Handler = route.handler
+        return await (handler(request, connection) if route.streams else handler(request, **arguments))
 
 
 async def close(listening: asyncio.Server, server: Server) -> None:

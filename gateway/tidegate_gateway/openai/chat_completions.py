@@ -47,9 +47,14 @@ def _content_characters(content: object, i: int) -> int:
     for part in content:
         if not isinstance(part, dict):
             raise BadRequest(f"messages[{i}].content: every part must be an object", param=f"messages[{i}].content")
-        text = part.get("text")
-        total += len(text) if isinstance(text, str) else OTHER_PART_CHARACTERS
+        total += part_characters(part)
     return total
+
+
+def part_characters(part: object) -> int:
+    """The characters of a part of a message: those of its text, or what another part counts for."""
+    text = part.get("text") if isinstance(part, dict) else None
+    return len(text) if isinstance(text, str) else OTHER_PART_CHARACTERS
 
 
 def prompt_parts(body: Mapping[str, Any]) -> Iterator[object]:

@@ -59,9 +59,6 @@ class Tap:
     def __init__(self, dialect: endpoint.StreamDialect, meter: Meter, *, wants_usage: bool) -> None:
         self.meter = meter
         self._dialect = dialect
-        self._end_marker = dialect.end_marker
-        self._usage_markers = dialect.usage_markers
-        self._error_markers = dialect.error_markers
         self._wants_usage = wants_usage
         self._markers = dialect.usage_markers + dialect.error_markers
         self._rest = b""
@@ -112,12 +109,12 @@ class Tap:
                 raise NotEvents("a line that is no field of an event")
             return True
         payload = line[5:].lstrip()
-        for marker in self._usage_markers:
+        for marker in self._dialect.usage_markers:
             if marker in payload:
                 return self._usage(payload)
-        if payload == self._end_marker:
+        if payload == self._dialect.end_marker:
             self.meter.done = True
-        elif payload.startswith(self._error_markers):
+        elif payload.startswith(self._dialect.error_markers):
             self.meter.failed = True
         elif payload.startswith(b"{") and payload.endswith(b"}"):
             self.meter.tokens += 1

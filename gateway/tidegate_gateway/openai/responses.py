@@ -56,11 +56,7 @@ def _text_characters(value: object) -> int:
         return len(value)
     if not isinstance(value, list):
         return 0
-    total = 0
-    for part in value[: chat_completions.MOST_MESSAGES]:
-        text = part.get("text") if isinstance(part, dict) else None
-        total += len(text) if isinstance(text, str) else chat_completions.OTHER_PART_CHARACTERS
-    return total
+    return sum(map(chat_completions.part_characters, value[: chat_completions.MOST_MESSAGES]))
 
 
 def prompt_parts(body: Mapping[str, Any]) -> Iterator[object]:
