@@ -55,6 +55,8 @@ class Row:
     """Steps that can prefill decode nothing, as in vLLM before chunked prefill. With `stock_scheduler` only."""
     predictors: perception.Perception | None = None
     """What is known of a call before it runs; None = what the gateway predicts and the trace claims."""
+    learn: bool = True
+    """Whether the gateway has learned from the suite's earlier trace."""
     steering: steering_loop.Settings | None = None
     """The steering loop's settings; None = the policy stays."""
     workflow_deadline_s: float = 300.0
@@ -159,7 +161,7 @@ class Cell:
         self._steering = (
             None if row.steering is None else virtual_steering.VirtualSteering(self._core, self._engines, row.steering)
         )
-        history.learn(self._core, learned_from, list(pool.values()), model=MODEL)
+        history.learn(self._core, learned_from if row.learn else (), list(pool.values()), model=MODEL)
         self._trace: dict[str, TraceCall] = {}
         self._sent: dict[str, core_actions.Send] = {}
         self._sent_at_s: dict[str, float] = {}

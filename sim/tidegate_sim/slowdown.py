@@ -1,6 +1,7 @@
 """How many times longer than on an unloaded pool does a workflow take? The metric that users feel."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tidegate_policy.cost import CostModel
 from tidegate_sim import cell
@@ -11,9 +12,17 @@ LEAST_ALONE_S = 5.0
 seconds, which is many times its own time and few seconds."""
 
 
-def of_outcome(calls: Sequence[TraceCall], outcome: cell.Outcome, models: Sequence[CostModel]) -> list[float]:
-    """Of each workflow, or call without one, in order of arrival: its latency over its latency alone on the fastest
-    engines, without caches, at least `LEAST_ALONE_S`. A workflow or call that was shed never ends."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """How long a workflow, or a call without one, took. One that was shed never ends."""
+
+    latency_s: float
+    slowdown: float
+    """The latency over the latency alone on the fastest engines, without caches, which is at least `LEAST_ALONE_S`."""
+
+
+def of_outcome(calls: Sequence[TraceCall], outcome: cell.Outcome, models: Sequence[CostModel]) -> list[Slowdown]:
+    """Of each workflow, or call without one, in order of arrival."""
     path_s: dict[str, float] = {}
     alone_s: dict[str, float] = {}
     for call in calls:
@@ -28,4 +37,8 @@ def of_outcome(calls: Sequence[TraceCall], outcome: cell.Outcome, models: Sequen
         arrived_at_s[group] = min(arrived_at_s.get(group, float("inf")), item.arrived_at_s)
         end_s = float("inf") if item.finished_at_s is None else item.finished_at_s
         ended_at_s[group] = max(ended_at_s.get(group, 0.0), end_s)
-    return [(ended_at_s[group] - arrived_at_s[group]) / max(alone_s[group], LEAST_ALONE_S) for group in alone_s]
+    found = []
+    for group, least_s in alone_s.items():
+        latency_s = ended_at_s[group] - arrived_at_s[group]
+        found.append(Slowdown(latency_s=latency_s, slowdown=latency_s / max(least_s, LEAST_ALONE_S)))
+    return found

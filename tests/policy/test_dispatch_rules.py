@@ -168,6 +168,19 @@ def test_power_of_two_takes_the_less_loaded_of_its_pair() -> None:
 
 def test_an_unknown_rule_is_refused() -> None:
     with pytest.raises(
-        rules.UnknownRule, match="known are bounded-affinity, cache-aware, least-delay, least-requests, power-of-two"
+        rules.UnknownRule,
+        match="known are bounded-affinity, cache-aware, earliest-finish, least-delay, least-requests, power-of-two",
     ):
         pick(view("a", FAST), rule="best")
+
+
+def test_earliest_finish_ignores_the_delay_that_a_call_causes_to_others() -> None:
+    engines = view("fast but busy", FAST, calls=15), view("idle but slow", SLOW)
+    assert pick(*engines, rule="earliest-finish") == "fast but busy"
+    assert pick(*engines, rule="least-delay") == "idle but slow"
+
+
+def test_without_the_deadline_filter_the_scores_alone_decide() -> None:
+    call = Call(id=CallId("c"), arrived_at_s=0.0, prompt_tokens=1000, output_predicted=100, due_at_s=3.0)
+    engines = view("idle but slow", SLOW), view("busy but fast", FAST, calls=2)
+    assert pick(*engines, alpha=0.0, call=call, deadline_filter=False) == "idle but slow"

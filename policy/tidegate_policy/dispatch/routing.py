@@ -26,6 +26,8 @@ class DispatchSettings:
     """For `score`, in seconds squared: with a backlog of `beta` seconds, `beta / t_queue` weighs as much as one second."""
     prefix_entries: int = prefix_index.DEFAULT_MAX_ENTRIES
     """Entries of the index of prefixes; 0 = no engine is believed to hold a prefix."""
+    deadline_filter: bool = True
+    """Engines that are predicted to miss a call's deadline are left out while another engine can meet it."""
 
 
 class RoutableEngine:
@@ -162,7 +164,7 @@ class RoutingContext:
         """The rows of `finishes` for the engines that are predicted to finish the call by its due instant; all rows if no
         engine is, or if the call has no deadline."""
         rows = self.finishes()
-        if self.call.due_at_s is None:
+        if self.call.due_at_s is None or not self.settings.deadline_filter:
             return rows
         left_s = self.call.due_at_s - self.now
         return [row for row in rows if left_s - row[2] >= 0] or rows

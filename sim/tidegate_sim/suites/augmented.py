@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import ClassVar
 
 from tidegate_policy.engine import session_hold
-from tidegate_sim import bench_report, cell, engine_suite, pools, suite, tool_sessions
+from tidegate_sim import bench_report, cell, engine_rows, load_suite, pools, suite, tool_sessions
 from tidegate_sim.bench_report import Report
 from tidegate_sim.trace_format import TraceCall
 
@@ -20,24 +20,24 @@ HOLD = session_hold.Settings()
 MIN_WASTE = "InferCept min-waste, FCFS"
 
 ROWS: Mapping[str, cell.Row] = {
-    "vLLM, FCFS": engine_suite.stock("fcfs"),
-    "vllm-no-prefix-cache, FCFS": engine_suite.stock("fcfs", prefix_cache=False),
-    "vllm-prefill-first, FCFS": engine_suite.stock("fcfs", prefill_first=True),
-    "vLLM, SJF": engine_suite.stock("priority", stock_key="work"),
-    "sjf": engine_suite.row("sjf"),
-    "srtf": engine_suite.row("srtf"),
-    MIN_WASTE: engine_suite.row("fcfs", hold=HOLD),
-    "fcfs + memory limit": engine_suite.row("fcfs", regulators=("memory-limit",)),
-    "augmented": engine_suite.row("augmented"),
-    "augmented + hold": engine_suite.row("augmented", hold=HOLD),
-    "augmented + memory limit": engine_suite.row("augmented", regulators=("memory-limit",)),
-    "augmented + fence": engine_suite.row("augmented", regulators=("fence",)),
-    "sjf + fence": engine_suite.row("sjf", regulators=("fence",)),
-    "augmented, all": engine_suite.row("augmented", regulators=("fence", "memory-limit"), hold=HOLD),
+    "vLLM, FCFS": engine_rows.stock("fcfs"),
+    "vllm-no-prefix-cache, FCFS": engine_rows.stock("fcfs", prefix_cache=False),
+    "vllm-prefill-first, FCFS": engine_rows.stock("fcfs", prefill_first=True),
+    "vLLM, SJF": engine_rows.stock("priority", stock_key="work"),
+    "sjf": engine_rows.row("sjf"),
+    "srtf": engine_rows.row("srtf"),
+    MIN_WASTE: engine_rows.row("fcfs", hold=HOLD),
+    "fcfs + memory limit": engine_rows.row("fcfs", regulators=("memory-limit",)),
+    "augmented": engine_rows.row("augmented"),
+    "augmented + hold": engine_rows.row("augmented", hold=HOLD),
+    "augmented + memory limit": engine_rows.row("augmented", regulators=("memory-limit",)),
+    "augmented + fence": engine_rows.row("augmented", regulators=("fence",)),
+    "sjf + fence": engine_rows.row("sjf", regulators=("fence",)),
+    "augmented, all": engine_rows.row("augmented", regulators=("fence", "memory-limit"), hold=HOLD),
 }
 
 
-class Augmented(engine_suite.EngineSuite):
+class Augmented(load_suite.LoadSuite):
     """The suite."""
 
     name = "augmented"
@@ -73,19 +73,19 @@ class Augmented(engine_suite.EngineSuite):
     )
 
     @property
-    def workloads(self) -> Mapping[str, engine_suite.Workload]:
+    def workloads(self) -> Mapping[str, load_suite.Workload]:
         rates = (2.0, 3.0, 4.0, 5.0)
         return {
-            f"{card}-{arrivals}": engine_suite.Workload(pool=profile, rates=rates, overload=overload)
+            f"{card}-{arrivals}": load_suite.Workload(pool=profile, rates=rates, overload=overload)
             for card, profile, overload in (("h800", "h800-opt-13b", 12.0), ("rtx4090", "rtx4090-gptj-6b", 8.0))
             for arrivals in VARIATIONS
         }
 
     @property
     def rows(self) -> Mapping[str, cell.Row]:
-        rows = engine_suite.registered(ROWS)
+        rows = engine_rows.registered(ROWS)
         ours = {name: row for name, row in rows.items() if name in ("sjf", "augmented", "augmented, all")}
-        return {**rows, **engine_suite.clairvoyant(ours)}
+        return {**rows, **load_suite.clairvoyant(ours)}
 
     def calls(self, workload: str, rng: random.Random, rate: float, count: int) -> Sequence[TraceCall]:
         variation = VARIATIONS[workload.split("-")[1]]
@@ -112,7 +112,7 @@ class Augmented(engine_suite.EngineSuite):
             whole.append((end_at_s - arrived_at_s) / tokens)
             own.append((end_at_s - arrived_at_s - tools_s[session]) / tokens)
             met.append(ttft_s <= TTFT_S and own[-1] <= ITERATIONS * iteration_s)
-        throughput = engine_suite.steady_throughput(ends)
+        throughput = load_suite.steady_throughput(ends)
         return {
             "goodput": fmean(met) * throughput,
             "slo_met": fmean(met),

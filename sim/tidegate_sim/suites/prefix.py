@@ -51,8 +51,10 @@ FIRST_SEED = 401
 """Seeds were fixed before the first run of the suite."""
 
 
-def _row(rule: str, policy: str = "fcfs", **more: int) -> cell.Row:
-    dispatch = DispatchSettings(rule=rule, **more)
+def _row(rule: str, policy: str = "fcfs", prefix_entries: int | None = None) -> cell.Row:
+    dispatch = DispatchSettings(rule=rule)
+    if prefix_entries is not None:
+        dispatch = replace(dispatch, prefix_entries=prefix_entries)
     return cell.Row(gateway=gateway_core.CoreSettings(policy=policy, dispatch=dispatch))
 
 
@@ -143,8 +145,12 @@ class Prefix(suite.Suite):
         """The shares of the counted workflows or calls that end within each target, and their mean slowdown."""
         slowdowns = slowdown.of_outcome(self.trace(key), outcome, list(pools.pool(key.pool).values()))
         counted = slowdowns[round(WARM_UP * len(slowdowns)) :]
-        met = {name: sum(each <= most for each in counted) / len(counted) for name, most in TARGETS.items()}
-        return {**met, "mean_slowdown": sum(counted) / len(counted), "calls_on": dict(outcome.calls_on)}
+        met = {name: sum(each.slowdown <= most for each in counted) / len(counted) for name, most in TARGETS.items()}
+        return {
+            **met,
+            "mean_slowdown": sum(each.slowdown for each in counted) / len(counted),
+            "calls_on": dict(outcome.calls_on),
+        }
 
     def run(self, options: suite.Options, tell: suite.Tell) -> Report:
         """The bisections of all rows of the chosen parts, for each trace."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import ClassVar
 
-from tidegate_sim import bench_report, cell, engine_suite, pools, relational_queries, suite
+from tidegate_sim import bench_report, cell, engine_rows, load_suite, pools, relational_queries, suite
 from tidegate_sim.bench_report import Report
 from tidegate_sim.trace_format import TraceCall
 
@@ -22,20 +22,20 @@ SLO_FACTOR = 5.0
 
 STATIC = "vLLM, static priority"
 ROWS: Mapping[str, cell.Row] = {
-    "vLLM, FCFS": engine_suite.stock("fcfs"),
-    "vllm-prefill-first, FCFS": engine_suite.stock("fcfs", prefill_first=True),
-    STATIC: engine_suite.stock("priority", stock_key="group-work"),
-    "vllm-prefill-first, static priority": engine_suite.stock("priority", stock_key="group-work", prefill_first=True),
-    "vLLM, SJF": engine_suite.stock("priority", stock_key="work"),
-    "sjf": engine_suite.row("sjf"),
-    "srtf": engine_suite.row("srtf"),
-    "fcfs + arranger": engine_suite.row("fcfs", regulators=("arranger",)),
-    "relquery": engine_suite.row("relquery"),
-    "relquery + arranger": engine_suite.row("relquery", regulators=("arranger",)),
+    "vLLM, FCFS": engine_rows.stock("fcfs"),
+    "vllm-prefill-first, FCFS": engine_rows.stock("fcfs", prefill_first=True),
+    STATIC: engine_rows.stock("priority", stock_key="group-work"),
+    "vllm-prefill-first, static priority": engine_rows.stock("priority", stock_key="group-work", prefill_first=True),
+    "vLLM, SJF": engine_rows.stock("priority", stock_key="work"),
+    "sjf": engine_rows.row("sjf"),
+    "srtf": engine_rows.row("srtf"),
+    "fcfs + arranger": engine_rows.row("fcfs", regulators=("arranger",)),
+    "relquery": engine_rows.row("relquery"),
+    "relquery + arranger": engine_rows.row("relquery", regulators=("arranger",)),
 }
 
 
-class RelQuery(engine_suite.EngineSuite):
+class RelQuery(load_suite.LoadSuite):
     """The suite."""
 
     name = "relquery"
@@ -65,18 +65,18 @@ class RelQuery(engine_suite.EngineSuite):
     )
 
     @property
-    def workloads(self) -> Mapping[str, engine_suite.Workload]:
+    def workloads(self) -> Mapping[str, load_suite.Workload]:
         return {
-            f"{model}-{table}": engine_suite.Workload(pool=profile, rates=RATES, overload=overload)
+            f"{model}-{table}": load_suite.Workload(pool=profile, rates=RATES, overload=overload)
             for model, (profile, overload) in MODELS.items()
             for table in relational_queries.TABLES
         }
 
     @property
     def rows(self) -> Mapping[str, cell.Row]:
-        rows = engine_suite.registered(ROWS)
+        rows = engine_rows.registered(ROWS)
         ours = {name: row for name, row in rows.items() if name in ("sjf", "relquery", "relquery + arranger")}
-        return {**rows, **engine_suite.clairvoyant(ours)}
+        return {**rows, **load_suite.clairvoyant(ours)}
 
     def calls(self, workload: str, rng: random.Random, rate: float, count: int) -> Sequence[TraceCall]:
         table = relational_queries.TABLES[workload.split("-")[1]]
@@ -99,7 +99,7 @@ class RelQuery(engine_suite.EngineSuite):
             "latency_95_s": bench_report.attained_s(latencies, 0.95),
             "latency_99_s": bench_report.attained_s(latencies, 0.99),
             "slo_met": fmean(met),
-            "throughput": engine_suite.steady_throughput(
+            "throughput": load_suite.steady_throughput(
                 [max(item.finished_at_s or 0.0 for item in of_group) for of_group in groups.values()]
             ),
             "preemptions": outcome.preemptions,

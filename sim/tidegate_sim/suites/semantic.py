@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import ClassVar
 
-from tidegate_sim import bench_report, cell, engine_suite, suite, urgent_bursts
+from tidegate_sim import bench_report, cell, engine_rows, load_suite, suite, urgent_bursts
 from tidegate_sim.bench_report import Report
 from tidegate_sim.perception import Perception
 from tidegate_sim.trace_format import TraceCall
@@ -26,17 +26,17 @@ LATENCIES_S = (0.001, 0.01, 0.1, 1.0)
 
 HIGHEST_FIRST = "vLLM, highest priority first"
 ROWS: Mapping[str, cell.Row] = {
-    "vLLM, FCFS": engine_suite.stock("fcfs", predictors=PREDICTED),
-    HIGHEST_FIRST: engine_suite.stock("priority", stock_key="urgency", predictors=PREDICTED),
-    "vLLM, SJF": engine_suite.stock("priority", stock_key="work", predictors=PREDICTED),
-    "vllm-prefill-first, FCFS": engine_suite.stock("fcfs", prefill_first=True, predictors=PREDICTED),
-    "priority": engine_suite.row("priority", predictors=PREDICTED),
-    "sjf": engine_suite.row("sjf", predictors=PREDICTED),
-    "priority + slot preemption": engine_suite.row("priority", regulators=("slot-preemption",), predictors=PREDICTED),
-    "semantic": engine_suite.row("semantic", predictors=PREDICTED),
-    "semantic + stage awareness": engine_suite.row("semantic", regulators=("stage-awareness",), predictors=PREDICTED),
-    "semantic + slot preemption": engine_suite.row("semantic", regulators=("slot-preemption",), predictors=PREDICTED),
-    "semantic, all": engine_suite.row(
+    "vLLM, FCFS": engine_rows.stock("fcfs", predictors=PREDICTED),
+    HIGHEST_FIRST: engine_rows.stock("priority", stock_key="urgency", predictors=PREDICTED),
+    "vLLM, SJF": engine_rows.stock("priority", stock_key="work", predictors=PREDICTED),
+    "vllm-prefill-first, FCFS": engine_rows.stock("fcfs", prefill_first=True, predictors=PREDICTED),
+    "priority": engine_rows.row("priority", predictors=PREDICTED),
+    "sjf": engine_rows.row("sjf", predictors=PREDICTED),
+    "priority + slot preemption": engine_rows.row("priority", regulators=("slot-preemption",), predictors=PREDICTED),
+    "semantic": engine_rows.row("semantic", predictors=PREDICTED),
+    "semantic + stage awareness": engine_rows.row("semantic", regulators=("stage-awareness",), predictors=PREDICTED),
+    "semantic + slot preemption": engine_rows.row("semantic", regulators=("slot-preemption",), predictors=PREDICTED),
+    "semantic, all": engine_rows.row(
         "semantic", regulators=("stage-awareness", "slot-preemption"), predictors=PREDICTED
     ),
 }
@@ -50,10 +50,10 @@ def _sensitivity() -> dict[str, cell.Row]:
         f"semantic, predictor of {seconds:g} s": Perception(length_error=0.2, latency_s=seconds)
         for seconds in LATENCIES_S
     }
-    return {name: engine_suite.row("semantic", predictors=found) for name, found in rows.items()}
+    return {name: engine_rows.row("semantic", predictors=found) for name, found in rows.items()}
 
 
-class Semantic(engine_suite.EngineSuite):
+class Semantic(load_suite.LoadSuite):
     """The suite. The rate of a cell of the sweep is the size of the largest burst."""
 
     name = "semantic"
@@ -85,27 +85,27 @@ class Semantic(engine_suite.EngineSuite):
     )
 
     @property
-    def workloads(self) -> Mapping[str, engine_suite.Workload]:
+    def workloads(self) -> Mapping[str, load_suite.Workload]:
         bursts = {
-            f"{engine}-{gap}": engine_suite.Workload(pool=profile, rates=LARGEST, overload=None)
+            f"{engine}-{gap}": load_suite.Workload(pool=profile, rates=LARGEST, overload=None)
             for engine, profile in ENGINES.items()
             for gap in GAPS_S
         }
         poisson = {
-            f"{engine}-poisson": engine_suite.Workload(pool=profile, rates=(), overload=400.0)
+            f"{engine}-poisson": load_suite.Workload(pool=profile, rates=(), overload=400.0)
             for engine, profile in ENGINES.items()
         }
         return {**bursts, **poisson}
 
     @property
     def rows(self) -> Mapping[str, cell.Row]:
-        rows = engine_suite.registered(ROWS)
+        rows = engine_rows.registered(ROWS)
         ours = {name: row for name, row in rows.items() if name in ("priority", "sjf", "semantic", "semantic, all")}
-        return {**rows, **engine_suite.clairvoyant(ours), **self.sensitivity}
+        return {**rows, **load_suite.clairvoyant(ours), **self.sensitivity}
 
     @property
     def sensitivity(self) -> Mapping[str, cell.Row]:
-        return engine_suite.registered(_sensitivity())
+        return engine_rows.registered(_sensitivity())
 
     def calls(self, workload: str, rng: random.Random, rate: float, count: int) -> Sequence[TraceCall]:
         gap_s = GAPS_S.get(workload.rsplit("-", 1)[1])
@@ -129,7 +129,7 @@ class Semantic(engine_suite.EngineSuite):
             "latency_a_token_s": fmean(value for of_level in latencies.values() for value in of_level),
             "slowest_s": max(item.e2e_s or 0.0 for item in outcome.calls),
             "slo_met": fmean(met),
-            "throughput": engine_suite.steady_throughput(outcome.finished_s),
+            "throughput": load_suite.steady_throughput(outcome.finished_s),
             "preemptions": outcome.preemptions,
             "steps": outcome.steps,
         }

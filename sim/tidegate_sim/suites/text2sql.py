@@ -1,294 +1,160 @@
 """The text-to-SQL suite: agentic workflows on two pools of unequal engines (HexGen-Text2SQL, section 5).
 
-This file holds the whole suite: traces, rows, the comparison with the paper, and the table, so it is longer than most.
-Every row runs vLLM's scheduler with the same batch limits, KV size and prefix cache. Rows differ in the dispatch rule
-and in the scheduling policy. One setting of each method serves all cells. Lengths and remaining work are learned from a
-trace that no cell runs. Two loads are the paper's, far above what the pools can sustain. The third load is 0.7 of their
-measured capacity.
+Rows differ in the dispatch rule and in the scheduling policy. One setting of each method serves all cells. Lengths and
+remaining work are learned from a trace that no cell runs. The workloads `financial`, `formula1` and `both` are the
+paper's traces under the paper's loads, which are far above what the pools can sustain. The workload `steady` asks both
+databases, is long enough for a steady state, and leaves its first third out of the figures.
 """
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from statistics import fmean
+from typing import ClassVar
 
 from tidegate_policy import gateway_core, policies
 from tidegate_policy.dispatch.routing import DispatchSettings
-from tidegate_sim import bench_report, cell, suite, text2sql_workflows
+from tidegate_sim import bench_report, cell, load_suite, pools, slowdown, suite, text2sql_workflows
 from tidegate_sim.bench_report import Report
 from tidegate_sim.trace_format import TraceCall
 
+BOTH = (text2sql_workflows.FINANCIAL, text2sql_workflows.FORMULA1)
 DATABASES: Mapping[str, Sequence[text2sql_workflows.Database]] = {
     "financial": (text2sql_workflows.FINANCIAL,),
     "formula1": (text2sql_workflows.FORMULA1,),
-    "both": (text2sql_workflows.FINANCIAL, text2sql_workflows.FORMULA1),
+    "both": BOTH,
+    "steady": BOTH,
 }
-"""The paper's three traces: one database each, and both."""
-SEEDS: Mapping[str, int] = {"financial": 101, "formula1": 102, "both": 103}
-"""Fixed before the first run."""
+"""The paper's three traces (one database each, and both), and the trace of the loads around the capacity."""
+STEADY = "steady"
+STEADY_WORKFLOWS = 60
+WARM_UP = 1 / 3
+"""The share of the first workflows of `steady` that no figure counts."""
 LEARNED_FROM, LEARNED_WORKFLOWS = 7, 200
 """Seed and length of the trace that lengths and remaining work are learned from."""
 RATES = (0.5, 1.0)
 """The paper's loads, in workflows a second."""
-BELOW_CAPACITY = 0.7
+OVERLOAD, OVERLOAD_WORKFLOWS = 0.4, 160
+"""The load and the length of the trace by which capacity is measured."""
+WITHIN = {"within_3x": 3.0, "within_5x": 5.0}
+"""How many times its time on the unloaded pool a workflow may take."""
 
-SCORE = DispatchSettings(rule="score", alpha=0.2, beta=300.0)
+WLR, PAPERS_BASELINE, LEAST_REQUESTS = "WLR + FCFS", "RR + FCFS", "least requests + FCFS"
+HEXGEN, OURS = "score + urgency", "least delay + urgency"
+"""The paper's method, and the product's default."""
+ALPHA, BETA = 0.2, 300.0
 """alpha is among the paper's best (0.1 to 0.4). beta, which the paper does not publish, was chosen on other seeds."""
 
-PAPERS_ROW, STRONG_ROW = "RR + FCFS", "least requests + FCFS"
-HEXGEN, OURS = "score + urgency", "least delay + urgency"
-"""The paper's method, and the product's default: one setting each for all cells."""
+
+def _row(rule: str = DispatchSettings().rule, policy: str = policies.DEFAULT, **more: object) -> cell.Row:
+    dispatch = DispatchSettings(rule=rule, alpha=ALPHA, beta=BETA)
+    return cell.Row(gateway=gateway_core.CoreSettings(policy=policy, dispatch=dispatch), **more)  # type: ignore[arg-type]  # fields of Row
 
 
-def _row(rule: str, policy: str) -> cell.Row:
-    dispatch = SCORE if rule == SCORE.rule else DispatchSettings(rule=rule)
-    return cell.Row(gateway=gateway_core.CoreSettings(policy=policy, dispatch=dispatch))
+def _with_gateway(row: cell.Row, **more: object) -> cell.Row:
+    return replace(row, gateway=replace(row.gateway, **more))  # type: ignore[arg-type]  # fields of CoreSettings
 
 
-ROWS: Mapping[str, cell.Row] = {
-    PAPERS_ROW: _row("round-robin", "fcfs"),
-    STRONG_ROW: _row("least-requests", "fcfs"),
-    "power of two + FCFS": _row("power-of-two", "fcfs"),
-    "RR + urgency": _row("round-robin", "urgency"),
-    "score + FCFS": _row("score", "fcfs"),
-    HEXGEN: _row("score", "urgency"),
-    OURS: _row(DispatchSettings().rule, policies.DEFAULT),
-}
+def _rows() -> dict[str, cell.Row]:
+    ours = _row()
+    unfiltered = replace(ours.gateway.dispatch, deadline_filter=False)
+    return {
+        PAPERS_BASELINE: _row("round-robin", "fcfs"),
+        LEAST_REQUESTS: _row("least-requests", "fcfs"),
+        "power of two + FCFS": _row("power-of-two", "fcfs"),
+        WLR: _row("weighted-least-requests", "fcfs"),
+        "RR + urgency": _row("round-robin", "urgency"),
+        "score + FCFS": _row("score", "fcfs"),
+        HEXGEN: _row("score", "urgency"),
+        OURS: ours,
+        "ours, FCFS": _row(policy="fcfs"),
+        "ours, without the delay to others": _row("earliest-finish"),
+        "ours, without the deadline filter": _with_gateway(ours, dispatch=unfiltered),
+        "ours, without a cap": _with_gateway(ours, max_inflight=None),
+        "ours, nothing learned before": replace(ours, learn=False),
+        **load_suite.clairvoyant({OURS: ours}),
+    }
 
-PAPER = {
-    PAPERS_ROW: {"deadline_95": (1.67, 1.41), "deadline_99": (1.60, 1.35), "throughput": (1.75, 1.65)},
-    "RR + urgency": {"deadline_95": (1.38, 1.18), "deadline_99": (1.40, 1.24)},
-    "score + FCFS": {"deadline_95": (1.50, 1.20), "deadline_99": (1.40, 1.20)},
-}
-"""By how much the paper's system beats a row, on its cards and traces (sections 5.2, 5.3): (best cell, mean of cells)."""
 
-
-class Text2Sql(suite.Suite):
-    """The suite."""
+class Text2Sql(load_suite.LoadSuite):
+    """The suite. A unit is a workflow."""
 
     name = "text2sql"
-    pools = ("hetero-1", "hetero-2")
-    rates = RATES
-    workflows = 32
-    """Fixed, because in an overloaded open-loop run figures grow with the length of the trace."""
+    count = 32
+    first_seed = 5001
+    headline = "deadline_95_s"
+    shown: ClassVar[Mapping[str, str]] = {
+        "deadline_95_s": "deadline at 95%, s",
+        "deadline_99_s": "at 99%, s",
+        "mean_s": "mean, s",
+        "within_3x": "within 3x",
+        "throughput": "throughput, 1/s",
+        "queued_share": "calls queued in an engine",
+    }
+    shares_of_capacity = (0.5, 0.7, 0.9, 1.1)
+    sustained_targets: ClassVar[Mapping[str, tuple[str, float]]] = {
+        "95% within 3x": ("within_3x", 0.95),
+        "95% within 5x": ("within_5x", 0.95),
+    }
+    sustained_rows = (LEAST_REQUESTS, WLR, HEXGEN, OURS, f"{OURS}{load_suite.CLAIRVOYANT}")
+    baselines = (WLR, LEAST_REQUESTS, PAPERS_BASELINE)
+    paper: ClassVar[Mapping[str, str]] = {
+        "score + urgency against RR + FCFS": "deadline at 95% 1.67 / 1.41 times shorter (best / mean of cells), at 99% "
+        "1.60 / 1.35, throughput 1.75 / 1.65 times as high",
+        "score + urgency against RR + urgency": "deadline at 95% 1.38 / 1.18, at 99% 1.40 / 1.24",
+        "score + urgency against score + FCFS": "deadline at 95% 1.50 / 1.20, at 99% 1.40 / 1.20",
+    }
+    notes = (
+        "Steps and KV capacity are modelled by profiles, lengths by generators. There is no network and no SQL execution.",
+        "The paper's loads are far above capacity, so their figures grow with the length of the trace, 32 workflows.",
+        f"The workload steady has {STEADY_WORKFLOWS} workflows, the first third of which is not counted. 3x and 5x are "
+        "multiples of a workflow's time on the unloaded pool.",
+        "No prompts share a prefix; the suite prefix has the sweep of 0, 50 and 80%.",
+    )
 
     @property
-    def traces(self) -> Sequence[str]:
-        return tuple(DATABASES)
+    def workloads(self) -> Mapping[str, load_suite.Workload]:
+        papers = {
+            f"{trace}-{pool}": load_suite.Workload(pool=pool, rates=RATES, overload=None)
+            for trace in DATABASES
+            if trace != STEADY
+            for pool in pools.POOLS
+        }
+        steady = {
+            f"{STEADY}-{pool}": load_suite.Workload(
+                pool=pool, rates=(), overload=OVERLOAD, count=STEADY_WORKFLOWS, overload_count=OVERLOAD_WORKFLOWS
+            )
+            for pool in pools.POOLS
+        }
+        return {**papers, **steady}
 
     @property
     def rows(self) -> Mapping[str, cell.Row]:
-        return ROWS
+        return _rows()
 
-    def trace(self, key: suite.CellKey) -> Sequence[TraceCall]:
-        return text2sql_workflows.trace(
-            random.Random(SEEDS[key.trace]),
-            DATABASES[key.trace],
-            workflows=key.workflows,
-            rate=key.rate,
-            name=key.trace,
-        )
+    def calls(self, workload: str, rng: random.Random, rate: float, count: int) -> Sequence[TraceCall]:
+        name = workload.split("-", 1)[0]
+        return text2sql_workflows.trace(rng, DATABASES[name], workflows=count, rate=rate, name=name)
 
     def learned_from(self) -> Sequence[TraceCall]:
-        return text2sql_workflows.trace(
-            random.Random(LEARNED_FROM), DATABASES["both"], workflows=LEARNED_WORKFLOWS, rate=1.0, name="learned"
-        )
+        rng = random.Random(LEARNED_FROM)
+        return text2sql_workflows.trace(rng, BOTH, workflows=LEARNED_WORKFLOWS, rate=1.0, name="learned")
 
-    def seed(self, key: suite.CellKey) -> int:
-        return SEEDS[key.trace]
-
-    def run(self, options: suite.Options, tell: suite.Tell) -> Report:
-        """Runs the paper's loads, measures each pool's capacity from them, and runs a load below it. Takes minutes."""
-        checks = suite.Checks(scheduler=options.scheduler)
-        at_papers_rates = self._cells(options, self.loads(options), checks, tell)
-        capacity = {pool: _capacity(at_papers_rates, pool) for pool in self.loads(options)}
-        below = self._cells(
-            options, {pool: [round(BELOW_CAPACITY * capacity[pool], 4)] for pool in self.loads(options)}, checks, tell
-        )
-        cells = sorted([*at_papers_rates, *below], key=lambda found: (found["pool"], found["rate"]))
+    def numbers(self, outcome: cell.Outcome, key: suite.CellKey) -> Report:
+        """Latencies of the counted workflows, and the shares of them that end within multiples of their unloaded time."""
+        times = slowdown.of_outcome(self.trace(key), outcome, list(pools.pool(key.pool).values()))
+        if key.trace.startswith(STEADY):
+            times = times[round(WARM_UP * len(times)) :]
+        latencies_s = [found.latency_s for found in times]
+        shares = {name: fmean(found.slowdown <= most for found in times) for name, most in WITHIN.items()}
         return {
-            "suite": self.name,
-            "scheduler": checks.report(),
-            "settings": {
-                "workflows": options.workflows or self.workflows,
-                "seeds": dict(SEEDS),
-                "learned_from": {"seed": LEARNED_FROM, "workflows": LEARNED_WORKFLOWS},
-                "rows": {name: asdict(row) for name, row in ROWS.items()},
-            },
-            "real": [
-                "vLLM's Scheduler and KV-cache manager, or their fast model",
-                "the queue that production loads",
-                "the gateway's core: admission, prediction, budgets, dispatch",
-            ],
-            "modelled": [
-                "step time and KV capacity, from profiles",
-                "lengths, from generators",
-                "no network, no SQL execution",
-            ],
-            "methods": [HEXGEN, OURS],
-            "baseline": PAPERS_ROW,
-            "strong": STRONG_ROW,
-            "capacity": capacity,
-            "cells": cells,
-            "paper": PAPER,
-            "against": {
-                method: {row: _against(cells, method, row) for row in ROWS if row not in (HEXGEN, OURS)}
-                for method in (HEXGEN, OURS)
-            },
+            "deadline_95_s": bench_report.attained_s(latencies_s, 0.95),
+            "deadline_99_s": bench_report.attained_s(latencies_s, 0.99),
+            "mean_s": fmean(latencies_s),
+            **shares,
+            "throughput": load_suite.steady_throughput(outcome.finished_s),
+            "queued_share": outcome.queued_share,
         }
-
-    def table(self, report: Report) -> str:
-        """A table for each cell, the paper's figures beside ours, and where we fall short."""
-        parts = [_heading(report)]
-        parts += [_cell_table(found) for found in report["cells"]]
-        parts.append(_paper_table(report))
-        parts.append("\n".join(_shortfalls(report)))
-        parts.append(report["scheduler"]["sentence"])
-        return "\n\n".join(parts)
-
-    def _cells(
-        self, options: suite.Options, rates: Mapping[str, Sequence[float]], checks: suite.Checks, tell: suite.Tell
-    ) -> list[Report]:
-        results = suite.run_cells(self.keys(options, rates), options, checks, tell)
-        return [
-            {
-                "pool": pool,
-                "rate": rate,
-                "rows": {
-                    row: _over_traces(
-                        {
-                            key.trace: figures
-                            for key, figures in results.items()
-                            if (key.pool, key.rate, key.row) == (pool, rate, row)
-                        }
-                    )
-                    for row in ROWS
-                },
-            }
-            for pool, pool_rates in rates.items()
-            for rate in pool_rates
-        ]
 
 
 SUITE = Text2Sql()
-
-
-def _over_traces(by_trace: Mapping[str, Report]) -> Report:
-    shown = ("deadline_95_s", "deadline_99_s", "mean_s", "throughput", "queued_share")
-    runs = list(by_trace.values())
-    return {**{key: bench_report.over_traces(runs, key) for key in shown}, "traces": dict(by_trace)}
-
-
-def _capacity(cells: Sequence[Report], pool: str) -> float:
-    """Workflows a second that the best row completes at the highest load, the ends of the trace included."""
-    highest = max((cell for cell in cells if cell["pool"] == pool), key=lambda cell: cell["rate"])
-    return max(float(row["throughput"]["mean"]) for row in highest["rows"].values())
-
-
-def _against(cells: Sequence[Report], method: str, row: str) -> Report:
-    """How many times better a method is than a row: best and mean over the cells and traces at the paper's loads."""
-    ratios: dict[str, list[float]] = {"deadline_95": [], "deadline_99": [], "throughput": []}
-    for found in [found for found in cells if found["rate"] in RATES] or cells:
-        for trace, better in found["rows"][method]["traces"].items():
-            other = found["rows"][row]["traces"][trace]
-            ratios["deadline_95"].append(other["deadline_95_s"] / better["deadline_95_s"])
-            ratios["deadline_99"].append(other["deadline_99_s"] / better["deadline_99_s"])
-            ratios["throughput"].append(better["throughput"] / other["throughput"])
-    return {key: {"best": max(values), "mean": fmean(values)} for key, values in ratios.items()}
-
-
-def _heading(result: Report) -> str:
-    settings = result["settings"]
-    capacity = ", ".join(f"{pool} {rate:.3f}" for pool, rate in result["capacity"].items())
-    return (
-        f"text2sql: traces {', '.join(settings['seeds'])}; {settings['workflows']} workflows each, Poisson arrivals.\n"
-        f"Figures are means of the traces, with the lowest and the highest.\n"
-        f"Real: {'; '.join(result['real'])}. Modelled: {'; '.join(result['modelled'])}.\n"
-        f"Measured capacity, workflows a second: {capacity}."
-    )
-
-
-def _cell_table(cell: Report) -> str:
-    header = (
-        f"{cell['pool']}, {cell['rate']:g} q/s",
-        "deadline at 95%, s",
-        "at 99%, s",
-        "mean, s",
-        "throughput, q/s",
-        "calls that queued in an engine",
-    )
-    rows = [
-        (
-            name,
-            bench_report.spread(row["deadline_95_s"]),
-            bench_report.spread(row["deadline_99_s"]),
-            bench_report.spread(row["mean_s"]),
-            bench_report.spread(row["throughput"], 3),
-            f"{row['queued_share']['mean']:.0%}",
-        )
-        for name, row in cell["rows"].items()
-    ]
-    return bench_report.table(header, rows)
-
-
-def _paper_table(result: Report) -> str:
-    """Each method against each row at the paper's loads, beside what the paper reports of its own."""
-    words = {"deadline_95": "deadline at 95%", "deadline_99": "at 99%", "throughput": "throughput"}
-    rows = [
-        (
-            f"{row}: {words[key]}",
-            *(_pair(result["against"][method][row][key]) for method in result["methods"]),
-            "{:.2f} / {:.2f}".format(*paper) if (paper := result["paper"].get(row, {}).get(key)) else "-",
-        )
-        for row in result["against"][result["methods"][0]]
-        for key in words
-    ]
-    header = ("times better than (best / mean of cells and traces)", *result["methods"], "paper")
-    return bench_report.table(header, rows)
-
-
-def _pair(ratio: Report) -> str:
-    return f"{ratio['best']:.2f} / {ratio['mean']:.2f}"
-
-
-def _shortfalls(result: Report) -> list[str]:
-    """Where the paper's mean ratio is missed, where the strong baseline is not beaten, and what the runs show of why."""
-    lines: list[str] = []
-    for method in result["methods"]:
-        for row, figures in result["paper"].items():
-            for key, (_, paper_mean) in figures.items():
-                mean = result["against"][method][row][key]["mean"]
-                if mean < paper_mean:
-                    lines.append(
-                        f"{method} misses the paper's {key} against {row}: {mean:.2f} here, {paper_mean:.2f} there."
-                    )
-        lines += [line for cell in result["cells"] for line in _not_beaten(cell, method, result["strong"])]
-    if not lines:
-        return [f"Both methods reach the paper's mean ratios and beat {result['strong']} in every cell."]
-    return [*lines, _why(result)]
-
-
-def _not_beaten(cell: Report, method: str, strong: str) -> list[str]:
-    words = {"deadline_95_s": "deadline at 95%", "deadline_99_s": "deadline at 99%", "mean_s": "mean"}
-    figures = {key: (cell["rows"][method][key]["mean"], cell["rows"][strong][key]["mean"]) for key in words}
-    where = f"{cell['pool']} at {cell['rate']:g} q/s"
-    return [
-        f"{method} does not beat {strong} on {where}, {words[key]}: {ours:.0f} s against {theirs:.0f} s."
-        for key, (ours, theirs) in figures.items()
-        if ours >= theirs
-    ]
-
-
-def _why(result: Report) -> str:
-    baseline, strong, method = result["baseline"], result["strong"], result["methods"][0]
-    queued = fmean(cell["rows"][method]["queued_share"]["mean"] for cell in result["cells"])
-    gain = fmean(
-        cell["rows"][baseline]["deadline_95_s"]["mean"] / cell["rows"][strong]["deadline_95_s"]["mean"]
-        for cell in result["cells"]
-    )
-    return (
-        f"Why: {strong} alone shortens the deadline at 95% of {baseline} by a factor of {gain:.2f} on average,\n"
-        f"because fast engines finish sooner and so receive more calls. A scheduling policy acts only on calls that wait\n"
-        f"in an engine's queue, {queued:.0%} under {method}. The other calls run at once, and the prompt chunks of their\n"
-        f"neighbours stretch their decode steps. Neither the score nor the policy counts that; least delay does."
-    )

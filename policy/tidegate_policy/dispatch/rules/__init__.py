@@ -8,6 +8,7 @@ from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_policy.dispatch.rules.bounded_affinity import BoundedAffinity
 from tidegate_policy.dispatch.rules.cache_aware import CacheAware
 from tidegate_policy.dispatch.rules.contract import DispatchRule
+from tidegate_policy.dispatch.rules.earliest_finish import EarliestFinish
 from tidegate_policy.dispatch.rules.least_delay import LeastDelay
 from tidegate_policy.dispatch.rules.least_requests import LeastRequests
 from tidegate_policy.dispatch.rules.power_of_two import PowerOfTwo
@@ -22,6 +23,7 @@ RULES: dict[str, type[DispatchRule]] = {
     "round-robin": RoundRobin,
     "least-requests": LeastRequests,
     "weighted-least-requests": WeightedLeastRequests,
+    "earliest-finish": EarliestFinish,
     "power-of-two": PowerOfTwo,
     "bounded-affinity": BoundedAffinity,
     "cache-aware": CacheAware,

@@ -1,8 +1,8 @@
-"""The base of the suites that evaluate scheduling inside one engine: papers' sweeps, capacity, and sustained rates.
+"""The base of the suites that compare rows under several loads: papers' sweeps, capacity, and sustained rates.
 
 Each row runs on the same seeds, so differences between rows are paired. A run has four parts. `sweep` runs the paper's
-loads. `capacity` measures the steady-state throughput of the best row under overload, and runs 0.5, 0.7 and 0.9 of it.
-`sustained` finds by bisection the highest rate at which 95% and 99% of the targets are met. `sensitivity` runs further
+loads. `capacity` measures the steady-state throughput of the best row under overload, and runs shares of it.
+`sustained` finds by bisection the highest rate at which the targets are met. `sensitivity` runs further
 rows, such as worse predictors, at one load of the first workload.
 """
 
@@ -13,15 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import ClassVar
 
-from tidegate_policy import gateway_core, policies
-from tidegate_policy.engine import regulators
 from tidegate_sim import bench_report, cell, paired_difference, perception, suite, sustained_rate
 from tidegate_sim.bench_report import Report
 from tidegate_sim.trace_format import TraceCall
 
-SHARES_OF_CAPACITY = (0.5, 0.7, 0.9)
-TARGETS = (0.95, 0.99)
-"""Shares of the targets that a sustained rate meets."""
 HALVINGS = 6
 """Steps of the bisection; the last interval is 1/64 of the first."""
 PARTS = ("sweep", "capacity", "sustained", "sensitivity")
@@ -31,34 +26,18 @@ CLAIRVOYANT = " (true lengths)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One set-up of the paper: an engine, a kind of trace, and the loads that the paper ran."""
+    """One set-up: a pool or an engine, a kind of trace, and the loads of the sweep."""
 
     pool: str
-    """The profile of the engine."""
+    """The pool, or the profile of its one engine."""
     rates: Sequence[float]
     """The paper's loads."""
     overload: float | None
     """A load far above what any row sustains, at which capacity is measured; None = the capacity is not measured."""
-
-
-def row(policy: str, **more: object) -> cell.Row:
-    """A row with Tidegate's class under one policy. The gateway holds no call back, so the engine's queue decides."""
-    settings = gateway_core.CoreSettings(policy="fcfs", max_inflight=None)
-    return cell.Row(gateway=settings, engine_policy=policy, **more)  # type: ignore[arg-type]  # fields of Row
-
-
-def stock(policy: str, **more: object) -> cell.Row:
-    """A row with vLLM's own class."""
-    return row(policy, stock_scheduler=True, **more)
-
-
-def registered(rows: Mapping[str, cell.Row]) -> dict[str, cell.Row]:
-    """The rows whose policies and regulators exist."""
-    return {
-        name: found
-        for name, found in rows.items()
-        if found.engine_policy in policies.POLICIES and all(each in regulators.REGULATORS for each in found.regulators)
-    }
+    count: int | None = None
+    """Units of a trace; None = the suite's own number."""
+    overload_count: int | None = None
+    """Units of the trace that measures the capacity; None = as many as of the others."""
 
 
 def clairvoyant(rows: Mapping[str, cell.Row]) -> dict[str, cell.Row]:
@@ -66,12 +45,18 @@ def clairvoyant(rows: Mapping[str, cell.Row]) -> dict[str, cell.Row]:
     return {f"{name}{CLAIRVOYANT}": replace(found, predictors=perception.CLAIRVOYANT) for name, found in rows.items()}
 
 
-class EngineSuite(suite.Suite):
-    """A suite about one engine. Its cells have the trace `WORKLOAD/SEED`."""
+class LoadSuite(suite.Suite):
+    """A suite of workloads, each under several loads. Its cells have the trace `WORKLOAD/SEED`."""
 
     parts = PARTS
     count: ClassVar[int]
-    """Units (calls, groups or sessions) of a trace."""
+    """Units (calls, groups, sessions or workflows) of a trace."""
+    shares_of_capacity: ClassVar[Sequence[float]] = (0.5, 0.7, 0.9)
+    """The loads of the part `capacity`."""
+    sustained_targets: ClassVar[Mapping[str, tuple[str, float]]] = {"95%": ("slo_met", 0.95), "99%": ("slo_met", 0.99)}
+    """Of each target of a sustained rate: the figure, and the least mean of it over the seeds."""
+    sustained_rows: ClassVar[Sequence[str] | None] = None
+    """The rows that measure the capacity, and whose sustained rate is found; None = all."""
     seeds: ClassVar[int] = 10
     first_seed: ClassVar[int]
     """Seeds are fixed beforehand: `first_seed`, and the numbers after it."""
@@ -131,12 +116,13 @@ class EngineSuite(suite.Suite):
         below: list[Report] = []
         if "capacity" in parts or "sustained" in parts:
             overloads = {name: [found.overload] for name, found in chosen.items() if found.overload}
-            for over in self._cells(options, overloads, rows, checks, tell):
-                capacity[over["workload"]] = max(
-                    item["throughput"]["mean"] for name, item in over["rows"].items() if not name.endswith(CLAIRVOYANT)
-                )
+            candidates = [name for name in self.sustained_rows or rows if not name.endswith(CLAIRVOYANT)]
+            for over in self._cells(options, overloads, candidates, checks, tell):
+                capacity[over["workload"]] = max(item["throughput"]["mean"] for item in over["rows"].values())
         if "capacity" in parts:
-            loads = {name: [round(share * rate, 4) for share in SHARES_OF_CAPACITY] for name, rate in capacity.items()}
+            loads = {
+                name: [round(share * rate, 4) for share in self.shares_of_capacity] for name, rate in capacity.items()
+            }
             below = self._cells(options, loads, rows, checks, tell)
         sustained = self._sustained(options, capacity, checks, tell) if "sustained" in parts else {}
         sensitivity: list[Report] = []
@@ -148,7 +134,7 @@ class EngineSuite(suite.Suite):
             "suite": self.name,
             "scheduler": checks.report(),
             "settings": {
-                "count": options.workflows or self.count,
+                "count": {name: options.workflows or found.count or self.count for name, found in chosen.items()},
                 "seeds": list(self._seeds(options)),
                 "rows": {name: asdict(found) for name, found in self.rows.items()},
             },
@@ -183,15 +169,17 @@ class EngineSuite(suite.Suite):
     def _keys(
         self, options: suite.Options, workload: str, rate: float, rows: Sequence[str]
     ) -> dict[str, list[suite.CellKey]]:
+        found = self.workloads[workload]
+        count = options.workflows or (rate == found.overload and found.overload_count) or found.count or self.count
         return {
             name: [
                 suite.CellKey(
                     suite=self.name,
-                    pool=self.workloads[workload].pool,
+                    pool=found.pool,
                     row=name,
                     trace=f"{workload}/{seed}",
                     rate=rate,
-                    workflows=options.workflows or self.count,
+                    workflows=count,
                     scheduler=options.scheduler,
                 )
                 for seed in self._seeds(options)
@@ -241,18 +229,20 @@ class EngineSuite(suite.Suite):
         """The highest rate at which each row meets a share of its targets, over all seeds together."""
         found: Report = {workload: {} for workload in capacity}
         for workload, most in capacity.items():
-            for share in TARGETS:
+            for target, (figure, share) in self.sustained_targets.items():
 
-                def met(rates: Mapping[str, float], workload: str = workload, share: float = share) -> dict[str, bool]:
+                def met(
+                    rates: Mapping[str, float], workload: str = workload, figure: str = figure, share: float = share
+                ) -> dict[str, bool]:
                     keys = {name: self._keys(options, workload, rate, [name])[name] for name, rate in rates.items()}
                     every = [key for of_row in keys.values() for key in of_row]
                     results = suite.run_cells(every, options, checks, tell)
                     return {
-                        name: fmean(results[key]["slo_met"] for key in of_row) >= share for name, of_row in keys.items()
+                        name: fmean(results[key][figure] for key in of_row) >= share for name, of_row in keys.items()
                     }
 
-                bounds = dict.fromkeys(self._main_rows, (0.0, 1.2 * most))
-                found[workload][f"{share:.0%}"] = sustained_rate.search(bounds, HALVINGS, met)
+                bounds = dict.fromkeys(self.sustained_rows or self._main_rows, (0.0, 1.2 * most))
+                found[workload][target] = sustained_rate.search(bounds, HALVINGS, met)
         return found
 
     def _load_table(self, found: Report) -> str:
@@ -283,7 +273,7 @@ class EngineSuite(suite.Suite):
     def _sustained_table(self, report: Report) -> str:
         parts = []
         for workload, by_share in report["sustained"].items():
-            header = (f"{workload}: sustained rate, 1/s", *(f"{share} of the targets" for share in by_share))
+            header = (f"{workload}: sustained rate, 1/s", *(f"targets met: {share}" for share in by_share))
             names = next(iter(by_share.values()))
             lines = [(name, *(f"{rates[name]:.3f}" for rates in by_share.values())) for name in names]
             parts.append(bench_report.table(header, lines))

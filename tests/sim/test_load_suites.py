@@ -1,4 +1,4 @@
-"""The suites about one engine: a small part of each, and what they share."""
+"""The suites that compare rows under several loads: a small part of each, and what they share."""
 
 import gzip
 import itertools
@@ -11,7 +11,7 @@ import pytest
 from tidegate_sim import (
     bench,
     bench_report,
-    engine_suite,
+    load_suite,
     paired_difference,
     perception,
     relational_queries,
@@ -23,7 +23,12 @@ from tidegate_sim import (
 )
 
 SMALL = {"workflows": 4, "jobs": 1, "seeds": 2, "checked_share": 0.0}
-FIRST = {"relquery": ("opt-amazon", 1.0), "semantic": ("a5000-4b-gap0.1", 20.0), "augmented": ("rtx4090-poisson", 3.0)}
+FIRST = {
+    "relquery": ("opt-amazon", 1.0),
+    "semantic": ("a5000-4b-gap0.1", 20.0),
+    "augmented": ("rtx4090-poisson", 3.0),
+    "text2sql": ("financial-hetero-1", 0.5),
+}
 
 
 def ran(name, **more):
@@ -96,7 +101,7 @@ def test_a_paired_comparison_does_not_see_the_spread_between_seeds():
 
 def test_the_steady_throughput_leaves_out_the_ends_of_a_trace():
     slow_start = [100.0 + n for n in range(100)]
-    assert engine_suite.steady_throughput(slow_start) == pytest.approx(1.0)
+    assert load_suite.steady_throughput(slow_start) == pytest.approx(1.0)
 
 
 def test_a_predictor_without_error_tells_the_truth_and_a_bad_one_tells_every_row_the_same():
@@ -173,3 +178,15 @@ def test_a_session_repeats_its_context_and_fits_the_models():
             grown = earlier.prompt_tokens + earlier.output_tokens + earlier.tool.return_tokens
             assert call.prompt_tokens == grown
             assert call.prefix[: len(earlier.prefix)] == earlier.prefix
+
+
+def test_the_steady_workload_counts_its_last_two_thirds_and_has_its_own_length():
+    found = suites.load("text2sql")
+    assert found.workloads["steady-hetero-1"].count == 60
+    key = suite.CellKey(
+        suite="text2sql", pool="hetero-1", row="WLR + FCFS", trace="steady-hetero-1/5001", rate=5.0, workflows=6
+    )
+    counted = suite.run_cell(key)
+    all_of_them = suite.run_cell(replace(key, trace="both-hetero-1/5001"))
+    assert counted["mean_s"] != all_of_them["mean_s"]
+    assert 0.0 <= counted["within_3x"] <= counted["within_5x"] <= 1.0
