@@ -9,7 +9,7 @@ import asyncio
 import datetime
 import logging
 
-from tidegate_operator import cluster, pool_steering, reconcile, workqueue
+from tidegate_operator import cluster, pod_trouble, pool_steering, reconcile, workqueue
 from tidegate_operator.cluster import watch_cache
 from tidegate_operator.spec import Json
 
@@ -17,6 +17,10 @@ log = logging.getLogger(__name__)
 
 RETRY_REJECTED_S = 10.0
 """Time until a write that the API server rejected is tried again."""
+TROUBLED_S = 5.0
+"""Time until a pool with a pod in trouble is checked again, because the age of the trouble counts."""
+POD_DELAY_S = 0.5
+"""Time after an event of a pod in which further events of the pool cause no further check."""
 
 
 def now() -> datetime.datetime:
@@ -52,10 +56,8 @@ class Controller:
         self._wake(self._cache.on_child(event_type, body))
 
     def on_pod(self, event_type: str | None, body: Json) -> None:
-        """An event of an engine's pod. The pod's Deployment wakes the pool; steering reads pods at its own pace."""
-        key = self._cache.on_pod(event_type, body)
-        if event_type is None:
-            self._to_reconcile.add(key)  # a listing makes the cache unconfirmed, and a reconcile confirms it
+        """An event of a pod. Steering reads pods at its own pace."""
+        self._to_reconcile.add(self._cache.on_pod(event_type, body), POD_DELAY_S)
 
     async def run(self) -> None:
         """Works until cancelled."""
@@ -74,14 +76,16 @@ class Controller:
 
     async def _reconcile(self, key: watch_cache.Key) -> float | None:
         if self._cache.is_confirmed(key):
-            body, children = await self._cache.pool(*key), await self._cache.children(*key)
-            if reconcile.is_settled(body, children, rules=self._rules, now=now()):
-                return self._resync_s
-        body, children = await self._cache.refresh(key, self._api)
-        result = await reconcile.carry_out(self._api, body, children, rules=self._rules, now=now())
+            known = await self._cache.pool(*key), await self._cache.children(*key), await self._cache.pods(*key)
+            if reconcile.is_settled(*known, rules=self._rules, now=now()):
+                return min(self._resync_s, TROUBLED_S) if pod_trouble.any_of(known[2]) else self._resync_s
+        found = await self._cache.refresh(key, self._api)
+        result = await reconcile.carry_out(self._api, *found, rules=self._rules, now=now())
         if result is reconcile.Result.GONE:
             return None
-        return RETRY_REJECTED_S if result is reconcile.Result.REJECTED else self._resync_s
+        if result is reconcile.Result.REJECTED:
+            return RETRY_REJECTED_S
+        return min(self._resync_s, TROUBLED_S) if pod_trouble.any_of(found[2]) else self._resync_s
 
     async def _steer(self, key: watch_cache.Key) -> float | None:
         delay_s = await self._steering.steer(key)

@@ -24,8 +24,7 @@ def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.networking.request_timeout = 30.0
     for kind in objects.CHILD_KINDS:
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = child_metadata.POOL
-    engine_pods = f"{child_metadata.POOL},{child_metadata.COMPONENT}=engine"
-    settings.watching.label_selectors["", "v1", "pods"] = engine_pods
+    settings.watching.label_selectors["", "v1", "pods"] = child_metadata.POOL
 
 
 @kopf.on.login(registry=registry, retries=10)
@@ -47,7 +46,7 @@ for child_kind in objects.CHILD_KINDS:
 
 
 @kopf.on.event("", "v1", "pods", registry=registry)
-async def engine_pod_event(memo: controller.Controller, event: kopf.RawEvent, **_: Any) -> None:
+async def pod_event(memo: controller.Controller, event: kopf.RawEvent, **_: Any) -> None:
     memo.on_pod(event["type"], _without_managed_fields(event["object"]))
 
 

@@ -50,12 +50,16 @@ class MortalCluster:
     async def get(self, reference: objects.Reference) -> Json | None:
         return await self._real.get(reference)
 
-    async def engine_pods(self, namespace: str, pool: str) -> Sequence[Json]:
-        return await self._real.engine_pods(namespace, pool)
+    async def pods(self, namespace: str, pool: str) -> Sequence[Json]:
+        return await self._real.pods(namespace, pool)
 
     async def apply(self, manifest: Json) -> Json:
         self._write()
         return await self._real.apply(manifest)
+
+    async def state_replicas(self, namespace: str, name: str, total: int) -> None:
+        self._write()
+        await self._real.state_replicas(namespace, name, total)
 
     async def delete(self, reference: objects.Reference, uid: str) -> None:
         self._write()

@@ -3,16 +3,21 @@
 Pure. Two writers share a pool's status by server-side apply, and each states its own part: `reconcile` (counts, Ready,
 Progressing, Degraded) and `pool_steering` (active policy, attainment, PolicyStable). So neither overwrites the other.
 
+    Available     calls are served: at least one engine, one gateway and the store are ready
     Ready         every part runs as the spec asks
     Progressing   a change is being rolled out
-    Degraded      a person must act: the spec cannot be built, an object was rejected, or a roll-out is stuck
+    Degraded      a person must act: the spec cannot be built, an object was rejected, pods do not start, or a revision
+                  of the engines did not serve
     PolicyStable  the scheduling policy has stayed for its dwell
 """
 
+import datetime
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+from tidegate_operator import pod_trouble
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 
@@ -112,35 +117,72 @@ def workloads(children: Iterable[Json]) -> list[Workload]:
     ]
 
 
+MOST_SENTENCES = 5
+"""Sentences of pods in one message."""
+TROUBLE_S = 15.0
+"""Age from which the trouble of a pod makes the pool degraded. A shorter trouble is usual while pods start."""
+
+
 def conditions(
-    parts: Sequence[Workload], problems: Sequence[tuple[str, str]], *, pending_deletion: Collection[str] = ()
+    parts: Sequence[Workload],
+    problems: Sequence[tuple[str, str]],
+    pods: Iterable[Json] = (),
+    *,
+    waiting: Mapping[str, str] = MappingProxyType({}),
+    now: datetime.datetime,
 ) -> list[Condition]:
     """The conditions that `reconcile` states. `problems` are (reason, message) pairs of the obstacles to the spec.
-    `pending_deletion` names parts that the spec no longer has and that stay until the others are ready."""
-    waiting = [part for part in parts if not part.settled]
-    trouble = [*problems, *(("Stuck", f"{part.name}: {part.stuck}") for part in parts if part.stuck)]
+    `waiting` tells for what parts wait: for their turn to change, or for the readiness of the others."""
+    unsettled = [part for part in parts if not part.settled]
+    troubles = [found for pod in pods if (found := pod_trouble.of(pod)) is not None]
+    old = {(each.reason, each.message): each.sentence for each in troubles if _age_s(each, now) >= TROUBLE_S}
+    trouble = [
+        *problems,
+        *(("Stuck", f"{part.name}: {part.stuck}") for part in parts if part.stuck),
+        *(("PodsNotStarting", sentence) for sentence in sorted(old.values())[:MOST_SENTENCES]),
+    ]
     progress = "; ".join(
         [
-            *(f"{part.name} has {part.ready} of {part.desired} ready" for part in waiting),
-            *(f"{part.name} stays until the others are ready" for part in parts if part.name in pending_deletion),
+            *(f"{part.name} has {part.ready} of {part.desired} ready" for part in unsettled),
+            *(f"{name} {what}" for name, what in sorted(waiting.items())),
+            *sorted({each.sentence for each in troubles})[:MOST_SENTENCES],
         ]
     )
     summary = "; ".join(message for _, message in trouble)
     if problems:
         ready = Condition(type="Ready", status=False, reason=problems[0][0], message=summary)
-    elif waiting:
+    elif unsettled or waiting:
         ready = Condition(type="Ready", status=False, reason="Waiting", message=progress)
     else:
         ready = Condition(type="Ready", status=True, reason="Ready", message="Every part runs as the spec asks.")
     return [
+        _availability(parts),
         ready,
         Condition(type="Progressing", status=True, reason="RollingOut", message=progress)
-        if waiting
+        if unsettled or waiting
         else Condition(type="Progressing", status=False, reason="Settled", message="No change is being rolled out."),
         Condition(type="Degraded", status=True, reason=trouble[0][0], message=summary)
         if trouble
         else Condition(type="Degraded", status=False, reason="AsExpected", message="No person needs to act."),
     ]
+
+
+def _availability(parts: Sequence[Workload]) -> Condition:
+    components = dict.fromkeys(part.component for part in parts)
+    missing = [name for name in components if not any(part.ready for part in parts if part.component == name)]
+    if not parts:
+        return Condition(type="Available", status=False, reason="NothingRuns", message="No part of the pool exists.")
+    if missing:
+        named = " and ".join(missing)
+        return Condition(type="Available", status=False, reason="NotServing", message=f"No {named} is ready.")
+    return Condition(type="Available", status=True, reason="Serving", message="Engines, gateways and the store serve.")
+
+
+def _age_s(trouble: pod_trouble.PodTrouble, now: datetime.datetime) -> float:
+    try:
+        return (now - datetime.datetime.fromisoformat(trouble.since)).total_seconds()
+    except ValueError:
+        return 0.0
 
 
 def timed(stated: Iterable[Condition], previous: Iterable[Json], *, generation: int, now: str) -> list[dict[str, Any]]:

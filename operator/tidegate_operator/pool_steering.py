@@ -106,7 +106,7 @@ class PoolSteering:
         if body is None or "deletionTimestamp" in body["metadata"]:
             await self._forget(key)
             return None
-        node_pool_of = self._engines(await self._reads.engine_pods(*key))
+        node_pool_of = self._engines(await self._reads.pods(*key))
         try:
             pool = spec.parse(body, self._rules.known)
         except spec.InvalidSpecError:
@@ -119,7 +119,8 @@ class PoolSteering:
         await driver.retarget(node_pool_of)
         by_hand = await admin.override() or (None if admin.has_answered else _restored(driver, now.timestamp()))
         outcome = driver.observe(now.timestamp(), by_hand or _fixed(pool))
-        ours = of_steering(body.get("status", {}), pool, outcome, admin.alpha, node_pool_of, now)
+        silent = driver.engines.silent()
+        ours = of_steering(body.get("status", {}), pool, outcome, admin.alpha, node_pool_of, now, silent=silent)
         await self._persist(body, pool, ours, outcome)
         for address, error in (await driver.enforce()).items():
             log.warning("%s/%s: engine %s did not accept policy %s: %s", *key, address, outcome.verdict.policy, error)
@@ -153,7 +154,8 @@ class PoolSteering:
 
     def _engines(self, pods: Sequence[Json]) -> dict[str, str]:
         """Address to node pool."""
-        located = ((self._locate(pod), pod["metadata"]["labels"][child_metadata.NODE_POOL]) for pod in pods)
+        labelled = ((pod, pod["metadata"]["labels"].get(child_metadata.NODE_POOL)) for pod in pods)
+        located = ((self._locate(pod), node_pool) for pod, node_pool in labelled if node_pool is not None)
         return {address: node_pool for address, node_pool in located if address is not None}
 
     async def _persist(self, body: Json, pool: spec.Pool, ours: Json, outcome: steering_loop.Outcome) -> None:
@@ -193,8 +195,11 @@ def of_steering(
     alpha: float | None,
     node_pool_of: Mapping[str, str],
     now: datetime.datetime,
+    *,
+    silent: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The part of the status that steering writes: always complete, as server-side apply requires."""
+    """The part of the status that steering writes: always complete, as server-side apply requires. `silent` are the
+    addresses of the engines that do not report."""
     state = outcome.state
     since = datetime.datetime.fromtimestamp(state.since_at_s, datetime.UTC)
     stated: dict[str, Any] = {
@@ -206,7 +211,7 @@ def of_steering(
         },
         "steering": _memory(state),
         "conditions": pool_status.timed(
-            [_stability(state, settings_of(pool.steering).guards, now.timestamp())],
+            [_silence(silent, node_pool_of) or _stability(state, settings_of(pool.steering).guards, now.timestamp())],
             before.get("conditions", ()),
             generation=pool.generation,
             now=reconcile.timestamp(now),
@@ -236,6 +241,15 @@ def _attainment(reports: Any) -> float | None:
     """Share of the calls with a target that met it; None when there were none."""
     together = qos.across(reports)
     return round(1 - together.miss_ratio, 4) if together.with_target else None
+
+
+def _silence(silent: Collection[str], node_pool_of: Mapping[str, str]) -> pool_status.Condition | None:
+    """The condition of a pool of which no engine reports; None for any other pool."""
+    if not node_pool_of or not set(node_pool_of) <= set(silent):
+        return None
+    count = len(node_pool_of)
+    message = f"None of the {count} ready engines reports, so the policy that they serve by is unknown."
+    return pool_status.Condition(type="PolicyStable", status=False, reason="EnginesSilent", message=message)
 
 
 def _stability(state: guards.SteerState, settings: guards.GuardSettings, now: float) -> pool_status.Condition:

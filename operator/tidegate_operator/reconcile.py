@@ -9,16 +9,28 @@ running as it was.
 import datetime
 import enum
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidegate_operator import cluster, objects, plan, pool_status, render, replica_allocation, spec, spec_problems
+from tidegate_operator import (
+    cluster,
+    objects,
+    plan,
+    pool_status,
+    render,
+    replica_allocation,
+    rollout,
+    spec,
+    spec_problems,
+)
 from tidegate_operator.spec import Json
 
 log = logging.getLogger(__name__)
 
 WRITER = "tidegate-operator"
 """Field manager of the part of the status that is written here."""
+HELD = "waits for its turn"
+NOTHING_WAITS: Mapping[str, str] = {}
 COUNTED = ("desired", "ready")
 """Fields of a node pool in the status that are stated while the spec has the node pool."""
 
@@ -51,24 +63,36 @@ async def reconcile(api: cluster.Cluster, namespace: str, name: str, *, rules: R
     Raises ClusterError when the API server cannot be asked; the caller tries again later.
     """
     body, children = await api.pool(namespace, name), await api.children(namespace, name)
-    return await carry_out(api, body, children, rules=rules, now=now)
+    pods = await api.pods(namespace, name)
+    return await carry_out(api, body, children, pods, rules=rules, now=now)
 
 
 async def carry_out(
-    api: cluster.Cluster, body: Json | None, children: Sequence[Json], *, rules: Rules, now: datetime.datetime
+    api: cluster.Cluster,
+    body: Json | None,
+    children: Sequence[Json],
+    pods: Sequence[Json],
+    *,
+    rules: Rules,
+    now: datetime.datetime,
 ) -> Result:
-    """Brings a pool from `children`, as the API server just listed them, to its desired state. Raises ClusterError."""
+    """Brings a pool from `children` and `pods`, as the API server just listed them, closer to its desired state. Engines
+    change one after the other (`rollout`), so several runs may be needed. Raises ClusterError."""
     if body is None or "deletionTimestamp" in body["metadata"]:
         return Result.GONE  # garbage collection deletes the children
     try:
         pool = spec.parse(body, rules.known)
     except spec.InvalidSpecError as error:
-        await _write_report(api, body, _report(body, children, _invalid(error), now))
+        await _write_report(api, body, _report(body, children, pods, _invalid(error), now))
         return Result.SETTLED
-    desired = _desired(pool, rules)
+    if (total := replica_allocation.total_to_state(body)) is not None:
+        await api.state_replicas(pool.namespace, pool.name, total)
+    staged = rollout.staged(body, _desired(pool, rules), children, pods)
+    desired = staged.desired
     observed = [*children, *await _same_names(api, desired, children)]
     todo = plan.steps(pool.uid, desired, observed)
-    problems = [("NameTaken", f"{reference} exists and belongs to another owner") for reference in todo.taken]
+    problems = [*staged.problems]
+    problems += [("NameTaken", f"{reference} exists and belongs to another owner") for reference in todo.taken]
     written: list[Json] = []
     for manifest in todo.apply:
         try:
@@ -77,26 +101,32 @@ async def carry_out(
             problems.append(("Refused", f"{objects.Reference.of(manifest)}: {error}"))
     current = _newest(children, written)
     pending_deletion = dict(todo.delete)
-    if not problems and plan.can_spare(desired, current.values()):
+    if not problems and not staged.held and plan.can_spare(desired, current.values()):
         for reference, uid in pending_deletion.items():
             await api.delete(reference, uid)
             del current[reference]
         pending_deletion = {}
     names = {reference.name for reference in pending_deletion}
-    await _write_report(api, body, _report(body, current.values(), problems, now, pending_deletion=names))
-    return Result.REJECTED if problems else Result.SETTLED
+    waiting = {**dict.fromkeys(names, "stays until the others are ready"), **dict.fromkeys(staged.held, HELD)}
+    await _write_report(api, body, _report(body, current.values(), pods, problems, now, waiting=waiting))
+    return Result.REJECTED if len(problems) > len(staged.problems) else Result.SETTLED
 
 
-def is_settled(body: Json | None, children: Sequence[Json], *, rules: Rules, now: datetime.datetime) -> bool:
-    """Whether `carry_out` would write nothing for a pool and children that are up to date."""
+def is_settled(
+    body: Json | None, children: Sequence[Json], pods: Sequence[Json], *, rules: Rules, now: datetime.datetime
+) -> bool:
+    """Whether `carry_out` would write nothing for a pool, children and pods that are up to date."""
     if body is None or "deletionTimestamp" in body["metadata"]:
         return False
     try:
         pool = spec.parse(body, rules.known)
     except spec.InvalidSpecError as error:
-        return not _is_news(body, _report(body, children, _invalid(error), now))
-    todo = plan.steps(pool.uid, _desired(pool, rules), children)
-    return todo == plan.NOTHING and not _is_news(body, _report(body, children, (), now))
+        return not _is_news(body, _report(body, children, pods, _invalid(error), now))
+    staged = rollout.staged(body, _desired(pool, rules), children, pods)
+    todo = plan.steps(pool.uid, staged.desired, children)
+    waiting = dict.fromkeys(staged.held, HELD)
+    report = _report(body, children, pods, staged.problems, now, waiting=waiting)
+    return todo == plan.NOTHING and not _is_news(body, report) and replica_allocation.total_to_state(body) is None
 
 
 def _desired(pool: spec.Pool, rules: Rules) -> Sequence[Json]:
@@ -123,16 +153,17 @@ def _newest(children: Sequence[Json], written: Sequence[Json]) -> dict[objects.R
 def _report(
     body: Json,
     children: Iterable[Json],
+    pods: Sequence[Json],
     problems: Sequence[tuple[str, str]],
     now: datetime.datetime,
     *,
-    pending_deletion: Collection[str] = (),
+    waiting: Mapping[str, str] = NOTHING_WAITS,
 ) -> Json:
     """The part of the status that reconciling writes."""
     metadata = body["metadata"]
     parts = pool_status.workloads(child for child in children if objects.controller_uid(child) == metadata["uid"])
     conditions = pool_status.timed(
-        pool_status.conditions(parts, problems, pending_deletion=pending_deletion),
+        pool_status.conditions(parts, problems, pods, waiting=waiting, now=now),
         body.get("status", {}).get("conditions", ()),
         generation=metadata["generation"],
         now=timestamp(now),

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from tidegate_operator import spec
 
+STATED = "tidegate.dev/stated-replicas"
+"""Annotation of a pool: the `spec.replicas` that the operator wrote, because the spec had none."""
+
 
 def desired(pool: spec.Pool) -> Mapping[str, int]:
     """Engines for each node pool, by its name.
@@ -27,6 +30,19 @@ def desired(pool: spec.Pool) -> Mapping[str, int]:
             counts[name] += max(room, 0)
             left -= max(room, 0)
     return counts
+
+
+def total_to_state(body: spec.Json) -> int | None:
+    """The total that the operator must write to `spec.replicas`, so that `/scale` and autoscalers find one; None if the
+    total there is current or was set by somebody else. `body` is a ServingPool.
+
+    The annotation `STATED` holds the total that the operator wrote. Another value in `spec.replicas` is a scaler's.
+    """
+    own = sum(item["replicas"] for item in body["spec"]["nodePools"])
+    found = body["spec"].get("replicas")
+    stated = body["metadata"].get("annotations", {}).get(STATED)
+    is_ours = found is None or str(found) == stated
+    return own if is_ours and found != own else None
 
 
 def _own(node_pools: Iterable[spec.NodePool]) -> list[tuple[str, int | None]]:

@@ -41,6 +41,8 @@ class Row:
     stock_scheduler: bool = False
     """Engines run vLLM's own scheduler class; `engine_policy` is then its own `fcfs` or `priority`."""
     prefix_cache: bool = True
+    max_step_tokens: int | None = None
+    """Tokens scheduled in one step at most; None = what the profiles say."""
     model: engine_models.Model = "vllm"
     """Whether vLLM's scheduler runs in the engines, or the fast model of it. The schedules are equal."""
     engine_parameters: Mapping[str, float] = field(default_factory=dict)
@@ -135,6 +137,8 @@ class Cell:
         """`loop` and `create` replace virtual time and the virtual engines, for a run on a real engine."""
         self._loop = loop or virtual_time.Loop()
         self._row = row
+        if row.max_step_tokens is not None:
+            pool = {name: replace(model, max_step_tokens=row.max_step_tokens) for name, model in pool.items()}
         self._core = gateway_core.GatewayCore(_granting(row.gateway), random.Random(seed))
         self._engines = {
             name: create(

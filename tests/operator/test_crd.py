@@ -65,7 +65,7 @@ def test_the_api_server_accepts_a_dispatch_rule_that_this_version_does_not_know(
 def test_the_resource_is_in_its_category_and_has_its_columns(kubectl):
     kubectl("create", "-f", "-", body=operator_doubles.pool("listed"))
     head, row = kubectl("get", "tidegate").splitlines()
-    assert head.split() == ["NAME", "READY", "POLICY", "ENGINES", "SLO", "ALPHA", "AGE"]
+    assert head.split() == ["NAME", "READY", "AVAILABLE", "POLICY", "ENGINES", "SLO", "ALPHA", "AGE"]
     assert row.startswith("listed")
 
 
@@ -121,6 +121,15 @@ REJECTED = {
     "simSpeed of a real engine": ({"engine": {"kind": "vllm", "simSpeed": 2}}, "applies to kind: sim only"),
     "a simSpeed that no engine takes": ({"engine": {"kind": "sim", "simSpeed": 1001}}, "less than or equal to 1000"),
     "a field that does not exist": ({"engine": {"kind": "sim", "imagge": "x"}}, 'unknown field "spec.engine.imagge"'),
+    "fewer GPUs than tensor-parallel parts": (node_pool(gpus=2, tensorParallel=4), "gpus is less than tensorParallel"),
+    "a quantity that is none": ({"engine": {"kind": "sim", "resources": {"requests": {"cpu": "four"}}}}, "should match"),
+    "a first token later than the last": (
+        {"classes": [{"name": "x", "ttft": "9s", "deadline": "8s"}]}, "ttft is longer than deadline",
+    ),
+    "a mount of no volume": (
+        {"engine": {"kind": "sim", "volumeMounts": [{"name": "models", "mountPath": "/m"}]}},
+        "every volumeMount must name one of spec.engine.volumes",
+    ),
     "a model without a name": ({"model": {}}, "spec.model.name: Required"),
 }  # fmt: skip
 

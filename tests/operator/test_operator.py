@@ -60,9 +60,81 @@ def test_a_real_pool_waits_for_gpus_of_its_kind(kubectl, operator, eventually):
     assert "chat-engine-a100 has 2 of 3 ready" in kubectl("get", "spool/chat", "-o", "jsonpath={.status.conditions}")
 
 
+def ready_engines(kubectl):
+    """Names of the ready engine pods."""
+    pods = json.loads(kubectl("get", "pods", "-l", "app.kubernetes.io/component=engine", "-o", "json"))["items"]
+    return {
+        pod["metadata"]["name"]
+        for pod in pods
+        for item in pod["status"].get("conditions", ())
+        if item["type"] == "Ready" and item["status"] == "True" and "deletionTimestamp" not in pod["metadata"]
+    }
+
+
+def condition(kubectl, which):
+    found = json.loads(kubectl("get", "spool/chat", "-o", "json"))["status"]["conditions"]
+    return next(item for item in found if item["type"] == which)
+
+
+def test_a_typo_in_a_node_selector_costs_no_engine_and_the_schedulers_sentence_is_shown(kubectl, operator, eventually):
+    kubectl("apply", "-f", "-", body=operator_doubles.pool())
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    before = ready_engines(kubectl)
+    kubectl("patch", "spool/chat", "--type=merge", "-p", '{"spec": {"engine": {"nodeSelector": {"typo": "yes"}}}}')
+    eventually(lambda: condition(kubectl, "Degraded")["status"] == "True")
+    degraded, progressing = condition(kubectl, "Degraded"), condition(kubectl, "Progressing")
+    assert degraded["reason"] == "PodsNotStarting"
+    assert "didn't match Pod's node affinity/selector" in degraded["message"]
+    assert "chat-engine-slow waits for its turn" in progressing["message"]
+    assert condition(kubectl, "Available")["status"] == "True"
+    assert ready_engines(kubectl) == before
+    kubectl("patch", "spool/chat", "--type=merge", "-p", '{"spec": {"engine": {"nodeSelector": null}}}')
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    assert condition(kubectl, "Degraded")["status"] == "False"
+    assert ready_engines(kubectl) == before
+
+
+def test_a_full_cluster_replaces_one_engine_at_a_time(kubectl, operator, eventually):
+    """All GPUs of the A6000 node are in use, so a new engine has no room beside the old ones."""
+    node_pools = [{"name": "a6000", "accelerator": "NVIDIA-RTX-A6000", "tensorParallel": 4, "replicas": 2}]
+    kubectl("apply", "-f", "-", body=operator_doubles.pool(engine={"kind": "vllm"}, nodePools=node_pools))
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    before = ready_engines(kubectl)
+    kubectl("patch", "spool/chat", "--type=merge", "-p", '{"spec": {"engine": {"env": [{"name": "A", "value": "b"}]}}}')
+
+    def replaced():
+        ready = ready_engines(kubectl)
+        assert len(ready) >= 1
+        return len(ready) == 2 and not ready & before
+
+    eventually(replaced, timeout_s=60)
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+
+
 def test_a_scale_beyond_the_node_pools_is_rejected(kubectl, operator):
     kubectl("apply", "-f", "-", body=operator_doubles.pool(nodePools=[{"name": "a", "maxReplicas": 2}]))
     assert "more than all spec.nodePools[].maxReplicas" in kubectl("scale", "spool/chat", "--replicas=3", check=False)
+
+
+def scale_of(kubectl):
+    path = f"/apis/tidegate.dev/v1alpha1/namespaces/{namespace_of(kubectl)}/servingpools/chat/scale"
+    return json.loads(kubectl("get", "--raw", path))
+
+
+def test_a_pool_without_a_total_has_a_scale_that_follows_its_node_pools_until_it_is_scaled(
+    kubectl, operator, eventually
+):
+    pools = [{"name": "a", "replicas": 2, "maxReplicas": 2}, {"name": "b", "replicas": 1, "maxReplicas": 4}]
+    kubectl("apply", "-f", "-", body=operator_doubles.pool(nodePools=pools))
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    assert scale_of(kubectl)["spec"]["replicas"] == 3
+    fewer = [{"name": "a", "replicas": 1, "maxReplicas": 1}, {"name": "b", "replicas": 1, "maxReplicas": 1}]
+    kubectl("apply", "-f", "-", body=operator_doubles.pool(nodePools=fewer))
+    eventually(lambda: scale_of(kubectl)["spec"]["replicas"] == 2)
+    eventually(lambda: columns(kubectl)["ENGINES"] == "2/2")
+    kubectl("scale", "spool/chat", "--replicas=1")
+    eventually(lambda: columns(kubectl)["ENGINES"] == "1/1")
+    assert scale_of(kubectl)["spec"]["replicas"] == 1
 
 
 def test_a_deleted_child_is_created_again(kubectl, operator, eventually):

@@ -1,6 +1,8 @@
+import datetime
+
 import pytest
 
-from tidegate_operator import pool_status
+from tidegate_operator import pod_trouble, pool_status
 
 
 def deployment(name="chat-engine-a", *, desired=2, ready=2, updated=2, existing=2, generation=1, seen=1, conditions=()):
@@ -16,13 +18,17 @@ def deployment(name="chat-engine-a", *, desired=2, ready=2, updated=2, existing=
     }  # fmt: skip
 
 
-def stated(children, problems=()):
-    stated = pool_status.conditions(pool_status.workloads(children), problems)
+NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+
+
+def stated(children, problems=(), pods=()):
+    stated = pool_status.conditions(pool_status.workloads(children), problems, pods, now=NOW)
     return {item.type: (item.status, item.reason) for item in stated}
 
 
 def test_a_settled_pool_is_ready():
     assert stated([deployment()]) == {
+        "Available": (True, "Serving"),
         "Ready": (True, "Ready"), "Progressing": (False, "Settled"), "Degraded": (False, "AsExpected")
     }  # fmt: skip
 
@@ -54,6 +60,7 @@ def test_a_stuck_roll_out_is_degraded():
 
 def test_an_invalid_spec_is_degraded_and_not_ready_even_while_every_part_runs():
     assert stated([deployment()], [("InvalidSpec", "spec.x: no")]) == {
+        "Available": (True, "Serving"),
         "Ready": (False, "InvalidSpec"), "Progressing": (False, "Settled"), "Degraded": (True, "InvalidSpec")
     }  # fmt: skip
 
@@ -119,3 +126,70 @@ def test_the_same_event_at_the_same_instant_is_the_same_object():
 
     assert event("t1") == event("t1")
     assert event("t1") != event("t2")
+
+
+def pod(
+    name="chat-engine-a-x",
+    *,
+    since="2026-01-02T03:03:00Z",
+    said="0/3 nodes are available: 3 Insufficient cpu.",
+    **status,
+):
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
+    return {
+        "metadata": {"name": name, "creationTimestamp": since, "labels": {}},
+        "status": status or {"conditions": [{**unscheduled, "lastTransitionTime": since}]},
+    }
+
+
+def waiting(why, message="", restarts=0, **last):
+    state = {"state": {"waiting": {"reason": why, "message": message}}, "restartCount": restarts}
+    return {"containerStatuses": [{**state, "lastState": {"terminated": last} if last else {}}]}
+
+
+def test_the_schedulers_sentence_is_the_pools_sentence():
+    def condition(which, pods):
+        found = pool_status.conditions(pool_status.workloads([deployment(ready=1)]), [], pods, now=NOW)
+        return next(item for item in found if item.type == which)
+
+    degraded = condition("Degraded", [pod()])
+    assert (degraded.status, degraded.reason) == (True, "PodsNotStarting")
+    assert degraded.message == "chat-engine-a-x: Unschedulable: 0/3 nodes are available: 3 Insufficient cpu."
+    young = [pod(since="2026-01-02T03:04:00Z")]
+    assert not condition("Degraded", young).status
+    assert "3 Insufficient cpu" in condition("Progressing", young).message
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence", "final"),
+    [
+        (waiting("ImagePullBackOff", "not found"), "x: ImagePullBackOff: not found", True),
+        (
+            waiting("CrashLoopBackOff", "back-off 10s", restarts=1, reason="Error", exitCode=1),
+            "x: CrashLoopBackOff: back-off 10s; Error exit code 1",
+            False,
+        ),
+        (
+            waiting("CrashLoopBackOff", restarts=5, reason="OOMKilled", exitCode=137),
+            "x: CrashLoopBackOff: OOMKilled exit code 137",
+            True,
+        ),
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on disk"}, "x: Evicted: low on disk", False),
+    ],
+)
+def test_the_kubelets_sentence_tells_why_a_pod_does_not_run(status, sentence, final):
+    found = pod_trouble.of(pod("x", **status))
+    assert found is not None
+    assert (found.sentence, found.is_final) == (sentence, final)
+
+
+def test_a_starting_or_leaving_pod_is_no_trouble():
+    assert pod_trouble.of(pod(**waiting("ContainerCreating"))) is None
+    leaving = pod()
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:00Z"
+    assert pod_trouble.of(leaving) is None
+
+
+def test_a_pool_without_a_ready_engine_is_not_available():
+    assert stated([deployment(ready=0)])["Available"] == (False, "NotServing")
+    assert stated([])["Available"] == (False, "NothingRuns")

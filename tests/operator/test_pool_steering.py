@@ -328,6 +328,10 @@ async def test_an_unchanged_status_is_not_written_again(cluster, kubectl, namesp
         steering = make(clock, api=api)
         await observe(steering, namespace, clock, engines, 0)
         await observe(steering, namespace, clock, engines, 100)
+        for _ in range(2):  # the first records that the engines served
+            await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
+            kubectl("rollout", "status", "deployment/chat-engine-fast", "--timeout=60s")
+            kubectl("rollout", "status", "deployment/chat-engine-slow", "--timeout=60s")
         await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
         assert [item["name"] for item in status(kubectl)["nodePools"] if "sloAttainment" in item] == measured
         written = api.writes
@@ -395,3 +399,18 @@ async def test_a_pool_that_is_created_again_under_its_name_has_no_memory(cluster
         kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=60s")
         await observe(steered, namespace, clock, engines, 1, control_double.calm())
         assert status(kubectl)["activePolicy"]["name"] == "urgency"
+
+
+async def test_a_pool_whose_engines_are_all_silent_does_not_claim_a_policy(cluster, kubectl, namespace, rules):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        clock = Clock()
+        steered = make(clock)
+        await observe(steered, namespace, clock, engines, 0)
+        for engine in engines.values():
+            await engine.stop()
+        driver = steered._steered[namespace, "chat"].driver
+        await until(lambda: len(driver.engines.silent()) == 2)
+        await steered.steer((namespace, "chat"))
+        stable = condition(kubectl, "PolicyStable")
+        assert (stable["status"], stable["reason"]) == ("False", "EnginesSilent")
+        assert "None of the 2 ready engines reports" in stable["message"]

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tidegate_operator import objects, operator_doubles, plan, reconcile, render, replica_allocation, spec
+from tidegate_operator import objects, operator_doubles, plan, reconcile, render, replica_allocation, rollout, spec
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 
@@ -41,9 +41,8 @@ async def test_a_pool_gets_its_children_and_a_second_reconcile_writes_nothing(cl
             ("StatefulSet", "chat-valkey"),
         ]
     )  # fmt: skip
-    kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=60s")
     kubectl("rollout", "status", "statefulset/chat-valkey", "--timeout=60s")
-    await run(cluster, namespace, rules)
+    await run_until_settled(cluster, kubectl, namespace, rules)
     watchful = operator_doubles.MortalCluster(cluster, after=0)
     await run(watchful, namespace, rules)  # any write would be its death
     assert conditions(await cluster.pool(namespace, "chat"))["Ready"]["status"] == "True"
@@ -65,12 +64,16 @@ async def test_a_full_spec_settles_too(cluster, kubectl, namespace, rules, kind)
     }  # fmt: skip
     kubectl("create", "-f", "-", body=operator_doubles.pool(**more))
     await run(cluster, namespace, rules)
+    wait_until_settled(kubectl)
+    await run(cluster, namespace, rules)  # records that the engines served
+    wait_until_settled(kubectl)
     children = await cluster.children(namespace, "chat")
     pool = spec.parse(await cluster.pool(namespace, "chat"), rules.known)
     desired = render.manifests(
         pool, replica_allocation.desired(pool), images=rules.images, operator_namespace="tidegate-system"
     )
-    assert plan.steps(pool.uid, desired, children) == plan.Steps(apply=(), delete=(), taken=())
+    staged = rollout.staged(await cluster.pool(namespace, "chat"), desired, children, [])
+    assert plan.steps(pool.uid, staged.desired, children) == plan.Steps(apply=(), delete=(), taken=())
 
 
 async def test_changes_of_others_are_undone_and_their_additions_stay(cluster, kubectl, namespace, rules):
@@ -98,6 +101,13 @@ def wait_until_settled(kubectl):
         kubectl("rollout", "status", name, "--timeout=120s")
 
 
+async def run_until_settled(cluster, kubectl, namespace, rules):
+    """The second reconcile records that the engines served, and the third has no more to do."""
+    for _ in range(3):
+        wait_until_settled(kubectl)
+        assert await run(cluster, namespace, rules) is reconcile.Result.SETTLED
+
+
 async def test_a_renamed_node_pool_serves_until_its_successor_serves(cluster, kubectl, namespace, rules):
     kubectl("create", "-f", "-", body=operator_doubles.pool())
     await run(cluster, namespace, rules)
@@ -106,8 +116,7 @@ async def test_a_renamed_node_pool_serves_until_its_successor_serves(cluster, ku
     assert await engines_of(cluster, namespace) == {"chat-engine-fast", "chat-engine-slow", "chat-engine-new"}
     progress = conditions(await cluster.pool(namespace, "chat"))["Progressing"]
     assert "chat-engine-slow stays until the others are ready" in progress["message"]
-    wait_until_settled(kubectl)
-    assert await run(cluster, namespace, rules) is reconcile.Result.SETTLED
+    await run_until_settled(cluster, kubectl, namespace, rules)
     for kind in ("Deployment", "Service", "PodDisruptionBudget"):
         assert await engines_of(cluster, namespace, kind) == {"chat-engine-fast", "chat-engine-new"}
     pool = await cluster.pool(namespace, "chat")
@@ -130,8 +139,7 @@ async def test_a_node_pool_whose_successor_is_rejected_is_not_deleted(cluster, k
     assert "exceeded quota" in conditions(await cluster.pool(namespace, "chat"))["Degraded"]["message"]
     kubectl("delete", "quota/full")
     await run(cluster, namespace, rules)
-    wait_until_settled(kubectl)
-    await run(cluster, namespace, rules)
+    await run_until_settled(cluster, kubectl, namespace, rules)
     assert await engines_of(cluster, namespace) == {"chat-engine-fast", "chat-engine-new"}
 
 
@@ -164,7 +172,7 @@ async def test_an_invalid_spec_is_reported_and_the_pool_keeps_running(cluster, k
     assert (degraded["status"], degraded["reason"]) == ("True", "InvalidSpec")
     assert "spec.workflows[w].stages: stages wait for each other" in degraded["message"]
     assert conditions(pool)["Ready"]["status"] == "False"
-    assert degraded["observedGeneration"] == pool["metadata"]["generation"] == 2
+    assert degraded["observedGeneration"] == pool["metadata"]["generation"]
     assert "InvalidSpec" in kubectl("events", "--for", "servingpool/chat")
 
 
@@ -196,12 +204,12 @@ async def test_an_object_of_another_owner_is_not_touched_and_is_reported(cluster
 async def test_a_rejection_is_reported_in_the_api_servers_words_and_the_other_objects_are_built(
     cluster, kubectl, namespace, rules
 ):
-    broken = {"kind": "sim", "volumeMounts": [{"name": "missing", "mountPath": "/x"}]}
+    broken = {"kind": "sim", "nodeSelector": {"bad key!": "x"}}
     kubectl("create", "-f", "-", body=operator_doubles.pool(engine=broken))
     assert await run(cluster, namespace, rules) is reconcile.Result.REJECTED
     degraded = conditions(await cluster.pool(namespace, "chat"))["Degraded"]
     assert degraded["reason"] == "Refused"
-    assert 'volumeMounts[1].name: Not found: "missing"' in degraded["message"]
+    assert 'Invalid value: "bad key!": ' in degraded["message"]
     kubectl("get", "deployment/chat-gateway")
 
 
@@ -232,7 +240,7 @@ async def test_an_operator_killed_between_any_two_writes_leaves_no_child_missing
     kubectl("replace", "-f", "-", body=operator_doubles.pool("whole", **edited))
     editing = await writes_of_a_whole_run(cluster, namespace, rules, "whole")
     changed = await names_after(cluster, namespace, "whole")
-    assert (creating, editing) == (20, 10)
+    assert (creating, editing) == (21, 11)
 
     for after in range(creating):
         name = f"born-{after}"
@@ -267,9 +275,7 @@ async def names_after(cluster, namespace, name):
 MISTAKES = {
     "an unknown field": {"tolerations": [{"operater": "Exists"}]},
     "a word for a number": {"tolerations": [{"operator": "Exists", "tolerationSeconds": "soon"}]},
-    "a quantity that is none": {"resources": {"requests": {"cpu": "four"}}},
     "an unknown source": {"env": [{"name": "A", "valueFrom": {"secretRef": {"name": "x"}}}]},
-    "a mount of no volume": {"volumeMounts": [{"name": "nothing", "mountPath": "/x"}]},
 }
 
 

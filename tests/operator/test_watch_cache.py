@@ -30,7 +30,7 @@ class Listed:
         self._meanwhile()
         return [body("listed")]
 
-    async def engine_pods(self, namespace, pool):
+    async def pods(self, namespace, pool):
         return [body("pod", kind="Pod")]
 
 
@@ -46,7 +46,7 @@ async def test_events_of_a_listing_leave_the_cache_unconfirmed_until_it_is_refre
     await cache.refresh(KEY, Listed())
     assert cache.is_confirmed(KEY)
     assert names(await cache.children(*KEY)) == ["listed"]
-    assert names(await cache.engine_pods(*KEY)) == ["pod"]
+    assert names(await cache.pods(*KEY)) == ["pod"]
 
 
 async def test_an_event_during_a_refresh_is_newer_than_the_answer():
@@ -71,7 +71,7 @@ async def test_the_late_deletion_of_an_earlier_namesake_removes_nothing(event):
     cache = watch_cache.WatchCache()
     getattr(cache, event)("ADDED", body("chat", uid="new"))
     getattr(cache, event)("DELETED", body("chat", uid="old"))
-    known = [await cache.pool(*KEY), *await cache.children(*KEY), *await cache.engine_pods(*KEY)]
+    known = [await cache.pool(*KEY), *await cache.children(*KEY), *await cache.pods(*KEY)]
     assert [item["metadata"]["uid"] for item in known if item] == ["new"]
 
 

@@ -28,6 +28,7 @@ FIRST = {
     "semantic": ("a5000-4b-gap0.1", 20.0),
     "augmented": ("rtx4090-poisson", 3.0),
     "text2sql": ("financial-hetero-1", 0.5),
+    "streaming": ("a100-7b", 2.0),
 }
 
 

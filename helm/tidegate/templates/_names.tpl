@@ -27,7 +27,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "tidegate.rules" -}}
 - apiGroups: [tidegate.dev]
   resources: [servingpools]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, patch]
 - apiGroups: [tidegate.dev]
   resources: [servingpools/status]
   verbs: [patch]
@@ -47,7 +47,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
-# The addresses of the engines.
+# The addresses of the engines, and why pods do not start.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]

@@ -30,7 +30,8 @@ class Reader(Protocol):
     async def children(self, namespace: str, pool: str) -> Sequence[Json]:
         """Every object that carries the pool's label, of the kinds that a pool owns."""
 
-    async def engine_pods(self, namespace: str, pool: str) -> Sequence[Json]: ...
+    async def pods(self, namespace: str, pool: str) -> Sequence[Json]:
+        """The pods of all components of the pool."""
 
 
 class Cluster(Reader, Protocol):
@@ -40,6 +41,9 @@ class Cluster(Reader, Protocol):
 
     async def apply(self, manifest: Json) -> Json:
         """Creates or changes the object to what the manifest states; returns the resulting object."""
+
+    async def state_replicas(self, namespace: str, name: str, total: int) -> None:
+        """Writes `spec.replicas` of a pool, and the annotation that tells who did."""
 
     async def delete(self, reference: objects.Reference, uid: str) -> None:
         """Deletes the object with this uid, and in the background what it owns; no error when it does not exist."""

@@ -18,7 +18,7 @@ import aiohttp
 from kubernetes.aio import client
 from kubernetes.aio.client import exceptions
 
-from tidegate_operator import pool_status
+from tidegate_operator import pool_status, replica_allocation
 from tidegate_operator.cluster import ClusterError, RejectedError
 from tidegate_operator.objects import CHILD_KINDS, Kind, Reference
 from tidegate_operator.render import child_metadata
@@ -59,12 +59,21 @@ class ApiServer:
     async def get(self, reference: Reference) -> Json | None:
         return await self.read(reference.path)
 
-    async def engine_pods(self, namespace: str, pool: str) -> Sequence[Json]:
-        wanted = child_metadata.selector(pool, "engine").items()
-        return await self._list(PODS, namespace, ",".join(f"{k}={v}" for k, v in wanted))
+    async def pods(self, namespace: str, pool: str) -> Sequence[Json]:
+        return await self._list(PODS, namespace, f"{child_metadata.POOL}={pool}")
 
     async def apply(self, manifest: Json) -> Json:
         return await self._apply(Reference.of(manifest).path, manifest, FIELD_MANAGER)
+
+    async def state_replicas(self, namespace: str, name: str, total: int) -> None:
+        metadata = {"name": name, "annotations": {replica_allocation.STATED: str(total)}}
+        manifest = {
+            "apiVersion": POOLS.api_version,
+            "kind": POOLS.kind,
+            "metadata": metadata,
+            "spec": {"replicas": total},
+        }
+        await self._apply(POOLS.path(namespace, name), manifest, f"{FIELD_MANAGER}-replicas")
 
     async def delete(self, reference: Reference, uid: str) -> None:
         options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}

@@ -1,4 +1,4 @@
-"""The pools, their children and their engine pods, as kopf's watches last reported them.
+"""The pools, their children and their pods, as kopf's watches last reported them.
 
 The cache answers the reads that repeat while nothing changes, so an idle pool causes no request to the API server. It is
 not an authority for writes: a reconcile that has something to write reads the API server first (`refresh`).
@@ -30,7 +30,7 @@ class _Entry:
     children: dict[tuple[str, str], Json] = field(default_factory=dict)
     """By kind and name."""
     pods: dict[str, Json] = field(default_factory=dict)
-    """Engine pods by name."""
+    """By name."""
     is_confirmed: bool = False
     """Whether the entry holds no object that a watch has missed the deletion of."""
     events: int = 0
@@ -48,17 +48,17 @@ class WatchCache:
     async def children(self, namespace: str, pool: str) -> Sequence[Json]:
         return [*self._entry((namespace, pool)).children.values()]
 
-    async def engine_pods(self, namespace: str, pool: str) -> Sequence[Json]:
+    async def pods(self, namespace: str, pool: str) -> Sequence[Json]:
         return [*self._entry((namespace, pool)).pods.values()]
 
     def is_confirmed(self, key: Key) -> bool:
         """Whether a decision that nothing must be written may rest on the cache."""
         return self._entry(key).is_confirmed
 
-    async def refresh(self, key: Key, api: cluster.Reader) -> tuple[Json | None, Sequence[Json]]:
-        """The pool and its children from the API server. The cache keeps them unless an event came meanwhile."""
+    async def refresh(self, key: Key, api: cluster.Reader) -> tuple[Json | None, Sequence[Json], Sequence[Json]]:
+        """The pool, its children and its pods from the API server. The cache keeps them unless an event came meanwhile."""
         before = self._entry(key).events
-        pool, children, pods = await api.pool(*key), await api.children(*key), await api.engine_pods(*key)
+        pool, children, pods = await api.pool(*key), await api.children(*key), await api.pods(*key)
         if pool is None and not children:
             self._entries.pop(key, None)
         elif self._entry(key).events == before:
@@ -69,7 +69,7 @@ class WatchCache:
                 is_confirmed=True,
                 events=before,
             )
-        return pool, children
+        return pool, children, pods
 
     def on_pool(self, event_type: str | None, body: Json) -> Key:
         """Takes in an event of a ServingPool; `event_type` None is an object of a listing. Returns the pool's key."""
@@ -89,7 +89,7 @@ class WatchCache:
         return key
 
     def on_pod(self, event_type: str | None, body: Json) -> Key:
-        """Takes in an event of an engine's pod. Returns the key of the pool in its label."""
+        """Takes in an event of a pod. Returns the key of the pool in its label."""
         key = _labelled(body)
         with self._changing(key, event_type) as entry:
             _take_in(entry.pods, body["metadata"]["name"], event_type, body)

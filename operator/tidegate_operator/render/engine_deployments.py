@@ -50,8 +50,8 @@ def _deployment(
         spec={
             "replicas": replicas,
             "selector": {"matchLabels": selector},
-            # All GPUs may be in use, so an update stops an old engine before it starts a new one.
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            # A new engine starts beside the old ones. `rollout` changes this where the cluster has no room for it.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "progressDeadlineSeconds": pool.engine.startup_s + 300,
             "template": {
                 "metadata": {

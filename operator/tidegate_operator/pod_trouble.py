@@ -1,0 +1,69 @@
+"""Why does a pod not run? The sentence of the scheduler or of the kubelet, as the pod's status has it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tidegate_operator.spec import Json
+
+STARTING = ("ContainerCreating", "PodInitializing")
+FINAL = ("InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff", "CreateContainerConfigError")
+"""Reasons of a container that waits, after which waiting longer does not help."""
+CRASHES = 3
+"""Restarts after which a container that waits for its next restart counts as broken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodTrouble:
+    """Why a pod does not run."""
+
+    pod: str
+    reason: str
+    message: str
+    since: str
+    """RFC 3339."""
+    is_final: bool = False
+    """Whether waiting longer does not help."""
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.pod}: {self.reason}: {self.message}" if self.message else f"{self.pod}: {self.reason}"
+
+    @property
+    def lacks_resources(self) -> bool:
+        """Whether the cluster has too little of something that the pod requests."""
+        return self.reason == "Unschedulable" and "Insufficient" in self.message
+
+
+def any_of(pods: Iterable[Json]) -> bool:
+    return any(of(pod) is not None for pod in pods)
+
+
+def of(pod: Json) -> PodTrouble | None:
+    """The pod's trouble; None if it runs, starts, or is being deleted."""
+    status, metadata = pod.get("status", {}), pod["metadata"]
+    if "deletionTimestamp" in metadata:
+        return None
+    name, created = metadata["name"], metadata.get("creationTimestamp", "")
+    if status.get("phase") == "Failed":
+        reason, message = status.get("reason", "Failed"), status.get("message", "")
+        return PodTrouble(pod=name, reason=reason, message=message, since=created, is_final=False)
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return PodTrouble(
+                pod=name,
+                reason=condition.get("reason", "Unschedulable"),
+                message=condition.get("message", ""),
+                since=condition.get("lastTransitionTime") or created,
+            )
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        waiting = container.get("state", {}).get("waiting", {})
+        reason = waiting.get("reason")
+        if reason is None or reason in STARTING:
+            continue
+        ended = container.get("lastState", {}).get("terminated", {})
+        exit_code = f"exit code {ended['exitCode']}" if "exitCode" in ended else ""
+        last = " ".join(part for part in (ended.get("reason", ""), exit_code, ended.get("message", "")) if part)
+        message = "; ".join(part for part in (waiting.get("message", ""), last) if part)
+        crashed = reason == "CrashLoopBackOff" and container.get("restartCount", 0) >= CRASHES
+        return PodTrouble(pod=name, reason=reason, message=message, since=created, is_final=reason in FINAL or crashed)
+    return None

@@ -1,0 +1,226 @@
+"""Which engines may change now? An edit reaches one engine of one node pool at a time, and stops at the first that fails.
+
+Pure: desired manifests, observed objects and pods in; the manifests to apply now, and what there is to say about them, out.
+Memory between two calls is in annotations of the workloads, so an operator may die between any two writes.
+
+- A node pool changes only while the engines of all others serve. It first starts a new engine beside the old ones. Only if
+  the cluster has no room for it, an old engine stops first.
+- A revision that does not serve by the deadline, or whose pods crash, is replaced by the last revision that served. The
+  other node pools then keep what they have until the spec changes.
+- A new operator version renders other pods from the same spec. Workloads keep theirs until the spec changes, or until the
+  annotation `tidegate.dev/restart` of the pool does.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate_operator import objects, pod_trouble, pool_status
+from tidegate_operator.render import child_metadata
+from tidegate_operator.spec import Json
+
+REVISION = f"{child_metadata.GROUP}/revision"
+"""Annotation of a workload and of its pods: the digest of the pod template."""
+INPUTS = f"{child_metadata.GROUP}/inputs"
+"""Annotation: the digest of the parts of the spec from which the template was built."""
+SERVED = f"{child_metadata.GROUP}/served"
+"""Annotation: the last revision of which all engines served, as JSON with the keys `revision` and `template`."""
+FAILED = f"{child_metadata.GROUP}/failed"
+"""Annotation: the revision that did not serve, as JSON with the keys `revision` and `why`."""
+RESTART = f"{child_metadata.GROUP}/restart"
+"""Annotation of a pool. A new value restarts its engines, one after the other."""
+
+_IN_PLACE = {"maxSurge": 0, "maxUnavailable": 1}
+"""The strategy of a node pool without room for one more engine."""
+_ADOPTED = "adopted"
+"""The revision of a workload that an operator without revisions created."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """What to apply now."""
+
+    desired: tuple[Json, ...]
+    held: tuple[str, ...] = ()
+    """Names of the workloads that do not follow the spec yet, because others go first."""
+    problems: tuple[tuple[str, str], ...] = ()
+    """(reason, message) of each revision that did not serve."""
+
+
+def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: Iterable[Json]) -> Rollout:
+    """The part of `desired` that may be applied now. `body` is the ServingPool; `observed` are its children."""
+    uid = body["metadata"]["uid"]
+    ours = {objects.Reference.of(item): item for item in observed if objects.controller_uid(item) == uid}
+    targets = [_Target(manifest, ours.get(objects.Reference.of(manifest)), body) for manifest in desired]
+    engines = [target for target in targets if target.is_engine]
+    every_pod = list(pods)
+    failed = any(target.has_failed for target in engines)
+    unsettled = [target for target in engines if target.body is not None and not target.settled]
+    manifests: list[Json] = []
+    held: list[str] = []
+    problems: list[tuple[str, str]] = []
+    for target in targets:
+        if not target.is_pending:
+            manifests.append(target.kept(every_pod))
+        elif not target.is_engine or not target.settled or not (failed or unsettled):
+            manifests.append(target.changed())
+            if target.is_engine:
+                unsettled.append(target)
+        else:
+            manifests.append(target.held())
+            held.append(target.name)
+        if problem := _problem(target, manifests[-1]):
+            problems.append(problem)
+    return Rollout(desired=tuple(manifests), held=tuple(held), problems=tuple(problems))
+
+
+def _problem(target: "_Target", manifest: Json) -> tuple[str, str] | None:
+    failure = json.loads(manifest["metadata"].get("annotations", {}).get(FAILED, "{}"))
+    if failure.get("revision") != target.wanted or not target.is_engine:
+        return None
+    return (
+        "RolledBack",
+        f"{target.name} did not serve with the new spec and runs the last one that served: {failure['why']}",
+    )
+
+
+class _Target:
+    """One desired object beside what exists of it."""
+
+    def __init__(self, manifest: Json, body: Json | None, pool: Json) -> None:
+        self.body = body
+        self.name: str = manifest["metadata"]["name"]
+        labels = manifest["metadata"]["labels"]
+        component = labels[child_metadata.COMPONENT]
+        self.is_workload = manifest["kind"] in ("Deployment", "StatefulSet")
+        self.is_engine = self.is_workload and child_metadata.NODE_POOL in labels
+        self.manifest = _restarted(manifest, pool) if self.is_engine else manifest
+        self.wanted = child_metadata.digest(self.manifest["spec"]["template"]) if self.is_workload else ""
+        self.inputs = child_metadata.digest(_inputs(pool, component, labels.get(child_metadata.NODE_POOL)))
+        self._notes: Mapping[str, str] = {} if body is None else body["metadata"].get("annotations", {})
+        self.settled = body is not None and self.is_workload and pool_status.Workload.of(body).settled
+
+    @property
+    def _served(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._notes.get(SERVED, "{}"))
+        return found
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the spec still asks for a revision that did not serve."""
+        return bool(json.loads(self._notes.get(FAILED, "{}")).get("revision") == self.wanted)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the spec asks for other pods than the workload has."""
+        if not self.is_workload or self.body is None:
+            return False
+        if REVISION not in self._notes:
+            return not self.settled
+        return self._notes.get(INPUTS) != self.inputs and self._notes[REVISION] != self.wanted and not self.has_failed
+
+    def changed(self) -> Json:
+        """The manifest with the pods that the spec asks for."""
+        return self._with(self.manifest["spec"]["template"], self.wanted, self.inputs, self._memory(SERVED))
+
+    def held(self) -> Json:
+        """The manifest with the pods that exist. The inputs stay too, so the change remains pending."""
+        assert self.body is not None
+        kept = {**self._memory(SERVED), **self._memory(FAILED)}
+        return self._with(self.body["spec"]["template"], self._notes[REVISION], self._notes.get(INPUTS, ""), kept)
+
+    def kept(self, pods: Sequence[Json]) -> Json:
+        """The manifest of a workload that does not change its pods, unless they do not serve."""
+        if not self.is_workload:
+            return self.manifest
+        if self.body is None:
+            return self.changed()
+        revision = self._notes.get(REVISION, _ADOPTED)
+        template = self.manifest["spec"]["template"] if revision == self.wanted else self.body["spec"]["template"]
+        if not self.is_engine:
+            return self._with(template, revision, self.inputs, {})
+        served, memory = self._served, {**self._memory(SERVED), **self._memory(FAILED)}
+        if self.settled and self.body["spec"].get("replicas"):
+            if served.get("revision") != revision:
+                memory[SERVED] = json.dumps({"revision": revision, "template": template}, sort_keys=True)
+            if not self.has_failed:
+                memory.pop(FAILED, None)
+        elif served and served["revision"] != revision and (why := _failure(self.body, pods, revision)):
+            memory[FAILED] = json.dumps({"revision": revision, "why": why})
+            return self._with(served["template"], served["revision"], self.inputs, memory)
+        manifest = self._with(template, revision, self.inputs, memory)
+        if not self.settled and _has_no_room(self.body, pods, revision):
+            manifest["spec"]["strategy"] = {**manifest["spec"]["strategy"], "rollingUpdate": _IN_PLACE}
+        return manifest
+
+    def _memory(self, key: str) -> dict[str, str]:
+        return {key: self._notes[key]} if key in self._notes else {}
+
+    def _with(self, template: Json, revision: str, inputs: str, memory: Mapping[str, str]) -> dict[str, Any]:
+        metadata = self.manifest["metadata"]
+        notes = {**metadata.get("annotations", {}), REVISION: revision, INPUTS: inputs, **memory}
+        spec = {**self.manifest["spec"], "template": template}
+        if self.is_engine:
+            marked = {**template["metadata"].get("annotations", {}), REVISION: revision}
+            if revision != _ADOPTED:
+                spec["template"] = {**template, "metadata": {**template["metadata"], "annotations": marked}}
+        return {**self.manifest, "metadata": {**metadata, "annotations": notes}, "spec": spec}
+
+
+def _restarted(manifest: Json, pool: Json) -> Json:
+    value = pool["metadata"].get("annotations", {}).get(RESTART)
+    if value is None:
+        return manifest
+    template = manifest["spec"]["template"]
+    notes = {**template["metadata"].get("annotations", {}), RESTART: value}
+    template = {**template, "metadata": {**template["metadata"], "annotations": notes}}
+    return {**manifest, "spec": {**manifest["spec"], "template": template}}
+
+
+def _inputs(pool: Json, component: str, node_pool: str | None) -> Any:
+    """The parts of the spec that shape the pods of a component. The number of engines is not among them."""
+    spec = pool["spec"]
+    if component == "valkey":
+        return spec["state"]
+    if node_pool is None:
+        pools = [_uncounted(item) for item in spec["nodePools"]]
+        return {**{key: value for key, value in spec.items() if key != "replicas"}, "nodePools": pools}
+    (own,) = (_uncounted(item) for item in spec["nodePools"] if item["name"] == node_pool)
+    restart = pool["metadata"].get("annotations", {}).get(RESTART)
+    return [spec["model"], spec["engine"], own, spec["gateway"].get("queue"), restart]
+
+
+def _uncounted(node_pool: Json) -> Json:
+    counts = ("replicas", "minReplicas", "maxReplicas", "costWeight")
+    return {key: value for key, value in node_pool.items() if key not in counts}
+
+
+def _failure(body: Json, pods: Iterable[Json], revision: str) -> str | None:
+    """Why the pods of a revision will not serve; None while they may."""
+    for pod in _of_revision(body, pods, revision):
+        if (trouble := pod_trouble.of(pod)) and trouble.is_final:
+            return trouble.sentence
+    if pool_status.Workload.of(body).stuck:
+        troubles = [trouble.sentence for pod in _of_revision(body, pods, revision) if (trouble := pod_trouble.of(pod))]
+        return troubles[0] if troubles else pool_status.Workload.of(body).stuck
+    return None
+
+
+def _has_no_room(body: Json, pods: Iterable[Json], revision: str) -> bool:
+    """Whether a new engine beside the old ones finds no room, so that an old one must stop first. Stays true until the
+    change has ended."""
+    if body["spec"].get("strategy", {}).get("rollingUpdate") == _IN_PLACE:
+        return True
+    troubles = (pod_trouble.of(pod) for pod in _of_revision(body, pods, revision))
+    if any(trouble is not None and trouble.lacks_resources for trouble in troubles):
+        return True
+    return "exceeded quota" in (pool_status.Workload.of(body).stuck or "")
+
+
+def _of_revision(body: Json, pods: Iterable[Json], revision: str) -> Iterator[Json]:
+    labels = body["spec"]["selector"]["matchLabels"]
+    for pod in pods:
+        metadata = pod["metadata"]
+        if metadata.get("annotations", {}).get(REVISION) == revision and labels.items() <= metadata["labels"].items():
+            yield pod

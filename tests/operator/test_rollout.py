@@ -1,0 +1,267 @@
+"""Engines change one after the other, and a revision that does not serve is taken back. A simulated cluster carries out
+what the plan says, so that whole roll-outs run."""
+
+import copy
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate_operator import operator_doubles, pool_status, rollout
+
+UID = "pool-uid"
+
+
+def pool(**engine):
+    body = operator_doubles.pool(nodePools=[{"name": name, "replicas": 2} for name in ("a", "b", "c")], gateway={})
+    body["metadata"] |= {"uid": UID, "annotations": {}}
+    body["spec"]["engine"] |= engine
+    return body
+
+
+def manifests(body, *, version="1"):
+    """What rendering makes of the spec: an operator of another `version` renders other pods."""
+    owner = {"uid": UID, "controller": True}
+
+    def workload(name, component, template, **labels):
+        metadata = {"name": name, "namespace": "n", "ownerReferences": [owner]}
+        metadata["labels"] = {"app.kubernetes.io/component": component, **labels}
+        spec = {"replicas": 2, "selector": {"matchLabels": labels}, "strategy": {}, "template": template}
+        return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+
+    found = []
+    for item in body["spec"]["nodePools"]:
+        labels = {"tidegate.dev/node-pool": item["name"]}
+        image = {"image": body["spec"]["engine"].get("image"), "by": version}
+        found.append(
+            workload(f"chat-engine-{item['name']}", "engine", {"metadata": {"labels": labels}, "spec": image}, **labels)
+        )
+    found.append(workload("chat-gateway", "gateway", {"metadata": {}, "spec": {"by": version}}))
+    return found
+
+
+class Simulated:
+    """A cluster with controllers, which replace one pod in each step as the strategy allows. `spare` is the number of pods
+    for which each workload has room beside its replicas; images in `broken` never become ready."""
+
+    def __init__(self, *, spare=1, broken=()):
+        self.spare, self.broken = spare, set(broken)
+        self.stated, self.generations, self.pods, self.writes = {}, {}, {}, 0
+
+    def apply(self, desired):
+        for manifest in desired:
+            name = manifest["metadata"]["name"]
+            if self.stated.get(name) != manifest:
+                self.writes += 1
+                self.stated[name] = copy.deepcopy(manifest)
+                self.generations[name] = self.generations.get(name, 0) + 1
+                self.pods.setdefault(name, [])
+
+    def step(self):
+        for name, manifest in self.stated.items():
+            spec, pods = manifest["spec"], self.pods[name]
+            wanted, template = spec["replicas"], spec["template"]
+            old = [pod for pod in pods if pod["template"] != template]
+            rules = spec["strategy"].get("rollingUpdate", {"maxSurge": 1, "maxUnavailable": 0})
+            idle = [pod for pod in old if not self.ready(pod)]
+            if not pods:
+                pods += [{"template": template, "placed": True} for _ in range(wanted)]
+            elif idle:
+                pods.remove(idle[0])
+            elif old and sum(map(self.ready, pods)) > wanted - rules["maxUnavailable"]:
+                pods.remove(old[0])
+            elif len(pods) - len(old) < wanted and len(pods) < wanted + rules["maxSurge"]:
+                pods.append({"template": template, "placed": False})
+            for pod in pods:
+                pod["placed"] = pod["placed"] or sum(other["placed"] for other in pods) < wanted + self.spare
+
+    def ready(self, pod):
+        return pod["placed"] and pod["template"]["spec"].get("image") not in self.broken
+
+    def observed(self):
+        found = []
+        for name, manifest in self.stated.items():
+            pods = self.pods[name]
+            body = copy.deepcopy(manifest)
+            body["metadata"]["generation"] = self.generations[name]
+            body["status"] = {
+                "observedGeneration": self.generations[name],
+                "replicas": len(pods),
+                "updatedReplicas": sum(pod["template"] == manifest["spec"]["template"] for pod in pods),
+                "readyReplicas": sum(map(self.ready, pods)),
+            }
+            found.append(body)
+        return found
+
+    def listed(self):
+        """The pods with their troubles."""
+        found = []
+        for name, pods in self.pods.items():
+            for pod in pods:
+                status = {}
+                if not pod["placed"]:
+                    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+                    status = {"conditions": [{**condition, "message": "0/3 nodes: 3 Insufficient nvidia.com/gpu."}]}
+                elif not self.ready(pod):
+                    state = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+                    status = {"containerStatuses": [{"state": state}]}
+                notes = pod["template"]["metadata"].get("annotations", {})
+                labels = self.stated[name]["metadata"]["labels"]
+                found.append({"metadata": {"name": name, "annotations": notes, "labels": labels}, "status": status})
+        return found
+
+    def serving(self):
+        """Ready engines of each node pool."""
+        return {name: sum(map(self.ready, pods)) for name, pods in self.pods.items() if "engine" in name}
+
+    def images(self):
+        return {
+            pod["template"]["spec"].get("image") for name, pods in self.pods.items() if "engine" in name for pod in pods
+        }
+
+
+def staged(cluster, body, *, version="1"):
+    return rollout.staged(body, manifests(body, version=version), cluster.observed(), cluster.listed())
+
+
+def run(cluster, body, *, rounds=80, version="1"):
+    """Reconciles and moves. Returns the last roll-out, the least that served meanwhile, and whether all has settled."""
+    least = cluster.serving() or None
+    for _ in range(rounds):
+        found = staged(cluster, body, version=version)
+        cluster.apply(found.desired)
+        cluster.step()
+        serving = cluster.serving()
+        least = serving if least is None else {name: min(least[name], serving[name]) for name in least}
+    settled = all(pool_status.Workload.of(item).settled for item in cluster.observed())
+    return found, least, settled
+
+
+def started(**more):
+    cluster = Simulated(**more)
+    found, _, settled = run(cluster, pool(image="v1"), rounds=5)
+    assert settled
+    assert not found.problems
+    return cluster
+
+
+def test_a_new_pool_starts_all_its_engines_at_once():
+    cluster = Simulated()
+    run(cluster, pool(image="v1"), rounds=1)
+    assert set(cluster.serving().values()) == {2}
+
+
+def test_an_edit_reaches_one_node_pool_after_the_other_and_no_engine_is_missed():
+    cluster = started()
+    assert staged(cluster, pool(image="v2")).held == ("chat-engine-b", "chat-engine-c")
+    _, least, settled = run(cluster, pool(image="v2"))
+    assert settled
+    assert set(least.values()) == {2}
+    assert cluster.images() == {"v2"}
+
+
+def test_without_room_beside_the_old_engines_one_engine_at_a_time_is_replaced():
+    cluster = started(spare=0)
+    for _ in range(100):
+        run(cluster, pool(image="v2"), rounds=1)
+        assert sum(cluster.serving().values()) >= 5
+    assert cluster.images() == {"v2"}
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_a_revision_that_does_not_serve_is_taken_back_and_said_so(spare):
+    cluster = started(spare=spare)
+    cluster.broken = {"bad"}
+    found, least, settled = run(cluster, pool(image="bad"))
+    assert settled
+    ((reason, message),) = found.problems
+    assert reason == "RolledBack"
+    assert message.startswith("chat-engine-a did not serve")
+    assert "no such image" in message
+    assert cluster.images() == {"v1"}
+    assert least == {"chat-engine-a": 1 + spare, "chat-engine-b": 2, "chat-engine-c": 2}
+    assert set(found.held) == {"chat-engine-b", "chat-engine-c"}
+
+
+def test_after_a_failed_edit_a_good_one_goes_on():
+    cluster = started()
+    cluster.broken = {"bad"}
+    run(cluster, pool(image="bad"))
+    found, least, settled = run(cluster, pool(image="v3"))
+    assert settled
+    assert (found.problems, found.held) == ((), ())
+    assert cluster.images() == {"v3"}
+    assert set(least.values()) == {2}
+
+
+def test_a_failed_edit_that_is_undone_leaves_no_trace():
+    cluster = started()
+    cluster.broken = {"bad"}
+    run(cluster, pool(image="bad"))
+    found, _, settled = run(cluster, pool(image="v1"))
+    assert settled
+    assert (found.problems, found.held) == ((), ())
+    assert not any(rollout.FAILED in item["metadata"]["annotations"] for item in cluster.observed())
+
+
+def test_a_new_operator_version_restarts_nothing_until_the_spec_changes():
+    cluster = started()
+    pods, writes = copy.deepcopy(cluster.pods), cluster.writes
+    run(cluster, pool(image="v1"), version="2")
+    assert (cluster.pods, cluster.writes) == (pods, writes)
+    run(cluster, pool(image="v2"), version="2")
+    assert {pod["template"]["spec"]["by"] for pods in cluster.pods.values() for pod in pods} == {"2"}
+
+
+def test_engines_of_an_operator_without_revisions_are_not_restarted():
+    cluster = Simulated()
+    cluster.apply(manifests(pool(image="v1"), version="0"))
+    cluster.step()
+    before = copy.deepcopy(cluster.pods)
+    run(cluster, pool(image="v1"))
+    assert cluster.pods == before
+    _, least, settled = run(cluster, pool(image="v2"))
+    assert settled
+    assert set(least.values()) == {2}
+
+
+def test_a_new_value_of_the_restart_annotation_restarts_the_engines_one_after_the_other():
+    cluster = started()
+    body = pool(image="v1")
+    body["metadata"]["annotations"][rollout.RESTART] = "today"
+    assert len(staged(cluster, body).held) == 2
+    _, least, settled = run(cluster, body)
+    assert settled
+    assert set(least.values()) == {2}
+    engines = [pod for name, pods in cluster.pods.items() if "engine" in name for pod in pods]
+    assert {pod["template"]["metadata"]["annotations"][rollout.RESTART] for pod in engines} == {"today"}
+
+
+def test_a_settled_pool_needs_no_write():
+    cluster = started()
+    writes = cluster.writes
+    run(cluster, pool(image="v1"), rounds=5)
+    assert cluster.writes == writes
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    edits=st.lists(st.tuples(st.sampled_from(["v1", "v2", "v3", "bad"]), st.integers(1, 12)), max_size=4),
+    spare=st.integers(0, 1),
+)
+def test_whatever_is_edited_and_when_each_node_pool_serves_and_a_good_edit_arrives(edits, spare):
+    cluster = started(spare=spare)
+    cluster.broken = {"bad"}
+    for image, rounds in [*edits, ("v9", 120)]:
+        _, least, settled = run(cluster, pool(image=image), rounds=rounds)
+        assert min(least.values()) >= 1
+    assert settled
+    assert cluster.images() == {"v9"}
+
+
+def test_a_workload_of_another_owner_is_rendered_in_full_for_the_plan_to_refuse():
+    body = pool(image="v1")
+    theirs = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "chat-engine-a", "namespace": "n"}}
+    found = rollout.staged(body, manifests(body), [theirs], [])
+    assert found.desired[0]["metadata"]["name"] == "chat-engine-a"
+    assert found.problems == ()
