@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from tidegate_sim import (
     bench_report,
     cell,
-    engine_suite,
+    engine_rows,
     relational_queries,
     text2sql_workflows,
     tool_sessions,
@@ -88,9 +88,9 @@ CASES = {
         headline=group_latency_s,
         figure="relQuery latency, s",
         rows={
-            "vLLM, FCFS": engine_suite.stock("fcfs"),
-            "vLLM, static priority": engine_suite.stock("priority", stock_key="group-work"),
-            "relquery": engine_suite.row("relquery"),
+            "vLLM, FCFS": engine_rows.stock("fcfs"),
+            "vLLM, static priority": engine_rows.stock("priority", stock_key="group-work"),
+            "relquery": engine_rows.row("relquery"),
         },
     ),
     "semantic": Case(
@@ -101,9 +101,9 @@ CASES = {
         headline=waiting_a_token_0_s,
         figure="waiting a token, level 0, s",
         rows={
-            "vLLM, FCFS": engine_suite.stock("fcfs"),
-            "vLLM, highest priority first": engine_suite.stock("priority", stock_key="urgency"),
-            "semantic": engine_suite.row("semantic"),
+            "vLLM, FCFS": engine_rows.stock("fcfs"),
+            "vLLM, highest priority first": engine_rows.stock("priority", stock_key="urgency"),
+            "semantic": engine_rows.row("semantic"),
         },
     ),
     "augmented": Case(
@@ -114,9 +114,9 @@ CASES = {
         headline=session_ttft_s,
         figure="TTFT of a session, s",
         rows={
-            "vLLM, FCFS": engine_suite.stock("fcfs"),
-            "vLLM, SJF": engine_suite.stock("priority", stock_key="work"),
-            "augmented": engine_suite.row("augmented"),
+            "vLLM, FCFS": engine_rows.stock("fcfs"),
+            "vLLM, SJF": engine_rows.stock("priority", stock_key="work"),
+            "augmented": engine_rows.row("augmented"),
         },
     ),
     "text2sql": Case(
@@ -129,9 +129,9 @@ CASES = {
         headline=lambda outcome: bench_report.attained_s(outcome.latencies_s, 0.95),
         figure="deadline at 95%, s",
         rows={
-            "vLLM, FCFS": engine_suite.stock("fcfs", workflow_deadline_s=15.0),
-            "vLLM, latest start first": engine_suite.stock("priority", workflow_deadline_s=15.0),
-            "urgency": engine_suite.row("urgency", workflow_deadline_s=15.0),
+            "vLLM, FCFS": engine_rows.stock("fcfs", workflow_deadline_s=15.0),
+            "vLLM, latest start first": engine_rows.stock("priority", workflow_deadline_s=15.0),
+            "urgency": engine_rows.row("urgency", workflow_deadline_s=15.0),
         },
     ),
 }

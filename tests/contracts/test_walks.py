@@ -156,7 +156,7 @@ def test_a_cell_takes_walk_3_and_the_engines_part_of_walk_1() -> None:
         suite="text2sql",
         pool="hetero-1",
         row="least delay + urgency",
-        trace="financial",
+        trace="financial-hetero-1/5001",
         rate=1.0,
         workflows=1,
         scheduler="vllm",

@@ -180,7 +180,7 @@ SMALL_BENCH = """
 import sys
 from tidegate_sim import bench_report, suite, suites
 if __name__ == "__main__":
-    options = suite.Options(workflows=2, jobs=1, pools=("hetero-2",), rates=(1.0,), traces=("both",))
+    options = suite.Options(workflows=2, seeds=1, jobs=1, rates=(1.0,), traces=("both-hetero-2",), parts=("sweep",))
     sys.stdout.write(bench_report.text(suites.load("text2sql").run(options, lambda line: None)))
 """
 
@@ -199,7 +199,7 @@ def test_two_processes_with_different_hash_seeds_write_the_same_bytes(tmp_path):
     (first, complaint), (second, _) = [run.communicate(timeout=200) for run in runs]
     assert [run.returncode for run in runs] == [0, 0], complaint
     assert first == second
-    assert json.loads(first)["cells"]
+    assert json.loads(first)["sweep"]
 
 
 def test_the_followers_of_a_shed_call_are_shed_too():
