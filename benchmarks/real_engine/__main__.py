@@ -31,7 +31,7 @@ from vllm import LLM
 
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import EngineId
-from tidegate_sim import bench_report, cell, engine_suite, paired_difference
+from tidegate_sim import bench_report, cell, engine_rows, paired_difference
 
 FIRST_SEED, LEARNED_SEED = 9001, 7
 
@@ -56,7 +56,7 @@ def compared(llm: LLM, case: small_cases.Case, repeats: int, load: float, clock:
     cost = stepped_engine.FIRST_COST
     for _ in range(2):  # the first run warms up
         began_s = time.process_time()
-        _, engine = run(llm, case, engine_suite.row("fcfs"), cost, LEARNED_SEED + 1, 1e3, clock)
+        _, engine = run(llm, case, engine_rows.row("fcfs"), cost, LEARNED_SEED + 1, 1e3, clock)
         capacity = case.units / (time.process_time() - began_s)
         cost = engine.scheduler._core.cost
     figures = {name: [] for name in case.rows}
