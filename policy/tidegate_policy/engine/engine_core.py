@@ -142,6 +142,7 @@ class EngineCore:
         self._forget_group(known.item.call)
         self._groups[group_of(call)] += 1
         known.item = policies.QueuedRequest(call=call, service_s=self.cost.call_seconds(call))
+        known.decodes, known.end_rank = False, None
         for queue in self.queues:
             if call.id in queue:
                 queue.update(known.item)
@@ -158,6 +159,7 @@ class EngineCore:
         service_s = self.cost.remaining_seconds(call, output_tokens=output_tokens, uncached_tokens=uncached)
         known.item = policies.QueuedRequest(call=call, service_s=service_s)
         known.preempted_at_output = known.output_tokens
+        known.decodes = False
         self.preemptions += 1
         if self._regulators:
             self._preempted.append(call_id)
@@ -254,7 +256,7 @@ class EngineCore:
 
     def victims(self, now: float) -> list[CallId]:
         """The running calls in the order in which they yield their memory to a running call."""
-        return [call.call.id for call in self.snapshot(now).victims()]
+        return [known.call.id for known in self.snapshot(now).victims()]
 
     def hold(self, now: float, call_id: CallId, *, context_tokens: int) -> bool:
         """Whether the driver must hold the blocks of a call that has just finished, for the session's return. The call
@@ -302,6 +304,8 @@ class EngineCore:
         policy = self._informed(now, name, parameters)
         waiting_queue.switch(self.queues, policy)
         previous, self.policy = self.policy, policy
+        for known in self._calls.values():
+            known.end_rank = None
         self._reason, self._since_s = reason[:KEPT_REASON], now
         self.bypass = bypass
         return Switched(policy=policy.name, previous=previous.name, reordered=self.waiting)
@@ -406,6 +410,7 @@ class EngineCore:
                 continue
             if prompt_tokens:
                 known.prompt_tokens += prompt_tokens
+                known.decodes = False
                 prompt_sum += prompt_tokens
             if output_tokens:
                 known.output_tokens += output_tokens

@@ -36,17 +36,35 @@ class Fence:
         if engine.head is None:
             return plan
         capacity = engine.limits.kv_tokens * (1 - MARGIN)
-        promised = engine.limits.kv_tokens - engine.free_kv_tokens - engine.pinned_kv_tokens
-        for call in engine.running:
-            upper = self._upper(call.call)
-            promised += call.uncached_tokens + max(upper - call.output_tokens, call.output_left)
-        starts = 0
-        for item in engine.first(MOST_STARTS):
-            promised += engine.uncached_tokens(item) + self._upper(item.call)
-            if promised > capacity:
-                break
-            starts += 1
+        promised = engine.limits.kv_tokens - engine.free_kv_tokens - engine.pinned_kv_tokens + self._promised(engine)
+        first = engine.first(MOST_STARTS)
+        uppers = [self._upper(item.call) for item in first]
+        starts = len(first)
+        if promised + sum(uppers) + sum(map(engine.most_uncached_tokens, first)) > capacity:
+            starts = 0
+            for item, upper in zip(first, uppers, strict=True):
+                promised += engine.uncached_tokens(item) + upper
+                if promised > capacity:
+                    break
+                starts += 1
         return replace(plan, max_starts=fewer_starts(plan, starts))
+
+    def _promised(self, engine: EngineSnapshot) -> int:
+        """Tokens that the running calls may still add. The loop runs for each of them in each step, so it computes
+        `max(_upper - output_tokens, output_left)` with one comparison: a call within its prediction has the rest of the
+        greater of bound and prediction left, and any other call at least one token."""
+        tokens = sum(call.uncached_tokens for call in engine.prefills)
+        margins: dict[int, int] = {}
+        for known in engine.running:
+            call = known.item.call
+            size = call.prompt_tokens.bit_length()
+            if size not in margins:
+                margins[size] = max(self._bound.margin(call.prompt_tokens), 0)
+            upper = call.output_predicted + margins[size]
+            if call.output_upper > upper:
+                upper = call.output_upper
+            tokens += upper - known.output_tokens if upper > known.output_tokens else 1
+        return tokens
 
     def _upper(self, call: Call) -> int:
         """The calibrated bound, or what the gateway sent with the call if that is greater."""
