@@ -5,12 +5,12 @@ run, and a step has little time, so the calls that decode are not looked at one 
 """
 
 import functools
-import heapq
 import operator
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 from tidegate_policy.cost import CostModel
+from tidegate_policy.engine.batch import Batch
 from tidegate_policy.engine.engine_probe import EngineProbe
 from tidegate_policy.engine.known_call import KnownCall
 from tidegate_policy.engine.step import EngineLimits
@@ -34,6 +34,7 @@ class EngineSnapshot:
         probe: EngineProbe,
         live_groups: int,
         pinned_kv_tokens: int,
+        batch: Batch,
     ) -> None:
         self.now = now
         self.limits = limits
@@ -46,44 +47,66 @@ class EngineSnapshot:
         self._queues = queues
         self._calls = calls
         self._probe = probe
+        self._batch = batch
 
     # The running calls.
 
-    @functools.cached_property
-    def running(self) -> list[KnownCall]:
-        """The running calls in the order of the engine."""
-        find = self._calls.get
-        running = []
-        for call_id, kv_tokens in self._probe.running_calls():
-            call = find(call_id)
-            if call is not None:
-                if call.decodes:
-                    call.kv_tokens = kv_tokens
-                else:
-                    call.see(kv_tokens)
-                running.append(call)
-        return running
-
-    @functools.cached_property
-    def decodes(self) -> list[KnownCall]:
-        """The running calls that decode."""
-        return [call for call in self.running if call.decodes]
+    @property
+    def running_count(self) -> int:
+        """The number of the running calls."""
+        return len(self._batch.running)
 
     @functools.cached_property
     def prefills(self) -> list[KnownCall]:
         """The running calls that do not decode yet."""
-        return [call for call in self.running if not call.decodes]
+        found = []
+        for call in map(self._look, list(self._batch.filling)):
+            if call.decodes:
+                self._batch.decode(call)
+            else:
+                found.append(call)
+        return found
+
+    @functools.cached_property
+    def decode_count(self) -> int:
+        """The number of the calls that decode."""
+        return self.running_count - len(self.prefills)
 
     @functools.cached_property
     def with_target(self) -> list[tuple[KnownCall, float]]:
         """The calls that decode and have a target for their time per output token, with the target."""
-        targets = ((call, call.item.call.tpot_s) for call in self.decodes)
-        return [(call, target_s) for call, target_s in targets if target_s is not None]
+        if not self.decode_count:
+            return []
+        return [(self._calls[call_id], target_s) for call_id, target_s in self._batch.targets.items()]
 
     @functools.cached_property
-    def context_tokens(self) -> int:
-        """Tokens in the KV cache of the calls that decode."""
-        return sum([call.kv_tokens for call in self.decodes])
+    def running(self) -> list[KnownCall]:
+        """All running calls, in the order of the engine. It looks at each of them, as few decisions need to."""
+        return list(map(self._look, self._batch.running))
+
+    @functools.cached_property
+    def decodes(self) -> list[KnownCall]:
+        """The calls that decode, each looked at."""
+        return [call for call in self.running if call.decodes]
+
+    @property
+    def changes(self) -> int:
+        """Calls that changed after their arrival, since the start of the engine."""
+        return self._batch.changes
+
+    def started_after(self, number: int) -> list[KnownCall]:
+        """The running calls that started after the start `number`, which counts from the start of the engine."""
+        return [self._calls[call_id] for call_id in self._batch.started_after(number)]
+
+    @property
+    def starts(self) -> int:
+        """The starts of calls since the start of the engine."""
+        return self._batch.starts
+
+    def _look(self, call_id: CallId) -> KnownCall:
+        call = self._calls[call_id]
+        call.kv_tokens = self._probe.kv_tokens(call_id)
+        return call
 
     def first_decode(self) -> tuple[KnownCall, Key]:
         """Of the calls that decode, the last to yield, and its rank. Raises `ValueError` if no call decodes."""
@@ -101,45 +124,38 @@ class EngineSnapshot:
 
     def victims(self) -> Iterator[KnownCall]:
         """The running calls, the first to yield first: the reverse of the policy's order by the work that is left
-        (Semantic Alg 3). Calls without progress since a preemption come last, unless the policy says otherwise.
+        (Semantic Alg 3). Calls without progress since a preemption come last, unless the policy says otherwise. Of equal
+        calls the first in the order of the engine yields first."""
+        if self._policy.rank_falls and self._policy.protects_progress:
+            yield from self._found_by_bounds()
+            yield from self._by_rank([call for call in self.running if call.protected])
+        elif self._policy.protects_progress:
+            yield from self._by_rank([call for call in self.running if not call.protected])
+            yield from self._by_rank([call for call in self.running if call.protected])
+        else:
+            yield from self._by_rank(self.running)
 
-        The first costs less than the order of all."""
-        running = self.running
-        if not self._policy.protects_progress:
-            return self._by_rank(running)
-        return chain(
-            self._by_rank([call for call in running if not call.preempted_at_output >= call.output_tokens]),
-            self._by_rank([call for call in running if call.preempted_at_output >= call.output_tokens]),
-        )
+    def _by_rank(self, calls: list[KnownCall]) -> list[KnownCall]:
+        return sorted(calls, key=lambda call: self._policy.rank(self.left(call)), reverse=True)
 
-    def _by_rank(self, calls: list[KnownCall]) -> Iterator[KnownCall]:
-        """The greatest rank first; among equals the first of `calls`."""
-        rank = self._policy.rank
-        if not self._policy.rank_falls:
-            yield from sorted(calls, key=lambda call: rank(self.left(call)), reverse=True)
-            return
-        bounds = [(-bound, index) for index, bound in enumerate(self._bounds(calls))]
-        heapq.heapify(bounds)
-        ranked: list[tuple[Key, int]] = []
-        while bounds or ranked:
-            while bounds and (not ranked or -bounds[0][0] >= max(ranked)[0][-1]):
-                index = heapq.heappop(bounds)[1]
-                ranked.append((rank(self.left(calls[index])), -index))
-            first = max(ranked)
-            ranked.remove(first)
-            yield calls[-first[1]]
-
-    def _bounds(self, calls: list[KnownCall]) -> list[float]:
-        """A rank that each of the calls does not exceed, under a policy with `rank_falls`: the work that is left of a call
-        takes at least the steps of all its tokens but one."""
-        step_s = self.cost.step_s + self.cost.decode_s
-        for call in calls:
-            if call.end_rank is None:
-                call.end_rank = self._policy.rank(QueuedRequest(call=call.call, service_s=0.0))[-1]
-        return [
-            (call.end_rank or 0.0) - step_s * (call.item.call.output_predicted - 1 - call.output_tokens)
-            for call in calls
-        ]
+    def _found_by_bounds(self) -> Iterator[KnownCall]:
+        """The calls that are not protected, as `victims`. A rank is computed only if the bound of its call reaches the
+        greatest rank so far, so the first calls cost less than the order of all."""
+        bounds = self._batch.bounds.highest(self._batch, self._calls, self._policy, self.cost)
+        ranked: list[tuple[Key, KnownCall]] = []
+        bound, call = next(bounds, (0.0, None))
+        while call is not None or ranked:
+            first = max((rank for rank, _ in ranked), default=None)
+            if call is not None and (first is None or bound >= first[-1]):
+                call = self._look(call.call.id)
+                if not call.protected:
+                    ranked.append((self._policy.rank(self.left(call)), call))
+                bound, call = next(bounds, (0.0, None))
+                continue
+            equal = [row for row in ranked if row[0] == first]
+            found = equal[0] if len(equal) == 1 else min(equal, key=lambda row: self._batch.running[row[1].call.id])
+            ranked.remove(found)
+            yield found[1]
 
     # The waiting calls.
 

@@ -129,8 +129,8 @@ class Policy(Protocol):
 
     @property
     def rank_falls(self) -> bool:
-        """Whether the last part of a call's rank falls by one for each second of work that is left, and the rest of the rank
-        is the same for all calls. Then the call that yields first is found without the ranks of all."""
+        """Whether the last part of a call's rank falls by one for each second of work that is left, and the rest is
+        the same for all calls. Then the call that yields first is found without the ranks of all."""
 
     def lane(self, item: QueuedRequest) -> int:
         """The lane of a call; a policy without lanes answers 0."""

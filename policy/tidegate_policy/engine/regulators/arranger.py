@@ -25,8 +25,8 @@ class Arranger(Memoryless):
     """The regulator."""
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
-        places = plan.max_running - len(engine.running) + len(plan.preempt)
-        if places <= 0 or engine.head is None or not engine.decodes:
+        places = plan.max_running - engine.running_count + len(plan.preempt)
+        if places <= 0 or engine.head is None or not engine.decode_count:
             return plan
         decodes = engine.decodes
         candidate = _candidate(engine, engine.first(min(places, MOST_CANDIDATES)))

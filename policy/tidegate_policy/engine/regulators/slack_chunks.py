@@ -25,5 +25,5 @@ class SlackChunks(Memoryless):
         ]
         if not allowed:
             return plan
-        tokens = max(prefill_tokens(engine, min(allowed)), 0) + len(engine.decodes)
+        tokens = max(prefill_tokens(engine, min(allowed)), 0) + engine.decode_count
         return replace(plan, max_step_tokens=min(plan.max_step_tokens, tokens))

@@ -26,9 +26,9 @@ class SlotPreemption(Memoryless):
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
         head = engine.head
-        if head is None or not engine.running or plan.max_starts == 0:
+        if head is None or not engine.running_count or plan.max_starts == 0:
             return plan
-        places = plan.max_running - len(engine.running)
+        places = plan.max_running - engine.running_count
         if places > 0 and engine.most_uncached_tokens(head) + BLOCK_TOKENS <= engine.free_kv_tokens:
             return plan
         missing = engine.uncached_tokens(head) + BLOCK_TOKENS - engine.free_kv_tokens

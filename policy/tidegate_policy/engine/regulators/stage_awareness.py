@@ -28,7 +28,7 @@ class StageAwareness(Memoryless):
         target_s = min(target_s for call, target_s in engine.with_target if call.call.urgency == level)
         chunk = prefill_tokens(engine, target_s)
         if chunk >= LEAST_CHUNK:
-            return replace(plan, max_step_tokens=min(plan.max_step_tokens, chunk + len(engine.decodes)))
+            return replace(plan, max_step_tokens=min(plan.max_step_tokens, chunk + engine.decode_count))
         return _without_lower_prefills(engine, plan, level)
 
 
@@ -42,7 +42,8 @@ class StrictStageAwareness(Memoryless):
 
 def prefill_tokens(engine: EngineSnapshot, step_s: float) -> int:
     """The prompt tokens that fit beside the decodes into a step of `step_s` seconds; 0 or less if none fit."""
-    base_s = engine.cost.step_seconds(uncached=0, decodes=len(engine.decodes), context=engine.context_tokens)
+    context = sum(call.kv_tokens for call in engine.decodes) if engine.cost.context_s else 0
+    base_s = engine.cost.step_seconds(uncached=0, decodes=engine.decode_count, context=context)
     return int((step_s - base_s) / engine.cost.prefill_s)
 
 
