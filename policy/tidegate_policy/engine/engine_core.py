@@ -455,7 +455,7 @@ class EngineCore:
 
     def _served_calls(self) -> list[policies.History]:
         """The calls that run, and those that ran and wait again."""
-        running = set(self._calls).difference(*(queue.ids() for queue in self.queues))
+        running = self._batch.running
         return [
             policies.History(
                 known.item, policies.Computed(known.prompt_tokens, known.output_tokens), call_id not in running
