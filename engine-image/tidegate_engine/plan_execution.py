@@ -50,8 +50,8 @@ class VllmProbe:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
 
-    def running_calls(self) -> Iterable[tuple[CallId, int]]:
-        return [(CallId(request.request_id), request.num_computed_tokens) for request in self._scheduler.running]
+    def kv_tokens(self, call_id: CallId) -> int:
+        return int(self._scheduler.requests[call_id].num_computed_tokens)
 
     def free_kv_tokens(self) -> int:
         pool = self._scheduler.kv_cache_manager.block_pool
@@ -182,6 +182,7 @@ class PlanExecution:
             return
         for request in self._scheduler.running:
             self._admitted(request)
+            self._core.on_found_running(CallId(request.request_id))
         order = {call_id: place for place, call_id in enumerate(self._core.victims(self._clock()))}
         for request in self._scheduler.running:
             self._own_priority[request.request_id] = (request, request.priority)

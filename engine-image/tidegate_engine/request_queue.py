@@ -48,6 +48,10 @@ class Scan:
         for queue in self._queues:
             queue.end_scan()
 
+    def passed_elsewhere(self, queue: "OrderedQueue") -> bool:
+        """Whether this scan popped a request of another queue and did not start it."""
+        return any(other._passed for other in self._queues if other is not queue)
+
     def moved(self, to: "OrderedQueue", request: Request) -> None:
         """vLLM returns a skipped request to another queue than the one from which it popped it."""
         for queue in self._queues:
@@ -102,7 +106,8 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
 
     def peek_request(self) -> Request:
         """Raises `IndexError` if no request waits."""
-        if self._scan.popped is not None:
+        popped = self._scan.popped
+        if popped is not None and popped.status is RequestStatus.RUNNING:
             self._scan.settle()
         try:
             self._peeked = self._requests[self._queue.peek().call.id]
@@ -119,9 +124,10 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         """vLLM calls this for the requests that the step skipped, last first. Those that were popped here have kept their
         place; those that were popped from the other queue come before or behind them, as they were popped."""
+        self._scan.settle()
         requests = list(requests)
-        if self._requests.keys() >= {request.request_id for request in requests}:
-            self.end_scan()
+        if len(requests) == self._passed and not self._scan.passed_elsewhere(self):
+            self.end_scan()  # they are those that were popped here
             return
         behind: list[Request] = []
         before: list[Request] = []
@@ -170,8 +176,7 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
         return self._requests.get(getattr(request, "request_id", "")) is request
 
     def __bool__(self) -> bool:
-        if self._scan.popped is not None:
-            self._scan.settle()
+        """The last request that was popped does not count, whether it starts or not."""
         return len(self._requests) > self._passed
 
     def __len__(self) -> int:

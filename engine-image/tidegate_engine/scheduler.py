@@ -11,6 +11,7 @@ as soon as the lock is released, also while the engine is idle and blocks on its
 """
 
 import contextlib
+import functools
 import gc
 import logging
 import threading
@@ -243,9 +244,12 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
             waiting_ids = self._core.waiting_later(max_waiting_ids)
         return replace(counts, waiting_ids=waiting_ids())
 
-    def watch(self) -> "_Watch":
+    def watch(self) -> engine_status.Watch:
         with self._lock:
-            return _Watch(self, self._core.watch(self._clock()))
+            recorder = self._core.watch(self._clock())
+        return engine_status.Watch(
+            cut=functools.partial(self.cut, recorder), close=functools.partial(self.unwatch, recorder)
+        )
 
     def cut(self, watch: window.Recorder) -> engine_status.WatchReport:
         with self._lock:
@@ -364,20 +368,6 @@ def _computed(step: _Step, results: Mapping[int, Any]) -> dict[CallId, policies.
         call_id = CallId(request_id)
         found[call_id] = policies.Computed(tokens, found[call_id].output_tokens if call_id in found else 0)
     return found
-
-
-class _Watch:
-    """One watcher's windows."""
-
-    def __init__(self, scheduler: TidegateSchedulerMixin, watch: window.Recorder) -> None:
-        self._scheduler = scheduler
-        self._watch = watch
-
-    def cut(self) -> engine_status.WatchReport:
-        return self._scheduler.cut(self._watch)
-
-    def close(self) -> None:
-        self._scheduler.unwatch(self._watch)
 
 
 class TidegateScheduler(TidegateSchedulerMixin, Scheduler):  # type: ignore[misc]

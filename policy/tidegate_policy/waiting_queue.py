@@ -43,14 +43,28 @@ class Start:
     queue: "WaitingQueue"
 
 
+def _ignored(call_id: CallId) -> None:
+    return None
+
+
 class WaitingQueue:
     """Waiting calls in the order of a policy. The policy can be switched while they wait."""
 
-    def __init__(self, policy: Policy, *, rekey: Callable[[Changed], object] | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        rekey: Callable[[Changed], object] | None = None,
+        started: Callable[[CallId], object] = _ignored,
+        waits: Callable[[CallId], object] = _ignored,
+    ) -> None:
         """`rekey` receives the ids whose keys a start or skip changed; by default this queue re-keys them. A scheduler
-        with several queues under one policy re-keys them in each queue."""
+        with several queues under one policy re-keys them in each queue. `started` and `waits` receive each call that
+        starts, and each that begins to wait here."""
         self._heaps = waiting_slots.Heaps(policy)
         self._on_changed = rekey or self.rekey
+        self._started = started
+        self._waits = waits
         self._back = 0
         self._front = 0
 
@@ -65,13 +79,13 @@ class WaitingQueue:
 
     def push(self, item: QueuedRequest) -> None:
         """Adds a call behind its equals. Raises `DuplicateCall`."""
-        self._check_new(item)
+        self._begins_to_wait(item)
         self._heaps.insert(item, self._back + 1)
         self._back += 1
 
     def push_preempted(self, item: QueuedRequest) -> None:
         """Adds a call that was served and lost its place, before its equals. Raises `DuplicateCall`."""
-        self._check_new(item)
+        self._begins_to_wait(item)
         self._heaps.insert(item, self._front - 1)
         self._front -= 1
 
@@ -107,7 +121,7 @@ class WaitingQueue:
         A call that started from another queue of the same scheduler stands before its equals."""
         policy = self._heaps.policy
         if start.queue is self:
-            self._check_new(start.item)
+            self._begins_to_wait(start.item)
             self._heaps.insert(start.item, start.rank)
         else:
             self.push_preempted(start.item)
@@ -171,14 +185,16 @@ class WaitingQueue:
         heaps = self._heaps
         lanes = frozenset((*heaps.open_in, entry.lane))
         heaps.forget(entry)
+        self._started(entry.item.call.id)
         if not heaps.failing():
             heaps.policy.turns.take(entry.lane, lanes)
         self._changed(heaps.policy.on_start(now, entry.item))
         return Start(item=entry.item, lane=entry.lane, lanes=lanes, rank=entry.rank, policy=heaps.policy, queue=self)
 
-    def _check_new(self, item: QueuedRequest) -> None:
+    def _begins_to_wait(self, item: QueuedRequest) -> None:
         if item.call.id in self._heaps.live:
             raise DuplicateCall(f"call {item.call.id!r} already waits")
+        self._waits(item.call.id)
 
     def _changed(self, changed: Changed) -> None:
         if changed:

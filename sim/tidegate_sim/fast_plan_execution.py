@@ -24,8 +24,8 @@ class FastProbe:
     def __init__(self, scheduler: fast_scheduler.FastScheduler) -> None:
         self._scheduler = scheduler
 
-    def running_calls(self) -> Iterable[tuple[CallId, int]]:
-        return [(CallId(request.id), request.computed) for request in self._scheduler.running]
+    def kv_tokens(self, call_id: CallId) -> int:
+        return self._scheduler.requests[call_id].computed
 
     def free_kv_tokens(self) -> int:
         return self._scheduler.kv.free_blocks * BLOCK_TOKENS

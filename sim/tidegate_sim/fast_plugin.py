@@ -3,9 +3,10 @@
 It tells the same core of the same events at the same instants as the plugin does, and carries out the plans of the core.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from tidegate_policy import labels, policies, window
+from tidegate_policy import labels, policies
 from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import engine_core, engine_status, session_hold
 from tidegate_policy.engine.regulators import Regulator
@@ -150,25 +151,11 @@ class FastPlugin(fast_scheduler.FastScheduler):
     def set_policy(self, name: str, reason: str, parameters: Mapping[str, float]) -> engine_status.Switched:
         return self.core.set_policy(self._clock(), name, parameters, reason)
 
-    def watch(self) -> "FastWatch":
-        return FastWatch(self, self.core.watch(self._clock()))
-
-    def cut(self, watch: window.Recorder) -> engine_status.WatchReport:
-        return self.core.cut(self._clock(), watch)
-
-
-class FastWatch:
-    """One watcher's windows."""
-
-    def __init__(self, scheduler: FastPlugin, watch: window.Recorder) -> None:
-        self._scheduler = scheduler
-        self._watch = watch
-
-    def cut(self) -> engine_status.WatchReport:
-        return self._scheduler.cut(self._watch)
-
-    def close(self) -> None:
-        self._scheduler.core.unwatch(self._watch)
+    def watch(self) -> engine_status.Watch:
+        recorder = self.core.watch(self._clock())
+        return engine_status.Watch(
+            cut=lambda: self.core.cut(self._clock(), recorder), close=functools.partial(self.core.unwatch, recorder)
+        )
 
 
 def _computed(step: Step, results: Sequence[tuple[FastRequest, bool]]) -> dict[CallId, policies.Computed]:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tidegate_control import control_contract
-from tidegate_policy import window
 from tidegate_policy.engine import engine_status
 from tidegate_sim import realtime
 
@@ -49,7 +48,12 @@ class LoopGovernor:
         return replace(found, simulated_profile=self._profile)
 
     def watch(self) -> control_contract.Watch:
-        return _Watch(self, self._engine, self.in_loop(lambda: self._engine.core.watch(time.monotonic())))
+        core = self._engine.core
+        recorder = self.in_loop(lambda: core.watch(time.monotonic()))
+        return engine_status.Watch(
+            cut=lambda: self.in_loop(lambda: core.cut(time.monotonic(), recorder)),
+            close=lambda: self.in_loop(lambda: core.unwatch(recorder)),
+        )
 
     def in_loop(self, function: Callable[[], T]) -> T:
         """Runs a function in the engine's event loop and returns its result, or raises its exception."""
@@ -63,16 +67,3 @@ class LoopGovernor:
 
         self._loop.call_soon_threadsafe(carry_out)
         return done.result(ANSWER_TIMEOUT_S)
-
-
-class _Watch:
-    def __init__(self, owner: LoopGovernor, engine: realtime.RealtimeEngine, watch: window.Recorder) -> None:
-        self._owner = owner
-        self._engine = engine
-        self._watch = watch
-
-    def cut(self) -> engine_status.WatchReport:
-        return self._owner.in_loop(lambda: self._engine.core.cut(time.monotonic(), self._watch))
-
-    def close(self) -> None:
-        self._owner.in_loop(lambda: self._engine.core.unwatch(self._watch))

@@ -80,8 +80,8 @@ class RealtimeEngine:
     def running(self) -> int:
         return len(self._running)
 
-    def running_calls(self) -> list[tuple[CallId, int]]:
-        return [(sequence.call.id, sequence.context) for sequence in self._running]
+    def kv_tokens(self, call_id: CallId) -> int:
+        return self._sequences[call_id].context
 
     def free_kv_tokens(self) -> int:
         return max(self.cost.kv_tokens - sum(sequence.context for sequence in self._running), 0)

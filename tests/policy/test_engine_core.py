@@ -184,8 +184,8 @@ class Probe:
         self.free = 1000
         self.cached = 0
 
-    def running_calls(self) -> list[tuple[CallId, int]]:
-        return [(CallId(name), tokens) for name, tokens in self.running.items()]
+    def kv_tokens(self, call_id: CallId) -> int:
+        return self.running[call_id]
 
     def free_kv_tokens(self) -> int:
         return self.free
@@ -200,7 +200,8 @@ def test_a_regulator_sees_the_facts_of_a_step_and_shapes_the_next_plan() -> None
     core.queues[0].pop(0.0)
     core.queues[0].pop(0.0)
     core.queues[0].push_preempted(core.on_preemption(0.5, CallId("b"), output_tokens=0))
-    core.queues[0].pop(0.5)
+    for _ in "bcd":
+        core.queues[0].pop(0.5)
     plan = step(core, 1.0, {"a": Computed(50, 1), "b": Computed(9, 0)}, a=True)
     (facts,) = regulator.facts
     assert (facts.now, facts.step_s) == (1.0, 1.0)

@@ -27,8 +27,8 @@ class World:
         self.free = limits.kv_tokens
         self.core = engine_core.EngineCore(0.0, cost=cost, limits=limits, policy=policy, probe=self)
 
-    def running_calls(self) -> list[tuple[CallId, int]]:
-        return list(self.kv.items())
+    def kv_tokens(self, call_id: CallId) -> int:
+        return self.kv[call_id]
 
     def free_kv_tokens(self) -> int:
         return self.free
@@ -41,7 +41,8 @@ class World:
 
     def runs(self, name: str, prompt: int = 100, output: int = 10, done: int = 0, **more: object) -> None:
         """A call that decodes after `done` output tokens; with `done` 0 half of its prompt is computed."""
-        self.core.on_arrival(0.0, _call(name, prompt, output, more))
+        self.core.queues[0].push(self.core.on_arrival(0.0, _call(name, prompt, output, more)))
+        self.core.queues[0].start(0.0, CallId(name))
         self.kv[CallId(name)] = prompt + done - 1 if done else prompt // 2
         if done:
             computed = {CallId(name): Computed(prompt, done)}
@@ -305,3 +306,90 @@ def test_no_combination_of_regulators_stalls_an_engine() -> None:
         plan = bounds.safe(plan, LIMITS, running=running)
         active = running - len(plan.preempt) - len(plan.paused - set(plan.preempt))
         assert active > 0 or plan.max_starts is None or plan.max_starts >= 1
+
+
+# What a step does not look at one by one
+
+
+def _slow_victims(engine: snapshot.EngineSnapshot) -> list[CallId]:
+    """The order of yielding by the ranks of all running calls."""
+    ranked = sorted(engine.running, key=lambda call: (not call.protected, engine.rank(engine.left(call))), reverse=True)
+    return [call.call.id for call in ranked]
+
+
+def _slow_fence(engine: snapshot.EngineSnapshot, plan: StepPlan, bound: ConformalBound) -> int:
+    """The calls that the fence starts, by the promises to all running calls."""
+
+    def upper(call: Call) -> int:
+        return max(bound.upper(call.prompt_tokens, call.output_predicted), call.output_upper)
+
+    promised = engine.limits.kv_tokens - engine.free_kv_tokens
+    for known in engine.running:
+        promised += known.uncached_tokens + max(upper(known.call) - known.output_tokens, known.output_left)
+    starts = 0
+    for item in engine.first(32):
+        promised += engine.uncached_tokens(item) + upper(item.call)
+        if promised > 0.97 * engine.limits.kv_tokens:
+            break
+        starts += 1
+    return starts
+
+
+@pytest.mark.parametrize("policy", ["urgency", "llf", "sjf", "semantic"])
+@pytest.mark.parametrize("kv_tokens", [6_000, 40_000])
+def test_the_decisions_are_those_of_a_look_at_every_running_call(policy: str, kv_tokens: int) -> None:
+    """Random histories: calls arrive, run, deliver tokens or stall, are preempted and end, and costs drift."""
+    rng = random.Random(kv_tokens)
+    world = World(policy, limits=replace(LIMITS, kv_tokens=kv_tokens), cost=replace(COST, context_s=1e-7))
+    fence, bound, starts = regulators.create(["fence"])[0], ConformalBound(), []
+    for step in range(400):
+        now = 0.02 * step
+        if rng.random() < 0.3:
+            due_at_s = rng.choice([None, now + rng.uniform(-5, 60)])
+            world.waits(
+                f"c{step}", rng.randrange(1, 400), rng.randrange(1, 60),
+                output_upper=rng.choice([0, 90]), due_at_s=due_at_s, urgency=rng.randrange(3),
+            )  # fmt: skip
+        queue = world.core.queues[0]
+        if len(queue) and len(world.kv) < 12:
+            world.kv[queue.pop(now).item.call.id] = 0
+        world.free = max(kv_tokens - sum(world.kv.values()), 0)
+        engine = world.engine(now)
+        assert [call.call.id for call in engine.victims()] == _slow_victims(engine)
+        assert [call.call.id for call in engine.prefills] == [c.call.id for c in engine.running if not c.decodes]
+        found = fence.shape(engine, FULL).max_starts
+        places = max(FULL.max_running - len(world.kv), 0) + 8
+        slow = _slow_fence(engine, FULL, bound)
+        if engine.head is not None:
+            assert found == min(slow, places)
+            starts.append(found)
+        computed, ended = {}, {}
+        for call_id in list(world.kv):
+            known = world.core._calls[call_id]
+            uncached = known.call.prompt_tokens + known.output_tokens - world.kv[call_id]
+            if rng.random() < 0.05:
+                continue
+            tokens = min(uncached, 100)
+            world.kv[call_id] += tokens
+            prompt = max(min(tokens, known.call.prompt_tokens - world.kv[call_id] + tokens), 0)
+            computed[call_id] = Computed(prompt, int(tokens == uncached))
+            if rng.random() < 0.02:
+                ended[call_id] = True
+        facts = [
+            EndedCall(call=world.core._calls[c].call, output_tokens=world.core._calls[c].output_tokens, finished=True)
+            for c in ended
+        ]
+        world.core.on_step(now, step_s=0.02, computed=computed, ended=ended)
+        fence.observe(StepFacts(now=now, step_s=0.02, computed=computed, preempted=(), ended=tuple(facts)))
+        for one in facts:
+            bound.observe(one.call.prompt_tokens, one.call.output_predicted, one.output_tokens)
+            del world.kv[one.call.id]
+        if world.kv and rng.random() < 0.1:
+            victim = rng.choice(list(world.kv))
+            del world.kv[victim]
+            output_tokens = world.core._calls[victim].output_tokens
+            queue.push_preempted(world.core.on_preemption(now, victim, output_tokens=output_tokens))
+        if rng.random() < 0.02:
+            drifted = replace(world.core.cost, step_s=world.core.cost.step_s * rng.uniform(0.9, 1.1))
+            world.core.step_cost.model = drifted
+    assert len(set(starts)) > 2

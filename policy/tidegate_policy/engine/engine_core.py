@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from tidegate_policy import policies, waiting_queue, window
 from tidegate_policy.cost import CostModel
-from tidegate_policy.engine import bounds, guarded_policy, output_prior, session_hold
+from tidegate_policy.engine import batch, bounds, guarded_policy, output_prior, session_hold
 from tidegate_policy.engine.engine_probe import EngineProbe, NoProbe
 from tidegate_policy.engine.engine_status import KEPT_REASON, SHOWN_WAITING, Controls, State, Switched, WatchReport
 from tidegate_policy.engine.known_call import KnownCall
@@ -56,7 +56,13 @@ class EngineCore:
         self._served = served
         self._probe = probe or NoProbe()
         self.policy = self._policy(policy, parameters)
-        self.queues = [waiting_queue.WaitingQueue(self.policy, rekey=self._rekey) for _ in range(queues)]
+        self._batch = batch.Batch()
+        self.queues = [
+            waiting_queue.WaitingQueue(
+                self.policy, rekey=self._rekey, started=self._batch.start, waits=self._batch.leave
+            )
+            for _ in range(queues)
+        ]
         """All under one policy, in the order in which the engine serves them; vLLM has two."""
         self.preemptions = 0
         self.busy_s = 0.0
@@ -142,6 +148,7 @@ class EngineCore:
         self._forget_group(known.item.call)
         self._groups[group_of(call)] += 1
         known.item = policies.QueuedRequest(call=call, service_s=self.cost.call_seconds(call))
+        self._batch.change(call.id)
         for queue in self.queues:
             if call.id in queue:
                 queue.update(known.item)
@@ -158,6 +165,7 @@ class EngineCore:
         service_s = self.cost.remaining_seconds(call, output_tokens=output_tokens, uncached_tokens=uncached)
         known.item = policies.QueuedRequest(call=call, service_s=service_s)
         known.preempted_at_output = known.output_tokens
+        self._batch.leave(call_id)
         self.preemptions += 1
         if self._regulators:
             self._preempted.append(call_id)
@@ -166,11 +174,17 @@ class EngineCore:
         self._rekey(self.policy.on_preemption(now, known.item))
         return known.item
 
+    def on_found_running(self, call_id: CallId) -> None:
+        """A known call runs that may never have stood in a queue, because the engine was given it in another way."""
+        if call_id not in self._batch.running:
+            self._batch.start(call_id)
+
     def on_end(self, now: float, call_id: CallId, *, finished: bool) -> None:
         """A call left the engine: finished, or aborted or failed. Ids that are not known are ignored."""
         known = self._calls.pop(call_id, None)
         if known is None:
             return
+        self._batch.leave(call_id)
         if self._served is not None:
             self._served(now, known, finished)
         if finished:
@@ -234,7 +248,7 @@ class EngineCore:
             max_running=min(plan.max_running, outer.max_running),
             max_step_tokens=min(plan.max_step_tokens, outer.max_step_tokens),
         )
-        return bounds.safe(plan, self.limits, running=len(engine.running))
+        return bounds.safe(plan, self.limits, running=engine.running_count)
 
     # Memory: which calls yield it, and which contexts are held.
 
@@ -250,11 +264,12 @@ class EngineCore:
             probe=self._probe,
             live_groups=len(self._groups),
             pinned_kv_tokens=self.held_kv_tokens,
+            batch=self._batch,
         )
 
     def victims(self, now: float) -> list[CallId]:
         """The running calls in the order in which they yield their memory to a running call."""
-        return [call.call.id for call in self.snapshot(now).victims()]
+        return [known.call.id for known in self.snapshot(now).victims()]
 
     def hold(self, now: float, call_id: CallId, *, context_tokens: int) -> bool:
         """Whether the driver must hold the blocks of a call that has just finished, for the session's return. The call
@@ -302,6 +317,7 @@ class EngineCore:
         policy = self._informed(now, name, parameters)
         waiting_queue.switch(self.queues, policy)
         previous, self.policy = self.policy, policy
+        self._batch.bounds.clear()
         self._reason, self._since_s = reason[:KEPT_REASON], now
         self.bypass = bypass
         return Switched(policy=policy.name, previous=previous.name, reordered=self.waiting)
@@ -398,7 +414,7 @@ class EngineCore:
     ) -> tuple[Mapping[CallId, policies.Computed], int]:
         """Counts the tokens of a step. Returns those of the known calls, and their sum. It runs for each call and step."""
         calls = self._calls
-        unknown = prompt_sum = output_sum = 0
+        unknown = prompt_sum = output_sum = most = 0
         for call_id, (prompt_tokens, output_tokens) in computed.items():
             known = calls.get(call_id)
             if known is None:
@@ -406,9 +422,12 @@ class EngineCore:
                 continue
             if prompt_tokens:
                 known.prompt_tokens += prompt_tokens
+                self._batch.fill(call_id)
                 prompt_sum += prompt_tokens
             if output_tokens:
                 known.output_tokens += output_tokens
+                if output_tokens > most:
+                    most = output_tokens
                 output_sum += output_tokens
                 if known.first_at_s is None:
                     known.first_at_s = now
@@ -416,6 +435,7 @@ class EngineCore:
                         watch.on_first_token(now, call_id)
         self.prompt_tokens += prompt_sum
         self.output_tokens += output_sum
+        self._batch.bounds.on_step(most)
         if unknown:
             computed = {call_id: tokens for call_id, tokens in computed.items() if call_id in calls}
         return computed, prompt_sum + output_sum
@@ -435,7 +455,7 @@ class EngineCore:
 
     def _served_calls(self) -> list[policies.History]:
         """The calls that run, and those that ran and wait again."""
-        running = set(self._calls).difference(*(queue.ids() for queue in self.queues))
+        running = self._batch.running
         return [
             policies.History(
                 known.item, policies.Computed(known.prompt_tokens, known.output_tokens), call_id not in running

@@ -1,6 +1,5 @@
 """The questions that the engine core asks its driver, each answered only when a decision needs the answer."""
 
-from collections.abc import Iterable
 from typing import Protocol
 
 from tidegate_policy.model import CallId
@@ -9,8 +8,8 @@ from tidegate_policy.model import CallId
 class EngineProbe(Protocol):
     """A driver's view of its engine at this instant."""
 
-    def running_calls(self) -> Iterable[tuple[CallId, int]]:
-        """Each running call in the order of the engine, with its tokens in the KV cache."""
+    def kv_tokens(self, call_id: CallId) -> int:
+        """Tokens of a running call in the KV cache."""
 
     def free_kv_tokens(self) -> int:
         """Tokens that the KV cache can still take; cached tokens that no call uses count as free."""
@@ -22,8 +21,8 @@ class EngineProbe(Protocol):
 class NoProbe:
     """For drivers without these answers, such as tests of queues."""
 
-    def running_calls(self) -> Iterable[tuple[CallId, int]]:
-        return ()
+    def kv_tokens(self, call_id: CallId) -> int:
+        return 0
 
     def free_kv_tokens(self) -> int:
         return 0

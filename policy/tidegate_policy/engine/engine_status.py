@@ -1,6 +1,6 @@
 """The answers of an engine to the operator: its state, the result of a command, and a report of quality of service."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tidegate_policy.qos import Qos
@@ -61,3 +61,13 @@ class WatchReport:
     bypass: bool
     """Whether the operator's bounds are lifted and only the regulators that protect memory act."""
     window: Qos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """The windows that one watcher receives. Each driver gives its own way to serialise the two calls."""
+
+    cut: Callable[[], WatchReport]
+    """Ends the current window and returns it."""
+    close: Callable[[], None]
+    """Stops counting for this watcher."""

@@ -89,6 +89,10 @@ class GuardedPolicy:
     def protects_progress(self) -> bool:
         return self.unguarded.protects_progress
 
+    @property
+    def rank_falls(self) -> bool:
+        return self.unguarded.rank_falls
+
     def begin_step(self) -> Changed:
         """Trusts the policy again. The caller must re-key the returned calls."""
         if not self.failing:

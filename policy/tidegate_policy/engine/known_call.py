@@ -2,36 +2,49 @@
 
 from dataclasses import dataclass
 
-from tidegate_policy.cost import CostModel
-from tidegate_policy.engine.step import RunningCall
+from tidegate_policy.model import Call
 from tidegate_policy.policies import QueuedRequest
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class KnownCall:
-    """A call in the engine. `item.service_s` is the work at its arrival or at its last preemption."""
+    """A call in the engine. `item.service_s` is the work at its arrival or at its last preemption.
+
+    `kv_tokens` is as old as the last snapshot that looked at the call."""
 
     item: QueuedRequest
     prompt_tokens: int = 0
     """Prompt tokens that steps computed for it so far."""
     output_tokens: int = 0
     first_at_s: float | None = None
+    """The instant of its first output token; None = none yet."""
     preempted_at_output: int = -1
     """Its output tokens at its last preemption; -1 = it was never preempted."""
+    kv_tokens: int = 0
+    """Its tokens in the KV cache."""
 
-    def as_running(self, cost: CostModel, kv_tokens: int) -> RunningCall:
-        """The call as it runs with `kv_tokens` tokens in the KV cache."""
-        call = self.item.call
+    @property
+    def call(self) -> Call:
+        return self.item.call
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Tokens of its prompt (and of its output, after a preemption) that must still be computed before it decodes; 0 =
+        it decodes."""
         # The last token of a decoding call is computed by the step that produces the next one.
-        uncached = call.prompt_tokens + self.output_tokens - kv_tokens
-        if self.output_tokens and uncached <= 1:
-            uncached = 0
-        return RunningCall(
-            call,
-            cost,
-            kv_tokens,
-            max(uncached, 0),
-            self.output_tokens,
-            self.first_at_s,
-            self.preempted_at_output >= self.output_tokens,
-        )
+        uncached = self.item.call.prompt_tokens + self.output_tokens - self.kv_tokens
+        return 0 if uncached <= (1 if self.output_tokens else 0) else uncached
+
+    @property
+    def decodes(self) -> bool:
+        return self.uncached_tokens == 0
+
+    @property
+    def output_left(self) -> int:
+        """Output tokens that are expected to follow."""
+        return self.item.call.output_left(self.output_tokens)
+
+    @property
+    def protected(self) -> bool:
+        """It was preempted before and has delivered no token since, so another preemption would repeat lost work."""
+        return self.preempted_at_output >= self.output_tokens

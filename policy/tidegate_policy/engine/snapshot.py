@@ -1,16 +1,19 @@
 """The engine at one instant, as regulators and the choice of a preempted call read it.
 
-Each answer is computed when it is first asked for and then kept, so an engine without regulators pays nothing.
+Each answer is computed when it is first asked for and then kept, so an engine without regulators pays nothing. Many calls
+run, and a step has little time, so the calls that decode are not looked at one by one unless a decision needs it.
 """
 
 import functools
-from collections.abc import Sequence
-from itertools import islice
+import operator
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 
 from tidegate_policy.cost import CostModel
+from tidegate_policy.engine.batch import Batch
 from tidegate_policy.engine.engine_probe import EngineProbe
 from tidegate_policy.engine.known_call import KnownCall
-from tidegate_policy.engine.step import EngineLimits, RunningCall
+from tidegate_policy.engine.step import EngineLimits
 from tidegate_policy.model import CallId
 from tidegate_policy.policies import Key, Policy, QueuedRequest
 from tidegate_policy.waiting_queue import WaitingQueue
@@ -31,6 +34,7 @@ class EngineSnapshot:
         probe: EngineProbe,
         live_groups: int,
         pinned_kv_tokens: int,
+        batch: Batch,
     ) -> None:
         self.now = now
         self.limits = limits
@@ -43,50 +47,147 @@ class EngineSnapshot:
         self._queues = queues
         self._calls = calls
         self._probe = probe
+        self._batch = batch
+
+    # The running calls.
+
+    @property
+    def running_count(self) -> int:
+        """The number of the running calls."""
+        return len(self._batch.running)
 
     @functools.cached_property
-    def running(self) -> tuple[RunningCall, ...]:
-        """The running calls in the order of the engine, with the work that is left of each now."""
-        known = ((self._calls.get(call_id), kv_tokens) for call_id, kv_tokens in self._probe.running_calls())
-        return tuple(call.as_running(self.cost, kv_tokens) for call, kv_tokens in known if call is not None)
+    def prefills(self) -> list[KnownCall]:
+        """The running calls that do not decode yet."""
+        found = []
+        for call in map(self._look, list(self._batch.filling)):
+            if call.decodes:
+                self._batch.decode(call)
+            else:
+                found.append(call)
+        return found
 
     @functools.cached_property
-    def free_kv_tokens(self) -> int:
-        return self._probe.free_kv_tokens()
+    def decode_count(self) -> int:
+        """The number of the calls that decode."""
+        return self.running_count - len(self.prefills)
+
+    @functools.cached_property
+    def with_target(self) -> list[tuple[KnownCall, float]]:
+        """The calls that decode and have a target for their time per output token, with the target."""
+        if not self.decode_count:
+            return []
+        return [(self._calls[call_id], target_s) for call_id, target_s in self._batch.targets.items()]
+
+    @functools.cached_property
+    def running(self) -> list[KnownCall]:
+        """All running calls, in the order of the engine. It looks at each of them, as few decisions need to."""
+        return list(map(self._look, self._batch.running))
+
+    @functools.cached_property
+    def decodes(self) -> list[KnownCall]:
+        """The calls that decode, each looked at."""
+        return [call for call in self.running if call.decodes]
+
+    @property
+    def changes(self) -> int:
+        """Calls that changed after their arrival, since the start of the engine."""
+        return self._batch.changes
+
+    def started_after(self, number: int) -> list[KnownCall]:
+        """The running calls that started after the start `number`, which counts from the start of the engine."""
+        return [self._calls[call_id] for call_id in self._batch.started_after(number)]
+
+    @property
+    def starts(self) -> int:
+        """The starts of calls since the start of the engine."""
+        return self._batch.starts
+
+    def _look(self, call_id: CallId) -> KnownCall:
+        call = self._calls[call_id]
+        call.kv_tokens = self._probe.kv_tokens(call_id)
+        return call
+
+    def first_decode(self) -> tuple[KnownCall, Key]:
+        """Of the calls that decode, the last to yield, and its rank. Raises `ValueError` if no call decodes."""
+        rank, call = min(
+            ((self._policy.rank(self.left(call)), call) for call in self.decodes), key=operator.itemgetter(0)
+        )
+        return call, rank
+
+    def left(self, call: KnownCall) -> QueuedRequest:
+        """A running call with the work that is left of it now."""
+        service_s = self.cost.remaining_seconds(
+            call.item.call, output_tokens=call.output_tokens, uncached_tokens=call.uncached_tokens
+        )
+        return QueuedRequest(call=call.item.call, service_s=service_s)
+
+    def victims(self) -> Iterator[KnownCall]:
+        """The running calls, the first to yield first: the reverse of the policy's order by the work that is left
+        (Semantic Alg 3). Calls without progress since a preemption come last, unless the policy says otherwise. Of equal
+        calls the first in the order of the engine yields first."""
+        if self._policy.rank_falls and self._policy.protects_progress:
+            yield from self._found_by_bounds()
+            yield from self._by_rank([call for call in self.running if call.protected])
+        elif self._policy.protects_progress:
+            yield from self._by_rank([call for call in self.running if not call.protected])
+            yield from self._by_rank([call for call in self.running if call.protected])
+        else:
+            yield from self._by_rank(self.running)
+
+    def _by_rank(self, calls: list[KnownCall]) -> list[KnownCall]:
+        return sorted(calls, key=lambda call: self._policy.rank(self.left(call)), reverse=True)
+
+    def _found_by_bounds(self) -> Iterator[KnownCall]:
+        """The calls that are not protected, as `victims`. A rank is computed only if the bound of its call reaches the
+        greatest rank so far, so the first calls cost less than the order of all."""
+        bounds = self._batch.bounds.highest(self._batch, self._calls, self._policy, self.cost)
+        ranked: list[tuple[Key, KnownCall]] = []
+        bound, call = next(bounds, (0.0, None))
+        while call is not None or ranked:
+            first = max((rank for rank, _ in ranked), default=None)
+            if call is not None and (first is None or bound >= first[-1]):
+                call = self._look(call.call.id)
+                if not call.protected:
+                    ranked.append((self._policy.rank(self.left(call)), call))
+                bound, call = next(bounds, (0.0, None))
+                continue
+            equal = [row for row in ranked if row[0] == first]
+            found = equal[0] if len(equal) == 1 else min(equal, key=lambda row: self._batch.running[row[1].call.id])
+            ranked.remove(found)
+            yield found[1]
+
+    # The waiting calls.
 
     @functools.cached_property
     def head(self) -> QueuedRequest | None:
         """The call that would start next."""
-        return next(iter(self.first(1)), None)
-
-    def first(self, k: int) -> list[QueuedRequest]:
-        """The first k waiting calls in the order of their starts."""
-        return list(islice((item for queue in self._queues for item in queue), k))
+        return next(self.in_order(), None)
 
     @functools.cached_property
     def waiting(self) -> int:
         return sum(map(len, self._queues))
 
+    def in_order(self) -> Iterator[QueuedRequest]:
+        """The waiting calls in the order of their starts."""
+        return chain.from_iterable(self._queues)
+
+    def first(self, k: int) -> list[QueuedRequest]:
+        """The first k waiting calls in the order of their starts."""
+        return list(islice(self.in_order(), k))
+
     def rank(self, item: QueuedRequest) -> Key:
         """The position of a call among calls that run: the greatest is preempted first."""
         return self._policy.rank(item)
 
-    def key(self, item: QueuedRequest) -> Key:
-        """The position of a call within its lane of the queue: the smallest starts first."""
-        return self._policy.key(item)
-
     def uncached_tokens(self, item: QueuedRequest) -> int:
         """Tokens that a waiting call must compute before it decodes, as the prefix cache stands now."""
-        known = self._calls[item.call.id]
-        tokens = item.call.prompt_tokens + known.output_tokens
-        return max(tokens - self._probe.cached_tokens(item.call.id), 1)
+        return max(self.most_uncached_tokens(item) - self._probe.cached_tokens(item.call.id), 1)
 
-    def victims(self) -> list[RunningCall]:
-        """The running calls, the first to yield first: the reverse of the policy's order by the work that is left
-        (Semantic Alg 3). Calls without progress since a preemption come last, unless the policy says otherwise."""
-        protects = self._policy.protects_progress
+    def most_uncached_tokens(self, item: QueuedRequest) -> int:
+        """A bound of `uncached_tokens` that needs no look into the prefix cache."""
+        return max(item.call.prompt_tokens + self._calls[item.call.id].output_tokens, 1)
 
-        def order(call: RunningCall) -> tuple[bool, Key]:
-            return not (protects and call.protected), self._policy.rank(call.item)
-
-        return sorted(self.running, key=order, reverse=True)
+    @functools.cached_property
+    def free_kv_tokens(self) -> int:
+        return self._probe.free_kv_tokens()

@@ -1,15 +1,13 @@
-"""The values of one engine step: the limits, the calls that run, the facts of a step, and the plan of the next.
+"""The values of one engine step: the limits, the facts of a step, and the plan of the next.
 
 The driver measures, `engine_core` completes the facts, regulators shape the plan, and the driver carries the plan out.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from tidegate_policy.cost import CostModel
 from tidegate_policy.model import Call, CallId
-from tidegate_policy.policies import Computed, QueuedRequest
+from tidegate_policy.policies import Computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,44 +25,6 @@ class EngineLimits:
     one cache block where prefill must end at a block; without chunked prefill it is the longest possible prompt."""
     kv_tokens: int = 1_000_000
     """Tokens that the KV cache holds."""
-
-
-class RunningCall(NamedTuple):
-    """A call that runs, as it is now.
-
-    It is a tuple because an engine with regulators makes one for each running call in each step."""
-
-    call: Call
-    cost: CostModel
-    """The present estimate of the engine's costs."""
-    kv_tokens: int
-    """Its tokens in the KV cache."""
-    uncached_tokens: int
-    """Tokens of its prompt (and of its output, after a preemption) that must still be computed before it decodes; 0 =
-    it decodes."""
-    output_tokens: int
-    """Output tokens that it has delivered."""
-    first_at_s: float | None
-    """The instant of its first output token; None = none yet."""
-    protected: bool
-    """It was preempted before and has delivered no token since, so another preemption would repeat lost work."""
-
-    @property
-    def decodes(self) -> bool:
-        return self.uncached_tokens == 0
-
-    @property
-    def output_left(self) -> int:
-        """Output tokens that are expected to follow."""
-        return self.call.output_left(self.output_tokens)
-
-    @property
-    def item(self) -> QueuedRequest:
-        """The call with the work that is left now. It is computed when it is asked for, because few regulators do."""
-        service_s = self.cost.remaining_seconds(
-            self.call, output_tokens=self.output_tokens, uncached_tokens=self.uncached_tokens
-        )
-        return QueuedRequest(call=self.call, service_s=service_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

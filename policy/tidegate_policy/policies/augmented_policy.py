@@ -37,7 +37,7 @@ MAX_TOOL_S = 86400.0
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """A call from its arrival to its end."""
+    """A call from its arrival to its end; without a session and a tool, from its first start."""
 
     session: str | None
     prompt_tokens: int
@@ -100,8 +100,19 @@ class Augmented(StaticPolicy):
         return self._key(item, self.context.cost())
 
     def keys(self, items: Sequence[QueuedRequest]) -> list[Key]:
-        cost = self.context.cost()
-        return [self._key(item, cost) for item in items]
+        cost, calls = self.context.cost(), self._calls
+        token_s, step_s, kv_tokens = augmented_value.prefill_token_s(cost), cost.step_s, cost.kv_tokens
+        simple_value_s, patience_s, reference_s = augmented_value.simple_value_s, self._patience_s, self._reference_s
+        keys: list[Key] = []
+        for item in items:
+            call = item.call
+            if call.tool_s or call.id in calls:
+                keys.append(self._key(item, cost))
+                continue
+            output = call.output_predicted * call.sequences
+            value_s = simple_value_s(token_s, step_s, kv_tokens, call.prompt_tokens, output)
+            keys.append((call.arrived_at_s + patience_s * value_s / (value_s + reference_s),))
+        return keys
 
     def rank(self, item: QueuedRequest) -> Key:
         """The value of a running call counts only the output that is left, on the context that it has."""
@@ -112,6 +123,8 @@ class Augmented(StaticPolicy):
         return (call.arrived_at_s + self._patience_s * value_s / (value_s + self._reference_s),)
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
+        if item.call.session is None and not item.call.tool_s:
+            return NONE_CHANGED  # its value reads nothing that is kept
         known = self._calls[item.call.id] = self._new(item)
         if known.total:
             self._to_probe.append(item.call.id)
@@ -119,7 +132,9 @@ class Augmented(StaticPolicy):
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         known = self._calls.get(item.call.id)
-        if known is not None and not known.runs:
+        if known is None:
+            known = self._calls[item.call.id] = self._new(item)
+        if not known.runs:
             known.runs = True
             self._running_context += known.prompt_tokens
         return NONE_CHANGED

@@ -23,8 +23,9 @@ def value_s(
     """Cache-seconds of a call: `returned` new prompt tokens after `total` known tokens, then `output` tokens, then a tool.
 
     `others` is the context of the other running calls. `swap_tokens` can be swapped in a step; 0 = no swap."""
-    prefill_step_s = cost.step_s + cost.prefill_s * cost.max_step_tokens
-    token_s = prefill_step_s / cost.max_step_tokens
+    token_s = prefill_token_s(cost)
+    if not total and not tool_s:
+        return simple_value_s(token_s, cost.step_s, cost.kv_tokens, returned, output)
     prompt = total + returned
     recompute = token_s * (total * total - cached * cached) / 2  # eq 17; eq 9 has no context before it
     process = token_s * (total * returned + returned * returned / 2)  # eq 18, and eq 9 where total is 0
@@ -33,6 +34,16 @@ def value_s(
     if tool_s:
         held = _held(cost, context=prompt + output, tool_s=tool_s, others=others, swap_tokens=swap_tokens)
     return (recompute + process + decode + held) / cost.kv_tokens
+
+
+def simple_value_s(token_s: float, step_s: float, kv_tokens: int, prompt: int, output: float) -> float:
+    """`value_s` of a call with no context before it and no tool after it."""
+    return (token_s * (prompt * prompt / 2) + step_s * (prompt * output + output * output / 2)) / kv_tokens
+
+
+def prefill_token_s(cost: CostModel) -> float:
+    """Seconds of a prompt token in a full prefill step."""
+    return (cost.step_s + cost.prefill_s * cost.max_step_tokens) / cost.max_step_tokens
 
 
 def _held(cost: CostModel, *, context: float, tool_s: float, others: int, swap_tokens: float) -> float:

@@ -13,6 +13,7 @@ class Llf(StaticPolicy):
     """The key is the latest start of the workflow's remaining work."""
 
     name = "llf"
+    rank_falls = True
 
     def key(self, item: QueuedRequest) -> Key:
         call = item.call

@@ -10,9 +10,7 @@ highest level. In vLLM only preempted calls return to the queue, so demotion mos
 
 import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from tidegate_policy.cost import CostModel
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import overdue, token_counts
 from tidegate_policy.policies.policy_contract import (
@@ -28,17 +26,6 @@ from tidegate_policy.policies.policy_contract import (
 
 LEVELS = 6
 BOOSTED = -1
-
-
-@dataclass(slots=True, eq=False)
-class _Attained:
-    """The work that a call received."""
-
-    entry_level: int
-    output_s: float
-    """Seconds of a decode step of the call alone."""
-    boost_at_s: float
-    boosted: bool = False
 
 
 class Mlfq(StaticPolicy):
@@ -78,42 +65,59 @@ class Mlfq(StaticPolicy):
         quantum_s, growth = self.parameters["quantum_s"], self.parameters["growth"]
         self._quanta = [quantum_s * growth**level for level in range(LEVELS - 1)]
         self._boost_s = self.parameters["boost_s"]
-        self._calls: dict[CallId, _Attained] = {}
+        self._keys: list[Key] = [(float(level),) for level in range(LEVELS)]
+        self._entry: dict[CallId, int] = {}
+        """The level in which each call began."""
+        self._boosted: set[CallId] = set()
+        self._ends: dict[CallId, float] = {}
+        """The end of the patience of each call that is served and was not boosted."""
         self._tokens = token_counts.TokenCounts()
+        """The work that each call received since it began in its level."""
         self._waits = overdue.Overdue()
 
     def key(self, item: QueuedRequest) -> Key:
         return (float(self._level(item.call)),)
 
+    def keys(self, items: Sequence[QueuedRequest]) -> list[Key]:
+        entry, keys = self._entry, self._keys
+        moved = self._boosted.union(self._tokens)
+        return [
+            keys[entry[call_id]] if (call_id := item.call.id) in entry and call_id not in moved else self.key(item)
+            for item in items
+        ]
+
     def rank(self, item: QueuedRequest) -> Key:
         return (float(self._level(item.call)), item.call.arrived_at_s)
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
-        attained = self._calls[item.call.id] = self._new(item.call, self.context.cost())
-        self._waits.watch(item.call.id, attained.boost_at_s)
+        call = item.call
+        self._entry[call.id] = self._entry_level(call.prompt_tokens)
+        self._waits.watch(call.id, call.arrived_at_s + self._boost_s)
         return self._boost(now)
 
     def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
-        cost = self.context.cost()
-        calls = {item.call.id: self._new(item.call, cost) for item in items}
-        self._calls.update(calls)
-        self._waits.watch_all({call_id: attained.boost_at_s for call_id, attained in calls.items()})
+        calls = [item.call for item in items]
+        levels = {tokens: self._entry_level(tokens) for tokens in {call.prompt_tokens for call in calls}}
+        self._entry.update({call.id: levels[call.prompt_tokens] for call in calls})
+        self._waits.watch_all({call.id: call.arrived_at_s + self._boost_s for call in calls})
         changed: list[CallId] = []
         while now >= self._waits.first_at_s:
             changed += self._boost(now)
         return changed
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
-        self._waits.forget(item.call.id)
-        attained = self._calls.get(item.call.id)
-        if attained is not None and attained.boosted:
-            attained.entry_level = 0
+        call_id = item.call.id
+        end_s = self._waits.forget(call_id)
+        if end_s is not None:
+            self._ends[call_id] = end_s
+        if call_id in self._boosted:
+            self._entry[call_id] = 0
         return self._boost(now)
 
     def on_skip(self, now: float, item: QueuedRequest) -> Changed:
-        attained = self._calls.get(item.call.id)
-        if attained is not None and not attained.boosted:
-            self._waits.watch(item.call.id, attained.boost_at_s)
+        end_s = self._ends.pop(item.call.id, None)
+        if end_s is not None:
+            self._waits.watch(item.call.id, end_s)
         return self._boost(now)
 
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
@@ -121,40 +125,42 @@ class Mlfq(StaticPolicy):
         return self._boost(now)
 
     def on_preemption(self, now: float, item: QueuedRequest) -> Changed:
-        attained = self._calls.get(item.call.id)
-        if attained is not None:
-            attained.boosted = False
-            attained.boost_at_s = now + self._boost_s
-            self._waits.watch(item.call.id, attained.boost_at_s)
+        call_id = item.call.id
+        self._ends.pop(call_id, None)
+        self._boosted.discard(call_id)
+        if call_id in self._entry:
+            self._waits.watch(call_id, now + self._boost_s)
         return self._boost(now)
 
     def on_end(self, now: float, call_id: CallId) -> Changed:
-        self._calls.pop(call_id, None)
+        self._entry.pop(call_id, None)
+        self._ends.pop(call_id, None)
+        self._boosted.discard(call_id)
         self._tokens.forget(call_id)
         self._waits.forget(call_id)
         return self._boost(now)
 
-    def _new(self, call: Call, cost: CostModel) -> _Attained:
+    def _entry_level(self, prompt_tokens: int) -> int:
         """A call begins in the level whose quantum its prompt fits into: its first token comes within it (skip-join)."""
-        output_s = cost.step_s + cost.decode_s + cost.context_s * call.prompt_tokens
-        entry_level = bisect.bisect_left(self._quanta, cost.prefill_s * call.prompt_tokens)
-        return _Attained(entry_level, output_s, call.arrived_at_s + self._boost_s)
+        return bisect.bisect_left(self._quanta, self.context.cost().prefill_s * prompt_tokens)
 
     def _level(self, call: Call) -> int:
-        attained = self._calls.get(call.id)
-        if attained is None:
-            return self._new(call, self.context.cost()).entry_level
+        entry = self._entry.get(call.id)
+        if entry is None:
+            return self._entry_level(call.prompt_tokens)
         prompt_tokens, output_tokens = self._tokens.of(call.id)
         if not (prompt_tokens or output_tokens):
-            return BOOSTED if attained.boosted else attained.entry_level
-        work_s = self.context.cost().prefill_s * prompt_tokens + attained.output_s * output_tokens
-        return max(attained.entry_level, bisect.bisect_left(self._quanta, work_s))
+            return BOOSTED if call.id in self._boosted else entry
+        cost = self.context.cost()
+        alone_s = cost.step_s + cost.decode_s + cost.context_s * call.prompt_tokens
+        work_s = cost.prefill_s * prompt_tokens + alone_s * output_tokens
+        return max(entry, bisect.bisect_left(self._quanta, work_s))
 
     def _boost(self, now: float) -> Changed:
         if now < self._waits.first_at_s:
             return NONE_CHANGED
-        boosted = self._waits.take(now)
+        boosted = [CallId(call_id) for call_id in self._waits.take(now)]
+        self._boosted.update(boosted)
         for call_id in boosted:
-            self._calls[CallId(call_id)].boosted = True
-            self._tokens.forget(CallId(call_id))
-        return [CallId(call_id) for call_id in boosted]
+            self._tokens.forget(call_id)
+        return boosted

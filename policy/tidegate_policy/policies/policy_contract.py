@@ -127,6 +127,11 @@ class Policy(Protocol):
     def protects_progress(self) -> bool:
         """Whether a call that was preempted yields only after it has delivered a token again, if another can yield."""
 
+    @property
+    def rank_falls(self) -> bool:
+        """Whether the last part of a call's rank falls by one for each second of work that is left, and the rest is
+        the same for all calls. Then the call that yields first is found without the ranks of all."""
+
     def lane(self, item: QueuedRequest) -> int:
         """The lane of a call; a policy without lanes answers 0."""
 
@@ -222,6 +227,7 @@ class StaticPolicy(ABC):
     PARAMETERS: ClassVar[tuple[Parameter, ...]] = ()
     keys_change: ClassVar[bool] = False
     protects_progress: ClassVar[bool] = True
+    rank_falls: ClassVar[bool] = False
 
     def __init__(self, context: SchedulerContext | None = None, **parameters: float) -> None:
         """Missing parameters take their default. `policies.create` checks names and ranges."""

@@ -28,10 +28,12 @@ from tidegate_policy.policies.policy_contract import (
 
 MEMORY = 0.1
 """Weight of a new call in the mean work of its level."""
+LIFTED: Key = (-1.0,)
+"""The key of a call whose patience has ended: before all remaining seconds."""
 
 
 class Semantic(StaticPolicy):
-    """The lane is the urgency level; the key is (has patience left, remaining seconds)."""
+    """The lane is the urgency level; the key is the remaining seconds, or `LIFTED`."""
 
     name = "semantic"
     PARAMETERS = (
@@ -59,11 +61,11 @@ class Semantic(StaticPolicy):
         self._patience_s = self.parameters["patience_s"]
         self._mean_s: dict[int, float] = {}
         """Mean predicted work of the calls of each level."""
-        self._waiting: dict[CallId, tuple[int, float]] = {}
-        """Level and end of patience of each waiting call; a call that is being started is not in it."""
+        self._waiting: dict[CallId, int] = {}
+        """The level of each waiting call; a call that is being started is not in it."""
         self._levels: Counter[int] = Counter()
-        self._started: dict[CallId, tuple[int, float]] = {}
-        """The same of each call that has started."""
+        self._started: dict[CallId, tuple[int, float | None]] = {}
+        """Level and end of patience of each call that has started; None = it had been lifted."""
         self._lifted: set[CallId] = set()
         self._guaranteed: set[CallId] = set()
         """Calls that are served on the guaranteed share of their level."""
@@ -81,8 +83,15 @@ class Semantic(StaticPolicy):
     def lane(self, item: QueuedRequest) -> int:
         return item.call.urgency
 
+    def lanes(self, items: Sequence[QueuedRequest]) -> list[int]:
+        return [item.call.urgency for item in items]
+
+    def keys(self, items: Sequence[QueuedRequest]) -> list[Key]:
+        lifted = self._lifted
+        return [LIFTED if item.call.id in lifted else (item.service_s,) for item in items]
+
     def key(self, item: QueuedRequest) -> Key:
-        return (0.0, 0.0) if item.call.id in self._lifted else (1.0, item.service_s)
+        return LIFTED if item.call.id in self._lifted else (item.service_s,)
 
     def rank(self, item: QueuedRequest) -> Key:
         level = MOST_URGENT if item.call.id in self._guaranteed else item.call.urgency
@@ -93,7 +102,15 @@ class Semantic(StaticPolicy):
         return self._lift(now)
 
     def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
-        self._patience.watch_all({item.call.id: self._arrives(item) for item in items})
+        means = self._mean_s
+        for item in items:
+            level, service_s = item.call.urgency, item.service_s
+            mean_s = means.get(level, service_s)
+            means[level] = mean_s + MEMORY * (service_s - mean_s)
+        levels = {item.call.id: item.call.urgency for item in items}
+        self._waiting.update(levels)
+        self._levels.update(levels.values())
+        self._patience.watch_all({item.call.id: item.call.arrived_at_s + self._patience_s for item in items})
         changed: list[CallId] = []
         while now >= self._patience.first_at_s:
             changed += self._lift(now)
@@ -101,11 +118,10 @@ class Semantic(StaticPolicy):
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         call_id = item.call.id
-        known = self._waiting.get(call_id)
-        if known is not None:
-            self._leave(call_id)
-            self._started[call_id] = known
-            if any(level < known[0] for level in self._levels):
+        level = self._waiting.get(call_id)
+        if level is not None:
+            self._started[call_id] = (level, self._leave(call_id))
+            if any(other < level for other in self._levels):
                 self._guaranteed.add(call_id)
         return self._lift(now)
 
@@ -142,22 +158,23 @@ class Semantic(StaticPolicy):
         mean_s = self._mean_s.get(level, service_s)
         self._mean_s[level] = mean_s + MEMORY * (service_s - mean_s)
         ends_at_s = call.arrived_at_s + self._patience_s
-        self._waiting[call.id] = (level, ends_at_s)
+        self._waiting[call.id] = level
         self._levels[level] += 1
         return ends_at_s
 
-    def _wait(self, call_id: CallId, level: int, ends_at_s: float) -> None:
-        self._waiting[call_id] = (level, ends_at_s)
+    def _wait(self, call_id: CallId, level: int, ends_at_s: float | None) -> None:
+        self._waiting[call_id] = level
         self._levels[level] += 1
-        if call_id not in self._lifted:
+        if ends_at_s is not None:
             self._patience.watch(call_id, ends_at_s)
 
-    def _leave(self, call_id: CallId) -> None:
-        level, _ = self._waiting.pop(call_id)
+    def _leave(self, call_id: CallId) -> float | None:
+        """Returns the end of the call's patience; None if it was lifted."""
+        level = self._waiting.pop(call_id)
         self._levels[level] -= 1
         if not self._levels[level]:
             del self._levels[level]
-        self._patience.forget(call_id)
+        return self._patience.forget(call_id)
 
     def _lift(self, now: float) -> Changed:
         if now < self._patience.first_at_s:

@@ -16,7 +16,7 @@ share one lane. Accounts of tenants without calls are kept only while they hold 
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -52,6 +52,8 @@ class Account:
     """The account of a lane."""
 
     lane: int
+    tenant: str
+    """Its tenant; of `SHARED_LANE`, the tenant that came first."""
     tag: float = 0.0
     """Work charged, in seconds for each unit of weight."""
     weight: float = 1.0
@@ -84,15 +86,6 @@ class _Served:
     """Work beyond the floor is charged in units of this size."""
 
 
-@dataclass(slots=True, eq=False)
-class _Present:
-    """A call that waits or is served."""
-
-    account: Account
-    tenant: str
-    waits: bool = True
-
-
 class TenantPolicy(StaticPolicy):
     """The base of the policies that share the engine between tenants. Within a tenant the first to come goes first."""
 
@@ -110,7 +103,10 @@ class TenantPolicy(StaticPolicy):
         """The accounts of the tenants that have calls."""
         self._sharing: dict[str, int] = {}
         """Calls of each tenant that shares `SHARED_LANE`."""
-        self._calls: dict[CallId, _Present] = {}
+        self._calls: dict[CallId, Account] = {}
+        """The accounts of the calls that wait or are served."""
+        self._sharers: dict[CallId, str] = {}
+        """The tenants of those calls that share `SHARED_LANE`."""
         self._served: dict[CallId, _Served] = {}
         self._fresh: list[_Served] = []
         """Calls that started after the last step; they are charged the price of their start, not yet their floor."""
@@ -143,6 +139,13 @@ class TenantPolicy(StaticPolicy):
     def key(self, item: QueuedRequest) -> Key:
         return ()
 
+    def lanes(self, items: Sequence[QueuedRequest]) -> list[int]:
+        lanes = {tenant: account.lane for tenant, account in self._names.items()}
+        return [lanes[tenant] if (tenant := item.call.tenant) in lanes else own_lane(tenant) for item in items]
+
+    def keys(self, items: Sequence[QueuedRequest]) -> list[Key]:
+        return [()] * len(items)
+
     def rank(self, item: QueuedRequest) -> Key:
         """The most over-served tenant yields first, with its newest call."""
         account = self.accounts.get(self.lane(item))
@@ -174,15 +177,32 @@ class TenantPolicy(StaticPolicy):
             account.learn(self.work_s(item))
         self.on_learnt(account)
         account.calls += 1
-        self._calls[call.id] = _Present(account, call.tenant)
+        self._calls[call.id] = account
+        if account.lane == SHARED_LANE:
+            self._sharers[call.id] = call.tenant
         self._waits(account)
         return NONE_CHANGED
 
+    def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
+        """The calls of a tenant that waits already only count."""
+        names, calls = self._names, self._calls
+        for item in items:
+            call = item.call
+            account = names.get(call.tenant)
+            if account is None or not account.waiting or account.lane == SHARED_LANE:
+                self.on_arrival(now, item)
+            else:
+                account.weight = call.weight
+                account.calls += 1
+                account.waiting += 1
+                calls[call.id] = account
+        for account in names.values():
+            self.on_learnt(account)
+        return NONE_CHANGED
+
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
-        present = self._calls.get(item.call.id)
-        if present is not None and present.waits:
-            present.waits = False
-            account = present.account
+        account = self._calls.get(item.call.id)
+        if account is not None and item.call.id not in self._served:
             account.waiting -= 1
             price_s = self.price(account.lane)
             cost = self.context.cost()
@@ -199,13 +219,11 @@ class TenantPolicy(StaticPolicy):
         return NONE_CHANGED
 
     def on_skip(self, now: float, item: QueuedRequest) -> Changed:
-        present = self._calls.get(item.call.id)
         served = self._served.pop(item.call.id, None)
-        if present is not None and served is not None:
+        if served is not None:
             if served in self._fresh:
                 self._fresh.remove(served)
-            present.waits = True
-            present.account.waiting += 1
+            served.account.waiting += 1
         return NONE_CHANGED
 
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
@@ -223,19 +241,17 @@ class TenantPolicy(StaticPolicy):
         return NONE_CHANGED
 
     def on_preemption(self, now: float, item: QueuedRequest) -> Changed:
-        present = self._calls.get(item.call.id)
-        if present is not None and not present.waits:
+        served = self._served.get(item.call.id)
+        if served is not None:
             self._settle(item.call.id)
-            present.waits = True
-            self._waits(present.account)
+            self._waits(served.account)
         return NONE_CHANGED
 
     def on_end(self, now: float, call_id: CallId) -> Changed:
-        present = self._calls.pop(call_id, None)
-        if present is None:
+        account = self._calls.pop(call_id, None)
+        if account is None:
             return NONE_CHANGED
-        account = present.account
-        if present.waits:
+        if call_id not in self._served:
             account.waiting -= 1
         else:
             work_s = self._settle(call_id)
@@ -243,7 +259,7 @@ class TenantPolicy(StaticPolicy):
                 account.learn(work_s)
                 self.on_learnt(account)
         account.calls -= 1
-        self._leave(present)
+        self._leave(account, self._sharers.pop(call_id, account.tenant))
         return NONE_CHANGED
 
     # The accounts.
@@ -311,22 +327,21 @@ class TenantPolicy(StaticPolicy):
             lane = own_lane(tenant) if len(self._names) - len(self._sharing) < MAX_TENANTS else SHARED_LANE
             account = self.accounts.get(lane)
             if account is None:
-                account = self.accounts[lane] = Account(lane, tag=self.virtual_s)
+                account = self.accounts[lane] = Account(lane, tenant, tag=self.virtual_s)
             self._idle.pop(lane, None)
             self._names[tenant] = account
         if account.lane == SHARED_LANE:
             self._sharing[tenant] = self._sharing.get(tenant, 0) + 1
         return account
 
-    def _leave(self, present: _Present) -> None:
+    def _leave(self, account: Account, tenant: str) -> None:
         """A call of the tenant left: names and accounts without calls are forgotten."""
-        account = present.account
         if account.lane == SHARED_LANE:
-            self._sharing[present.tenant] -= 1
-            if not self._sharing[present.tenant]:
-                del self._sharing[present.tenant], self._names[present.tenant]
+            self._sharing[tenant] -= 1
+            if not self._sharing[tenant]:
+                del self._sharing[tenant], self._names[tenant]
         elif not account.calls:
-            del self._names[present.tenant]
+            del self._names[tenant]
         if not account.calls:
             self._idle[account.lane] = None
             if len(self._idle) > MAX_IDLE:

@@ -5,7 +5,7 @@ looked at one by one. Policies derive work from the counts when they need it, no
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from tidegate_policy.model import CallId
 from tidegate_policy.policies.policy_contract import Computed
@@ -45,6 +45,10 @@ class TokenCounts:
     def forget(self, call_id: CallId) -> None:
         self._outputs.pop(call_id, None)
         self._prompts.pop(call_id, None)
+
+    def __iter__(self) -> Iterator[CallId]:
+        """The calls that got tokens."""
+        return iter(self._outputs)
 
     def __len__(self) -> int:
         return len(self._outputs)

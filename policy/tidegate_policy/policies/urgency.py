@@ -11,6 +11,7 @@ class Urgency(StaticPolicy):
     """The key is the latest start: the instant after which the call can no longer finish in time."""
 
     name = "urgency"
+    rank_falls = True
 
     def key(self, item: QueuedRequest) -> Key:
         return (item.call.due_or_patience_at_s - item.service_s,)

@@ -41,9 +41,14 @@ class ConformalBound:
 
         The quantile is the conformal one, `ceil((n + 1)(1 - eps))` of n errors, so the bound holds for finite n; with too
         few errors for it, the largest error counts."""
+        return max(predicted + self.margin(prompt_tokens), 1)
+
+    def margin(self, prompt_tokens: int) -> int:
+        """The tokens by which the bound of a call with this prompt exceeds its prediction. Prompts of one `bit_length` have
+        the same margin."""
         bucket = self._buckets.get(prompt_tokens.bit_length())
         if bucket is None:
-            return max(predicted, 1)
+            return 0
         count = len(bucket.ordered)
         rank = min(int(-(-(count + 1) * (1 - self.risk) // 1)), count)
-        return max(predicted + bucket.ordered[rank - 1], 1)
+        return bucket.ordered[rank - 1]

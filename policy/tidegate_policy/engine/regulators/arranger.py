@@ -10,9 +10,10 @@ decodes only by its own tokens (`prefill_s` times the tokens), and the fixed ste
 
 from dataclasses import replace
 
+from tidegate_policy.engine.known_call import KnownCall
 from tidegate_policy.engine.regulators.regulator import Memoryless, fewer_starts
 from tidegate_policy.engine.snapshot import EngineSnapshot
-from tidegate_policy.engine.step import RunningCall, StepPlan
+from tidegate_policy.engine.step import StepPlan
 from tidegate_policy.model import Call
 from tidegate_policy.policies import QueuedRequest
 
@@ -24,21 +25,20 @@ class Arranger(Memoryless):
     """The regulator."""
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
-        running = engine.running
-        places = plan.max_running - len(running) + len(plan.preempt)
-        decodes = [call for call in running if call.decodes]
-        if not decodes or places <= 0 or engine.head is None:
+        places = plan.max_running - engine.running_count + len(plan.preempt)
+        if places <= 0 or engine.head is None or not engine.decode_count:
             return plan
+        decodes = engine.decodes
         candidate = _candidate(engine, engine.first(min(places, MOST_CANDIDATES)))
-        best = min(decodes, key=lambda call: engine.rank(call.item))
+        best, rank = engine.first_decode()
         same = group_of(best.call) == group_of(candidate[0].call)
-        waiting_first = engine.rank(candidate[0]) < engine.rank(best.item)
+        waiting_first = engine.rank(candidate[0]) < rank
         if same or waiting_first or added_latency_s(engine, decodes, candidate) < 0:
             return replace(plan, max_starts=fewer_starts(plan, len(candidate)))
         return replace(plan, max_starts=0)
 
 
-def added_latency_s(engine: EngineSnapshot, decodes: list[RunningCall], candidate: list[QueuedRequest]) -> float:
+def added_latency_s(engine: EngineSnapshot, decodes: list[KnownCall], candidate: list[QueuedRequest]) -> float:
     """The change in the total latency of all groups if the candidate is prefilled now (eq 15-17), in seconds."""
     groups: dict[str, int] = {}
     for call in decodes:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from tidegate_policy.engine.regulators.regulator import fewer_starts
+from tidegate_policy.engine.regulators.slot_preemption import MOST_VICTIMS
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepFacts, StepPlan
 from tidegate_policy.model import Call
@@ -16,7 +17,9 @@ from tidegate_policy.predict.conformal_bound import ConformalBound
 MARGIN = 0.03
 """Share of the KV cache that is never promised (the paper's delta_frag)."""
 MOST_STARTS = 32
-"""Calls that one step may start under the fence."""
+"""Calls that one step may start under the fence. No more are looked at than places are free or can be taken."""
+COUNT_AGAIN = 64
+"""Steps after which the promises to the running calls are added up again."""
 
 
 class Fence:
@@ -26,27 +29,63 @@ class Fence:
 
     def __init__(self) -> None:
         self._bound = ConformalBound()
+        self._margins: dict[int, int] = {}
+        """The positive margins of the bound, by the `bit_length` of the prompt."""
+        self._most = 0
+        """A bound of the output that is promised to the running calls, without the margins."""
+        self._counted = 0
+        """The number of the last start that is counted in it."""
+        self._changes = -1
+        self._steps = 0
+        """Steps since the promises were added up."""
 
     def observe(self, facts: StepFacts) -> None:
         for ended in facts.ended:
             if ended.finished:
-                self._bound.observe(ended.call.prompt_tokens, ended.call.output_predicted, ended.output_tokens)
+                prompt_tokens = ended.call.prompt_tokens
+                self._bound.observe(prompt_tokens, ended.call.output_predicted, ended.output_tokens)
+                self._margins[prompt_tokens.bit_length()] = max(self._bound.margin(prompt_tokens), 0)
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
         if engine.head is None:
             return plan
         capacity = engine.limits.kv_tokens * (1 - MARGIN)
         promised = engine.limits.kv_tokens - engine.free_kv_tokens - engine.pinned_kv_tokens
-        for call in engine.running:
-            upper = self._upper(call.call)
-            promised += call.uncached_tokens + max(upper - call.output_tokens, call.output_left)
-        starts = 0
-        for item in engine.first(MOST_STARTS):
-            promised += engine.uncached_tokens(item) + self._upper(item.call)
-            if promised > capacity:
-                break
-            starts += 1
+        promised += sum(call.uncached_tokens for call in engine.prefills)
+        places = max(plan.max_running - engine.running_count + len(plan.preempt), 0)
+        first = engine.first(min(places + MOST_VICTIMS, MOST_STARTS))
+        uppers = [self._upper(item.call) for item in first]
+        starts = len(first)
+        most = sum(uppers) + sum(map(engine.most_uncached_tokens, first))
+        if promised + self._most_output(engine) + most > capacity:
+            promised += self._output(engine)
+            starts = 0
+            for item, upper in zip(first, uppers, strict=True):
+                promised += engine.uncached_tokens(item) + upper
+                if promised > capacity:
+                    break
+                starts += 1
         return replace(plan, max_starts=fewer_starts(plan, starts))
+
+    def _most_output(self, engine: EngineSnapshot) -> int:
+        """A bound of `_output`. Progress only lowers the promise to a call, so only calls that are new are looked at."""
+        self._steps += 1
+        if self._steps >= COUNT_AGAIN or self._changes != engine.changes:
+            self._steps, self._changes, self._most, self._counted = 0, engine.changes, 0, 0
+        for known in engine.started_after(self._counted):
+            self._most += max(max(known.call.output_predicted, known.call.output_upper) - known.output_tokens, 1)
+        self._counted = engine.starts
+        return self._most + max(self._margins.values(), default=0) * engine.running_count
+
+    def _output(self, engine: EngineSnapshot) -> int:
+        """Output tokens that the running calls may still add: `max(_upper - output_tokens, output_left)` of each. A call
+        within its prediction has the rest of the greater of bound and prediction left, any other at least one token."""
+        tokens = 0
+        for known in engine.running:
+            call = known.call
+            upper = call.output_predicted + self._margins.get(call.prompt_tokens.bit_length(), 0)
+            tokens += max(max(upper, call.output_upper) - known.output_tokens, 1)
+        return tokens
 
     def _upper(self, call: Call) -> int:
         """The calibrated bound, or what the gateway sent with the call if that is greater."""

@@ -51,9 +51,7 @@ class LoadBand:
         self._fresh = True
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
-        targets = [call.call.tpot_s for call in engine.running if call.decodes]
-        known = [target_s for target_s in targets if target_s is not None]
-        self._target_s = min(known, default=None)
+        self._target_s = min((target_s for _, target_s in engine.with_target), default=None)
         limits = engine.limits
         if self._target_s is None:  # nothing to protect: the bounds are the operator's
             self._tokens, self._running = plan.max_step_tokens, plan.max_running

@@ -10,24 +10,20 @@ from dataclasses import replace
 from tidegate_policy.engine.regulators.regulator import Memoryless
 from tidegate_policy.engine.regulators.stage_awareness import prefill_tokens
 from tidegate_policy.engine.snapshot import EngineSnapshot
-from tidegate_policy.engine.step import RunningCall, StepPlan
+from tidegate_policy.engine.step import StepPlan
 
 
 class SlackChunks(Memoryless):
     """The regulator."""
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
-        decodes = [call for call in engine.running if call.decodes]
-        allowed = [seconds for call in decodes if (seconds := _allowed_s(call, engine.now)) is not None]
+        now = engine.now
+        allowed = [
+            max(call.first_at_s + target_s * call.output_tokens - now, target_s)
+            for call, target_s in engine.with_target
+            if call.first_at_s is not None
+        ]
         if not allowed:
             return plan
-        tokens = max(prefill_tokens(engine, decodes, min(allowed)), 0) + len(decodes)
+        tokens = max(prefill_tokens(engine, min(allowed)), 0) + engine.decode_count
         return replace(plan, max_step_tokens=min(plan.max_step_tokens, tokens))
-
-
-def _allowed_s(call: RunningCall, now: float) -> float | None:
-    """The longest step after which the call still meets its target; at least the target itself."""
-    target_s = call.call.tpot_s
-    if target_s is None or call.first_at_s is None:
-        return None
-    return max(call.first_at_s + target_s * call.output_tokens - now, target_s)

@@ -7,10 +7,12 @@ is left of the running call. A call that has made no progress since its last pre
 """
 
 from dataclasses import replace
+from itertools import islice
 
+from tidegate_policy.engine.known_call import KnownCall
 from tidegate_policy.engine.regulators.regulator import Memoryless
 from tidegate_policy.engine.snapshot import EngineSnapshot
-from tidegate_policy.engine.step import RunningCall, StepPlan
+from tidegate_policy.engine.step import StepPlan
 from tidegate_policy.policies import QueuedRequest
 
 MOST_VICTIMS = 8
@@ -24,14 +26,16 @@ class SlotPreemption(Memoryless):
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
         head = engine.head
-        if head is None or not engine.running or plan.max_starts == 0:
+        if head is None or not engine.running_count or plan.max_starts == 0:
             return plan
-        places = plan.max_running - len(engine.running)
+        places = plan.max_running - engine.running_count
+        if places > 0 and engine.most_uncached_tokens(head) + BLOCK_TOKENS <= engine.free_kv_tokens:
+            return plan
         missing = engine.uncached_tokens(head) + BLOCK_TOKENS - engine.free_kv_tokens
         if places > 0 and missing <= 0:
             return plan
-        taken: list[RunningCall] = []
-        for victim in engine.victims()[:MOST_VICTIMS]:
+        taken: list[KnownCall] = []
+        for victim in islice(engine.victims(), MOST_VICTIMS):
             if victim.protected or not worthwhile(engine, head, victim):
                 break
             taken.append(victim)
@@ -43,11 +47,12 @@ class SlotPreemption(Memoryless):
         return plan
 
 
-def worthwhile(engine: EngineSnapshot, head: QueuedRequest, victim: RunningCall) -> bool:
+def worthwhile(engine: EngineSnapshot, head: QueuedRequest, victim: KnownCall) -> bool:
     """Whether `head` should run in place of `victim`."""
-    if engine.rank(head) >= engine.rank(victim.item):
+    left = engine.left(victim)
+    if engine.rank(head) >= engine.rank(left):
         return False
     if head.call.urgency != victim.call.urgency:
         return head.call.urgency < victim.call.urgency
     again_s = engine.cost.prefill_seconds(max(victim.kv_tokens, 1))
-    return head.service_s + again_s < victim.item.service_s
+    return head.service_s + again_s < left.service_s
