@@ -22,7 +22,7 @@ from tidegate_policy.engine import session_hold
 from tidegate_policy.model import CallId, DropReason, EngineId, WorkflowId
 from tidegate_policy.predict.output_length import CHARACTERS_PER_TOKEN
 from tidegate_policy.steer import steering_loop
-from tidegate_sim import engine_limits, engine_models, history, perception, virtual_steering, virtual_time
+from tidegate_sim import beliefs, engine_limits, engine_models, history, perception, virtual_steering, virtual_time
 from tidegate_sim.trace_format import TraceCall
 
 PROGRESS_TOKENS = 16
@@ -63,6 +63,8 @@ class Row:
     """The steering loop's settings; None = the policy stays."""
     workflow_deadline_s: float = 300.0
     """The deadline of a workflow for which the trace has none."""
+    profiles: beliefs.Beliefs = "exact"
+    """The profiles with which the gateway starts. Engines always run with their own."""
 
     def __post_init__(self) -> None:
         policy = self.engine_policy or self.gateway.policy
@@ -160,15 +162,13 @@ class Cell:
             for engine in self._engines.values():
                 engine.set_policy(row.engine_policy or row.gateway.policy, "the row's", row.engine_parameters)
         self._perceived = perception.Perceiver(row.predictors, seed)
-        for name, model in pool.items():
-            self._carry_out(self._core.on_engine(0.0, engine_table.EngineFacts(id=name, cost=model)))
+        for name, profile in beliefs.of(row.profiles, pool, seed).items():
+            self._carry_out(self._core.on_engine(0.0, engine_table.EngineFacts(id=name, cost=profile)))
         self._steering = (
             None if row.steering is None else virtual_steering.VirtualSteering(self._core, self._engines, row.steering)
         )
         history.learn(self._core, learned_from if row.learn else (), list(pool.values()), model=MODEL)
         self._trace: dict[str, TraceCall] = {}
-        self._sent: dict[str, core_actions.Send] = {}
-        self._sent_at_s: dict[str, float] = {}
         self._open: dict[str, CallOutcome] = {}
         self._followers: dict[str, list[TraceCall]] = defaultdict(list)
         self._missing: dict[str, int] = {}
@@ -237,16 +237,15 @@ class Cell:
             ok=True,
             prompt_tokens=item.prompt_tokens,
             output_tokens=item.output_tokens,
-            sent_at_s=self._sent_at_s.pop(call_id),
-            first_at_s=outcome.first_at_s,
             finished_at_s=now,
-            neighbours=self._sent.pop(call_id).neighbours,
         )
         self._carry_out(self._core.on_end(now, call_id, result))
         group = _group(item)
         self._unfinished[group] -= 1
         if not self._unfinished[group]:
             self._done.append((now, now - self._arrived_at_s[group]))
+            if item.workflow is not None:
+                self._carry_out(self._core.on_workflow_end(now, WorkflowId(group), ok=True))
         pause_s = item.tool.duration_s if item.tool is not None else 0.0
         for follower in self._followers[call_id]:
             self._missing[follower.id] -= 1
@@ -298,7 +297,6 @@ class Cell:
                 name, item = action.decision.engine, self._trace[action.call.id]
                 self._calls_on[name] += 1
                 self._open[item.id].engine = name
-                self._sent[item.id], self._sent_at_s[item.id] = action, self._loop.now()
                 self._engines[name].submit(action.call, item.output_tokens, item.prefix, item.output_prefix)
             elif isinstance(action, core_actions.Shed):
                 self._shed(action.call.id, action.reason)

@@ -59,7 +59,7 @@ class Placement:
         record = self.record
         record.sent_at_s = self._placements.clock()
         record.engine, record.decision = send.decision.engine, send.decision
-        record.attempts, record.neighbours = send.attempt, send.neighbours
+        record.attempts = send.attempt
         self._placements.recent.remember(record)
         return send
 
