@@ -185,13 +185,6 @@ def mean_call_seconds(models: Sequence[CostModel], call: Call) -> float:
     return total / len(models)
 
 
-def pool_seconds(models: Sequence[CostModel], call: Call, cached_tokens: int = 0) -> float:
-    """Seconds that engines with these cost models, all busy with calls like this one, need for each of them: the work that
-    batching cannot share, divided among the engines by their speeds. 0 without engines."""
-    rate = sum(MICROSECONDS / max(model.charge(call, cached_tokens).work_us, 1) for model in models)
-    return 1.0 / rate if rate else 0.0
-
-
 def from_mapping(profile: Mapping[str, object]) -> CostModel:
     """A cost model from a profile's `cost` mapping. Raises `BadProfile` naming the field that is wrong."""
     known = {field.name: field for field in fields(CostModel)}

@@ -17,7 +17,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tidegate_policy import budget, cost, policies
+from tidegate_policy import budget, policies
 from tidegate_policy.admit import fairness, outliers, promises, retries
 from tidegate_policy.dispatch import core_actions, dispatcher, engine_table
 from tidegate_policy.dispatch.core_actions import Action
@@ -150,7 +150,8 @@ class GatewayCore:
         prompt_tokens = facts.prompt_tokens
         if prompt_tokens is None:
             prompt_tokens = self.lengths.prompt_tokens(facts.model, facts.characters, facts.messages)
-        each = self.lengths.predict((facts.tenant, slo_class.name, facts.model), facts.max_tokens).expected
+        kind = (facts.tenant, slo_class.name, facts.model)
+        each = self.lengths.predict(kind, facts.max_tokens, prompt_tokens).expected
         return promises.Draft(
             facts=facts,
             arrival_at_s=now,
@@ -197,7 +198,7 @@ class GatewayCore:
         """The call with all that it is promised. The caller passes it to `on_arrival`, or to `on_cancel` when it is
         withdrawn."""
         kind = draft.kind(grant)
-        length = self.lengths.predict(kind, draft.facts.max_tokens)
+        length = self.lengths.predict(kind, draft.facts.max_tokens, draft.prompt_tokens)
         call = promises.promise(draft, grant, length, self.engines.live_kinds())
         self._admitted[call.id] = _Admitted(draft, kind, call)
         if grant is not None:
@@ -335,12 +336,11 @@ class GatewayCore:
                 output_tokens=result.output_tokens,
             ),
         )
-        if call.workflow is not None and result.output_tokens:
+        if result.output_tokens:
             each = max(round(result.output_tokens / call.sequences), 1)
             real = replace(call, prompt_tokens=max(result.prompt_tokens, 1), output_predicted=each)
-            models = self.engines.costs()
-            admitted.own_s = cost.mean_call_seconds(models, real) if models else 1.0
-            admitted.demand_s = cost.pool_seconds(models, real, admitted.cached_tokens)
+            admitted.own_s, admitted.demand_s = self.engines.measure(real, admitted.cached_tokens)
+            self.dispatcher.tenants.observe(admitted.own_s, admitted.demand_s)
         if admitted.engine is not None:
             ended_at_s = now if result.finished_at_s is None else result.finished_at_s
             self.engines.on_answer(ended_at_s, admitted.engine, call.id, result.output_tokens, streamed=result.streamed)

@@ -197,13 +197,16 @@ def test_what_engines_cost_follows_their_answers_unless_that_is_turned_off() -> 
 
 
 def test_engines_of_one_kind_share_one_learned_cost_model() -> None:
-    made = core(3)
-    for index in range(300):
-        now = 2.0 * index
-        arrived(made, str(index), now)
-        made.on_first_token(now + 0.5, CallId(str(index)))
-        made.on_end(now + 1.5, CallId(str(index)), answered(11))
-    assert len(made.engines.kinds()) == 1
+    made, slower = core(3), cost.scaled(COST, 1.5)
+    for index in range(90):
+        now, prompt = 2.0 * index, (200, 2000, 4000)[index // 3 % 3]
+        arrived(made, str(index), now, characters=4 * prompt)
+        first_at_s = now + slower.prefill_seconds(prompt)
+        made.on_first_token(first_at_s, CallId(str(index)))
+        made.on_end(first_at_s + 10 * slower.step_s, CallId(str(index)), answered(11, prompt_tokens=prompt))
+    ((learned, engines),) = made.engines.kinds()
+    assert engines == 3
+    assert learned.alone_seconds(2000, 11) == pytest.approx(slower.alone_seconds(2000, 11), rel=0.05)
 
 
 def test_service_is_counted_by_tenant_and_weight() -> None:

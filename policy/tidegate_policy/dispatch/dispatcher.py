@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidegate_policy import policies
-from tidegate_policy.admit import retries, workflow_gate
+from tidegate_policy.admit import retries, tenant_shares, workflow_gate
 from tidegate_policy.dispatch import prefix_index, rules
 from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.engine_table import Engine, EngineTable
@@ -38,6 +38,8 @@ class Limits:
     """Seconds that a call without a deadline may wait in the gateway."""
     bound_workflows: bool = True
     """Workflows beyond the number that saturates the pool wait before their first call (`admit.workflow_gate`)."""
+    share_among_tenants: bool = True
+    """While several tenants compete, calls beyond the share of their tenant wait (`admit.tenant_shares`)."""
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class _Waiting:
     """What is remembered of a waiting call beside its place in the queue."""
 
     prices: Prices
+    tenant: str
     expires_at_s: float
     """Instant at which its wait here ends: its deadline, or the end of its time to live if it has none."""
     attempt: int = 1
@@ -88,6 +91,7 @@ class Dispatcher:
         self.prefixes = prefix_index.PrefixIndex(settings.prefix_entries)
         self._queue = WaitingQueue(policy)
         self.gate = workflow_gate.WorkflowGate(bounded=limits.bound_workflows)
+        self.tenants = tenant_shares.TenantShares(bounded=limits.share_among_tenants)
         self._warm: Sequence[RoutableEngine] = ()
         """The engines that have `cached_tokens` of the last call."""
         self._waiting: dict[CallId, _Waiting] = {}
@@ -108,8 +112,9 @@ class Dispatcher:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait in the gateway, those of workflows that may not start yet included."""
-        return len(self._queue) + len(self.gate)
+        """Calls that wait in the gateway. Those of workflows that may not start yet, and those beyond the share of their
+        tenant, are included."""
+        return len(self._queue) + len(self.gate) + len(self.tenants)
 
     @property
     def inflight(self) -> int:
@@ -117,8 +122,9 @@ class Dispatcher:
         return len(self._out)
 
     def waiting_calls(self) -> list[Call]:
-        """The waiting calls, next first; then those of workflows that may not start yet."""
-        return [item.call for item in (*self._queue, *self.gate)]
+        """The waiting calls, next first; then those beyond their tenant's share, and those of workflows that may not start
+        yet."""
+        return [item.call for item in (*self._queue, *self.tenants, *self.gate)]
 
     def own_backlog(self, engine: EngineId) -> Backlog:
         """The work of the calls that are out at `engine`."""
@@ -143,16 +149,21 @@ class Dispatcher:
         if not accepting:
             return [self._shed(call, DropReason.NO_ENGINES)]
         held = call.workflow is not None and self.gate.must_wait(now, call.workflow)
+        actions: list[Action] = []
         if self.waiting >= self._limits.max_waiting and (held or not self._engines.with_room(now)):
-            return [self._shed(call, DropReason.SATURATED)]
+            evicted = self.tenants.largest(now, call.tenant)
+            if evicted is None:
+                return [self._shed(call, DropReason.SATURATED)]
+            del self._waiting[evicted.call.id]
+            actions.append(self._shed(evicted.call, DropReason.EVICTED))
         prices = Prices(call)
         item = self._queued(call, prices)
-        self._wait(call, _Waiting(prices=prices, expires_at_s=self._expires_at_s(now, call)))
+        self._wait(call, _Waiting(prices=prices, tenant=call.tenant, expires_at_s=self._expires_at_s(now, call)))
         if held and call.workflow is not None:
             self.gate.hold(item, call.workflow)
         else:
-            self._enqueue(now, item)
-        return self.pump(now)
+            self._start(now, item)
+        return [*actions, *self.pump(now)]
 
     def on_first_token(self, now: float, call_id: CallId) -> None:
         """The engine answers: the call is never moved again."""
@@ -180,7 +191,7 @@ class Dispatcher:
         if waiting is not None:
             waiting.prices = Prices(call)
             item = self._queued(call, waiting.prices)
-            if not self.gate.update(item):
+            if not (self.gate.update(item) or self.tenants.update(item)):
                 self._queue.update(item)
         elif call.id in self._out:
             self._out[call.id].call = call
@@ -201,6 +212,7 @@ class Dispatcher:
             return [GiveUp(call=out.call), *self.pump(now)]
         waiting = _Waiting(
             prices=Prices(out.call),
+            tenant=out.call.tenant,
             expires_at_s=self._expires_at_s(now, out.call),
             attempt=out.attempt + 1,
             avoid={*out.avoid, out.engine},
@@ -270,6 +282,9 @@ class Dispatcher:
         """Starts workflows that may start, and sends calls from the head of the queue while some engine has room."""
         if len(self.gate):
             for item in self.gate.release(now):
+                self._start(now, item)
+        if len(self.tenants):
+            for item in self.tenants.release(now):
                 self._enqueue(now, item)
         actions: list[Action] = []
         skipped: list[Start] = []
@@ -295,17 +310,24 @@ class Dispatcher:
 
     # The machinery.
 
+    def _start(self, now: float, item: policies.QueuedRequest) -> None:
+        """The workflow of the call may run, so the call waits for the share of its tenant, or for an engine."""
+        if self.tenants.arrived(now, item):
+            self._enqueue(now, item)
+
     def _enqueue(self, now: float, item: policies.QueuedRequest) -> None:
         self._enter(now, item)
         self._queue.push(item)
 
     def _enter(self, now: float, item: policies.QueuedRequest) -> None:
         """The call counts as one of its workflow, and for the policy, until `_left`."""
+        self.tenants.enter(item)
         if item.call.workflow is not None:
             self.gate.enter(now, item.call.workflow)
         self._queue.rekey(self._queue.policy.on_arrival(now, item))
 
     def _left(self, now: float, call: Call) -> None:
+        self.tenants.leave(call.tenant, call.sequences)
         if call.workflow is not None:
             self.gate.leave(now, call.workflow)
         self._queue.rekey(self._queue.policy.on_end(now, call.id))
@@ -313,10 +335,12 @@ class Dispatcher:
     def _take_out(self, now: float, call_id: CallId) -> policies.QueuedRequest | None:
         """Takes a call out of the calls that wait; None if it does not wait."""
         item = self._queue.remove(call_id)
-        if item is None:
-            return self.gate.remove(call_id)
-        self._left(now, item.call)
-        return item
+        if item is not None:
+            self._left(now, item.call)
+            return item
+        if call_id not in self._waiting:
+            return None
+        return self.gate.remove(call_id) or self.tenants.remove(call_id, self._waiting[call_id].tenant)
 
     def _next_expiry_at_s(self) -> float | None:
         while self._expiries and not self._still_waits(*self._expiries[0]):
@@ -359,9 +383,7 @@ class Dispatcher:
             self._groups.setdefault(call.group, Counter())[chosen.id] += 1
         self.prefixes.on_sent(call, chosen.id, chosen.cost.kv_tokens)
         self._rule.on_sent(now, call, chosen.id)
-        return Send(
-            call=call, decision=decision, attempt=waited.attempt, cached_tokens=chosen.cached_tokens
-        )
+        return Send(call=call, decision=decision, attempt=waited.attempt, cached_tokens=chosen.cached_tokens)
 
     def _look_up(self, call: Call, engines: Sequence[RoutableEngine]) -> None:
         """Tells each engine how much of the prompt it probably holds."""

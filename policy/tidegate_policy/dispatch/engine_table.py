@@ -13,7 +13,7 @@ from typing import Literal
 
 from tidegate_policy.admit import outliers
 from tidegate_policy.cost import CostModel
-from tidegate_policy.dispatch.routing import RoutableEngine
+from tidegate_policy.dispatch.routing import Prices, RoutableEngine
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, EngineId
 from tidegate_policy.predict import engine_cost
 
@@ -122,6 +122,14 @@ class EngineTable:
         """The distinct cost models of `costs`."""
         self._count_kinds()
         return self._live_kinds
+
+    def measure(self, call: Call, cached_tokens: int) -> tuple[float, float]:
+        """Seconds of the call alone, averaged over the engines, and the seconds that the whole pool takes for each of many
+        calls like this one: the work that batching cannot share, divided among the engines by their speeds."""
+        prices = Prices(call)
+        kinds = self.kinds()
+        rate = sum(count / max(prices.of(cost, cached_tokens).work_s, 1e-6) for cost, count in kinds)
+        return prices.mean_service_s(kinds), 1.0 / rate if rate else 0.0
 
     def update(self, facts: EngineFacts, own: Callable[[], Backlog]) -> None:
         """Takes in new facts; `own` gives this gateway's backlog on an engine that the table did not know."""
