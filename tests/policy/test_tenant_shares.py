@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate_policy.admit.tenant_shares import FIRST_CALLS, HEADROOM, LEAST_PLACES, TenantShares
+from tidegate_policy.admit.tenant_shares import FIRST_CALLS, LEAST_PLACES, TenantShares
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import QueuedRequest
 
@@ -18,7 +18,7 @@ def item(name: str, tenant: str, weight: float = 1.0) -> QueuedRequest:
 def taught(places: float) -> TenantShares:
     shares = TenantShares(bounded=True)
     for _ in range(FIRST_CALLS):
-        shares.observe(places / HEADROOM, 1.0)
+        shares.observe(places, 1.0)
     return shares
 
 
@@ -39,21 +39,22 @@ def test_a_tenant_that_is_alone_has_no_bound() -> None:
 
 def test_places_are_shared_by_weight_and_what_one_leaves_goes_to_the_others() -> None:
     shares = taught(40)
-    entered(shares, 0.0, "small", 4)
-    assert entered(shares, 0.0, "large", 100) == 36
+    for tenant in ("a", "b", "c", "d", "e", "f", "g"):
+        entered(shares, 0.0, tenant, 1)
+    assert entered(shares, 0.0, "large", 100) == 33, "the seven others want seven of forty places"
     weighted = taught(40)
     entered(weighted, 0.0, "light", 60)
-    assert entered(weighted, 0.0, "heavy", 60, weight=3.0) == 30
+    assert entered(weighted, 0.0, "heavy", 200, weight=3.0) == 54, "three quarters of 1.8 times the places"
 
 
 def test_a_tenant_always_has_a_few_places() -> None:
-    shares = taught(1)
+    shares = taught(0.1)
     entered(shares, 0.0, "flood", 50)
     assert entered(shares, 0.0, "late", 10) == LEAST_PLACES
 
 
 def test_held_calls_enter_in_order_as_others_leave() -> None:
-    shares = taught(4)
+    shares = taught(2.2)
     entered(shares, 0.0, "other", 2)
     entered(shares, 0.0, "flood", 5)
     assert [one.call.id for one in shares] == ["flood0.0-2", "flood0.0-3", "flood0.0-4"]
@@ -63,7 +64,7 @@ def test_held_calls_enter_in_order_as_others_leave() -> None:
 
 
 def test_the_newest_call_of_the_tenant_with_the_most_held_calls_makes_room() -> None:
-    shares = taught(4)
+    shares = taught(2.2)
     entered(shares, 0.0, "other", 2)
     entered(shares, 0.0, "flood", 6)
     evicted = shares.largest(0.0, "other")
@@ -75,7 +76,7 @@ def test_the_newest_call_of_the_tenant_with_the_most_held_calls_makes_room() -> 
 @given(seed=st.integers(0, 10**6))
 def test_no_call_is_lost(seed: int) -> None:
     rng = random.Random(seed)
-    shares = taught(rng.choice([2, 8]))
+    shares = taught(rng.choice([0.8, 3.2]))
     held: set[str] = set()
     inside: list[str] = []
     for step in range(80):

@@ -1,9 +1,10 @@
 """How many calls may each tenant have at the engines while several tenants compete?
 
 Engines serve the calls of a batch side by side, so a tenant that sends more calls than the others gets more service, in
-whatever order calls wait. While several tenants are active, the places that saturate the pool are shared by weight
-(max-min): a tenant that wants less than its share leaves the rest to the others. Calls of a tenant beyond its share wait
-here, in the order of their arrival. A tenant that is alone has no bound.
+whatever order calls wait. While several tenants are active and the pool is busy, each tenant may have its part by weight
+of `HEADROOM` times the places that saturate the pool. It may have more only as far as all tenants together want fewer
+places than saturate the pool (max-min). Calls beyond that wait here, in the order of their arrival. A tenant that is alone
+has no bound.
 
 The places follow Little's law, as in `workflow_gate`: the pool completes one call in `demand_s` seconds when its engines
 batch as much as they may, and a call alone takes `service_s` seconds.
@@ -17,7 +18,8 @@ from dataclasses import dataclass, field
 from tidegate_policy.model import CallId
 from tidegate_policy.policies import QueuedRequest
 
-HEADROOM = 1.0
+HEADROOM = 1.8
+"""With less, tenants that keep to their parts are held back below the capacity; with more, a flood delays them more."""
 ACTIVE_S = 30.0
 """A tenant without calls for longer does not compete."""
 FIRST_CALLS = 16
@@ -70,7 +72,7 @@ class TenantShares:
         """Sequences that saturate the pool; infinite while that is unknown."""
         if not self._bounded or self._seen < FIRST_CALLS or self._demand_s <= 0.0:
             return math.inf
-        return HEADROOM * self.share * self._service_s / self._demand_s
+        return self.share * self._service_s / self._demand_s
 
     def observe(self, service_s: float, demand_s: float) -> None:
         """A call was answered that takes `service_s` seconds alone, and `demand_s` of the whole pool."""
@@ -154,18 +156,19 @@ class TenantShares:
         return most.held.popitem()[1]
 
     def _bounds(self, now: float) -> dict[str, float]:
-        """Places of each active tenant: max-min by weight."""
+        """Places of each active tenant."""
         active = {
             name: tenant for name, tenant in self._tenants.items() if tenant.wanted or tenant.seen_at_s + ACTIVE_S > now
         }
         if len(active) < 2:
             return dict.fromkeys(active, math.inf)
         left, weight = self.places, sum(tenant.weight for tenant in active.values())
+        part = HEADROOM * left / weight
         bounds: dict[str, float] = {}
         # The tenants that want the least for their weight come first; what they leave goes to the others.
         for name, tenant in sorted(active.items(), key=lambda item: item[1].wanted / item[1].weight):
             share = left * tenant.weight / weight
-            bounds[name] = max(share, LEAST_PLACES)
+            bounds[name] = max(share, part * tenant.weight, LEAST_PLACES)
             left -= min(share, tenant.wanted)
             weight -= tenant.weight
         return bounds

@@ -10,6 +10,7 @@ window begins or ends makes the equation uncertain by a part of its time, and it
 is estimated from the number of their calls.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 
 from tidegate_policy.cost import CostModel
@@ -32,6 +33,8 @@ PARTIAL = 0.3
 """Standard deviation of the computed share of a prompt that is being computed: uniform between 0 and 1."""
 CHANGED = 0.02
 """An estimate is used when it differs by this share from the one in use, so that prices are not computed for nothing."""
+SPACING_S = 0.05
+"""Between two equations of an engine, so that the time of learning is bounded at any rate of calls."""
 LEAST_STEPS = 4
 """Shorter streams show little more than what their neighbours' prompts do."""
 MOST_STEP_S = 60.0
@@ -77,7 +80,7 @@ class _Stream:
 class EngineCost:
     """The estimate of one engine. `cost` is the present cost model."""
 
-    __slots__ = ("_coefficients", "_prefilling", "_streams", "_work", "cost", "first")
+    __slots__ = ("_coefficients", "_next_at_s", "_prefilling", "_streams", "_work", "cost", "first")
 
     def __init__(self, first: CostModel | None) -> None:
         self.first = first
@@ -86,6 +89,7 @@ class EngineCost:
         doubt = STARTING_DOUBT if first is None else DOUBT
         self._coefficients = Coefficients(self.cost, doubt=doubt, forgetting=FORGETTING, trusting=TRUSTING)
         self._work = _Work()
+        self._next_at_s = -math.inf
         self._streams: dict[CallId, _Stream] = {}
         self._prefilling: dict[CallId, int] = {}
         """Uncached tokens of the calls of which no token has come."""
@@ -145,8 +149,9 @@ class EngineCost:
             steps += prefill_steps
         self._decoded(stream, output_tokens)
         seconds = now - began_at_s
-        if steps < LEAST_STEPS or not 0 < seconds < MOST_STEP_S * steps:
+        if steps < LEAST_STEPS or not 0 < seconds < MOST_STEP_S * steps or now < self._next_at_s:
             return False
+        self._next_at_s = now + SPACING_S
         crowd = (crowd + crowds) / 2
         own = max(output_tokens - stream.sequences, 0)
         others = max(self._work.decodes - before.decodes - own, 0.0)

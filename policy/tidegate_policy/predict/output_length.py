@@ -8,8 +8,9 @@ the model's own mean.
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from tidegate_policy.cost import CostModel, mean_call_seconds
 from tidegate_policy.model import Call, CallId
@@ -41,7 +42,10 @@ Kind = tuple[str, str, str]
 """(template or tenant, stage or class, model)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+@dataclass(slots=True, kw_only=True)
 class Lengths:
     """Lengths of the calls of one kind, in tokens."""
 
@@ -54,23 +58,17 @@ class Lengths:
     sized_error: float = 0.0
     """The same of the mean of calls of this kind with prompts of the same size."""
 
-    def after(self, prompt: float, output: float) -> "Lengths":
-        """With one more call."""
+    def add(self, prompt: float, output: float) -> None:
+        """One more call."""
         weight = max(NEWEST_WEIGHT, 1 / (self.seen + 1))
-        return replace(
-            self,
-            seen=self.seen + 1,
-            prompt=self.prompt + weight * (prompt - self.prompt),
-            output=self.output + weight * (output - self.output),
-        )
+        self.seen += 1
+        self.prompt += weight * (prompt - self.prompt)
+        self.output += weight * (output - self.output)
 
-    def compared(self, error: float, sized_error: float) -> "Lengths":
-        """With the errors that both predictions of the newest call had."""
-        return replace(
-            self,
-            error=self.error + NEWEST_WEIGHT * (error - self.error),
-            sized_error=self.sized_error + NEWEST_WEIGHT * (sized_error - self.sized_error),
-        )
+    def compare(self, error: float, sized_error: float) -> None:
+        """The errors that both predictions of the newest call had."""
+        self.error += NEWEST_WEIGHT * (error - self.error)
+        self.sized_error += NEWEST_WEIGHT * (sized_error - self.sized_error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,15 +152,11 @@ class OutputLengths:
             self._bounds.move_to_end(model)
             if len(self._bounds) > MAX_MODELS:
                 self._bounds.popitem(last=False)
-        error = 0.0 if sized is None else abs(sized.output - output)
-        own_error = 0.0 if sized is None else abs(lengths.output - output)
-        self._remember_size(kind, seen.prompt_tokens, output)
+        if sized is not None:
+            lengths.compare(abs(lengths.output - output), abs(sized.output - output))
+        _add(self._sized, (kind, seen.prompt_tokens.bit_length()), seen.prompt_tokens, output)
         for key in dict.fromkeys((kind, ("", "", model))):
-            after = self._kinds.get(key, Lengths()).after(seen.prompt_tokens, output)
-            self._kinds[key] = after.compared(own_error, error) if key == kind and sized is not None else after
-            self._kinds.move_to_end(key)
-        while len(self._kinds) > MAX_KINDS:
-            self._kinds.popitem(last=False)
+            _add(self._kinds, key, seen.prompt_tokens, output)
 
     def _output(self, kind: Kind, lengths: Lengths, prompt_tokens: int) -> float:
         """The mean of calls with prompts of about this size, where it was the better prediction for the kind so far; else
@@ -173,12 +167,15 @@ class OutputLengths:
                 return sized.output
         return lengths.output
 
-    def _remember_size(self, kind: Kind, prompt_tokens: int, output: float) -> None:
-        key = kind, prompt_tokens.bit_length()
-        self._sized[key] = self._sized.get(key, Lengths()).after(prompt_tokens, output)
-        self._sized.move_to_end(key)
-        if len(self._sized) > MAX_KINDS:
-            self._sized.popitem(last=False)
-
     def _of(self, kind: Kind) -> Lengths:
         return self._kinds.get(kind) or self._kinds.get(("", "", kind[2])) or Lengths()
+
+
+def _add(known: OrderedDict[_Key, Lengths], key: _Key, prompt: int, output: int) -> None:
+    lengths = known.get(key)
+    if lengths is None:
+        lengths = known[key] = Lengths()
+        if len(known) > MAX_KINDS:
+            known.popitem(last=False)
+    lengths.add(prompt, output)
+    known.move_to_end(key)

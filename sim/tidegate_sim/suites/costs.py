@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from tidegate_policy import gateway_core
+from tidegate_policy.dispatch import dispatcher
 from tidegate_sim import beliefs, bench_report, cell, paired_difference, suite, text2sql_workflows
 from tidegate_sim.bench_report import Report
 from tidegate_sim.trace_format import TraceCall
@@ -21,7 +22,8 @@ FIRST_SEED, SEEDS = 701, 5
 
 
 def _row(start: beliefs.Beliefs, *, learns: bool) -> cell.Row:
-    return cell.Row(gateway=gateway_core.CoreSettings(learn_costs=learns), profiles=start)
+    limits = dispatcher.Limits(bound_workflows=False)
+    return cell.Row(gateway=gateway_core.CoreSettings(learn_costs=learns, limits=limits), profiles=start)
 
 
 ROWS: Mapping[str, cell.Row] = {

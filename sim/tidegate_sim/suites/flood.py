@@ -37,7 +37,7 @@ class Flood(suite.Suite):
 
     name = "flood"
     pools = ("hetero-1",)
-    rates = (4.0, 6.0)
+    rates = (6.0,)
     """Calls a second of all tenants together."""
 
     @property
