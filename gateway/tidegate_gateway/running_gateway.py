@@ -57,7 +57,9 @@ class Gateway:
         self.discovery = discovery.Discovery(
             settings, session, directory=self.directory, placements=self.placements, profiles=profiles
         )
-        self.workflows = workflow_service.Workflows(self.link, self.metrics, settings.workflows)
+        self.workflows = workflow_service.Workflows(
+            self.link, self.metrics, settings.workflows, over=self.placements.workflow_over
+        )
         self.tokens = tenant_tokens.TenantTokens(self.link)
         self.policy = policy_choice.PolicyChoice(settings.policy.name, self.core, self.link, self.metrics, clock=clock)
         self.exchange = pool_exchange.PoolExchange(

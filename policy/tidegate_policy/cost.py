@@ -1,7 +1,7 @@
 """How many seconds a step, a call and a backlog take on one kind of engine.
 
 There is one set of coefficients for each model, accelerator and tensor-parallel degree. Sets are shipped as data
-(`profiles/`) or learned from observed calls (`predict.engine_speed`). Every other module computes with these seconds.
+(`profiles/`) and refined from streams (`predict.engine_cost`). Every other module computes with these seconds.
 This module knows nothing of queues.
 """
 

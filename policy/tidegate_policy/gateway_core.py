@@ -15,7 +15,7 @@ store.
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tidegate_policy import budget, policies
 from tidegate_policy.admit import fairness, outliers, promises, retries
@@ -23,7 +23,7 @@ from tidegate_policy.dispatch import core_actions, dispatcher, engine_table
 from tidegate_policy.dispatch.core_actions import Action
 from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_policy.model import Backlog, Call, CallId, DropReason, EngineId, StageState, Workflow, WorkflowId
-from tidegate_policy.predict import engine_speed, output_length, remaining_work
+from tidegate_policy.predict import output_length, remaining_work, workflow_history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,8 @@ class CoreSettings:
     tenants: Sequence[promises.Tenant] = ()
     anyone: promises.Tenant = field(default_factory=promises.Tenant)
     """What a tenant without an entry is entitled to."""
+    learn_costs: bool = True
+    """The cost models of engines follow what streams show. Benchmarks turn it off to compare."""
 
 
 class UnknownSloClass(ValueError):
@@ -87,12 +89,9 @@ class CallResult:
     """Usage as the engine reported it; None = not reported."""
     output_tokens: int | None = None
     """Usage of all sequences; None = not reported."""
-    sent_at_s: float | None = None
-    first_at_s: float | None = None
-    """None for an answer that was not streamed."""
     finished_at_s: float | None = None
-    neighbours: int = 0
-    """Other sequences at the engine when the call was sent."""
+    """The last token; None = the instant of the event."""
+    streamed: bool = True
 
 
 @dataclass(slots=True)
@@ -103,6 +102,12 @@ class _Admitted:
     kind: output_length.Kind
     call: Call
     engine: EngineId | None = None
+    cached_tokens: int = 0
+    """Tokens of the prompt that this engine is believed to hold."""
+    own_s: float | None = None
+    """Seconds that the call takes alone, once it has ended well."""
+    demand_s: float = 0.0
+    """Seconds of the whole pool that it took."""
 
 
 class GatewayCore:
@@ -112,7 +117,9 @@ class GatewayCore:
         self.lengths = output_length.OutputLengths()
         self.remaining_work = remaining_work.RemainingWork()
         self.tenant_service = fairness.TenantService()
-        self.engines = engine_table.EngineTable(settings.max_inflight, settings.ejection)
+        self.engines = engine_table.EngineTable(
+            settings.max_inflight, settings.ejection, learn_costs=settings.learn_costs
+        )
         self.dispatcher = dispatcher.Dispatcher(
             self.engines,
             policy=policies.create(settings.policy),
@@ -121,6 +128,7 @@ class GatewayCore:
             retry=settings.retry,
             rng=rng,
         )
+        self.workflows = workflow_history.WorkflowHistory(self.remaining_work, self.dispatcher.gate.observe)
         self._classes = {item.name: item for item in settings.classes}
         self._default_class = settings.default_class or ""
         self._tenants = {item.name: item for item in settings.tenants}
@@ -137,12 +145,13 @@ class GatewayCore:
             raise UnknownSloClass(f"class {facts.slo_class!r} is unknown; known are {known}")
         name = facts.slo_class or self._default_class
         slo_class = self._classes.get(name) or promises.SloClass(name=name)
-        if slo_class.sheddable and self.dispatcher.waiting >= self._crowded:
+        if slo_class.sheddable and (self.dispatcher.waiting >= self._crowded or self._must_wait(now, facts.workflow)):
             return DropReason.SATURATED
         prompt_tokens = facts.prompt_tokens
         if prompt_tokens is None:
             prompt_tokens = self.lengths.prompt_tokens(facts.model, facts.characters, facts.messages)
-        each = self.lengths.predict((facts.tenant, slo_class.name, facts.model), facts.max_tokens).expected
+        kind = (facts.tenant, slo_class.name, facts.model)
+        each = self.lengths.predict(kind, facts.max_tokens, prompt_tokens).expected
         return promises.Draft(
             facts=facts,
             arrival_at_s=now,
@@ -189,15 +198,17 @@ class GatewayCore:
         """The call with all that it is promised. The caller passes it to `on_arrival`, or to `on_cancel` when it is
         withdrawn."""
         kind = draft.kind(grant)
-        length = self.lengths.predict(kind, draft.facts.max_tokens)
+        length = self.lengths.predict(kind, draft.facts.max_tokens, draft.prompt_tokens)
         call = promises.promise(draft, grant, length, self.engines.live_kinds())
         self._admitted[call.id] = _Admitted(draft, kind, call)
+        if grant is not None:
+            self.workflows.on_call(draft.arrival_at_s, grant.workflow, grant.scope, call.id, grant.stage)
         return call
 
     # Events of a call.
 
     def on_arrival(self, now: float, call: Call) -> list[Action]:
-        return self._seen(self.dispatcher.on_arrival(now, call))
+        return self._seen(now, self.dispatcher.on_arrival(now, call))
 
     def on_first_token(self, now: float, call_id: CallId) -> None:
         """The engine answers the call."""
@@ -229,7 +240,7 @@ class GatewayCore:
 
     def on_attempt_failed(self, now: float, call_id: CallId, failure: retries.Failure) -> list[Action]:
         """An engine failed the call before its first token."""
-        return self._seen(self.dispatcher.on_attempt_failed(now, call_id, failure))
+        return self._seen(now, self.dispatcher.on_attempt_failed(now, call_id, failure))
 
     def on_engine_result(self, now: float, engine: EngineId, *, ok: bool) -> float | None:
         """The engine did its part in a call, or failed it. Returns the seconds of the ejection that follows, if one
@@ -238,15 +249,21 @@ class GatewayCore:
 
     def on_end(self, now: float, call_id: CallId, result: CallResult) -> list[Action]:
         """The call ended by itself, well or not. The core learns from an answer that is whole."""
-        admitted = self._admitted.pop(call_id, None)
+        admitted = self._admitted.get(call_id)
         if admitted is not None:
             self._learn(now, admitted, result)
-        return self._seen(self.dispatcher.on_end(now, call_id))
+            self._forget(now, call_id)
+        return self._seen(now, self.dispatcher.on_end(now, call_id))
 
     def on_cancel(self, now: float, call_id: CallId) -> list[Action]:
         """The client went away, or the call was withdrawn before it arrived. An id that is not here is ignored."""
-        self._admitted.pop(call_id, None)
-        return self._seen(self.dispatcher.on_cancel(now, call_id))
+        self._forget(now, call_id)
+        return self._seen(now, self.dispatcher.on_cancel(now, call_id))
+
+    def on_workflow_end(self, now: float, workflow: WorkflowId, *, ok: bool) -> list[Action]:
+        """The workflow is done, or it was cancelled or has expired. The core learns from one that is done."""
+        self.workflows.on_workflow_end(now, workflow, ok=ok)
+        return self._seen(now, self.dispatcher.on_workflow_end(now, workflow))
 
     # Events of the pool.
 
@@ -255,12 +272,12 @@ class GatewayCore:
         if facts.health is engine_table.Health.DOWN:
             self.dispatcher.on_cache_lost(facts.id)
         self.engines.update(facts, lambda: self.dispatcher.own_backlog(facts.id))
-        return self._seen(self.dispatcher.pump(now))
+        return self._seen(now, self.dispatcher.pump(now))
 
     def on_others(self, now: float, others: Mapping[EngineId, Backlog]) -> list[Action]:
         """The work of other gateways on each engine; an engine that is absent has none."""
         self.engines.set_others(others)
-        return self._seen(self.dispatcher.pump(now))
+        return self._seen(now, self.dispatcher.pump(now))
 
     def on_cache_lost(self, engine: EngineId) -> None:
         """The engine restarted, or reported that it cleared its prefix cache."""
@@ -268,7 +285,7 @@ class GatewayCore:
 
     def on_engine_gone(self, now: float, engine: EngineId) -> list[Action]:
         """Discovery no longer lists the engine."""
-        return self._seen(self.dispatcher.on_engine_gone(now, engine))
+        return self._seen(now, self.dispatcher.on_engine_gone(now, engine))
 
     def on_policy(self, now: float, name: str, parameters: Mapping[str, float] | None = None) -> int:
         """Orders the waiting calls by another policy; returns their number. Raises `policies.UnknownPolicy`,
@@ -277,7 +294,7 @@ class GatewayCore:
 
     def on_tick(self, now: float) -> list[Action]:
         """Sheds the calls whose time in the gateway is over, and sends waiting calls to engines that came back."""
-        return self._seen(self.dispatcher.on_tick(now))
+        return self._seen(now, self.dispatcher.on_tick(now))
 
     def on_drain(self) -> None:
         """From here on new calls are shed; the waiting calls are still served."""
@@ -285,16 +302,24 @@ class GatewayCore:
 
     # The machinery.
 
-    def _seen(self, actions: list[Action]) -> list[Action]:
+    def _must_wait(self, now: float, workflow: str | None) -> bool:
+        return workflow is not None and self.dispatcher.gate.must_wait(now, WorkflowId(workflow))
+
+    def _seen(self, now: float, actions: list[Action]) -> list[Action]:
         """Remembers where calls went, and forgets the calls that left."""
         for action in actions:
             if isinstance(action, core_actions.Send):
                 admitted = self._admitted.get(action.call.id)
                 if admitted is not None:
-                    admitted.engine = action.decision.engine
+                    admitted.engine, admitted.cached_tokens = action.decision.engine, action.cached_tokens
             else:
-                self._admitted.pop(action.call.id, None)
+                self._forget(now, action.call.id)
         return actions
+
+    def _forget(self, now: float, call_id: CallId) -> None:
+        admitted = self._admitted.pop(call_id, None)
+        if admitted is not None and admitted.call.workflow is not None:
+            self.workflows.on_end(now, admitted.call.workflow, call_id, admitted.own_s, admitted.demand_s)
 
     def _learn(self, now: float, admitted: _Admitted, result: CallResult) -> None:
         call, facts = admitted.call, admitted.draft.facts
@@ -311,21 +336,14 @@ class GatewayCore:
                 output_tokens=result.output_tokens,
             ),
         )
-        engine = None if admitted.engine is None else self.engines.get(admitted.engine)
-        if engine is None or result.sent_at_s is None or result.finished_at_s is None:
-            return
-        others_now = max(engine.backlog.calls - call.sequences, 0)
-        self.engines.on_answer(
-            engine.facts.id,
-            engine_speed.SpeedObservation(
-                prompt_tokens=result.prompt_tokens,
-                tokens=round(result.output_tokens / call.sequences),
-                ttft_s=None if result.first_at_s is None else result.first_at_s - result.sent_at_s,
-                whole_s=result.finished_at_s - result.sent_at_s,
-                neighbours=(result.neighbours + others_now) / 2,
-                found_idle=result.neighbours <= 0,
-            ),
-        )
+        if result.output_tokens:
+            each = max(round(result.output_tokens / call.sequences), 1)
+            real = replace(call, prompt_tokens=max(result.prompt_tokens, 1), output_predicted=each)
+            admitted.own_s, admitted.demand_s = self.engines.measure(real, admitted.cached_tokens)
+            self.dispatcher.tenants.observe(admitted.own_s, admitted.demand_s)
+        if admitted.engine is not None:
+            ended_at_s = now if result.finished_at_s is None else result.finished_at_s
+            self.engines.on_answer(ended_at_s, admitted.engine, call.id, result.output_tokens, streamed=result.streamed)
 
 
 def used_tokens(call: Call, result: CallResult, *, otherwise: int) -> int:

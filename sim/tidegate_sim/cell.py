@@ -22,7 +22,7 @@ from tidegate_policy.engine import session_hold
 from tidegate_policy.model import CallId, DropReason, EngineId, WorkflowId
 from tidegate_policy.predict.output_length import CHARACTERS_PER_TOKEN
 from tidegate_policy.steer import steering_loop
-from tidegate_sim import engine_limits, engine_models, history, perception, virtual_steering, virtual_time
+from tidegate_sim import beliefs, engine_limits, engine_models, history, perception, virtual_steering, virtual_time
 from tidegate_sim.trace_format import TraceCall
 
 PROGRESS_TOKENS = 16
@@ -63,6 +63,8 @@ class Row:
     """The steering loop's settings; None = the policy stays."""
     workflow_deadline_s: float = 300.0
     """The deadline of a workflow for which the trace has none."""
+    profiles: beliefs.Beliefs = "exact"
+    """The profiles with which the gateway starts. Engines always run with their own."""
 
     def __post_init__(self) -> None:
         policy = self.engine_policy or self.gateway.policy
@@ -139,7 +141,7 @@ class Cell:
         self._row = row
         if row.max_step_tokens is not None:
             pool = {name: replace(model, max_step_tokens=row.max_step_tokens) for name, model in pool.items()}
-        self._core = gateway_core.GatewayCore(_granting(row.gateway), random.Random(seed))
+        self.core = gateway_core.GatewayCore(_granting(row.gateway), random.Random(seed))
         self._engines = {
             name: create(
                 row.model,
@@ -160,15 +162,13 @@ class Cell:
             for engine in self._engines.values():
                 engine.set_policy(row.engine_policy or row.gateway.policy, "the row's", row.engine_parameters)
         self._perceived = perception.Perceiver(row.predictors, seed)
-        for name, model in pool.items():
-            self._carry_out(self._core.on_engine(0.0, engine_table.EngineFacts(id=name, cost=model)))
+        for name, profile in beliefs.of(row.profiles, pool, seed).items():
+            self._carry_out(self.core.on_engine(0.0, engine_table.EngineFacts(id=name, cost=profile)))
         self._steering = (
-            None if row.steering is None else virtual_steering.VirtualSteering(self._core, self._engines, row.steering)
+            None if row.steering is None else virtual_steering.VirtualSteering(self.core, self._engines, row.steering)
         )
-        history.learn(self._core, learned_from if row.learn else (), list(pool.values()), model=MODEL)
+        history.learn(self.core, learned_from if row.learn else (), list(pool.values()), model=MODEL)
         self._trace: dict[str, TraceCall] = {}
-        self._sent: dict[str, core_actions.Send] = {}
-        self._sent_at_s: dict[str, float] = {}
         self._open: dict[str, CallOutcome] = {}
         self._followers: dict[str, list[TraceCall]] = defaultdict(list)
         self._missing: dict[str, int] = {}
@@ -222,9 +222,9 @@ class Cell:
         now = self._loop.now()
         if produced == 1:
             self._open[call_id].first_at_s = now
-            self._core.on_first_token(now, call_id)
+            self.core.on_first_token(now, call_id)
         elif produced % PROGRESS_TOKENS == 0:
-            self._core.on_progress(now, call_id, produced)
+            self.core.on_progress(now, call_id, produced)
 
     def on_end(self, call_id: CallId) -> None:
         now, item, outcome = self._loop.now(), self._trace[call_id], self._open.pop(call_id)
@@ -237,16 +237,15 @@ class Cell:
             ok=True,
             prompt_tokens=item.prompt_tokens,
             output_tokens=item.output_tokens,
-            sent_at_s=self._sent_at_s.pop(call_id),
-            first_at_s=outcome.first_at_s,
             finished_at_s=now,
-            neighbours=self._sent.pop(call_id).neighbours,
         )
-        self._carry_out(self._core.on_end(now, call_id, result))
+        self._carry_out(self.core.on_end(now, call_id, result))
         group = _group(item)
         self._unfinished[group] -= 1
         if not self._unfinished[group]:
             self._done.append((now, now - self._arrived_at_s[group]))
+            if item.workflow is not None:
+                self._carry_out(self.core.on_workflow_end(now, WorkflowId(group), ok=True))
         pause_s = item.tool.duration_s if item.tool is not None else 0.0
         for follower in self._followers[call_id]:
             self._missing[follower.id] -= 1
@@ -268,14 +267,14 @@ class Cell:
     def _admit(self, item: TraceCall) -> None:
         now = self._loop.now()
         seen = self._perceived.seen(item)
-        draft = self._core.draft(now, _facts(seen, self._group_sizes[item.relquery or ""]))
+        draft = self.core.draft(now, _facts(seen, self._group_sizes[item.relquery or ""]))
         if isinstance(draft, DropReason):
             self._shed(item.id, draft)
             return
-        call = self._core.promise(draft, self._grant(now, item))
+        call = self.core.promise(draft, self._grant(now, item))
         if seen.output_tokens and self._row.predictors is not None:
             call = replace(call, output_predicted=seen.output_tokens, output_upper=seen.output_tokens)
-        self._carry_out(self._core.on_arrival(now, call))
+        self._carry_out(self.core.on_arrival(now, call))
 
     def _grant(self, now: float, item: TraceCall) -> promises.StageGrant | None:
         """A workflow without a declaration, as clients open one by headers. It never expires: the figures are its
@@ -290,7 +289,7 @@ class Cell:
             cutoff_at_s=None,
             stages=(),
         )
-        return self._core.stage_grant(now, workflow, item.stage or "main", MODEL)
+        return self.core.stage_grant(now, workflow, item.stage or "main", MODEL)
 
     def _carry_out(self, actions: Iterable[core_actions.Action]) -> None:
         for action in actions:
@@ -298,13 +297,12 @@ class Cell:
                 name, item = action.decision.engine, self._trace[action.call.id]
                 self._calls_on[name] += 1
                 self._open[item.id].engine = name
-                self._sent[item.id], self._sent_at_s[item.id] = action, self._loop.now()
                 self._engines[name].submit(action.call, item.output_tokens, item.prefix, item.output_prefix)
             elif isinstance(action, core_actions.Shed):
                 self._shed(action.call.id, action.reason)
             else:
                 raise AssertionError(f"call {action.call.id} was given up, but no virtual engine fails")
-        expiry_at_s = self._core.dispatcher.next_expiry_at_s()
+        expiry_at_s = self.core.dispatcher.next_expiry_at_s()
         if expiry_at_s is not None and expiry_at_s < self._expiry_at_s:
             self._expiry_at_s = expiry_at_s
             self._loop.after(max(expiry_at_s - self._loop.now(), 0.0), self._expire)
@@ -318,7 +316,7 @@ class Cell:
 
     def _expire(self) -> None:
         self._expiry_at_s = math.inf
-        self._carry_out(self._core.on_tick(self._loop.now()))
+        self._carry_out(self.core.on_tick(self._loop.now()))
 
     def _shed(self, call_id: str, reason: DropReason) -> None:
         """Ends a call that the core shed, and all calls that would have come after it."""

@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 
 from tidegate_policy import gateway_core, policies
+from tidegate_policy.dispatch import dispatcher
 from tidegate_policy.engine import regulators
 from tidegate_sim import cell
 
 
 def row(policy: str, **more: object) -> cell.Row:
     """A row with Tidegate's class under one policy. The gateway holds no call back, so the engine's queue decides."""
-    settings = gateway_core.CoreSettings(policy="fcfs", max_inflight=None)
+    none_waits = dispatcher.Limits(bound_workflows=False, share_among_tenants=False)
+    settings = gateway_core.CoreSettings(policy="fcfs", max_inflight=None, limits=none_waits)
     return cell.Row(gateway=settings, engine_policy=policy, **more)  # type: ignore[arg-type]  # fields of Row
 
 

@@ -102,10 +102,13 @@ class SlowStore:
     ends: list[tuple[str, bool]] = field(default_factory=list)
     spent: list[int] = field(default_factory=list)
 
-    async def finish(self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None) -> None:
+    async def finish(self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None) -> store_contract.Record:
         self.recording.set()
         await self.answers.wait()
         self.ends.append((call, ok))
+        return store_contract.Record(
+            id=workflow, state="running", template="", tenant="", created_ms=0, deadline_ms=1, now_ms=0, stages=()
+        )
 
     async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
         self.spent.append(tokens)

@@ -24,6 +24,21 @@ async def test_a_declared_workflow_is_done_when_its_stages_are(up: Any) -> None:
         assert [stage["state"] for stage in ended["stages"]] == ["done"] * 3
 
 
+async def test_a_workflow_that_is_done_teaches_its_template(up: Any, until: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        _, flow = await create(client, deadline_ms=60_000, stages=THREE, tenant="acme")
+        for stage in "abc":
+            assert client.gateway.core.workflows.stages("acme") == {}
+            await client.ask(headers=member(flow["id"], stage))
+
+        async def learned() -> bool:
+            return list(client.gateway.core.workflows.stages("acme")) == ["a", "b", "c"]
+
+        await until(learned)
+        rests = [client.gateway.core.remaining_work.predict(("acme", stage)) for stage in "abc"]
+        assert rests[0] > rests[1] > rests[2] == 0.0
+
+
 async def test_a_stages_budget_is_its_share_of_the_time_left(up: Any) -> None:
     async with fake_engine.engine() as engine, up(engine) as client:
         _, flow = await create(client, deadline_ms=90_000, stages=THREE)

@@ -2,6 +2,7 @@
 
 import random
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -15,7 +16,7 @@ from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.dispatcher import Dispatcher, Limits
 from tidegate_policy.dispatch.engine_table import EngineFacts, EngineTable, Health
 from tidegate_policy.dispatch.routing import DispatchSettings
-from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, DropReason, EngineId
+from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, DropReason, EngineId, WorkflowId
 
 FAST = cost.CostModel(step_s=0.02, prefill_s=1e-4, max_batch=4)
 SLOW = cost.scaled(FAST, 2.0)
@@ -129,6 +130,40 @@ def test_a_full_queue_is_saturated_and_says_when_to_come_back() -> None:
     assert isinstance(drop, Shed)
     assert drop.reason is DropReason.SATURATED
     assert drop.retry_after_s == pytest.approx(FAST.backlog_seconds(FAST.charge(call("a", output=500))))
+
+
+def test_a_full_queue_evicts_a_call_of_the_tenant_that_holds_most() -> None:
+    gate = dispatcher(engines=1, max_inflight=1, max_waiting=6)
+    for _ in range(20):
+        gate.tenants.observe(1.0, 1.0)
+    gate.on_arrival(0.0, replace(call("quiet"), tenant="quiet"))
+    for index in range(6):
+        gate.on_arrival(0.0, replace(call(f"flood{index}"), tenant="flood"))
+    (evicted,) = gate.on_arrival(0.0, replace(call("quiet2"), tenant="quiet"))
+    assert isinstance(evicted, Shed)
+    assert (evicted.call.id, evicted.reason) == ("flood5", DropReason.EVICTED)
+    assert shed(gate.on_arrival(0.0, replace(call("flood6"), tenant="flood"))) == [DropReason.SATURATED]
+    assert {each.id for each in gate.waiting_calls()} == {*(f"flood{index}" for index in range(5)), "quiet2"}
+
+
+def test_calls_of_a_workflow_that_may_not_start_wait_are_cancelled_and_expire() -> None:
+    gate = dispatcher(engines=1)
+    for _ in range(20):
+        gate.gate.observe(0.4, 1.0)
+    first, second, third = (
+        replace(call(name, deadline_at_s=deadline_at_s), workflow=WorkflowId(name))
+        for name, deadline_at_s in (("u", 50.0), ("v", 5.0), ("w", 60.0))
+    )
+    assert sent(gate.on_arrival(0.0, first)) == ["u"]
+    assert gate.on_arrival(0.0, second) == []
+    assert gate.on_arrival(0.0, third) == []
+    assert shed(gate.on_tick(5.0)) == [DropReason.DEADLINE_UNREACHABLE]
+    assert gate.waiting == 1
+    assert gate.on_end(6.0, CallId("u")) == [], "its next call may come"
+    assert sent(gate.on_workflow_end(6.0, WorkflowId("u"))) == ["w"]
+    gate.on_arrival(6.0, replace(call("x"), workflow=WorkflowId("x")))
+    assert gate.on_cancel(6.0, CallId("x")) == []
+    assert gate.waiting == 0
 
 
 def test_where_nothing_may_wait_an_engine_with_room_still_gets_calls() -> None:
@@ -252,15 +287,34 @@ class Life(RuleBasedStateMachine):
     def some_out(self, data: st.DataObject) -> CallId:
         return CallId(data.draw(st.sampled_from(sorted(self.at))))
 
-    @rule(due_at_s=st.none() | st.floats(0, 50), deadline_at_s=st.none() | st.floats(0, 100), output=st.integers(1, 50))
-    def arrive(self, due_at_s: float | None, deadline_at_s: float | None, output: int) -> None:
+    @rule(
+        due_at_s=st.none() | st.floats(0, 50),
+        deadline_at_s=st.none() | st.floats(0, 100),
+        output=st.integers(1, 50),
+        tenant=st.sampled_from("ab"),
+        workflow=st.none() | st.sampled_from("uvw"),
+    )
+    def arrive(
+        self, due_at_s: float | None, deadline_at_s: float | None, output: int, tenant: str, workflow: str | None
+    ) -> None:
         self.count += 1
         self.inside.add(str(self.count))
-        self.carry_out(
-            self.gate.on_arrival(
-                self.now, call(str(self.count), due_at_s=due_at_s, deadline_at_s=deadline_at_s, output=output)
-            )
+        arriving = replace(
+            call(str(self.count), due_at_s=due_at_s, deadline_at_s=deadline_at_s, output=output),
+            tenant=tenant,
+            workflow=None if workflow is None else WorkflowId(workflow),
         )
+        self.carry_out(self.gate.on_arrival(self.now, arriving))
+
+    @rule(demand_s=st.sampled_from([0.3, 1.0]))
+    def learn_the_bounds(self, demand_s: float) -> None:
+        for _ in range(20):
+            self.gate.gate.observe(1.0, demand_s)
+            self.gate.tenants.observe(1.0, demand_s)
+
+    @rule(workflow=st.sampled_from("uvw"))
+    def end_a_workflow(self, workflow: str) -> None:
+        self.carry_out(self.gate.on_workflow_end(self.now, WorkflowId(workflow)))
 
     @precondition(lambda self: self.at)
     @rule(data=st.data())
@@ -327,7 +381,8 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def no_call_waits_while_two_accepting_engines_are_idle(self) -> None:
         idle = [engine for engine in self.gate.table.accepting(self.now) if not engine.backlog]
-        assert not (len(idle) > 1 and self.gate.waiting)
+        queued = self.gate.waiting - len(self.gate.gate)  # a workflow may wait for one that pauses
+        assert not (len(idle) > 1 and queued)
 
 
 Life.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)

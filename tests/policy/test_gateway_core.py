@@ -182,16 +182,31 @@ def test_lengths_follow_the_answers_of_the_same_kind() -> None:
     assert promised(made, given=facts("next", tenant="t")).output_predicted == 7
 
 
-def test_the_speed_of_an_engine_without_a_profile_is_learned_and_a_profile_is_kept() -> None:
-    result = answered(11, sent_at_s=0.0, first_at_s=0.5, finished_at_s=1.5)
-    learns, keeps = core(1, profile=None), core(1)
-    for made in (learns, keeps):
-        for index in range(40):
-            arrived(made, str(index))
-            made.on_end(2.0, CallId(str(index)), result)
-    (learned,) = learns.engines.costs()
-    assert learned.step_s + learned.decode_s == pytest.approx(0.1, rel=0.05)
+def test_what_engines_cost_follows_their_answers_unless_that_is_turned_off() -> None:
+    learns, without_profile, keeps = core(1), core(1, profile=None, learn_costs=False), core(1, learn_costs=False)
+    for made in (learns, without_profile, keeps):
+        for index in range(60):
+            now = 2.0 * index
+            arrived(made, str(index), now)
+            made.on_first_token(now + 0.5, CallId(str(index)))
+            made.on_end(now + 1.6, CallId(str(index)), answered(11, finished_at_s=now + 1.5))
+    for made in (learns, without_profile):
+        (learned,) = made.engines.costs()
+        assert learned.alone_seconds(100, 11) == pytest.approx(1.5, rel=0.05)
     assert keeps.engines.costs() == [COST]
+
+
+def test_engines_of_one_kind_share_one_learned_cost_model() -> None:
+    made, slower = core(3), cost.scaled(COST, 1.5)
+    for index in range(90):
+        now, prompt = 2.0 * index, (200, 2000, 4000)[index // 3 % 3]
+        arrived(made, str(index), now, characters=4 * prompt)
+        first_at_s = now + slower.prefill_seconds(prompt)
+        made.on_first_token(first_at_s, CallId(str(index)))
+        made.on_end(first_at_s + 10 * slower.step_s, CallId(str(index)), answered(11, prompt_tokens=prompt))
+    ((learned, engines),) = made.engines.kinds()
+    assert engines == 3
+    assert learned.alone_seconds(2000, 11) == pytest.approx(slower.alone_seconds(2000, 11), rel=0.05)
 
 
 def test_service_is_counted_by_tenant_and_weight() -> None:

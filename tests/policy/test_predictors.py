@@ -1,15 +1,9 @@
-"""Output lengths, engine speed, remaining work, and outlier ejection: what is learned from observations."""
-
-from typing import Any
+"""Output lengths, remaining work, and outlier ejection: what is learned from observations."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tidegate_policy.admit.outliers import FailureRecord, OutlierSettings
-from tidegate_policy.cost import CostModel
 from tidegate_policy.predict import output_length
-from tidegate_policy.predict.engine_speed import EngineSpeed, SpeedObservation
 from tidegate_policy.predict.output_length import LengthObservation, LengthPrediction, OutputLengths
 from tidegate_policy.predict.remaining_work import RemainingWork
 
@@ -49,54 +43,6 @@ def test_a_forgotten_kind_gets_the_mean_of_its_model() -> None:
     for index in range(output_length.MAX_KINDS + 50):
         lengths.observe((str(index), "", "m"), seen(7))
     assert lengths.predict(("first", "", "m"), None).expected < 20
-
-
-def test_engine_speed_finds_the_coefficients_of_the_engine() -> None:
-    truth = CostModel(step_s=0.008, prefill_s=2e-5, decode_s=0.0003)
-    found = EngineSpeed()
-    for index in range(400):
-        neighbours = (index * 7) % 20
-        tpot_s = truth.step_s + truth.decode_s * (neighbours + 1)
-        ttft_s = truth.prefill_seconds(1000) + (0.5 if neighbours else 0.0)
-        found = found.observe(
-            SpeedObservation(
-                prompt_tokens=1000,
-                tokens=51,
-                ttft_s=ttft_s,
-                whole_s=ttft_s + 50 * tpot_s,
-                neighbours=neighbours,
-                found_idle=neighbours == 0,
-            )
-        )
-    assert found.predict().step_s == pytest.approx(truth.step_s, rel=0.1)
-    assert found.predict().decode_s == pytest.approx(truth.decode_s, rel=0.1)
-    assert found.predict().prefill_s == pytest.approx(truth.prefill_s, rel=0.2)
-
-
-@given(
-    calls=st.lists(
-        st.tuples(
-            st.integers(0, 10**6), st.integers(0, 10**5), st.floats(0, 1e4), st.floats(0, 1e5), st.integers(0, 500)
-        ),
-        max_size=30,
-    )
-)
-def test_coefficients_of_engine_speed_are_never_negative(calls: list[Any]) -> None:
-    found = EngineSpeed()
-    for prompt, tokens, ttft_s, whole_s, neighbours in calls:
-        found = found.observe(
-            SpeedObservation(
-                prompt_tokens=prompt,
-                tokens=tokens,
-                ttft_s=ttft_s,
-                whole_s=whole_s,
-                neighbours=neighbours,
-                found_idle=neighbours < 3,
-            )
-        )
-    assert found.predict().step_s > 0
-    assert found.predict().prefill_s > 0
-    assert found.predict().decode_s >= 0
 
 
 def test_remaining_work_is_the_mean_of_finished_workflows_and_unknown_stages_are_unknown() -> None:

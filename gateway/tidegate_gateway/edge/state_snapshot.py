@@ -33,6 +33,18 @@ def snapshot(gateway: running_gateway.Gateway) -> dict[str, Any]:
             "cap": gateway.settings.dispatch.cap,
         },
         "calls": {"waiting": dispatcher.waiting, "out": dispatcher.inflight},
+        "workflows": {
+            "active": dispatcher.gate.active,
+            "waiting": dispatcher.gate.held,
+            "limit": dispatcher.gate.limit,
+            "templates": {
+                scope: {
+                    stage: {"calls": round(seen.calls, 2), "parallel": round(seen.parallel, 2), "seen": seen.seen}
+                    for stage, seen in gateway.core.workflows.stages(scope).items()
+                }
+                for scope in gateway.core.workflows.scopes
+            },
+        },
         "tenant_shares": {tenant: round(share, 4) for tenant, share in gateway.core.tenant_service.shares(now).items()},
         "engines": [
             _engine(gateway, engine, now, accepting=engine.facts.id in accepting) for engine in gateway.core.engines
@@ -70,7 +82,9 @@ def _engine(
         "models": list(known.models),
         "policy": known.policy,
         "fallback": known.fallback,
-        "profile": "calibrated online" if known.address.cost is None else "given",
+        "profile": "none" if known.address.cost is None else "given",
+        "cost_equations": engine.estimate.learned,
+        "cost_error": round(engine.estimate.mean_error, 4),
         "simulated": known.simulated,
         "cap": engine.limit,
         "calls": engine.own.calls,

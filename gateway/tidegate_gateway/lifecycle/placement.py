@@ -59,7 +59,7 @@ class Placement:
         record = self.record
         record.sent_at_s = self._placements.clock()
         record.engine, record.decision = send.decision.engine, send.decision
-        record.attempts, record.neighbours = send.attempt, send.neighbours
+        record.attempts = send.attempt
         self._placements.recent.remember(record)
         return send
 
@@ -233,6 +233,10 @@ class Placements:
 
     def finished(self, call: CallId, result: gateway_core.CallResult) -> None:
         self._act(self.core.on_end(self.clock(), call, result))
+
+    def workflow_over(self, workflow: WorkflowId, ok: bool) -> None:
+        """The workflow is done (`ok`), or was cancelled or has expired."""
+        self._act(self.core.on_workflow_end(self.clock(), workflow, ok=ok))
 
     def leave(self, placement: Placement) -> None:
         if self._in_progress.pop(placement.call.id, None) is not None and not placement.ended:

@@ -34,8 +34,6 @@ class CallRecord:
     engine: EngineId | None = None
     decision: Decision | None = None
     attempts: int = 0
-    neighbours: int = 0
-    """Other sequences at the engine when this call was sent."""
 
     # Written by the relay.
     first_token_at_s: float | None = None
@@ -71,8 +69,6 @@ class CallRecord:
             ok=ok,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
-            sent_at_s=self.sent_at_s,
-            first_at_s=self.first_token_at_s if self.stream else None,
             finished_at_s=self.finished_at_s,
-            neighbours=self.neighbours,
+            streamed=self.stream,
         )

@@ -67,7 +67,10 @@ class Workflows:
         link: store_link.StoreLink,
         metrics: prometheus_metrics.Metrics,
         templates: tuple[gateway_settings.Template, ...] = (),
+        over: Callable[[WorkflowId, bool], None] = lambda workflow, ok: None,
     ) -> None:
+        """`over` takes each workflow whose end this gateway has recorded, and whether it is done."""
+        self._over = over
         self._link = link
         self._metrics = metrics
         self._templates = {item.name: item for item in templates}
@@ -180,12 +183,13 @@ class Workflows:
         request_fields.name(workflow, "id")
         same = once(by.key, by.tenant, f"complete {workflow}")
         subject = _Subject(workflow=workflow, names=by.names)
-        return await self._ask(lambda store: store.complete(workflow, by=by.tenant, once=same), subject)
+        record = await self._ask(lambda store: store.complete(workflow, by=by.tenant, once=same), subject)
+        return self._ended(record)
 
     async def cancel(self, workflow: str, by: Requester) -> store_contract.Record:
         request_fields.name(workflow, "id")
         subject = _Subject(workflow=workflow, names=by.names)
-        return await self._ask(lambda store: store.cancel(workflow, by=by.tenant), subject)
+        return self._ended(await self._ask(lambda store: store.cancel(workflow, by=by.tenant), subject))
 
     # The machinery.
 
@@ -204,13 +208,18 @@ class Workflows:
         except store_contract.Rejected as error:
             raise _rejection(error, subject) from error
 
+    def _ended(self, record: store_contract.Record) -> store_contract.Record:
+        if record.state != "running":
+            self._over(WorkflowId(record.id), record.state == "done")
+        return record
+
     async def _record(self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None) -> bool:
         """Whether the end of a call is recorded, or there is no workflow left to record it in."""
         store = self._link.store
         if store is None or not self._link.up:
             return False
         try:
-            await store.finish(workflow, call, ok=ok, share_ms=share_ms)
+            self._ended(await store.finish(workflow, call, ok=ok, share_ms=share_ms))
         except store_contract.Unavailable:
             self._link.up = False
             return False

@@ -12,8 +12,8 @@ class Send:
     call: Call
     decision: Decision
     attempt: int
-    neighbours: int
-    """Other sequences at the engine when the call was sent, those of other gateways included."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that the engine is believed to hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

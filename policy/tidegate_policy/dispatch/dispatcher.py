@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidegate_policy import policies
-from tidegate_policy.admit import retries
+from tidegate_policy.admit import retries, tenant_shares, workflow_gate
 from tidegate_policy.dispatch import prefix_index, rules
 from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.engine_table import Engine, EngineTable
 from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutableEngine, RoutingContext
-from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, Decision, DropReason, EngineId
+from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, Decision, DropReason, EngineId, WorkflowId
 from tidegate_policy.waiting_queue import Start, WaitingQueue
 
 SLACK_EXPIRIES = 64
@@ -36,6 +36,10 @@ class Limits:
     """Calls that may wait in the gateway; the next one that would have to wait is shed as saturated."""
     ttl_s: float = 60.0
     """Seconds that a call without a deadline may wait in the gateway."""
+    bound_workflows: bool = True
+    """Workflows beyond the number that saturates the pool wait before their first call (`admit.workflow_gate`)."""
+    share_among_tenants: bool = True
+    """While several tenants compete, calls beyond the share of their tenant wait (`admit.tenant_shares`)."""
 
 
 @dataclass(slots=True)
@@ -60,6 +64,7 @@ class _Waiting:
     """What is remembered of a waiting call beside its place in the queue."""
 
     prices: Prices
+    tenant: str
     expires_at_s: float
     """Instant at which its wait here ends: its deadline, or the end of its time to live if it has none."""
     attempt: int = 1
@@ -85,6 +90,8 @@ class Dispatcher:
         self._rule = rules.create(settings)
         self.prefixes = prefix_index.PrefixIndex(settings.prefix_entries)
         self._queue = WaitingQueue(policy)
+        self.gate = workflow_gate.WorkflowGate(bounded=limits.bound_workflows)
+        self.tenants = tenant_shares.TenantShares(bounded=limits.share_among_tenants)
         self._warm: Sequence[RoutableEngine] = ()
         """The engines that have `cached_tokens` of the last call."""
         self._waiting: dict[CallId, _Waiting] = {}
@@ -105,7 +112,9 @@ class Dispatcher:
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        """Calls that wait in the gateway. Those of workflows that may not start yet, and those beyond the share of their
+        tenant, are included."""
+        return len(self._queue) + len(self.gate) + len(self.tenants)
 
     @property
     def inflight(self) -> int:
@@ -113,8 +122,9 @@ class Dispatcher:
         return len(self._out)
 
     def waiting_calls(self) -> list[Call]:
-        """The waiting calls, next first."""
-        return [item.call for item in self._queue]
+        """The waiting calls, next first; then those beyond their tenant's share, and those of workflows that may not start
+        yet."""
+        return [item.call for item in (*self._queue, *self.tenants, *self.gate)]
 
     def own_backlog(self, engine: EngineId) -> Backlog:
         """The work of the calls that are out at `engine`."""
@@ -125,10 +135,9 @@ class Dispatcher:
         return self._groups.get(group, {})
 
     def next_expiry_at_s(self) -> float | None:
-        """The instant at which `on_tick` has a call to shed; None while no call waits."""
-        while self._expiries and not self._still_waits(*self._expiries[0]):
-            heapq.heappop(self._expiries)
-        return self._expiries[0][0] if self._expiries else None
+        """The instant at which `on_tick` has a call to shed, or a workflow to start; None while no call waits."""
+        expires_at_s, starts_at_s = self._next_expiry_at_s(), self.gate.next_start_at_s()
+        return min((at_s for at_s in (expires_at_s, starts_at_s) if at_s is not None), default=None)
 
     # Events.
 
@@ -139,14 +148,22 @@ class Dispatcher:
         accepting = self._engines.accepting(now)
         if not accepting:
             return [self._shed(call, DropReason.NO_ENGINES)]
-        if len(self._queue) >= self._limits.max_waiting and not self._engines.with_room(now):
-            return [self._shed(call, DropReason.SATURATED)]
+        held = call.workflow is not None and self.gate.must_wait(now, call.workflow)
+        actions: list[Action] = []
+        if self.waiting >= self._limits.max_waiting and (held or not self._engines.with_room(now)):
+            evicted = self.tenants.largest(now, call.tenant)
+            if evicted is None:
+                return [self._shed(call, DropReason.SATURATED)]
+            del self._waiting[evicted.call.id]
+            actions.append(self._shed(evicted.call, DropReason.EVICTED))
         prices = Prices(call)
         item = self._queued(call, prices)
-        self._queue.rekey(self._queue.policy.on_arrival(now, item))
-        self._queue.push(item)
-        self._wait(call, _Waiting(prices=prices, expires_at_s=self._expires_at_s(now, call)))
-        return self.pump(now)
+        self._wait(call, _Waiting(prices=prices, tenant=call.tenant, expires_at_s=self._expires_at_s(now, call)))
+        if held and call.workflow is not None:
+            self.gate.hold(item, call.workflow)
+        else:
+            self._start(now, item)
+        return [*actions, *self.pump(now)]
 
     def on_first_token(self, now: float, call_id: CallId) -> None:
         """The engine answers: the call is never moved again."""
@@ -160,6 +177,7 @@ class Dispatcher:
         out = self._out.get(call_id)
         engine = None if out is None else self._engines.get(out.engine)
         if out is not None and engine is not None:
+            self._engines.on_tokens(now, engine, call_id, tokens)
             self._recharge(out, engine.cost.decode_charge(out.call, tokens))
         if out is not None and tokens > out.tokens:
             served = {call_id: policies.Computed(0 if out.tokens else out.call.prompt_tokens, tokens - out.tokens)}
@@ -172,7 +190,9 @@ class Dispatcher:
         waiting = self._waiting.get(call.id)
         if waiting is not None:
             waiting.prices = Prices(call)
-            self._queue.update(self._queued(call, waiting.prices))
+            item = self._queued(call, waiting.prices)
+            if not (self.gate.update(item) or self.tenants.update(item)):
+                self._queue.update(item)
         elif call.id in self._out:
             self._out[call.id].call = call
 
@@ -192,6 +212,7 @@ class Dispatcher:
             return [GiveUp(call=out.call), *self.pump(now)]
         waiting = _Waiting(
             prices=Prices(out.call),
+            tenant=out.call.tenant,
             expires_at_s=self._expires_at_s(now, out.call),
             attempt=out.attempt + 1,
             avoid={*out.avoid, out.engine},
@@ -199,7 +220,7 @@ class Dispatcher:
         if not self._may_serve(now, waiting):
             return [self._shed(out.call, DropReason.NO_ENGINES), *self.pump(now)]
         item = self._queued(out.call, waiting.prices)
-        self._queue.rekey(self._queue.policy.on_arrival(now, item))
+        self._enter(now, item)
         self._queue.push_preempted(item)
         self._wait(out.call, waiting)
         return self.pump(now)
@@ -211,11 +232,15 @@ class Dispatcher:
 
     def on_cancel(self, now: float, call_id: CallId) -> list[Action]:
         """The client went away."""
-        if self._queue.remove(call_id) is not None:
+        if self._take_out(now, call_id) is not None:
             del self._waiting[call_id]
-            self._queue.rekey(self._queue.policy.on_end(now, call_id))
-            return []
+            return self.pump(now)
         return self.on_end(now, call_id)
+
+    def on_workflow_end(self, now: float, workflow: WorkflowId) -> list[Action]:
+        """The workflow is over, so another one may start."""
+        self.gate.over(workflow)
+        return self.pump(now)
 
     def on_engine_gone(self, now: float, engine: EngineId) -> list[Action]:
         """The engine left the pool. The calls that are out there end by their own events."""
@@ -245,7 +270,7 @@ class Dispatcher:
     def on_tick(self, now: float) -> list[Action]:
         """Sheds the calls whose time in the gateway is over."""
         expired: list[Action] = []
-        while (expires_at_s := self.next_expiry_at_s()) is not None and expires_at_s <= now:
+        while (expires_at_s := self._next_expiry_at_s()) is not None and expires_at_s <= now:
             expired.append(self._expire(now, heapq.heappop(self._expiries)[1]))
         return [*expired, *self.pump(now)]
 
@@ -254,7 +279,13 @@ class Dispatcher:
         self._draining = True
 
     def pump(self, now: float) -> list[Action]:
-        """Sends calls from the head of the queue while some engine has room for them."""
+        """Starts workflows that may start, and sends calls from the head of the queue while some engine has room."""
+        if len(self.gate):
+            for item in self.gate.release(now):
+                self._start(now, item)
+        if len(self.tenants):
+            for item in self.tenants.release(now):
+                self._enqueue(now, item)
         actions: list[Action] = []
         skipped: list[Start] = []
         while self._queue:
@@ -269,7 +300,7 @@ class Dispatcher:
                 skipped.append(start)
             elif item.call.deadline_at_s is not None and item.call.deadline_at_s <= now:
                 del self._waiting[item.call.id]
-                self._queue.rekey(self._queue.policy.on_end(now, item.call.id))
+                self._left(now, item.call)
                 actions.append(self._shed(item.call, DropReason.DEADLINE_UNREACHABLE))
             else:
                 actions.append(self._send(now, item, allowed))
@@ -278,6 +309,43 @@ class Dispatcher:
         return actions
 
     # The machinery.
+
+    def _start(self, now: float, item: policies.QueuedRequest) -> None:
+        """The workflow of the call may run, so the call waits for the share of its tenant, or for an engine."""
+        if self.tenants.arrived(now, item):
+            self._enqueue(now, item)
+
+    def _enqueue(self, now: float, item: policies.QueuedRequest) -> None:
+        self._enter(now, item)
+        self._queue.push(item)
+
+    def _enter(self, now: float, item: policies.QueuedRequest) -> None:
+        """The call counts as one of its workflow, and for the policy, until `_left`."""
+        self.tenants.enter(item)
+        if item.call.workflow is not None:
+            self.gate.enter(now, item.call.workflow)
+        self._queue.rekey(self._queue.policy.on_arrival(now, item))
+
+    def _left(self, now: float, call: Call) -> None:
+        self.tenants.leave(call.tenant, call.sequences)
+        if call.workflow is not None:
+            self.gate.leave(now, call.workflow)
+        self._queue.rekey(self._queue.policy.on_end(now, call.id))
+
+    def _take_out(self, now: float, call_id: CallId) -> policies.QueuedRequest | None:
+        """Takes a call out of the calls that wait; None if it does not wait."""
+        item = self._queue.remove(call_id)
+        if item is not None:
+            self._left(now, item.call)
+            return item
+        if call_id not in self._waiting:
+            return None
+        return self.gate.remove(call_id) or self.tenants.remove(call_id, self._waiting[call_id].tenant)
+
+    def _next_expiry_at_s(self) -> float | None:
+        while self._expiries and not self._still_waits(*self._expiries[0]):
+            heapq.heappop(self._expiries)
+        return self._expiries[0][0] if self._expiries else None
 
     def _send(self, now: float, item: policies.QueuedRequest, engines: Sequence[Engine]) -> Send:
         call = item.call
@@ -308,14 +376,14 @@ class Dispatcher:
         target = self._engines.get(chosen.id)
         if target is None:
             raise AssertionError(f"rule {self.settings.rule!r} named engine {chosen.id!r}, which is not in the pool")
-        neighbours = target.backlog.calls
+        self._engines.on_sent(now, target, call)
         target.set_own(target.own + price.charge)
         self._out[call.id] = _Out(call, chosen.id, price.charge, waited.attempt, item, avoid=frozenset(waited.avoid))
         if call.group is not None:
             self._groups.setdefault(call.group, Counter())[chosen.id] += 1
         self.prefixes.on_sent(call, chosen.id, chosen.cost.kv_tokens)
         self._rule.on_sent(now, call, chosen.id)
-        return Send(call=call, decision=decision, attempt=waited.attempt, neighbours=neighbours)
+        return Send(call=call, decision=decision, attempt=waited.attempt, cached_tokens=chosen.cached_tokens)
 
     def _look_up(self, call: Call, engines: Sequence[RoutableEngine]) -> None:
         """Tells each engine how much of the prompt it probably holds."""
@@ -331,7 +399,10 @@ class Dispatcher:
         if out is None:
             return
         self._recharge(out, NO_BACKLOG)
-        self._queue.rekey(self._queue.policy.on_end(now, call_id))
+        engine = self._engines.get(out.engine)
+        if engine is not None:
+            engine.estimate.forget(call_id)
+        self._left(now, out.call)
         self._rule.on_end(now, out.call, out.engine)
         if out.call.group is not None:
             members = self._groups[out.call.group]
@@ -368,9 +439,8 @@ class Dispatcher:
         return waiting is not None and waiting.expires_at_s == expires_at_s
 
     def _expire(self, now: float, call_id: CallId) -> Shed:
-        item = self._queue.remove(call_id)
+        item = self._take_out(now, call_id)
         waiting = self._waiting.pop(call_id)
-        self._queue.rekey(self._queue.policy.on_end(now, call_id))
         if item is None:
             raise AssertionError(f"call {call_id!r} has an expiry but does not wait")
         if not self._may_serve(now, waiting):

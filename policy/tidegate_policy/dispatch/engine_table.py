@@ -1,8 +1,7 @@
 """Which engines accept calls, how fast are they, and how much work do they hold?
 
 Health checks report `EngineFacts`. The table adds what the gateway core knows by itself: failed calls
-(`admit.outliers`), the speed of engines without a profile (`predict.engine_speed`), and this gateway's own share of the
-backlog.
+(`admit.outliers`), what a step of each engine costs (`predict.engine_cost`), and this gateway's own share of the backlog.
 """
 
 import collections
@@ -14,9 +13,12 @@ from typing import Literal
 
 from tidegate_policy.admit import outliers
 from tidegate_policy.cost import CostModel
-from tidegate_policy.dispatch.routing import RoutableEngine
-from tidegate_policy.model import NO_BACKLOG, Backlog, EngineId
-from tidegate_policy.predict.engine_speed import EngineSpeed, SpeedObservation
+from tidegate_policy.dispatch.routing import Prices, RoutableEngine
+from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, EngineId
+from tidegate_policy.predict import engine_cost
+
+ALIKE = 0.02
+"""Two learned cost models that price work within this share of each other are taken for one."""
 
 MaxInflight = int | Literal["auto"] | None
 """Sequences that may be out at one engine. "auto" = enough to keep its batch full; None = no bound (early binding)."""
@@ -38,7 +40,7 @@ class EngineFacts:
 
     id: EngineId
     cost: CostModel | None
-    """None = the engine has no profile; its speed is learned from its answers."""
+    """The engine's profile, from which the estimate of its costs starts; None = it has none."""
     health: Health = Health.UP
     others: Backlog = NO_BACKLOG
     """Calls that other gateways have sent to the engine and that have not ended."""
@@ -55,14 +57,14 @@ def max_inflight(setting: MaxInflight, model: CostModel) -> int | None:
 class Engine:
     """One engine of the table."""
 
-    __slots__ = ("facts", "limit", "own", "record", "routable", "speed")
+    __slots__ = ("estimate", "facts", "limit", "own", "record", "routable")
 
     def __init__(self, facts: EngineFacts, cost: CostModel, limit: int | None) -> None:
         self.facts = facts
         self.own = NO_BACKLOG
         """Calls that this gateway has sent to the engine and that have not ended."""
         self.record = outliers.FailureRecord()
-        self.speed = EngineSpeed()
+        self.estimate = engine_cost.EngineCost(facts.cost)
         self.limit = limit
         self.routable = RoutableEngine(facts.id, cost, facts.others)
 
@@ -84,8 +86,10 @@ class Engine:
 class EngineTable:
     """All engines in the order of their ids."""
 
-    def __init__(self, limit: MaxInflight, settings: outliers.OutlierSettings) -> None:
+    def __init__(self, limit: MaxInflight, settings: outliers.OutlierSettings, *, learn_costs: bool = True) -> None:
+        """Without `learn_costs` an engine with a profile keeps its profile."""
         self._limit = limit
+        self._learn_costs = learn_costs
         self._settings = settings
         self._engines: dict[EngineId, Engine] = {}
         self._models: dict[CostModel, CostModel] = {}
@@ -119,18 +123,28 @@ class EngineTable:
         self._count_kinds()
         return self._live_kinds
 
+    def measure(self, call: Call, cached_tokens: int) -> tuple[float, float]:
+        """Seconds of the call alone, averaged over the engines, and the seconds that the whole pool takes for each of many
+        calls like this one: the work that batching cannot share, divided among the engines by their speeds."""
+        prices = Prices(call)
+        kinds = self.kinds()
+        rate = sum(count / max(prices.of(cost, cached_tokens).work_s, 1e-6) for cost, count in kinds)
+        return prices.mean_service_s(kinds), 1.0 / rate if rate else 0.0
+
     def update(self, facts: EngineFacts, own: Callable[[], Backlog]) -> None:
         """Takes in new facts; `own` gives this gateway's backlog on an engine that the table did not know."""
         known = self._engines.get(facts.id)
         if known is None:
-            fresh = Engine(facts, self._interned(facts.cost or EngineSpeed().predict()), None)
+            fresh = Engine(facts, self._interned(facts.cost or engine_cost.STARTING), None)
             fresh.own = own()
             self._engines[facts.id] = known = fresh
             self._engines = dict(sorted(self._engines.items()))
         known.facts = facts
         self._accepting_until_at_s = -math.inf
         self._kinds_are_known = False
-        self._set_cost(known, facts.cost or known.speed.predict())
+        if facts.cost != known.estimate.first:
+            known.estimate = engine_cost.EngineCost(facts.cost)
+        self._set_cost(known, known.estimate.cost)
         known.set_own(known.own)
 
     def set_others(self, others: Mapping[EngineId, Backlog]) -> None:
@@ -175,12 +189,27 @@ class EngineTable:
             self._accepting_until_at_s = -math.inf
         return after.ejected_until_at_s - now if ejects else None
 
-    def on_answer(self, engine: EngineId, seen: SpeedObservation) -> None:
-        """An engine finished a call; the speed of an engine without a profile is learned from it."""
+    def on_sent(self, now: float, engine: Engine, call: Call) -> None:
+        """The call goes to the engine. Called before the call is a part of the engine's backlog."""
+        if self._learns(engine):
+            routable = engine.routable
+            engine.estimate.on_sent(now, call, routable.cached_tokens, others=engine.facts.others.calls)
+
+    def on_tokens(self, now: float, engine: Engine, call: CallId, tokens: int) -> None:
+        """The engine has sent `tokens` tokens of the call so far."""
+        if self._learns(engine):
+            engine.estimate.on_tokens(now, call, tokens, _crowd(engine))
+
+    def on_answer(self, now: float, engine: EngineId, call: CallId, output_tokens: int, *, streamed: bool) -> None:
+        """The engine has sent the whole answer; what its steps cost is learned from it."""
         known = self._engines.get(engine)
-        if known is not None and known.facts.cost is None:
-            known.speed = known.speed.observe(seen)
-            self._set_cost(known, known.speed.predict())
+        if known is None or not self._learns(known):
+            return
+        if known.estimate.on_end(now, call, output_tokens, _crowd(known), streamed=streamed):
+            self._set_cost(known, known.estimate.cost)
+
+    def _learns(self, engine: Engine) -> bool:
+        return self._learn_costs or engine.facts.cost is None
 
     def _others_serve(self, now: float, engine: EngineId) -> bool:
         return any(
@@ -188,9 +217,17 @@ class EngineTable:
         )
 
     def _set_cost(self, engine: Engine, cost: CostModel) -> None:
-        engine.routable.cost = self._interned(cost)
+        engine.routable.cost = self._interned(self._alike(engine, cost))
         self._kinds_are_known = False
         engine.limit = max_inflight(self._limit, cost)
+
+    def _alike(self, engine: Engine, cost: CostModel) -> CostModel:
+        """The cost model in use that differs by less than the noise of a learned one, so that engines of one kind share
+        one price; else `cost`. A profile is taken as it is."""
+        if cost is engine.facts.cost:
+            return cost
+        others = dict.fromkeys(item.cost for item in self if item is not engine)
+        return next((other for other in others if engine_cost.close(cost, other, ALIKE)), cost)
 
     def _count_kinds(self) -> None:
         if not self._kinds_are_known:
@@ -205,3 +242,9 @@ class EngineTable:
         if len(self._models) > 4 * len(self._engines) + 64:
             self._models = {item.cost: item.cost for item in self}
         return self._models.setdefault(cost, cost)
+
+
+def _crowd(engine: Engine) -> float:
+    """Sequences at the engine for each sequence of this gateway."""
+    others = engine.facts.others.calls
+    return 1.0 + others / max(engine.own.calls, 1) if others else 1.0

@@ -1,7 +1,8 @@
 """An upper bound of a call's output length that holds with a chosen probability: bucketed conformal calibration.
 
-`l_upper = l_predicted + q_(1-eps)(D_bucket)` (H-MAS eq 4, 10): each bucket of prompt lengths keeps the latest prediction
-errors, and the bound adds their quantile to the prediction.
+`l_upper = l_predicted + q_(1-eps)(D_bucket)` (H-MAS eq 4, 10): each bucket of sizes keeps the latest prediction errors, and
+the bound adds their quantile to the prediction. A bucket holds the sizes between two powers of two. Engines take the prompt
+for the size, and gateways the prediction (docs/prediction.md).
 """
 
 import bisect
@@ -26,9 +27,9 @@ class ConformalBound:
     """The share of calls that may exceed the bound (the paper's eps)."""
     _buckets: dict[int, _Bucket] = field(default_factory=dict)
 
-    def observe(self, prompt_tokens: int, predicted: int, actual: int) -> None:
+    def observe(self, size: int, predicted: int, actual: int) -> None:
         """A call with this prediction had this output length."""
-        bucket = self._buckets.setdefault(prompt_tokens.bit_length(), _Bucket())
+        bucket = self._buckets.setdefault(size.bit_length(), _Bucket())
         error = actual - predicted
         bucket.latest.append(error)
         bisect.insort(bucket.ordered, error)
@@ -36,17 +37,22 @@ class ConformalBound:
             oldest = bucket.latest.popleft()
             del bucket.ordered[bisect.bisect_left(bucket.ordered, oldest)]
 
-    def upper(self, prompt_tokens: int, predicted: int) -> int:
+    def seen(self, size: int) -> int:
+        """Errors that are known for calls of this size."""
+        bucket = self._buckets.get(size.bit_length())
+        return 0 if bucket is None else len(bucket.ordered)
+
+    def upper(self, size: int, predicted: int) -> int:
         """The bound for a call with this prediction; at least the prediction's own value while errors are unknown.
 
         The quantile is the conformal one, `ceil((n + 1)(1 - eps))` of n errors, so the bound holds for finite n; with too
         few errors for it, the largest error counts."""
-        return max(predicted + self.margin(prompt_tokens), 1)
+        return max(predicted + self.margin(size), 1)
 
-    def margin(self, prompt_tokens: int) -> int:
-        """The tokens by which the bound of a call with this prompt exceeds its prediction. Prompts of one `bit_length` have
-        the same margin."""
-        bucket = self._buckets.get(prompt_tokens.bit_length())
+    def margin(self, size: int) -> int:
+        """The tokens by which the bound of a call of this size exceeds its prediction. Sizes of one `bit_length` have the
+        same margin."""
+        bucket = self._buckets.get(size.bit_length())
         if bucket is None:
             return 0
         count = len(bucket.ordered)

@@ -8,19 +8,31 @@ the model's own mean.
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tidegate_policy.cost import CostModel, mean_call_seconds
 from tidegate_policy.model import Call, CallId
+from tidegate_policy.predict import conformal_bound
 
 DEFAULT_OUTPUT_TOKENS = 128.0
 DEFAULT_PROMPT_TOKENS = 256.0
 CHARACTERS_PER_TOKEN = 4.0
 MESSAGE_TOKENS = 5.0
 """Tokens that a chat template adds for each message."""
-NEWEST_WEIGHT = 0.05
+NEWEST_WEIGHT = 0.02
 """Weight of the newest observation once a kind is known."""
+LEAST_SIZED = 4
+"""Calls of one size before their mean is used."""
+SIZED_WINS = 0.95
+"""The mean by size is used where its error is smaller by this factor."""
+RISK = 0.05
+"""The share of calls that may exceed the upper bound."""
+LEAST_ERRORS = 20
+"""Errors of a bucket before it has a bound: with fewer the largest one would be exceeded too often."""
+MOST_TOKENS = 1 << 40
+"""Beyond any output."""
 MAX_KINDS = 4096
 """Kinds remembered; the kind observed least recently is forgotten first."""
 MAX_MODELS = 1024
@@ -30,25 +42,33 @@ Kind = tuple[str, str, str]
 """(template or tenant, stage or class, model)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+@dataclass(slots=True, kw_only=True)
 class Lengths:
     """Lengths of the calls of one kind, in tokens."""
 
     seen: int = 0
     prompt: float = DEFAULT_PROMPT_TOKENS
     output: float = DEFAULT_OUTPUT_TOKENS
-    variance: float = 0.0
-    """Variance of the output length."""
 
-    def after(self, prompt: float, output: float) -> "Lengths":
+    error: float = 0.0
+    """Mean absolute error of `output` as a prediction."""
+    sized_error: float = 0.0
+    """The same of the mean of calls of this kind with prompts of the same size."""
+
+    def add(self, prompt: float, output: float) -> None:
+        """One more call."""
         weight = max(NEWEST_WEIGHT, 1 / (self.seen + 1))
-        error = output - self.output
-        return Lengths(
-            seen=self.seen + 1,
-            prompt=self.prompt + weight * (prompt - self.prompt),
-            output=self.output + weight * error,
-            variance=(1 - weight) * (self.variance + weight * error * error) if self.seen else 0.0,
-        )
+        self.seen += 1
+        self.prompt += weight * (prompt - self.prompt)
+        self.output += weight * (output - self.output)
+
+    def compare(self, error: float, sized_error: float) -> None:
+        """The errors that both predictions of the newest call had."""
+        self.error += NEWEST_WEIGHT * (error - self.error)
+        self.sized_error += NEWEST_WEIGHT * (sized_error - self.sized_error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +77,7 @@ class LengthPrediction:
 
     expected: int
     upper: int
-    """A bound that few calls of the kind exceed; 0 = unknown."""
+    """A bound that about one call of twenty exceeds; 0 = unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,19 +99,25 @@ class OutputLengths:
     def __init__(self) -> None:
         self._kinds: OrderedDict[Kind, Lengths] = OrderedDict()
         self._characters: OrderedDict[str, float] = OrderedDict()
+        self._sized: OrderedDict[tuple[Kind, int], Lengths] = OrderedDict()
+        """By kind and by the power of two below the prompt's tokens."""
+        self._bounds: OrderedDict[str, conformal_bound.ConformalBound] = OrderedDict()
+        """The errors of predictions, by model."""
 
     def prompt_tokens(self, model: str, characters: int, messages: int) -> int:
         """Predicted prompt tokens; at least 1."""
         per_token = self._characters.get(model, CHARACTERS_PER_TOKEN)
         return max(1, round(characters / per_token + MESSAGE_TOKENS * messages))
 
-    def predict(self, kind: Kind, max_tokens: int | None) -> LengthPrediction:
-        """The output length of each sequence of a call of `kind`."""
+    def predict(self, kind: Kind, max_tokens: int | None, prompt_tokens: int = 0) -> LengthPrediction:
+        """The output length of each sequence of a call of `kind`. `prompt_tokens`: 0 = unknown."""
         lengths = self._of(kind)
         most = math.inf if max_tokens is None else max(max_tokens, 1)
-        predicted = max(1, round(min(lengths.output, most)))
-        upper = lengths.output + 2 * math.sqrt(lengths.variance) if lengths.seen >= 8 else most
-        bound = min(upper, most)
+        own = max(1, round(self._output(kind, lengths, prompt_tokens)))
+        predicted = min(own, round(min(most, MOST_TOKENS)))
+        bounds = self._bounds.get(kind[2])
+        known = bounds is not None and lengths.seen and bounds.seen(own) >= LEAST_ERRORS
+        bound = min(bounds.upper(own, own) if bounds is not None and known else math.inf, most)
         return LengthPrediction(expected=predicted, upper=0 if math.isinf(bound) else max(predicted, math.ceil(bound)))
 
     def stage_seconds(self, kind: Kind, models: Sequence[CostModel]) -> float:
@@ -115,12 +141,41 @@ class OutputLengths:
             self._characters[model] = before + NEWEST_WEIGHT * 2 * (ratio - before)
             if len(self._characters) > MAX_MODELS:
                 self._characters.popitem(last=False)
+        output = round(seen.output_tokens / seen.sequences)
+        lengths = self._of(kind)
+        sized = self._sized.get((kind, seen.prompt_tokens.bit_length()))
+        if lengths.seen:
+            predicted = max(1, round(self._output(kind, lengths, seen.prompt_tokens)))
+            self._bounds.setdefault(model, conformal_bound.ConformalBound(risk=RISK)).observe(
+                predicted, predicted, output
+            )
+            self._bounds.move_to_end(model)
+            if len(self._bounds) > MAX_MODELS:
+                self._bounds.popitem(last=False)
+        if sized is not None:
+            lengths.compare(abs(lengths.output - output), abs(sized.output - output))
+        _add(self._sized, (kind, seen.prompt_tokens.bit_length()), seen.prompt_tokens, output)
         for key in dict.fromkeys((kind, ("", "", model))):
-            output = round(seen.output_tokens / seen.sequences)
-            self._kinds[key] = self._kinds.get(key, Lengths()).after(seen.prompt_tokens, output)
-            self._kinds.move_to_end(key)
-        while len(self._kinds) > MAX_KINDS:
-            self._kinds.popitem(last=False)
+            _add(self._kinds, key, seen.prompt_tokens, output)
+
+    def _output(self, kind: Kind, lengths: Lengths, prompt_tokens: int) -> float:
+        """The mean of calls with prompts of about this size, where it was the better prediction for the kind so far; else
+        the mean of the kind."""
+        if lengths.sized_error < SIZED_WINS * lengths.error:
+            sized = self._sized.get((kind, prompt_tokens.bit_length()))
+            if sized is not None and sized.seen >= LEAST_SIZED:
+                return sized.output
+        return lengths.output
 
     def _of(self, kind: Kind) -> Lengths:
         return self._kinds.get(kind) or self._kinds.get(("", "", kind[2])) or Lengths()
+
+
+def _add(known: OrderedDict[_Key, Lengths], key: _Key, prompt: int, output: int) -> None:
+    lengths = known.get(key)
+    if lengths is None:
+        lengths = known[key] = Lengths()
+        if len(known) > MAX_KINDS:
+            known.popitem(last=False)
+    lengths.add(prompt, output)
+    known.move_to_end(key)

@@ -1,8 +1,8 @@
 """How much work does a workflow still have after a call? Learned from workflows that finished.
 
 A declared stage knows its followers (`budget`). For a stage without a declaration the mean over earlier workflows of
-the same scope stands in: HexGen eq 5 needs the expected seconds of the stages that follow. Benchmarks show finished
-workflows to this predictor. Gateways do not yet, so there it knows no stage.
+the same scope stands in: HexGen eq 5 needs the expected seconds of the stages that follow. `workflow_history` shows it
+the workflows that finish.
 """
 
 from collections import OrderedDict

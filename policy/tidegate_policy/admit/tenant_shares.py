@@ -1,0 +1,180 @@
+"""How many calls may each tenant have at the engines while several tenants compete?
+
+Engines serve the calls of a batch side by side, so a tenant that sends more calls than the others gets more service, in
+whatever order calls wait. While several tenants are active and the pool is busy, each tenant may have its part by weight
+of `HEADROOM` times the places that saturate the pool. It may have more only as far as all tenants together want fewer
+places than saturate the pool (max-min). Calls beyond that wait here, in the order of their arrival. A tenant that is alone
+has no bound.
+
+The places follow Little's law, as in `workflow_gate`: the pool completes one call in `demand_s` seconds when its engines
+batch as much as they may, and a call alone takes `service_s` seconds.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tidegate_policy.model import CallId
+from tidegate_policy.policies import QueuedRequest
+
+HEADROOM = 1.8
+"""With less, tenants that keep to their parts are held back below the capacity; with more, a flood delays them more."""
+ACTIVE_S = 30.0
+"""A tenant without calls for longer does not compete."""
+FIRST_CALLS = 16
+"""Answers before there is a bound."""
+NEWEST_WEIGHT = 0.02
+LEAST_PLACES = 2
+"""Of each tenant, so that a long call does not block the next one."""
+MAX_TENANTS = 1000
+
+
+@dataclass(slots=True)
+class _Tenant:
+    weight: float = 1.0
+    seen_at_s: float = 0.0
+    entered: int = 0
+    """Sequences in the queue or at engines."""
+    held: OrderedDict[CallId, QueuedRequest] = field(default_factory=OrderedDict)
+
+    @property
+    def wanted(self) -> int:
+        return self.entered + len(self.held)
+
+
+class TenantShares:
+    """The tenants of one gateway."""
+
+    def __init__(self, *, bounded: bool) -> None:
+        """Without `bounded` no call waits."""
+        self._bounded = bounded
+        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
+        """The one seen least recently first."""
+        self._held = 0
+        self._entered = 0
+        self._seen = 0
+        self._service_s = 0.0
+        self._demand_s = 0.0
+        self.share = 1.0
+        """The share of the pool's calls that this gateway has sent."""
+
+    def __len__(self) -> int:
+        """Held calls."""
+        return self._held
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        for tenant in self._tenants.values():
+            yield from tenant.held.values()
+
+    @property
+    def places(self) -> float:
+        """Sequences that saturate the pool; infinite while that is unknown."""
+        if not self._bounded or self._seen < FIRST_CALLS or self._demand_s <= 0.0:
+            return math.inf
+        return self.share * self._service_s / self._demand_s
+
+    def observe(self, service_s: float, demand_s: float) -> None:
+        """A call was answered that takes `service_s` seconds alone, and `demand_s` of the whole pool."""
+        self._seen += 1
+        weight = max(NEWEST_WEIGHT, 1 / self._seen)
+        self._service_s += weight * (service_s - self._service_s)
+        self._demand_s += weight * (demand_s - self._demand_s)
+
+    def arrived(self, now: float, item: QueuedRequest) -> bool:
+        """Whether the call enters now. If not, it is held."""
+        name = item.call.tenant
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = _Tenant()
+            if len(self._tenants) > MAX_TENANTS:
+                self._forget_one()
+        tenant.weight, tenant.seen_at_s = max(item.call.weight, 1e-3), now
+        self._tenants.move_to_end(name)
+        if not tenant.held and (
+            self._entered < self.places or len(self._tenants) == 1 or tenant.entered < self._bounds(now)[name]
+        ):
+            return True
+        tenant.held[item.call.id] = item
+        self._held += 1
+        return False
+
+    def enter(self, item: QueuedRequest) -> None:
+        """The call enters the queue, for the first time or after an engine failed it."""
+        self._tenants.setdefault(item.call.tenant, _Tenant()).entered += item.call.sequences
+        self._entered += item.call.sequences
+
+    def leave(self, name: str, sequences: int) -> None:
+        """A call that had entered has left."""
+        tenant = self._tenants.get(name)
+        if tenant is not None:
+            tenant.entered = max(tenant.entered - sequences, 0)
+        self._entered -= sequences
+
+    def update(self, item: QueuedRequest) -> bool:
+        """Replaces what is known of a held call. False if it is not held."""
+        tenant = self._tenants.get(item.call.tenant)
+        if tenant is None or item.call.id not in tenant.held:
+            return False
+        tenant.held[item.call.id] = item
+        return True
+
+    def remove(self, call_id: CallId, tenant_name: str) -> QueuedRequest | None:
+        """Takes out a held call; None if it is not held."""
+        tenant = self._tenants.get(tenant_name)
+        item = None if tenant is None else tenant.held.pop(call_id, None)
+        self._held -= item is not None
+        return item
+
+    def release(self, now: float) -> list[QueuedRequest]:
+        """The held calls that may enter now. The caller calls `enter` for each."""
+        items: list[QueuedRequest] = []
+        if not self._held:
+            return items
+        for name, bound in self._bounds(now).items():
+            tenant = self._tenants[name]
+            free = bound - tenant.entered
+            while tenant.held and free > 0:
+                item = tenant.held.popitem(last=False)[1]
+                self._held -= 1
+                free -= item.call.sequences
+                items.append(item)
+        return items
+
+    def largest(self, now: float, arriving: str) -> QueuedRequest | None:
+        """The newest held call of the tenant with the most held calls for its weight, if that tenant has more than
+        `arriving`; it leaves. None if no tenant has more."""
+        if not self._held:
+            return None
+        most = max(
+            (tenant for tenant in self._tenants.values() if tenant.held), key=lambda it: len(it.held) / it.weight
+        )
+        mine = self._tenants.get(arriving)
+        if mine is not None and len(mine.held) / mine.weight >= len(most.held) / most.weight:
+            return None
+        self._held -= 1
+        return most.held.popitem()[1]
+
+    def _bounds(self, now: float) -> dict[str, float]:
+        """Places of each active tenant."""
+        active = {
+            name: tenant for name, tenant in self._tenants.items() if tenant.wanted or tenant.seen_at_s + ACTIVE_S > now
+        }
+        if len(active) < 2:
+            return dict.fromkeys(active, math.inf)
+        left, weight = self.places, sum(tenant.weight for tenant in active.values())
+        part = HEADROOM * left / weight
+        bounds: dict[str, float] = {}
+        # The tenants that want the least for their weight come first; what they leave goes to the others.
+        for name, tenant in sorted(active.items(), key=lambda item: item[1].wanted / item[1].weight):
+            share = left * tenant.weight / weight
+            bounds[name] = max(share, part * tenant.weight, LEAST_PLACES)
+            left -= min(share, tenant.wanted)
+            weight -= tenant.weight
+        return bounds
+
+    def _forget_one(self) -> None:
+        for name, tenant in self._tenants.items():
+            if not tenant.wanted:
+                del self._tenants[name]
+                return

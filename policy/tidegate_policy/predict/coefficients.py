@@ -1,0 +1,162 @@
+"""The five coefficients of a cost model, refined by measured times.
+
+Recursive least squares with forgetting over the terms of `cost.CostModel`. A time far outside the present error is an
+outlier and is not learned, unless many follow each other. When the errors lean to one side for long, the engine itself
+has changed: then all coefficients are as uncertain as at first, so that the change is shared by all of them. No
+coefficient becomes negative. The error is measured on each time before the time is learned.
+
+Two estimates use it. In an engine each time is one step (`step_cost`). In a gateway each time is a part of a stream
+(`engine_cost`).
+"""
+
+import bisect
+from collections import deque
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from tidegate_policy.cost import CostModel
+
+KEPT_ERRORS = 256
+OUTLIER = 8.0
+"""A time whose error, relative to the smaller of prediction and measurement, exceeds the 95th percentile of the latest
+errors this many times is an outlier."""
+NEW_REGIME = 24
+"""Outliers in a row that are learned after all."""
+TYPICAL = (1.0, 512.0, 65536.0, 16.0, 8192.0)
+"""Typical size of each term's quantity in one step. It scales the terms, so that one uncertainty fits them all."""
+
+LEANING, NEWEST = 0.2, 0.1
+"""The mean relative error, with its sign, beyond which the engine has changed; and the weight of the newest error in it."""
+
+Terms = tuple[float, float, float, float, float]
+"""(steps, uncached tokens, attended pairs, decodes, context tokens) of a measured time."""
+
+
+class Coefficients:
+    """The estimate of one engine."""
+
+    __slots__ = (
+        "_ceilings",
+        "_covariance",
+        "_doubt",
+        "_errors",
+        "_first",
+        "_forgetting",
+        "_lean",
+        "_outliers",
+        "_trusting",
+        "_weights",
+        "learned",
+    )
+
+    def __init__(self, first: CostModel, *, doubt: float, forgetting: float, trusting: int) -> None:
+        """`doubt` is the relative uncertainty of `first`, `forgetting` the weight of the past at each time, and
+        `trusting` the number of times that are learned before the first time can be an outlier."""
+        self.learned = 0
+        """Times that were learned."""
+        self._first = first
+        self._doubt, self._forgetting, self._trusting = doubt, forgetting, trusting
+        coefficients = (first.step_s, first.prefill_s, first.attention_s, first.decode_s, first.context_s)
+        self._weights = [value * size for value, size in zip(coefficients, TYPICAL, strict=True)]
+        self._errors = _Errors()
+        self._outliers = 0
+        self._lean = 0.0
+        self._ceilings: list[float] = []
+        self._covariance: list[list[float]] = []
+        self._doubt_all()
+
+    @property
+    def largest(self) -> float:
+        """Seconds of the largest term of a typical step."""
+        return max(self._weights)
+
+    @property
+    def mean_error(self) -> float:
+        """Mean relative error of the latest predictions."""
+        return self._errors.mean
+
+    @property
+    def p95_error(self) -> float:
+        """95th percentile of the relative errors of the latest predictions."""
+        return self._errors.p95
+
+    def observe(self, terms: Terms, seconds: float, noise_s: float, share: float = 0.0) -> bool:
+        """The work `terms` took `seconds`, which are wrong by about `noise_s` and by `share` of the prediction. Returns
+        False for an outlier."""
+        x = [value / size for value, size in zip(terms, TYPICAL, strict=True)]
+        predicted_s = sum(weight * value for weight, value in zip(self._weights, x, strict=True))
+        miss_s = abs(predicted_s - seconds)
+        surprise = miss_s / max(min(predicted_s, seconds), 1e-9)
+        if self.learned >= self._trusting and surprise > OUTLIER * max(self._errors.p95, 0.01):
+            self._outliers += 1
+            if self._outliers < NEW_REGIME:
+                return False
+        self._outliers = 0
+        self._errors.add(miss_s / seconds)
+        self._lean += NEWEST * (min(max(seconds / max(predicted_s, 1e-9) - 1.0, -1.0), 1.0) - self._lean)
+        if self.learned >= self._trusting and abs(self._lean) > LEANING:
+            self._doubt_all()
+        self._learn(x, seconds - predicted_s, (noise_s + share * predicted_s) ** 2)
+        self.learned += 1
+        return True
+
+    def model(self) -> CostModel:
+        """The cost model with the present coefficients."""
+        step, prefill, attention, decode, context = (
+            weight / size for weight, size in zip(self._weights, TYPICAL, strict=True)
+        )
+        return replace(
+            self._first,
+            step_s=max(step, 1e-9),
+            prefill_s=max(prefill, 1e-12),
+            attention_s=attention,
+            decode_s=decode,
+            context_s=context,
+        )
+
+    def _doubt_all(self) -> None:
+        """Makes every coefficient as uncertain as a first one. A term that is absent may still exist."""
+        largest = max(self._weights)
+        self._ceilings = [(self._doubt * max(weight, 0.05 * largest)) ** 2 for weight in self._weights]
+        self._covariance = [[self._ceilings[i] if i == j else 0.0 for j in range(5)] for i in range(5)]
+        self._lean = 0.0
+
+    def _learn(self, x: list[float], residual_s: float, noise: float) -> None:
+        rows, forgetting = self._covariance, self._forgetting
+        gains = [sum(row[j] * x[j] for j in range(5)) for row in rows]
+        scale = forgetting * noise + sum(x[i] * gains[i] for i in range(5))
+        for i in range(5):
+            gain = gains[i] / scale
+            self._weights[i] = max(self._weights[i] + gain * residual_s, 0.0)
+            row = rows[i]
+            for j in range(5):
+                row[j] = (row[j] - gain * gains[j]) / forgetting
+        # Without this bound, forgetting would inflate the terms that present work does not exercise.
+        for i in range(5):
+            if rows[i][i] > self._ceilings[i]:
+                shrink = (self._ceilings[i] / rows[i][i]) ** 0.5
+                for j in range(5):
+                    rows[i][j] *= shrink
+                    rows[j][i] *= shrink
+
+
+@dataclass(slots=True)
+class _Errors:
+    """The latest relative errors."""
+
+    _latest: deque[float] = field(default_factory=deque)
+    _ordered: list[float] = field(default_factory=list)
+
+    def add(self, error: float) -> None:
+        self._latest.append(error)
+        bisect.insort(self._ordered, error)
+        if len(self._latest) > KEPT_ERRORS:
+            del self._ordered[bisect.bisect_left(self._ordered, self._latest.popleft())]
+
+    @property
+    def mean(self) -> float:
+        return fmean(self._latest) if self._latest else 0.0
+
+    @property
+    def p95(self) -> float:
+        return self._ordered[int(0.95 * (len(self._ordered) - 1))] if self._ordered else 0.0

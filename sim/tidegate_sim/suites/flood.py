@@ -1,0 +1,148 @@
+"""The suite about floods: what do tenants lose while another one sends fifty times its share?
+
+Four tenants send single calls to a pool. Each sends a quarter of the load. In the second trace of a seed the last tenant
+sends `FLOOD` times as many for `FLOOD_S` seconds, and the calls of the others are the same. The figures are the latencies
+of the other tenants' calls that arrive from the beginning of the flood on.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tidegate_policy import gateway_core
+from tidegate_policy.dispatch import dispatcher
+from tidegate_sim import bench_report, cell, paired_difference, suite
+from tidegate_sim.bench_report import Report
+from tidegate_sim.trace_format import TraceCall
+
+TENANTS, FLOODER = ("ant", "bee", "cat"), "flood"
+FLOOD, FLOOD_FROM_S, FLOOD_S = 50, 60.0, 40.0
+QUIET_S = 60.0
+"""Seconds after the flood that are counted too, because its calls still wait then."""
+FIRST_SEED, SEEDS = 801, 3
+PROMPT, OUTPUT = (200, 1200), (40, 240)
+"""Ranges of tokens."""
+FIGURES = {"p95_s": 0.95, "p50_s": 0.5}
+
+
+def _row(*, shares: bool) -> cell.Row:
+    return cell.Row(gateway=gateway_core.CoreSettings(limits=dispatcher.Limits(share_among_tenants=shares)))
+
+
+ROWS: Mapping[str, cell.Row] = {"shares by tenant": _row(shares=True), "no shares": _row(shares=False)}
+
+
+class Flood(suite.Suite):
+    """The suite."""
+
+    name = "flood"
+    pools = ("hetero-1",)
+    rates = (6.0,)
+    """Calls a second of all tenants together."""
+
+    @property
+    def traces(self) -> Sequence[str]:
+        return tuple(f"{FIRST_SEED + index}{kind}" for index in range(SEEDS) for kind in ("", "-flood"))
+
+    @property
+    def rows(self) -> Mapping[str, cell.Row]:
+        return ROWS
+
+    def trace(self, key: suite.CellKey) -> Sequence[TraceCall]:
+        return trace(key.trace, key.rate)
+
+    def numbers(self, outcome: cell.Outcome, key: suite.CellKey) -> Report:
+        counted = [
+            call.e2e_s
+            for call in outcome.calls
+            if call.tenant in TENANTS
+            and FLOOD_FROM_S <= call.arrived_at_s <= FLOOD_FROM_S + FLOOD_S + QUIET_S
+            and call.e2e_s is not None
+        ]
+        return {
+            **{name: bench_report.attained_s(counted, share) for name, share in FIGURES.items()},
+            "counted": len(counted),
+            "shed_of_others": sum(call.shed is not None for call in outcome.calls if call.tenant in TENANTS),
+        }
+
+    def run(self, options: suite.Options, tell: suite.Tell) -> Report:
+        checks = suite.Checks(scheduler=options.scheduler)
+        results = suite.run_cells(self.keys(options, self.loads(options)), options, checks, tell)
+        return {
+            "suite": self.name,
+            "scheduler": checks.report(),
+            "cells": [
+                {"pool": pool, "rate": rate, "row": row, **_compared(results, pool, rate, row)}
+                for pool, rates in self.loads(options).items()
+                for rate in rates
+                for row in ROWS
+            ],
+        }
+
+    def table(self, report: Report) -> str:
+        header = ("pool, load, row", "p95 s: quiet, flood, change", "median s: quiet, flood, change")
+        rows = []
+        for found in report["cells"]:
+            cells = []
+            for key in FIGURES:
+                change = {side: 100 * (value - 1) for side, value in found["change"][key].items()}
+                cells.append(
+                    f"{found['quiet'][key]:.1f} {found['flood'][key]:.1f} "
+                    f"{change['mean']:+.1f}% [{change['low']:+.1f}, {change['high']:+.1f}]"
+                )
+            rows.append((f"{found['pool']}, {found['rate']:g} calls/s, {found['row']}", *cells))
+        return "\n\n".join(
+            [
+                f"Latency of the other tenants while one sends {FLOOD} times its share. Intervals are paired by seed.",
+                bench_report.table(header, rows),
+                report["scheduler"]["sentence"],
+            ]
+        )
+
+
+SUITE = Flood()
+
+
+def trace(name: str, rate: float) -> list[TraceCall]:
+    """The calls of a trace. Those of the quiet tenants depend on the seed alone."""
+    seed, _, flooded = name.partition("-")
+    end_s = FLOOD_FROM_S + FLOOD_S + QUIET_S
+    calls: list[TraceCall] = []
+    for tenant in (*TENANTS, FLOODER):
+        calls += _calls(random.Random(f"{seed} {tenant}"), tenant, rate / 4, 0.0, end_s)
+    if flooded:
+        more = _calls(random.Random(f"{seed} more"), FLOODER, (FLOOD - 1) * rate / 4, FLOOD_FROM_S, FLOOD_S)
+        calls += [replace(call, id=f"more-{call.id}") for call in more]
+    return sorted(calls, key=lambda call: call.arrival_s)
+
+
+def _calls(rng: random.Random, tenant: str, rate: float, from_s: float, for_s: float) -> list[TraceCall]:
+    calls: list[TraceCall] = []
+    at_s = from_s + rng.expovariate(rate)
+    while at_s < from_s + for_s:
+        calls.append(
+            TraceCall(
+                id=f"{tenant}-{len(calls)}",
+                arrival_s=at_s,
+                prompt_tokens=rng.randint(*PROMPT),
+                output_tokens=rng.randint(*OUTPUT),
+                tenant=tenant,
+            )
+        )
+        at_s += rng.expovariate(rate)
+    return calls
+
+
+def _compared(results: Mapping[suite.CellKey, Report], pool: str, rate: float, row: str) -> Report:
+    runs = {key.trace: run for key, run in results.items() if (key.pool, key.rate, key.row) == (pool, rate, row)}
+    quiet = [run for name, run in runs.items() if not name.endswith("-flood")]
+    flood = [runs[f"{name}-flood"] for name in runs if not name.endswith("-flood")]
+    return {
+        "quiet": {key: paired_difference.interval([run[key] for run in quiet])["mean"] for key in FIGURES},
+        "flood": {key: paired_difference.interval([run[key] for run in flood])["mean"] for key in FIGURES},
+        "change": {
+            key: paired_difference.times_better([run[key] for run in quiet], [run[key] for run in flood])
+            for key in FIGURES
+        },
+        "shed_of_others": sum(run["shed_of_others"] for run in flood),
+    }

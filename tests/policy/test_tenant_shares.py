@@ -1,0 +1,110 @@
+"""The share of each tenant while several compete, and that no call is lost when it waits for it."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate_policy.admit.tenant_shares import FIRST_CALLS, LEAST_PLACES, TenantShares
+from tidegate_policy.model import Call, CallId
+from tidegate_policy.policies import QueuedRequest
+
+
+def item(name: str, tenant: str, weight: float = 1.0) -> QueuedRequest:
+    call = Call(id=CallId(name), arrived_at_s=0.0, prompt_tokens=10, output_predicted=10, tenant=tenant, weight=weight)
+    return QueuedRequest(call=call, service_s=1.0)
+
+
+def taught(places: float) -> TenantShares:
+    shares = TenantShares(bounded=True)
+    for _ in range(FIRST_CALLS):
+        shares.observe(places, 1.0)
+    return shares
+
+
+def entered(shares: TenantShares, now: float, tenant: str, count: int, weight: float = 1.0) -> int:
+    """Sends `count` calls of the tenant and returns how many of them entered."""
+    found = 0
+    for index in range(count):
+        one = item(f"{tenant}{now}-{index}", tenant, weight)
+        if shares.arrived(now, one):
+            shares.enter(one)
+            found += 1
+    return found
+
+
+def test_a_tenant_that_is_alone_has_no_bound() -> None:
+    assert entered(taught(8), 0.0, "one", 100) == 100
+
+
+def test_places_are_shared_by_weight_and_what_one_leaves_goes_to_the_others() -> None:
+    shares = taught(40)
+    for tenant in ("a", "b", "c", "d", "e", "f", "g"):
+        entered(shares, 0.0, tenant, 1)
+    assert entered(shares, 0.0, "large", 100) == 33, "the seven others want seven of forty places"
+    weighted = taught(40)
+    entered(weighted, 0.0, "light", 60)
+    assert entered(weighted, 0.0, "heavy", 200, weight=3.0) == 54, "three quarters of 1.8 times the places"
+
+
+def test_a_tenant_always_has_a_few_places() -> None:
+    shares = taught(0.1)
+    entered(shares, 0.0, "flood", 50)
+    assert entered(shares, 0.0, "late", 10) == LEAST_PLACES
+
+
+def test_held_calls_enter_in_order_as_others_leave() -> None:
+    shares = taught(2.2)
+    entered(shares, 0.0, "other", 2)
+    entered(shares, 0.0, "flood", 5)
+    assert [one.call.id for one in shares] == ["flood0.0-2", "flood0.0-3", "flood0.0-4"]
+    assert shares.release(1.0) == []
+    shares.leave("flood", 1)
+    assert [one.call.id for one in shares.release(1.0)] == ["flood0.0-2"]
+
+
+def test_the_newest_call_of_the_tenant_with_the_most_held_calls_makes_room() -> None:
+    shares = taught(2.2)
+    entered(shares, 0.0, "other", 2)
+    entered(shares, 0.0, "flood", 6)
+    evicted = shares.largest(0.0, "other")
+    assert evicted is not None
+    assert evicted.call.id == "flood0.0-5"
+    assert shares.largest(0.0, "flood") is None, "a tenant does not evict its own calls"
+
+
+@given(seed=st.integers(0, 10**6))
+def test_no_call_is_lost(seed: int) -> None:
+    rng = random.Random(seed)
+    shares = taught(rng.choice([0.8, 3.2]))
+    held: set[str] = set()
+    inside: list[str] = []
+    for step in range(80):
+        tenant = rng.choice(["a", "b", "b", "b"])
+        if rng.random() < 0.6:
+            one = item(str(step), tenant)
+            if shares.arrived(float(step), one):
+                shares.enter(one)
+                inside.append(tenant)
+            else:
+                held.add(str(step))
+        elif inside:
+            shares.leave(inside.pop(rng.randrange(len(inside))), 1)
+        elif held and rng.random() < 0.5:
+            gone = rng.choice(sorted(held))
+            found = shares.remove(CallId(gone), "a") or shares.remove(CallId(gone), "b")
+            assert found is not None
+            held.remove(gone)
+        for one in shares.release(float(step)):
+            held.remove(one.call.id)
+            shares.enter(one)
+            inside.append(one.call.tenant)
+        assert {one.call.id for one in shares} == held
+        assert len(shares) == len(held)
+    for tenant in inside:
+        shares.leave(tenant, 1)
+    while held:
+        for one in shares.release(100.0):
+            held.remove(one.call.id)
+            shares.enter(one)
+            shares.leave(one.call.tenant, 1)

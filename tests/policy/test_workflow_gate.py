@@ -1,0 +1,120 @@
+"""The bound on active workflows: when it exists, which workflow starts next, and that no call is lost in it."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate_policy.admit.workflow_gate import FIRST_WORKFLOWS, HEADROOM, PAUSE_S, WorkflowGate
+from tidegate_policy.model import Call, CallId, WorkflowId
+from tidegate_policy.policies import QueuedRequest
+
+
+def item(name: str, workflow: str, *, deadline_at_s: float | None = 100.0) -> QueuedRequest:
+    call = Call(
+        id=CallId(name),
+        arrived_at_s=0.0,
+        prompt_tokens=10,
+        output_predicted=10,
+        workflow=WorkflowId(workflow),
+        deadline_at_s=deadline_at_s,
+    )
+    return QueuedRequest(call=call, service_s=1.0)
+
+
+def taught(limit: float, *, bounded: bool = True) -> WorkflowGate:
+    gate = WorkflowGate(bounded=bounded)
+    for _ in range(FIRST_WORKFLOWS):
+        gate.observe(limit / HEADROOM, 1.0)
+    return gate
+
+
+def arrive(gate: WorkflowGate, now: float, name: str, workflow: str, **more: Any) -> None:
+    if gate.must_wait(now, WorkflowId(workflow)):
+        gate.hold(item(name, workflow, **more), WorkflowId(workflow))
+    else:
+        gate.enter(now, WorkflowId(workflow))
+
+
+def released(gate: WorkflowGate, now: float) -> list[str]:
+    found = gate.release(now)
+    for one in found:
+        assert one.call.workflow is not None
+        gate.enter(now, one.call.workflow)
+    return [one.call.id for one in found]
+
+
+def test_there_is_no_bound_before_some_workflows_have_finished_or_where_it_is_turned_off() -> None:
+    gate = WorkflowGate(bounded=True)
+    assert gate.limit is None
+    assert taught(3).limit == 3
+    assert taught(3, bounded=False).limit is None
+
+
+def test_the_earliest_deadline_starts_first_and_all_calls_of_its_workflow_with_it() -> None:
+    gate = taught(1)
+    arrive(gate, 0.0, "a", "A")
+    arrive(gate, 0.0, "late", "L", deadline_at_s=90.0)
+    arrive(gate, 0.0, "soon", "S", deadline_at_s=50.0)
+    arrive(gate, 0.0, "soon2", "S", deadline_at_s=50.0)
+    assert [one.call.id for one in gate] == ["soon", "soon2", "late"]
+    assert released(gate, 0.0) == []
+    gate.leave(1.0, WorkflowId("A"))
+    gate.over(WorkflowId("A"))
+    assert released(gate, 1.0) == ["soon", "soon2"]
+    assert len(gate) == 1
+
+
+def test_a_started_workflow_never_waits_again_and_a_long_pause_lets_another_one_start() -> None:
+    gate = taught(1)
+    arrive(gate, 0.0, "a", "A")
+    arrive(gate, 0.0, "b", "B")
+    gate.leave(1.0, WorkflowId("A"))
+    assert released(gate, 1.0 + PAUSE_S / 2) == [], "the next call of the workflow will come soon"
+    assert gate.next_start_at_s() == 1.0 + PAUSE_S
+    assert released(gate, 1.0 + PAUSE_S) == ["b"]
+    assert not gate.must_wait(9.0, WorkflowId("A"))
+    assert gate.must_wait(9.0, WorkflowId("C"))
+
+
+def test_a_held_call_that_leaves_frees_its_workflow() -> None:
+    gate = taught(1)
+    arrive(gate, 0.0, "a", "A")
+    arrive(gate, 0.0, "b", "B")
+    removed = gate.remove(CallId("b"))
+    assert removed is not None
+    assert gate.remove(CallId("b")) is None
+    assert (len(gate), gate.held) == (0, 0)
+    arrive(gate, 0.0, "b2", "B")
+    assert [one.call.id for one in gate] == ["b2"]
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+@given(seed=st.integers(0, 10**6))
+def test_no_call_is_lost_and_the_bound_holds(limit: int, seed: int) -> None:
+    rng = random.Random(seed)
+    gate = taught(limit)
+    held: set[str] = set()
+    inside: dict[str, int] = {}
+    for step in range(60):
+        now, workflow = float(step), f"w{rng.randrange(8)}"
+        if rng.random() < 0.6:
+            waits = gate.must_wait(now, WorkflowId(workflow))
+            arrive(gate, now, str(step), workflow)
+            if waits:
+                held.add(str(step))
+            else:
+                inside[workflow] = inside.get(workflow, 0) + 1
+        elif inside.get(workflow):
+            inside[workflow] -= 1
+            gate.leave(now, WorkflowId(workflow))
+        for one in gate.release(now):
+            assert one.call.workflow is not None
+            held.remove(one.call.id)
+            gate.enter(now, one.call.workflow)
+            inside[one.call.workflow] = inside.get(one.call.workflow, 0) + 1
+        assert {one.call.id for one in gate} == held
+        assert len(gate) == len(held)
+        assert not held or gate.active >= limit
