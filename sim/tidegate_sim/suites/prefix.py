@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tidegate_policy import gateway_core, policies
+from tidegate_policy.dispatch import dispatcher
 from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_sim import (
     bench_report,
@@ -51,29 +52,38 @@ FIRST_SEED = 401
 """Seeds were fixed before the first run of the suite."""
 
 
-def _row(rule: str, policy: str = "fcfs", prefix_entries: int | None = None) -> cell.Row:
-    dispatch = DispatchSettings(rule=rule)
+def _ours(policy: str = policies.DEFAULT, prefix_entries: int | None = None) -> cell.Row:
+    dispatch = DispatchSettings()
     if prefix_entries is not None:
         dispatch = replace(dispatch, prefix_entries=prefix_entries)
     return cell.Row(gateway=gateway_core.CoreSettings(policy=policy, dispatch=dispatch))
 
 
+def _router(rule: str) -> cell.Row:
+    """A router as others have it: it bounds no workflows and learns no costs. It knows the speeds of the engines."""
+    limits = dispatcher.Limits(bound_workflows=False, share_among_tenants=False)
+    settings = gateway_core.CoreSettings(
+        policy="fcfs", dispatch=DispatchSettings(rule=rule), learn_costs=False, limits=limits
+    )
+    return cell.Row(gateway=settings)
+
+
 ROWS_OF: Mapping[str, Mapping[str, cell.Row]] = {
     "rules": {
-        WLR: _row("weighted-least-requests"),
-        AFFINITY: _row("bounded-affinity"),
-        CACHE_AWARE: _row("cache-aware"),
-        PREFIX_SCORE: _row("prefix-score"),
-        OURS: _row(DispatchSettings().rule, policies.DEFAULT),
+        WLR: _router("weighted-least-requests"),
+        AFFINITY: _router("bounded-affinity"),
+        CACHE_AWARE: _router("cache-aware"),
+        PREFIX_SCORE: _router("prefix-score"),
+        OURS: _ours(),
     },
     "ablations": {
-        "least delay + urgency, prefixes unknown": _row(DispatchSettings().rule, policies.DEFAULT, prefix_entries=0),
-        "least delay + FCFS": _row(DispatchSettings().rule),
+        "least delay + urgency, prefixes unknown": _ours(prefix_entries=0),
+        "least delay + FCFS": _ours("fcfs"),
     },
     "weak": {
-        "RR + FCFS": _row("round-robin"),
-        "least requests + FCFS": _row("least-requests"),
-        "power of two + FCFS": _row("power-of-two"),
+        "RR + FCFS": _router("round-robin"),
+        "least requests + FCFS": _router("least-requests"),
+        "power of two + FCFS": _router("power-of-two"),
     },
 }
 """The rows of each part."""

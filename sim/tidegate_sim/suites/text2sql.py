@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import ClassVar
 
 from tidegate_policy import gateway_core, policies
+from tidegate_policy.dispatch import dispatcher
 from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_sim import bench_report, cell, load_suite, pools, slowdown, suite, text2sql_workflows
 from tidegate_sim.bench_report import Report
@@ -51,6 +52,12 @@ def _row(rule: str = DispatchSettings().rule, policy: str = policies.DEFAULT, **
     return cell.Row(gateway=gateway_core.CoreSettings(policy=policy, dispatch=dispatch), **more)  # type: ignore[arg-type]  # fields of Row
 
 
+def _router(rule: str, policy: str = "fcfs") -> cell.Row:
+    """A router as others have it: it bounds no workflows and learns no costs. It knows the speeds of the engines."""
+    limits = dispatcher.Limits(bound_workflows=False, share_among_tenants=False)
+    return _with_gateway(_row(rule, policy), learn_costs=False, limits=limits)
+
+
 def _with_gateway(row: cell.Row, **more: object) -> cell.Row:
     return replace(row, gateway=replace(row.gateway, **more))  # type: ignore[arg-type]  # fields of CoreSettings
 
@@ -59,19 +66,23 @@ def _rows() -> dict[str, cell.Row]:
     ours = _row()
     unfiltered = replace(ours.gateway.dispatch, deadline_filter=False)
     return {
-        PAPERS_BASELINE: _row("round-robin", "fcfs"),
-        LEAST_REQUESTS: _row("least-requests", "fcfs"),
-        "power of two + FCFS": _row("power-of-two", "fcfs"),
-        WLR: _row("weighted-least-requests", "fcfs"),
-        "RR + urgency": _row("round-robin", "urgency"),
-        "score + FCFS": _row("score", "fcfs"),
-        HEXGEN: _row("score", "urgency"),
+        PAPERS_BASELINE: _router("round-robin"),
+        LEAST_REQUESTS: _router("least-requests"),
+        "power of two + FCFS": _router("power-of-two"),
+        WLR: _router("weighted-least-requests"),
+        "RR + urgency": _router("round-robin", "urgency"),
+        "score + FCFS": _router("score"),
+        HEXGEN: _router("score", "urgency"),
         OURS: ours,
         "ours, FCFS": _row(policy="fcfs"),
         "ours, without the delay to others": _row("earliest-finish"),
         "ours, without the deadline filter": _with_gateway(ours, dispatch=unfiltered),
         "ours, without a cap": _with_gateway(ours, max_inflight=None),
+        "ours, without the bound on workflows": _with_gateway(ours, limits=dispatcher.Limits(bound_workflows=False)),
         "ours, nothing learned before": replace(ours, learn=False),
+        "ours, costs 20% wrong at the start": replace(ours, profiles="wrong-20"),
+        "ours, costs 40% wrong at the start": replace(ours, profiles="wrong-40"),
+        "ours, costs 40% wrong, none learned": replace(_with_gateway(ours, learn_costs=False), profiles="wrong-40"),
         **load_suite.clairvoyant({OURS: ours}),
     }
 
