@@ -19,7 +19,7 @@ from tidegate_gateway.edge import admin_api, grpc_api, http_api, http_listener
 from tidegate_gateway.engines import discovery, health_check
 from tidegate_gateway.lifecycle import engine_connections
 from tidegate_gateway.observe import tracing_spans
-from tidegate_gateway.store import store_contract, valkey_store
+from tidegate_gateway.store import relquery_store, store_contract, valkey_store
 
 logger = logging.getLogger("tidegate.gateway")
 
@@ -65,8 +65,11 @@ async def serving(
             traces = tracing_spans.to_collector(settings.tracing, time.monotonic)
             if traces is not None:
                 stack.callback(traces.close)
+            relqueries = None
+            if store is not None:
+                relqueries = relquery_store.RelQueryStore(store, settings.store, settings.relqueries)
             gateway = running_gateway.Gateway(
-                settings, session, connections, store, profiles=profiles or shipped, traces=traces
+                settings, session, connections, store, relqueries, profiles=profiles or shipped, traces=traces
             )
             stack.push_async_callback(_leave, gateway)  # once no loop renews the lease
             loops = await stack.enter_async_context(asyncio.TaskGroup())
@@ -137,6 +140,7 @@ async def _drain(gateway: running_gateway.Gateway) -> None:
     try:
         async with asyncio.timeout(timeouts.drain_s):
             await gateway.placements.drained()
+            await gateway.relquery_runner.drained()
     except TimeoutError:
         logger.warning(
             "%d calls did not finish within %.3g s and are cut", gateway.placements.in_progress, timeouts.drain_s
@@ -152,6 +156,8 @@ async def _leave(gateway: running_gateway.Gateway) -> None:
     if gateway.link.store is not None:
         await gateway.tokens.flush()
         await gateway.workflows.flush()
+        with contextlib.suppress(store_contract.StoreError):
+            await gateway.relquery_runner.release()
         if gateway.workflows.unrecorded:
             logger.error("the ends of %d calls cannot be recorded", gateway.workflows.unrecorded)
         with contextlib.suppress(store_contract.StoreError):

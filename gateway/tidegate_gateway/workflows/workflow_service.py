@@ -20,7 +20,7 @@ from tidegate_gateway.observe import background_loop, prometheus_metrics
 from tidegate_gateway.openai import error_table, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.store import store_contract, store_link
-from tidegate_gateway.workflows import workflow_declaration
+from tidegate_gateway.workflows import store_requests, workflow_declaration
 from tidegate_policy.model import WorkflowId
 
 logger = logging.getLogger("tidegate.gateway")
@@ -191,16 +191,8 @@ class Workflows:
 
     async def _ask(self, operation: Callable[[store_contract.Store], Awaitable[T]], subject: "_Subject") -> T:
         """One operation of the store; its rejections become errors of the API."""
-        store = self._link.store
-        if store is None:
-            raise error_table.no_store()
-        if not self._link.up:
-            raise error_table.store_unavailable()
         try:
-            return await operation(store)
-        except store_contract.Unavailable as error:
-            self._link.up = False
-            raise error_table.store_unavailable() from error
+            return await store_requests.ask(self._link, self._link.store, operation)
         except store_contract.Rejected as error:
             raise _rejection(error, subject) from error
 
