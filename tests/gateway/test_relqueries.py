@@ -76,6 +76,7 @@ async def test_a_relquery_goes_on_when_its_client_hangs_up(up: Any, until: Any) 
         async with client.http.post(client.url + PATH, json=relquery_requests.body(60)) as response:
             name = response.headers["x-tidegate-relquery"]
             await response.content.readline()
+
         async def ended() -> bool:
             _, shown, _ = await client.send("GET", f"{PATH}/{name}")
             return bool(shown["status"] == "completed")
@@ -153,36 +154,40 @@ async def test_tenants_do_not_see_the_relqueries_of_others(up: Any) -> None:
 
 
 async def test_a_relquery_never_takes_the_place_of_other_calls(up: Any, until: Any) -> None:
-    async with fake_engine.engine(token_s=0.005) as engine:
-        async with up(engine, dispatch={"cap": 4}, relqueries={"window": 64}) as client:
-            flood = {"x-tidegate-tenant": "flood"}
-            _, created, _ = await client.send("POST", PATH, json=relquery_requests.body(400, stream=False), headers=flood)
-            await until(lambda: engine.served > 10)
-            before = len(engine.bodies)
-            status, _, _ = await client.ask(headers={"x-tidegate-tenant": "other", "x-tidegate-urgency": "2"})
-            at = next(i for i, body in enumerate(engine.bodies) if "tg.relquery" not in body["vllm_xargs"])
-            assert status == 200
-            assert at - before <= 12, "few rows that waited before the call passed it"
-            assert client.gateway.core.dispatcher.waiting <= 5
-            assert engine.running <= 4
-            await client.send("DELETE", f"{PATH}/{created['id']}")
+    async with (
+        fake_engine.engine(token_s=0.005) as engine,
+        up(engine, dispatch={"cap": 4}, relqueries={"window": 64}) as client,
+    ):
+        flood = {"x-tidegate-tenant": "flood"}
+        _, created, _ = await client.send("POST", PATH, json=relquery_requests.body(400, stream=False), headers=flood)
+        await until(lambda: engine.served > 10)
+        before = len(engine.bodies)
+        status, _, _ = await client.ask(headers={"x-tidegate-tenant": "other", "x-tidegate-urgency": "2"})
+        at = next(i for i, body in enumerate(engine.bodies) if "tg.relquery" not in body["vllm_xargs"])
+        assert status == 200
+        assert at - before <= 12, "few rows that waited before the call passed it"
+        assert client.gateway.core.dispatcher.waiting <= 5
+        assert engine.running <= 4
+        await client.send("DELETE", f"{PATH}/{created['id']}")
 
 
 async def test_tenants_share_the_rows_in_flight_however_many_relqueries_they_have(up: Any, until: Any) -> None:
-    async with fake_engine.engine(first_s=0.05) as engine:
-        async with up(engine, dispatch={"cap": None}, relqueries={"inFlight": 40, "floor": 1}) as client:
-            ids: list[tuple[str, str]] = []
-            for tenant in ("a", "a", "a", "b"):
-                body = relquery_requests.body(1000, stream=False)
-                _, created, _ = await client.send("POST", PATH, json=body, headers={"x-tidegate-tenant": tenant})
-                ids.append((tenant, created["id"]))
-            await until(lambda: {body["vllm_xargs"]["tg.tenant"] for body in engine.bodies} == {"a", "b"})
-            first = len(engine.bodies) + 80
-            await until(lambda: len(engine.bodies) > first + 200)
-            tenants = [body["vllm_xargs"]["tg.tenant"] for body in engine.bodies[first : first + 200]]
-            assert 70 <= tenants.count("b") <= 130
-            for tenant, name in ids:
-                await client.send("DELETE", f"{PATH}/{name}", headers={"x-tidegate-tenant": tenant})
+    async with (
+        fake_engine.engine(first_s=0.05) as engine,
+        up(engine, dispatch={"cap": None}, relqueries={"inFlight": 40, "floor": 1}) as client,
+    ):
+        ids: list[tuple[str, str]] = []
+        for tenant in ("a", "a", "a", "b"):
+            body = relquery_requests.body(1000, stream=False)
+            _, created, _ = await client.send("POST", PATH, json=body, headers={"x-tidegate-tenant": tenant})
+            ids.append((tenant, created["id"]))
+        await until(lambda: {body["vllm_xargs"]["tg.tenant"] for body in engine.bodies} == {"a", "b"})
+        first = len(engine.bodies) + 80
+        await until(lambda: len(engine.bodies) > first + 200)
+        tenants = [body["vllm_xargs"]["tg.tenant"] for body in engine.bodies[first : first + 200]]
+        assert 70 <= tenants.count("b") <= 130
+        for tenant, name in ids:
+            await client.send("DELETE", f"{PATH}/{name}", headers={"x-tidegate-tenant": tenant})
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ engines have endpoints that need no key, and none of them can be reached through
 import functools
 from typing import Any
 
+import orjson
+
 from tidegate_gateway import running_gateway
 from tidegate_gateway.edge import (
     http_connection,
@@ -58,6 +60,7 @@ class HttpApi:
                 route(method="GET", path="/v1/workflows", handler=self._list),
                 route(method="GET", path="/v1/workflows/{workflow}", handler=self._get),
                 route(method="DELETE", path="/v1/workflows/{workflow}", handler=self._cancel),
+                route(method="GET", path="/v1/workflows/{workflow}/events", handler=self._watch, streams=True),
                 route(method="POST", path="/v1/workflows/{workflow}/complete", handler=self._complete),
                 route(method="POST", path="/v1/workflows/{workflow}/stages/{stage}/complete", handler=self._stage),
                 *relquery_http.RelQueryApi(self._gateway).routes(),
@@ -175,6 +178,22 @@ class HttpApi:
         request.json_object()
         record = await self._workflows.complete_stage(workflow, stage, http_requester.of(request))
         return http_messages.reply(workflow_view.as_json(record))
+
+    async def _watch(
+        self, request: http_messages.Request, connection: http_connection.Connection, workflow: str
+    ) -> None:
+        """A stream of the workflow: now, after each change, and as it ended."""
+        records = self._workflows.watch(workflow, http_requester.of(request))
+        record = await anext(records, None)  # an error now has a status of its own
+        await connection.begin(200, {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
+        last = b""
+        try:
+            while record is not None:
+                await connection.write(b"data: %s\n\n" % orjson.dumps(workflow_view.as_json(record)))
+                record = await anext(records, None)
+        except error_table.GatewayError as error:
+            last = b"data: %s\n\n" % error.body()
+        await connection.write(last + b"data: [DONE]\n\n", last=True)
 
     # Health.
 

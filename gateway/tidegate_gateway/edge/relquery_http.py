@@ -86,7 +86,7 @@ class RelQueryApi:
         if url is not None:
             await rows_url.fetch(rows_url.allowed(url, self._bounds), rows, self._bounds)
         else:
-            await row_tables.read_json_rows(raw, items, rows, self._gateway.settings.limits.body_bytes)
+            await row_tables.read_json_rows(raw, items, rows)
         return spec, rows
 
     async def _form(

@@ -76,8 +76,8 @@ SENTENCES: dict[DropReason, str] = {
     DropReason.EVICTED: f"the call was removed in favour of more urgent calls; {_RETRY_LATER}",
     DropReason.STORE_UNAVAILABLE: (
         "the store does not answer, and workflows, relQueries and shared policies need it; send the request again after"
-        " the delay that Retry-After (in gRPC: RetryInfo) gives, with an idempotency key so that the request counts once, or"
-        " send the call without a workflow"
+        " the delay that Retry-After (in gRPC: RetryInfo) gives, with an idempotency key so that the request counts once,"
+        " or send the call without a workflow"
     ),
 }
 

@@ -7,7 +7,7 @@ the first wrong row. A row is counted from 0, as in its result. An error names t
 import asyncio
 import csv
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Literal
 
 import orjson
@@ -25,8 +25,10 @@ SLICE_ROWS = 256
 SLICE_TOKENS = 8192
 WHOLE_BYTES = 64 * 1024
 """A JSON document up to this size is read at once."""
-MOST_TOKENS = 4_000_000
+MOST_TOKENS = 3_000_000
 """Brackets, quotes and escapes of a JSON document with rows."""
+MOST_RAW_BYTES = 1024 * 1024
+"""A row of a JSON document with the values that the template does not use."""
 MOST_COLUMNS = 1024
 _TOKEN = re.compile(rb'\\.|["{}\[\]]', re.DOTALL)
 _ROWS = re.compile(rb"\s*:\s*\[")
@@ -113,17 +115,18 @@ def _rest(raw: bytes) -> dict[str, Any]:
     return document
 
 
-async def read_json_rows(raw: bytes, items: list[Any] | list[slice], rows: RowCollector, most_bytes: int) -> None:
-    """Gives the items of `split_document` to the collector. Raises `BadRequest`."""
+async def read_rows(items: Iterable[object], rows: RowCollector) -> None:
+    """Gives rows that are here to the collector. Raises `BadRequest`."""
     for i, item in enumerate(items):
-        if not isinstance(item, slice):
-            rows.add(item)
-            continue
-        if item.stop - item.start > most_bytes:
-            raise row_too_large(rows.where(), most_bytes)
-        rows.add(_json(raw[item], rows.where()))
+        rows.add(item)
         if i % SLICE_ROWS == SLICE_ROWS - 1:
             await asyncio.sleep(0)
+
+
+async def read_json_rows(raw: bytes, items: list[Any] | list[slice], rows: RowCollector) -> None:
+    """Gives the items of `split_document` to the collector. Raises `BadRequest`."""
+    parsed = (_json(raw[item], rows.where()) if isinstance(item, slice) else item for item in items)
+    await read_rows(parsed, rows)
 
 
 async def _row_slices(raw: bytes, most: int) -> tuple[int, int, list[slice]] | None:
@@ -140,6 +143,8 @@ async def _row_slices(raw: bytes, most: int) -> tuple[int, int, list[slice]] | N
             await asyncio.sleep(0)
         at = token.start()
         byte = raw[at]
+        if depth > 2 and begin and at - rows_at > MOST_RAW_BYTES:
+            raise row_too_large(f"row {len(spans)}", MOST_RAW_BYTES)
         if text:
             if byte == _QUOTE:
                 text = False

@@ -7,9 +7,10 @@ are shed and single calls go on.
 
 import asyncio
 import collections
+import dataclasses
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -29,6 +30,8 @@ T = TypeVar("T")
 
 HOUSEKEEPING_S, FLUSH_S = 0.5, 0.05
 """Between two rounds of housekeeping; while ends wait for the store."""
+LEAST_LOOK_S, MOST_LOOK_S = 0.05, 0.5
+"""Between two looks at a workflow that is watched: soon after a change, and without changes."""
 BATCH = 100
 """Records that one round of housekeeping touches."""
 MOST_UNRECORDED = 100_000
@@ -156,6 +159,21 @@ class Workflows:
         request_fields.name(workflow, "id")
         subject = _Subject(workflow=workflow, names=by.names)
         return await self._ask(lambda store: store.get(workflow, by=by.tenant), subject)
+
+    async def watch(self, workflow: str, by: Requester) -> AsyncIterator[store_contract.Record]:
+        """The workflow now and after each change, until it has ended. Raises `GatewayError`."""
+        seen: store_contract.Record | None = None
+        look_s = LEAST_LOOK_S
+        while True:
+            record = await self.get(workflow, by)
+            same = dataclasses.replace(record, now_ms=0)
+            if same != seen:
+                yield record
+                seen, look_s = same, LEAST_LOOK_S
+            if record.state != "running":
+                return
+            await asyncio.sleep(look_s)
+            look_s = min(1.5 * look_s, MOST_LOOK_S)
 
     async def listed(self, state: str | None, limit: int, by: Requester) -> tuple[list[store_contract.Record], bool]:
         """The newest workflows, of one state or of all, at most `limit`, and whether there are more."""
