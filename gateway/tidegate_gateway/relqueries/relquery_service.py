@@ -135,8 +135,8 @@ class RelQueries:
         record, results = await self._ask(
             lambda store: store.results(relquery, after, most=most, most_bytes=PAGE_BYTES, by=by.tenant), relquery, by
         )
-        if after > record.completed + record.failed:
-            raise BadRequest(f"relQuery {relquery!r} has {record.completed + record.failed} results yet", param="after")
+        if record.ended and after > record.completed + record.failed:
+            raise BadRequest(f"relQuery {relquery!r} has {record.completed + record.failed} results", param="after")
         return Page(record=record, results=results, after=after)
 
     async def follow(self, relquery: str, after: int, by: workflow_service.Requester) -> AsyncIterator[Page]:

@@ -19,7 +19,7 @@ from tidegate_gateway.relqueries import row_template
 
 Format = Literal["csv", "jsonl"]
 
-SLICE_BYTES = 32 * 1024
+SLICE_BYTES = 16 * 1024
 """Bytes of a table that are read before other work has a turn; some milliseconds."""
 SLICE_ROWS = 256
 SLICE_TOKENS = 8192
