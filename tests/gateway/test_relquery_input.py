@@ -167,6 +167,21 @@ async def test_a_million_rows_are_one_clear_error(up: Any) -> None:
         assert (await client.send("GET", "/health"))[0] == 200
 
 
+async def test_a_stream_of_rows_does_not_keep_the_room_of_its_body(up: Any) -> None:
+    settings = {"limits": {"bodyBytes": 20_000, "bodiesBytes": 60_000}}
+    padded = b"".join(b'{"city": "city %d", "more": "%s"}\n' % (i, b"x" * 500) for i in range(80))
+    async with fake_engine.engine(hang=True) as engine, up(engine, **settings) as client:
+        ids: list[str] = []
+        async with contextlib.AsyncExitStack() as streams:
+            for _ in range(3):
+                post = client.http.post(client.url + PATH, data=form(padded, "t.jsonl", PLAIN))
+                response = await streams.enter_async_context(post)
+                assert response.status == 200
+                ids.append(response.headers["x-tidegate-relquery"])
+            for name in ids:
+                await client.send("DELETE", f"{PATH}/{name}")
+
+
 @pytest.mark.parametrize(
     "headers",
     [{"x-tidegate-workflow": "w"}, {"x-tidegate-class": "none"}, {"x-tidegate-relquery": "mine"}],

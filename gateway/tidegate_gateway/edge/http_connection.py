@@ -95,6 +95,11 @@ class Connection(asyncio.Protocol):
         end = b"0\r\n\r\n" if last else b""
         await self._write(b"%s%x\r\n%s\r\n%s" % (held, len(block), block, end) if block else held + end)
 
+    def release_body(self) -> None:
+        """The handler has let go of the body of the present request, long before its answer ends."""
+        self._charge(-self._served.body_bytes)
+        self._served.body_bytes = 0
+
     @property
     def idle(self) -> bool:
         """No request is being read or answered."""

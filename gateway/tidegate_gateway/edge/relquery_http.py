@@ -67,6 +67,8 @@ class RelQueryApi:
             return http_messages.Response(
                 body=orjson.dumps(relquery_view.as_json(record)), status=201, headers=_headers(record)
             )
+        del rows
+        connection.release_body()
         await self._follow(request, connection, record, _after(request), by)
         return None
 

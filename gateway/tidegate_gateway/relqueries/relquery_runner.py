@@ -180,17 +180,18 @@ class RelQueryRunner:
         self, store: relquery_store.RelQueryStore, running: Running
     ) -> AsyncIterator[tuple[int, list[str]]]:
         """Number and values of each row without a result."""
-        finished = await self._reached(functools.partial(store.finished, running.id))
-        total = running.record.total
+        finished, total = b"", running.record.total
         for first in range(0, total, PAGE_ROWS):
-            numbers = [n for n in range(first, min(first + PAGE_ROWS, total)) if not _has(finished, n)]
-            if not numbers:
+            numbers = range(first, min(first + PAGE_ROWS, total))
+            if all(_has(finished, n) for n in numbers):
                 continue
+            finished = await self._reached(functools.partial(store.finished, running.id))
             page = await self._reached(functools.partial(store.rows, running.id, first, PAGE_ROWS))
             if len(page) < min(PAGE_ROWS, total - first):
                 return  # it has ended meanwhile
             for number in numbers:
-                yield number, orjson.loads(page[number - first])
+                if not _has(finished, number):
+                    yield number, orjson.loads(page[number - first])
 
     async def _reached(self, operation: Callable[[], Awaitable[T]]) -> T:
         """What the store answers, as soon as it can be reached."""
