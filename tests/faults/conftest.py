@@ -16,6 +16,10 @@ import pytest
 import yaml
 
 
+START_S = 120.0
+"""A process imports for tens of seconds on a machine whose cores are busy."""
+
+
 def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -128,7 +132,7 @@ class Rig:
             except aiohttp.ClientError:
                 return False
 
-        await until(answers)
+        await until(answers, START_S)
         return process
 
     def stop(self) -> None:
