@@ -15,7 +15,6 @@ import aiohttp
 import pytest
 import yaml
 
-
 START_S = 120.0
 """A process imports for tens of seconds on a machine whose cores are busy."""
 
