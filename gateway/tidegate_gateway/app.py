@@ -6,6 +6,7 @@ calls are shed with a retryable 503, the calls under way finish, and the other g
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import time
@@ -19,7 +20,7 @@ from tidegate_gateway.edge import admin_api, grpc_api, http_api, http_listener
 from tidegate_gateway.engines import discovery, health_check
 from tidegate_gateway.lifecycle import engine_connections
 from tidegate_gateway.observe import tracing_spans
-from tidegate_gateway.store import store_contract, valkey_store
+from tidegate_gateway.store import relquery_store, store_contract, valkey_store
 
 logger = logging.getLogger("tidegate.gateway")
 
@@ -44,6 +45,8 @@ async def run(settings: gateway_settings.Settings) -> None:
     async with serving(settings) as bound:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        gc.collect()
+        gc.freeze()  # what a start leaves stays; a full collection would pause all clients for tens of milliseconds
         logger.info("gateway listens on %s (gRPC %s, admin %s)", bound.http, bound.grpc, bound.admin)
         await stopped.wait()
         logger.info("gateway drains %d calls", bound.gateway.placements.in_progress)
@@ -65,8 +68,11 @@ async def serving(
             traces = tracing_spans.to_collector(settings.tracing, time.monotonic)
             if traces is not None:
                 stack.callback(traces.close)
+            relqueries = None
+            if store is not None:
+                relqueries = relquery_store.RelQueryStore(store, settings.store, settings.relqueries)
             gateway = running_gateway.Gateway(
-                settings, session, connections, store, profiles=profiles or shipped, traces=traces
+                settings, session, connections, store, relqueries, profiles=profiles or shipped, traces=traces
             )
             stack.push_async_callback(_leave, gateway)  # once no loop renews the lease
             loops = await stack.enter_async_context(asyncio.TaskGroup())
@@ -137,6 +143,7 @@ async def _drain(gateway: running_gateway.Gateway) -> None:
     try:
         async with asyncio.timeout(timeouts.drain_s):
             await gateway.placements.drained()
+            await gateway.relquery_runner.drained()
     except TimeoutError:
         logger.warning(
             "%d calls did not finish within %.3g s and are cut", gateway.placements.in_progress, timeouts.drain_s
@@ -152,6 +159,8 @@ async def _leave(gateway: running_gateway.Gateway) -> None:
     if gateway.link.store is not None:
         await gateway.tokens.flush()
         await gateway.workflows.flush()
+        with contextlib.suppress(store_contract.StoreError):
+            await gateway.relquery_runner.release()
         if gateway.workflows.unrecorded:
             logger.error("the ends of %d calls cannot be recorded", gateway.workflows.unrecorded)
         with contextlib.suppress(store_contract.StoreError):

@@ -9,6 +9,7 @@ hands the groups to the parts that need them.
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -23,6 +24,8 @@ from tidegate_policy.dispatch import dispatcher, prefix_index, routing, rules
 
 AUTO_ALPHA = 0.2
 """The meaning of `alpha: auto`; HexGen's best values lie between 0.1 and 0.4."""
+ROWS_URL = re.compile(r"https?://[^/?#@\\\s]+/[^?#@\\\s]*")
+"""An address of rows, and a prefix of such addresses."""
 STORE_URLS = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://")
 
 
@@ -158,6 +161,43 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RelQueries:
+    """The bounds of relQueries (docs/relqueries.md); they need a store."""
+
+    rows: int = 100_000
+    """Rows of one relQuery."""
+    row_bytes: int = 64 * 1024
+    """Bytes of one row: the values that the template uses."""
+    body_bytes: int = 32 * 1024 * 1024
+    """A form with a file of rows, or the rows at a URL."""
+    result_bytes: int = 256 * 1024 * 1024
+    """Results of one relQuery; it fails above."""
+    per_tenant: int = 16
+    """Running relQueries of one tenant."""
+    tenant_bytes: int = 512 * 1024 * 1024
+    """Rows and results of one tenant in the store; above, its new relQueries are shed."""
+    store_bytes: int = 2 * 1024 * 1024 * 1024
+    """Rows and results of all tenants in the store."""
+    lasts_s: float = 24 * 3600.0
+    """The time of a relQuery without a deadline; then it is expired."""
+    window: int = 256
+    """Rows of one relQuery at engines of one gateway."""
+    in_flight: int = 1024
+    """Rows of all relQueries of one gateway at engines; tenants share them equally."""
+    floor: int = 4
+    """Rows of one relQuery that may always be under way. Further rows start while at most `waiting` calls wait here."""
+    waiting: int = 4
+    running: int = 256
+    """RelQueries that one gateway runs at the same time."""
+    attempts: int = 3
+    """Failures of engines, after which a row has an error. A row that is shed is sent again until the deadline."""
+    rows_urls: tuple[str, ...] = ()
+    """Prefixes of the addresses from which rows may be fetched, such as https://data.example/tables/; empty = none."""
+    fetch_s: float = 60.0
+    """For rows to arrive from an address."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     name: str = policies.DEFAULT
     """The scheduling policy of the waiting calls, until steering or a person chooses another one."""
@@ -225,6 +265,7 @@ class Settings:
     dispatch: Dispatch = field(default_factory=Dispatch)
     queue: Queue = field(default_factory=Queue)
     store: Store = field(default_factory=Store)
+    relqueries: RelQueries = field(default_factory=RelQueries)
     policy: Policy = field(default_factory=Policy)
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -318,6 +359,17 @@ def _problems(settings: Settings) -> list[str]:
         problems.append("dispatch.beta must be greater than 0")
     if settings.store.url is not None and not settings.store.url.startswith(STORE_URLS):
         problems.append(f"store.url must start with one of {', '.join(STORE_URLS)}")
+    own = settings.relqueries
+    problems += [
+        f"relqueries.{name} must be at least 1"
+        for name in ("rows", "window", "floor", "attempts", "running")
+        if getattr(own, name) < 1
+    ]
+    problems += [
+        f"relqueries.rowsUrls: {url!r} must start with https:// or http:// and name a host, without user and query"
+        for url in own.rows_urls
+        if not ROWS_URL.fullmatch(url)
+    ]
     limited = [tenant.name for tenant in settings.tenants if tenant.tokens_per_minute is not None]
     if limited and settings.store.url is None:
         problems.append(f"tenants[{limited[0]}].tokensPerMinute needs a store, which counts the tokens: set store.url")

@@ -24,7 +24,8 @@ from tidegate_gateway.lifecycle import (
     tenant_tokens,
 )
 from tidegate_gateway.observe import background_loop, prometheus_metrics, recent_decisions, tracing_spans
-from tidegate_gateway.store import store_contract, store_link
+from tidegate_gateway.relqueries import relquery_runner, relquery_service
+from tidegate_gateway.store import relquery_store, store_contract, store_link
 from tidegate_gateway.workflows import workflow_service
 from tidegate_policy import gateway_core
 
@@ -38,6 +39,7 @@ class Gateway:
         session: aiohttp.ClientSession,
         connections: engine_connections.EngineConnections,
         store: store_contract.Store | None,
+        relqueries: relquery_store.RelQueryStore | None = None,
         *,
         profiles: discovery.Profiles,
         traces: tracing_spans.Tracing | None = None,
@@ -91,6 +93,20 @@ class Gateway:
             wall=wall,
         )
 
+        self.relquery_runner = relquery_runner.RelQueryRunner(
+            settings.relqueries,
+            relqueries,
+            self.link,
+            calls=self.calls,
+            dispatcher=self.core.dispatcher,
+            metrics=self.metrics,
+            draining=lambda: self.draining,
+            clock=clock,
+        )
+        self.relqueries = relquery_service.RelQueries(
+            settings, self.link, relqueries, self.relquery_runner, self.directory
+        )
+
     def problems(self) -> tuple[str, list[str]]:
         """ready, degraded, unready or draining, and the reasons."""
         if self.draining:
@@ -106,5 +122,12 @@ class Gateway:
     async def run(self) -> None:
         """Runs the background loops until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for part in (self.discovery, self.placements, self.workflows, self.tokens, self.exchange):
+            for part in (
+                self.discovery,
+                self.placements,
+                self.workflows,
+                self.tokens,
+                self.exchange,
+                self.relquery_runner,
+            ):
                 group.create_task(part.run(self.loops))

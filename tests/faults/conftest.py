@@ -15,6 +15,9 @@ import aiohttp
 import pytest
 import yaml
 
+START_S = 120.0
+"""A process imports for tens of seconds on a machine whose cores are busy."""
+
 
 def free_port() -> int:
     with socket.socket() as taken:
@@ -128,7 +131,7 @@ class Rig:
             except aiohttp.ClientError:
                 return False
 
-        await until(answers)
+        await until(answers, START_S)
         return process
 
     def stop(self) -> None:

@@ -12,11 +12,13 @@ from tidegate_gateway.openai import (
     chat_completions,
     completions,
     endpoint,
+    endpoint_registry,
     http_headers,
     parsed_request,
     request_fields,
 )
 from tidegate_gateway.openai.error_table import BadRequest
+from tidegate_gateway.relqueries import relquery_submission
 from tidegate_gateway.workflows import workflow_declaration, workflow_service
 from tidegate_proto.v1 import inference_pb2
 
@@ -42,15 +44,52 @@ def generation(request: inference_pb2.GenerateRequest, metadata: http_headers.He
     return parsed_request.from_body(kind, body, fields(request, metadata), most_choices=1)
 
 
-def fields(request: inference_pb2.GenerateRequest, metadata: http_headers.Headers) -> request_fields.RequestFields:
-    """The scheduling fields of a generation. Raises `BadRequest`."""
+def call(
+    request: inference_pb2.CallRequest, metadata: http_headers.Headers, *, most_choices: int
+) -> parsed_request.ParsedRequest:
+    """The call of an endpoint, whose body is JSON. Raises `BadRequest`."""
+    kind = next((kind for kind in endpoint_registry.ENDPOINTS if kind.path == request.path), None)
+    if kind is None:
+        known = ", ".join(kind.path for kind in endpoint_registry.ENDPOINTS)
+        raise BadRequest(f"path must be one of {known}", param="path")
+    return parsed_request.from_json(kind, request.body, fields(request, metadata), most_choices=most_choices)
+
+
+def relquery(request: inference_pb2.SubmitRelQueryRequest) -> dict[str, Any]:
+    """The fields of a relQuery as its JSON body has them, without its rows. Raises `BadRequest`."""
+    more = parsed_request.decoded(request.more_fields.encode() or b"{}")
+    if not isinstance(more, dict):
+        raise BadRequest("more_fields must be a JSON object", param="more_fields")
+    document: dict[str, Any] = {"model": request.model}
+    match request.WhichOneof("template"):
+        case "text":
+            document["template"] = request.text
+        case "messages":
+            document["template"] = [{"role": item.role, "content": item.content} for item in request.messages.messages]
+        case _:
+            raise BadRequest("give a template: text or messages", param="template")
+    if request.HasField("max_tokens"):
+        document["max_tokens"] = request.max_tokens
+    document |= {name: getattr(request, name) for name in ("endpoint", "id") if getattr(request, name)}
+    twice = sorted(set(more) & {*document, *relquery_submission.OWN_FIELDS})
+    if twice:
+        raise BadRequest(f"{twice[0][:64]} has a field of its own; leave it out of more_fields", param="more_fields")
+    return {**more, **document}
+
+
+Scheduled = inference_pb2.GenerateRequest | inference_pb2.CallRequest | inference_pb2.SubmitRelQueryRequest
+"""Messages with scheduling fields."""
+
+
+def fields(request: Scheduled, metadata: http_headers.Headers) -> request_fields.RequestFields:
+    """The scheduling fields of a message. Raises `BadRequest`."""
     if request.tenant and http_headers.tenant(metadata) not in (None, request.tenant):
         raise BadRequest("tenant must be the one that the metadata names", param="tenant")
 
     def find(field: request_fields.Field) -> tuple[str, object] | None:
         name = _FIELDS.get(field)
         if name is not None:
-            value = getattr(request, name)
+            value = getattr(request, name, None)
             if request.HasField(name) if name in _OPTIONAL else value:
                 return name, value
         return http_headers.find(metadata, field)

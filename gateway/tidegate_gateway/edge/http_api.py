@@ -8,8 +8,18 @@ engines have endpoints that need no key, and none of them can be reached through
 import functools
 from typing import Any
 
+import orjson
+
 from tidegate_gateway import running_gateway
-from tidegate_gateway.edge import http_connection, http_listener, http_messages, state_snapshot, status_page
+from tidegate_gateway.edge import (
+    http_connection,
+    http_listener,
+    http_messages,
+    http_requester,
+    relquery_http,
+    state_snapshot,
+    status_page,
+)
 from tidegate_gateway.lifecycle import relay
 from tidegate_gateway.openai import (
     endpoint,
@@ -50,8 +60,10 @@ class HttpApi:
                 route(method="GET", path="/v1/workflows", handler=self._list),
                 route(method="GET", path="/v1/workflows/{workflow}", handler=self._get),
                 route(method="DELETE", path="/v1/workflows/{workflow}", handler=self._cancel),
+                route(method="GET", path="/v1/workflows/{workflow}/events", handler=self._watch, streams=True),
                 route(method="POST", path="/v1/workflows/{workflow}/complete", handler=self._complete),
                 route(method="POST", path="/v1/workflows/{workflow}/stages/{stage}/complete", handler=self._stage),
+                *relquery_http.RelQueryApi(self._gateway).routes(),
                 *self._health_routes(),
                 *views,
             ]
@@ -134,12 +146,12 @@ class HttpApi:
 
     async def _create(self, request: http_messages.Request) -> http_messages.Response:
         body = request.json_object()
-        by = _requester(request)
+        by = http_requester.of(request)
         record = await self._workflows.create(workflow_declaration.from_json(body), by)
         return http_messages.reply(workflow_view.as_json(record), 201)
 
     async def _get(self, request: http_messages.Request, workflow: str) -> http_messages.Response:
-        record = await self._workflows.get(workflow, _requester(request))
+        record = await self._workflows.get(workflow, http_requester.of(request))
         return http_messages.reply(workflow_view.as_json(record))
 
     async def _list(self, request: http_messages.Request) -> http_messages.Response:
@@ -149,23 +161,39 @@ class HttpApi:
                 raise error_table.BadRequest("a list takes state and limit, each once", param=name[:64])
             query[name] = value
         limit = http_headers.whole_number(query.get("limit", str(workflow_service.LISTED)))
-        records, more = await self._workflows.listed(query.get("state"), limit or 0, _requester(request))
+        records, more = await self._workflows.listed(query.get("state"), limit or 0, http_requester.of(request))
         shown = list(map(workflow_view.as_json, records))
         return http_messages.reply({"object": "list", "data": shown, "has_more": more})
 
     async def _cancel(self, request: http_messages.Request, workflow: str) -> http_messages.Response:
-        record = await self._workflows.cancel(workflow, _requester(request))
+        record = await self._workflows.cancel(workflow, http_requester.of(request))
         return http_messages.reply(workflow_view.as_json(record))
 
     async def _complete(self, request: http_messages.Request, workflow: str) -> http_messages.Response:
         request.json_object()
-        record = await self._workflows.complete(workflow, _requester(request))
+        record = await self._workflows.complete(workflow, http_requester.of(request))
         return http_messages.reply(workflow_view.as_json(record))
 
     async def _stage(self, request: http_messages.Request, workflow: str, stage: str) -> http_messages.Response:
         request.json_object()
-        record = await self._workflows.complete_stage(workflow, stage, _requester(request))
+        record = await self._workflows.complete_stage(workflow, stage, http_requester.of(request))
         return http_messages.reply(workflow_view.as_json(record))
+
+    async def _watch(
+        self, request: http_messages.Request, connection: http_connection.Connection, workflow: str
+    ) -> None:
+        """A stream of the workflow: now, after each change, and as it ended."""
+        records = self._workflows.watch(workflow, http_requester.of(request))
+        record = await anext(records, None)  # an error now has a status of its own
+        await connection.begin(200, {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
+        last = b""
+        try:
+            while record is not None:
+                await connection.write(b"data: %s\n\n" % orjson.dumps(workflow_view.as_json(record)))
+                record = await anext(records, None)
+        except error_table.GatewayError as error:
+            last = b"data: %s\n\n" % error.body()
+        await connection.write(last + b"data: [DONE]\n\n", last=True)
 
     # Health.
 
@@ -205,15 +233,3 @@ def _headers(fields: request_fields.RequestFields, answer: relay.Relay) -> dict[
     if record.slack_s is not None:
         headers["x-tidegate-slack-ms"] = str(round(record.slack_s * 1000))
     return headers
-
-
-def _requester(request: http_messages.Request) -> workflow_service.Requester:
-    """The tenant and the Idempotency-Key that a request about workflows names. Raises `BadRequest`."""
-    headers = http_headers.headers_of(request.headers)
-    names = request_fields.HTTP_NAMES
-    key = headers.get("idempotency-key")
-    return workflow_service.Requester(
-        tenant=http_headers.tenant(headers),
-        key=None if key is None else request_fields.text(key, names.idempotency_key),
-        names=names,
-    )

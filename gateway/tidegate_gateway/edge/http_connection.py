@@ -59,6 +59,7 @@ class Connection(asyncio.Protocol):
         self._in_body = False
         self._body: bytes | bytearray = b""
         self._body_bytes = 0
+        self._most_body_bytes = self._limits.body_bytes
         self._charged = 0
         self._request: http_messages.Request | None = None
         self._resumed: http_messages.Request | None = None
@@ -93,6 +94,11 @@ class Connection(asyncio.Protocol):
             return
         end = b"0\r\n\r\n" if last else b""
         await self._write(b"%s%x\r\n%s\r\n%s" % (held, len(block), block, end) if block else held + end)
+
+    def release_body(self) -> None:
+        """The handler has let go of the body of the present request, long before its answer ends."""
+        self._charge(-self._served.body_bytes)
+        self._served.body_bytes = 0
 
     @property
     def idle(self) -> bool:
@@ -225,9 +231,12 @@ class Connection(asyncio.Protocol):
             raise BadRequest(framing_errors.INVALID + ("Two 'Host' headers" if hosts else "Missing 'Host' header"))
         if request.header("content-encoding") not in ("", "identity"):
             raise BadRequest("compressed bodies are not supported; send the JSON uncompressed")
-        if int(request.header("content-length") or 0) > self._limits.body_bytes:
-            raise self._too_large()
         self._listener.find(request)
+        self._most_body_bytes = self._limits.body_bytes
+        if request.route is not None and request.route[0].body_bytes is not None:
+            self._most_body_bytes = request.route[0].body_bytes
+        if int(request.header("content-length") or 0) > self._most_body_bytes:
+            raise self._too_large()
         self._limit(self._limits.body_s)
         if request.header("expect").lower() == "100-continue" and self._transport is not None and self._idle_before:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -235,7 +244,7 @@ class Connection(asyncio.Protocol):
     def on_body(self, data: bytes) -> None:
         self._body_bytes += len(data)
         self._charge(len(data))
-        if self._body_bytes > self._limits.body_bytes:
+        if self._body_bytes > self._most_body_bytes:
             raise self._too_large()
         if self._listener.body_bytes > self._limits.bodies_bytes:
             raise error_table.Shed(DropReason.SATURATED)
@@ -426,5 +435,5 @@ class Connection(asyncio.Protocol):
 
     def _too_large(self) -> BadRequest:
         return BadRequest(
-            f"the body is larger than {self._limits.body_bytes} bytes; send less text", code="body_too_large"
+            f"the body is larger than {self._most_body_bytes} bytes; send less text", code="body_too_large"
         )

@@ -17,8 +17,8 @@ from tidegate_gateway.edge import http_connection, http_messages
 from tidegate_gateway.openai.error_table import BadRequest
 
 Handler = Callable[..., Awaitable[http_messages.Response | None]]
-"""Takes the request, and the named groups of its route's path. The handler of a route that streams takes the request and
-its connection, and gives None if it has written a stream."""
+"""Takes the request, and the named groups of its route's path. The handler of a route that streams takes the connection
+after the request, and gives None if it has written a stream."""
 
 LAST_REQUEST_S = 1.0
 """Time for connections made before the port closed to bring their request."""
@@ -34,6 +34,8 @@ class Route:
     handler: Handler
     streams: bool = False
     """The answer may be a stream."""
+    body_bytes: int | None = None
+    """The size of a body; None = `limits.body_bytes`."""
 
 
 class Routes:
@@ -114,7 +116,7 @@ class Server:
             raise AssertionError("the listener answers requests whose route it has found")
         route, arguments = request.route
         handler: Handler = route.handler
-        return await (handler(request, connection) if route.streams else handler(request, **arguments))
+        return await (handler(request, connection, **arguments) if route.streams else handler(request, **arguments))
 
 
 async def close(listening: asyncio.Server, server: Server) -> None:

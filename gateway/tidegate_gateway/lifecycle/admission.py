@@ -95,6 +95,8 @@ class Admission:
             session=fields.session,
             workflow=fields.workflow,
             stage=fields.stage,
+            group=request.group,
+            group_size=request.group_size,
             blocks=prefix.blocks,
             block_share=prefix.share,
         )

@@ -60,6 +60,12 @@ class Metrics:
         self.workflows = Counter(
             p + "workflow_deadline", "Ended workflows.", ["template", "outcome"], registry=registry
         )
+        self.relquery_rows = Counter(
+            p + "relquery_rows",
+            "Rows of relQueries whose result this gateway recorded.",
+            ["outcome"],
+            registry=registry,
+        )
         self.backlog = Gauge(
             p + "engine_backlog_seconds", "Predicted work, all gateways together.", ["engine"], registry=registry
         )

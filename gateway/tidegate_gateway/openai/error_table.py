@@ -31,12 +31,14 @@ TABLE: dict[str, Row] = {
     "invalid_request": Row(status=400, grpc="INVALID_ARGUMENT", type="invalid_request_error"),
     "model_not_found": Row(status=404, grpc="NOT_FOUND", type="invalid_request_error"),
     "workflow_not_found": Row(status=404, grpc="NOT_FOUND", type="invalid_request_error"),
+    "relquery_not_found": Row(status=404, grpc="NOT_FOUND", type="invalid_request_error"),
     "stage_not_found": Row(status=404, grpc="NOT_FOUND", type="invalid_request_error"),
     "not_found": Row(status=404, grpc="NOT_FOUND", type="invalid_request_error"),
     "method_not_allowed": Row(status=405, grpc="UNIMPLEMENTED", type="invalid_request_error"),
     "request_timeout": Row(status=408, grpc="DEADLINE_EXCEEDED", type="invalid_request_error"),
     "workflow_ended": Row(status=409, grpc="FAILED_PRECONDITION", type="invalid_request_error"),
     "workflow_exists": Row(status=409, grpc="ALREADY_EXISTS", type="invalid_request_error"),
+    "relquery_exists": Row(status=409, grpc="ALREADY_EXISTS", type="invalid_request_error"),
     "stage_already_done": Row(status=409, grpc="FAILED_PRECONDITION", type="invalid_request_error"),
     "body_too_large": Row(status=413, grpc="RESOURCE_EXHAUSTED", type="invalid_request_error"),
     "path_too_long": Row(status=414, grpc="INVALID_ARGUMENT", type="invalid_request_error"),
@@ -73,9 +75,9 @@ SENTENCES: dict[DropReason, str] = {
     # Reserved: the gateway does not shed calls that are waiting in favour of other calls.
     DropReason.EVICTED: f"the call was removed in favour of more urgent calls; {_RETRY_LATER}",
     DropReason.STORE_UNAVAILABLE: (
-        "the store does not answer, and workflows and shared policies need it; send the request again after the delay"
-        " that Retry-After (in gRPC: RetryInfo) gives, with an idempotency key so that the request counts once, or send"
-        " the call without a workflow"
+        "the store does not answer, and workflows, relQueries and shared policies need it; send the request again after"
+        " the delay that Retry-After (in gRPC: RetryInfo) gives, with an idempotency key so that the request counts once,"
+        " or send the call without a workflow"
     ),
 }
 
@@ -163,7 +165,8 @@ class EngineTrouble(GatewayError):
 def no_store() -> Shed:
     """The gateway was started without a store."""
     absent = (
-        "this gateway has no store, so it keeps no workflows; set store.url in its settings, or send calls without one"
+        "this gateway has no store, so it keeps no workflows and no relQueries; set store.url in its settings, or"
+        " send calls without a workflow"
     )
     return Shed(DropReason.STORE_UNAVAILABLE, retry_after_s=60.0, message=absent)
 

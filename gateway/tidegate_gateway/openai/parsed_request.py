@@ -29,6 +29,9 @@ class ParsedRequest:
     wants_usage: bool
     """The client asked for usage in its stream."""
     fields: request_fields.RequestFields
+    group: str | None = None
+    """The relQuery of the call."""
+    group_size: int = 0
 
 
 def from_json(

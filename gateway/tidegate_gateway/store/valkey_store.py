@@ -31,7 +31,7 @@ logger = logging.getLogger("tidegate.gateway")
 SCHEMA = "v1"
 OWN_MS = 60_000
 """How long the answer to a key of our own is stored; a command is sent again at once or never."""
-SCRIPTS = ("workflow", "list", "share", "spend")
+SCRIPTS = ("workflow", "list", "share", "spend", "relquery")
 LAPSED = 100
 PAGE_BYTES = 1024 * 1024
 """Of the records in one list."""
@@ -60,13 +60,13 @@ class Valkey:
             health_check_interval=30,
             retry=retry.Retry(backoff.NoBackoff(), 1),
         )
-        self._client = valkey.Redis(connection_pool=self._pool)
+        self.client = valkey.Redis(connection_pool=self._pool)
         self._prefix = f"tidegate:{SCHEMA}:{{{settings.pool}}}:"
-        self._scripts = {name: self._client.register_script(_script(name)) for name in SCRIPTS}
+        self._scripts = {name: self.client.register_script(_script(name)) for name in SCRIPTS}
         self._since_ms = 0
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self.client.aclose()
         await self._pool.disconnect()
 
     async def create(
@@ -133,26 +133,26 @@ class Valkey:
     ) -> tuple[list[store_contract.Record], bool]:
         await self.expire(LAPSED)
         wanted = store_contract.STATES if state is None else (state,)
-        keys = [self._key(f"created:{each}:{by}" if by else f"created:{each}") for each in wanted]
-        answer = await self._run("list", keys, [limit, self._key("workflow:"), PAGE_BYTES])
+        keys = [self.key(f"created:{each}:{by}" if by else f"created:{each}") for each in wanted]
+        answer = await self.run("list", keys, [limit, self.key("workflow:"), PAGE_BYTES])
         now_ms, more, *found = cast("list[Any]", answer)
         return [store_answers.record(orjson.loads(raw) | {"now_ms": now_ms}) for raw in found], bool(more)
 
     async def expire(self, limit: int) -> None:
-        seconds, microseconds = await self._guard(self._client.time())
+        seconds, microseconds = await self.guard(self.client.time())
         due = seconds * 1000 + microseconds // 1000
-        overdue = self._client.zrange(self._key("running"), "-inf", due - 1, byscore=True, offset=0, num=limit)
-        for workflow in map(_text, await self._guard(overdue)):
+        overdue = self.client.zrange(self.key("running"), "-inf", due - 1, byscore=True, offset=0, num=limit)
+        for workflow in map(_text, await self.guard(overdue)):
             with contextlib.suppress(store_contract.Rejected):
                 await self.get(workflow)
 
     async def ends(self, limit: int) -> list[store_contract.End]:
-        rows = await self._guard(self._client.lpop(self._key("ends"), limit)) or ()
+        rows = await self.guard(self.client.lpop(self.key("ends"), limit)) or ()
         return [store_contract.End(template=template, outcome=outcome) for template, outcome in map(orjson.loads, rows)]
 
     async def forget(self, gateway: str, limit: int) -> bool:
-        mine = self._key(f"calls:{gateway}")
-        ids = await self._guard(self._client.srandmember(mine, limit)) or []
+        mine = self.key(f"calls:{gateway}")
+        ids = await self.guard(self.client.srandmember(mine, limit)) or []
         for workflow in map(_text, ids):
             try:
                 await self._workflow("forget", workflow, None, gateway=gateway)
@@ -202,11 +202,11 @@ class Valkey:
         return store_contract.Exchange(**store_answers.chosen(answer))
 
     async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
-        keys = [self._key(f"tokens:{tenant}"), self._key(f"once:{_own().key}")]
-        wait_ms = await self._run("spend", keys, [tokens, per_minute, int(used)])
+        keys = [self.key(f"tokens:{tenant}"), self.key(f"once:{_own().key}")]
+        wait_ms = await self.run("spend", keys, [tokens, per_minute, int(used)])
         return int(cast("int", wait_ms)) / 1000
 
-    def _key(self, name: str) -> str:
+    def key(self, name: str) -> str:
         return self._prefix + name
 
     async def _workflow(
@@ -227,31 +227,31 @@ class Valkey:
             kept_ms = arguments["retention_ms"] if once.scope else OWN_MS
             arguments |= {"key": once.key, "print": once.print, "kept_ms": kept_ms}
         keys = [
-            self._key(f"workflow:{workflow}"),
-            *map(self._key, store_contract.STATES),
-            self._key(f"once:{key}"),
-            self._key(f"calls:{arguments['gateway']}"),
-            self._key(f"members:{workflow}"),
-            self._key(f"answered:{workflow}"),
-            self._key("ends"),
-            self._key(f"forgotten:{workflow}"),
-            self._key("created"),
+            self.key(f"workflow:{workflow}"),
+            *map(self.key, store_contract.STATES),
+            self.key(f"once:{key}"),
+            self.key(f"calls:{arguments['gateway']}"),
+            self.key(f"members:{workflow}"),
+            self.key(f"answered:{workflow}"),
+            self.key("ends"),
+            self.key(f"forgotten:{workflow}"),
+            self.key("created"),
         ]
-        answer = orjson.loads(cast("bytes", await self._run("workflow", keys, [operation, _encoded(arguments)])))
+        answer = orjson.loads(cast("bytes", await self.run("workflow", keys, [operation, _encoded(arguments)])))
         if "error" in answer:
             raise store_contract.Rejected(answer["error"], answer.get("state"))
         return store_answers.record(answer)
 
     async def _share(self, operation: str, **arguments: Any) -> dict[str, Any]:
         names = ("leases", "backlogs", "policy", "cancelled", "steady", f"calls:{self.gateway}")
-        keys = [self._key(name) for name in names]
+        keys = [self.key(name) for name in names]
         body = _encoded({"gateway": self.gateway, **arguments})
-        return cast("dict[str, Any]", orjson.loads(cast("bytes", await self._run("share", keys, [operation, body]))))
+        return cast("dict[str, Any]", orjson.loads(cast("bytes", await self.run("share", keys, [operation, body]))))
 
-    async def _run(self, name: str, keys: list[str], arguments: list[Any]) -> object:
-        return await self._guard(self._scripts[name](keys=keys, args=arguments))
+    async def run(self, name: str, keys: list[str], arguments: list[Any]) -> object:
+        return await self.guard(self._scripts[name](keys=keys, args=arguments))
 
-    async def _guard(self, command: Any) -> Any:
+    async def guard(self, command: Any) -> Any:
         """One command, within the time that the settings allow. Raises `store_contract.Unavailable`."""
         try:
             return await self._within_time(command)

@@ -7,9 +7,10 @@ are shed and single calls go on.
 
 import asyncio
 import collections
+import dataclasses
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from tidegate_gateway.observe import background_loop, prometheus_metrics
 from tidegate_gateway.openai import error_table, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.store import store_contract, store_link
-from tidegate_gateway.workflows import workflow_declaration
+from tidegate_gateway.workflows import store_requests, workflow_declaration
 from tidegate_policy.model import WorkflowId
 
 logger = logging.getLogger("tidegate.gateway")
@@ -29,6 +30,8 @@ T = TypeVar("T")
 
 HOUSEKEEPING_S, FLUSH_S = 0.5, 0.05
 """Between two rounds of housekeeping; while ends wait for the store."""
+LEAST_LOOK_S, MOST_LOOK_S = 0.05, 0.5
+"""Between two looks at a workflow that is watched: soon after a change, and without changes."""
 BATCH = 100
 """Records that one round of housekeeping touches."""
 MOST_UNRECORDED = 100_000
@@ -160,6 +163,21 @@ class Workflows:
         subject = _Subject(workflow=workflow, names=by.names)
         return await self._ask(lambda store: store.get(workflow, by=by.tenant), subject)
 
+    async def watch(self, workflow: str, by: Requester) -> AsyncIterator[store_contract.Record]:
+        """The workflow now and after each change, until it has ended. Raises `GatewayError`."""
+        seen: store_contract.Record | None = None
+        look_s = LEAST_LOOK_S
+        while True:
+            record = await self.get(workflow, by)
+            same = dataclasses.replace(record, now_ms=0)
+            if same != seen:
+                yield record
+                seen, look_s = same, LEAST_LOOK_S
+            if record.state != "running":
+                return
+            await asyncio.sleep(look_s)
+            look_s = min(1.5 * look_s, MOST_LOOK_S)
+
     async def listed(self, state: str | None, limit: int, by: Requester) -> tuple[list[store_contract.Record], bool]:
         """The newest workflows, of one state or of all, at most `limit`, and whether there are more."""
         if state is not None and state not in store_contract.STATES:
@@ -195,16 +213,8 @@ class Workflows:
 
     async def _ask(self, operation: Callable[[store_contract.Store], Awaitable[T]], subject: "_Subject") -> T:
         """One operation of the store; its rejections become errors of the API."""
-        store = self._link.store
-        if store is None:
-            raise error_table.no_store()
-        if not self._link.up:
-            raise error_table.store_unavailable()
         try:
-            return await operation(store)
-        except store_contract.Unavailable as error:
-            self._link.up = False
-            raise error_table.store_unavailable() from error
+            return await store_requests.ask(self._link, self._link.store, operation)
         except store_contract.Rejected as error:
             raise _rejection(error, subject) from error
 

@@ -39,6 +39,11 @@ class InferenceStub:
                 request_serializer=tidegate__proto_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=tidegate__proto_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Call = channel.unary_stream(
+                '/tidegate.v1.Inference/Call',
+                request_serializer=tidegate__proto_dot_v1_dot_inference__pb2.CallRequest.SerializeToString,
+                response_deserializer=tidegate__proto_dot_v1_dot_inference__pb2.CallResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -51,6 +56,14 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Call(self, request, context):
+        """One call of any OpenAI endpoint that the gateway serves over HTTP: the JSON body of the request goes in, and the JSON of the
+        answer comes out, with tools, logprobs, structured output and unknown fields as they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +71,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=tidegate__proto_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=tidegate__proto_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Call': grpc.unary_stream_rpc_method_handler(
+                    servicer.Call,
+                    request_deserializer=tidegate__proto_dot_v1_dot_inference__pb2.CallRequest.FromString,
+                    response_serializer=tidegate__proto_dot_v1_dot_inference__pb2.CallResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +105,33 @@ class Inference:
             '/tidegate.v1.Inference/Generate',
             tidegate__proto_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             tidegate__proto_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Call(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tidegate.v1.Inference/Call',
+            tidegate__proto_dot_v1_dot_inference__pb2.CallRequest.SerializeToString,
+            tidegate__proto_dot_v1_dot_inference__pb2.CallResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -137,6 +182,11 @@ class WorkflowsStub:
                 request_serializer=tidegate__proto_dot_v1_dot_inference__pb2.CancelWorkflowRequest.SerializeToString,
                 response_deserializer=tidegate__proto_dot_v1_dot_inference__pb2.Workflow.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/tidegate.v1.Workflows/Watch',
+                request_serializer=tidegate__proto_dot_v1_dot_inference__pb2.GetWorkflowRequest.SerializeToString,
+                response_deserializer=tidegate__proto_dot_v1_dot_inference__pb2.Workflow.FromString,
+                _registered_method=True)
 
 
 class WorkflowsServicer:
@@ -178,6 +228,13 @@ class WorkflowsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """The workflow now and after each change of its state, until it has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkflowsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -209,6 +266,11 @@ def add_WorkflowsServicer_to_server(servicer, server):
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
                     request_deserializer=tidegate__proto_dot_v1_dot_inference__pb2.CancelWorkflowRequest.FromString,
+                    response_serializer=tidegate__proto_dot_v1_dot_inference__pb2.Workflow.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=tidegate__proto_dot_v1_dot_inference__pb2.GetWorkflowRequest.FromString,
                     response_serializer=tidegate__proto_dot_v1_dot_inference__pb2.Workflow.SerializeToString,
             ),
     }
@@ -374,6 +436,236 @@ class Workflows:
             '/tidegate.v1.Workflows/Cancel',
             tidegate__proto_dot_v1_dot_inference__pb2.CancelWorkflowRequest.SerializeToString,
             tidegate__proto_dot_v1_dot_inference__pb2.Workflow.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tidegate.v1.Workflows/Watch',
+            tidegate__proto_dot_v1_dot_inference__pb2.GetWorkflowRequest.SerializeToString,
+            tidegate__proto_dot_v1_dot_inference__pb2.Workflow.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class RelQueriesStub:
+    """Missing associated documentation comment in .proto file."""
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Submit = channel.unary_stream(
+                '/tidegate.v1.RelQueries/Submit',
+                request_serializer=tidegate__proto_dot_v1_dot_inference__pb2.SubmitRelQueryRequest.SerializeToString,
+                response_deserializer=tidegate__proto_dot_v1_dot_inference__pb2.RelQueryEvent.FromString,
+                _registered_method=True)
+        self.Get = channel.unary_unary(
+                '/tidegate.v1.RelQueries/Get',
+                request_serializer=tidegate__proto_dot_v1_dot_inference__pb2.GetRelQueryRequest.SerializeToString,
+                response_deserializer=tidegate__proto_dot_v1_dot_inference__pb2.RelQuery.FromString,
+                _registered_method=True)
+        self.Rows = channel.unary_stream(
+                '/tidegate.v1.RelQueries/Rows',
+                request_serializer=tidegate__proto_dot_v1_dot_inference__pb2.RowsRequest.SerializeToString,
+                response_deserializer=tidegate__proto_dot_v1_dot_inference__pb2.RelQueryEvent.FromString,
+                _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/tidegate.v1.RelQueries/Cancel',
+                request_serializer=tidegate__proto_dot_v1_dot_inference__pb2.GetRelQueryRequest.SerializeToString,
+                response_deserializer=tidegate__proto_dot_v1_dot_inference__pb2.RelQuery.FromString,
+                _registered_method=True)
+
+
+class RelQueriesServicer:
+    """Missing associated documentation comment in .proto file."""
+
+    def Submit(self, request, context):
+        """Creates a relQuery and streams its rows as they finish. A relQuery goes on when its stream is cancelled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Get(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rows(self, request, context):
+        """Streams the rows after those that the client has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RelQueriesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Submit': grpc.unary_stream_rpc_method_handler(
+                    servicer.Submit,
+                    request_deserializer=tidegate__proto_dot_v1_dot_inference__pb2.SubmitRelQueryRequest.FromString,
+                    response_serializer=tidegate__proto_dot_v1_dot_inference__pb2.RelQueryEvent.SerializeToString,
+            ),
+            'Get': grpc.unary_unary_rpc_method_handler(
+                    servicer.Get,
+                    request_deserializer=tidegate__proto_dot_v1_dot_inference__pb2.GetRelQueryRequest.FromString,
+                    response_serializer=tidegate__proto_dot_v1_dot_inference__pb2.RelQuery.SerializeToString,
+            ),
+            'Rows': grpc.unary_stream_rpc_method_handler(
+                    servicer.Rows,
+                    request_deserializer=tidegate__proto_dot_v1_dot_inference__pb2.RowsRequest.FromString,
+                    response_serializer=tidegate__proto_dot_v1_dot_inference__pb2.RelQueryEvent.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=tidegate__proto_dot_v1_dot_inference__pb2.GetRelQueryRequest.FromString,
+                    response_serializer=tidegate__proto_dot_v1_dot_inference__pb2.RelQuery.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tidegate.v1.RelQueries', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tidegate.v1.RelQueries', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class RelQueries:
+    """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Submit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tidegate.v1.RelQueries/Submit',
+            tidegate__proto_dot_v1_dot_inference__pb2.SubmitRelQueryRequest.SerializeToString,
+            tidegate__proto_dot_v1_dot_inference__pb2.RelQueryEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Get(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.v1.RelQueries/Get',
+            tidegate__proto_dot_v1_dot_inference__pb2.GetRelQueryRequest.SerializeToString,
+            tidegate__proto_dot_v1_dot_inference__pb2.RelQuery.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tidegate.v1.RelQueries/Rows',
+            tidegate__proto_dot_v1_dot_inference__pb2.RowsRequest.SerializeToString,
+            tidegate__proto_dot_v1_dot_inference__pb2.RelQueryEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.v1.RelQueries/Cancel',
+            tidegate__proto_dot_v1_dot_inference__pb2.GetRelQueryRequest.SerializeToString,
+            tidegate__proto_dot_v1_dot_inference__pb2.RelQuery.FromString,
             options,
             channel_credentials,
             insecure,

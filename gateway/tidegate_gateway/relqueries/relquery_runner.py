@@ -1,0 +1,282 @@
+"""Which rows run now, and what becomes of a row? Each row is an ordinary call: admitted, queued, dispatched, relayed.
+
+A gateway runs the relQueries whose lease it holds. It renews its leases, and takes over relQueries of gateways that
+are dead. Rows that the store has a result of are never sent again. A row that fails because of engines or load is sent
+again.
+
+The window: `floor` rows of a relQuery may always be under way. Further rows start one by one while at most `waiting`
+calls wait in this gateway, so that engines are busy and the calls of others pass. Tenants share `in_flight` equally.
+"""
+
+import asyncio
+import functools
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import orjson
+
+from tidegate_gateway import gateway_settings
+from tidegate_gateway.lifecycle import calls
+from tidegate_gateway.observe import background_loop, prometheus_metrics
+from tidegate_gateway.openai import error_table
+from tidegate_gateway.relqueries import relquery_submission, row_results
+from tidegate_gateway.store import relquery_store, store_contract, store_link
+from tidegate_policy.dispatch import dispatcher
+
+T = TypeVar("T")
+
+logger = logging.getLogger("tidegate.gateway")
+
+PAGE_ROWS = 64
+"""Rows that are read at once."""
+LOOK_S = 0.05
+"""Between two looks whether a row may start."""
+RENEWALS = 5
+"""Renewals within a lease."""
+MOST_RENEW_S = 1.0
+STORE_S = 0.2
+"""Between two attempts to record a result while the store does not answer."""
+LEAST_RETRY_S, MOST_RETRY_S = 0.2, 10.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Running:
+    """A relQuery that this gateway runs."""
+
+    record: relquery_store.RelQueryRecord
+    spec: relquery_submission.RelQuerySpec
+    ends_at_s: float
+    """Its deadline on this gateway's clock."""
+    in_flight: int = 0
+    task: asyncio.Task[bool] | None = field(default=None)
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+
+class RelQueryRunner:
+    """Runs the relQueries of one gateway."""
+
+    def __init__(
+        self,
+        bounds: gateway_settings.RelQueries,
+        store: relquery_store.RelQueryStore | None,
+        link: store_link.StoreLink,
+        *,
+        calls: calls.Calls,
+        dispatcher: dispatcher.Dispatcher,
+        metrics: prometheus_metrics.Metrics,
+        draining: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._bounds = bounds
+        self._store = store
+        self._link = link
+        self._calls = calls
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._draining = draining
+        self._clock = clock
+        self._running: dict[str, Running] = {}
+        self._room = asyncio.Event()
+        self._loops: background_loop.BackgroundLoops | None = None
+        self._group: asyncio.TaskGroup | None = None
+
+    @property
+    def has_room(self) -> bool:
+        """A further relQuery may run here."""
+        return self._group is not None and not self._draining() and len(self._running) < self._bounds.running
+
+    @property
+    def in_flight(self) -> int:
+        """Rows that are under way."""
+        return sum(item.in_flight for item in self._running.values())
+
+    async def run(self, loops: background_loop.BackgroundLoops) -> None:
+        """Holds leases and runs rows, until cancelled."""
+        if self._store is None:
+            return
+        async with asyncio.TaskGroup() as group:
+            self._group, self._loops = group, loops
+            try:
+                while True:
+                    await loops.step("relqueries", functools.partial(self._hold, self._store))
+                    renew_s = min(self._store.lease_s / RENEWALS, MOST_RENEW_S)
+                    await asyncio.sleep(renew_s * random.uniform(0.8, 1.0))
+            finally:
+                self._group = None
+                for running in self._running.values():
+                    if running.task is not None:
+                        running.task.cancel()
+
+    def adopt(self, record: relquery_store.RelQueryRecord) -> None:
+        """Runs a relQuery, if it is this gateway's to run."""
+        store, group, loops = self._store, self._group, self._loops
+        if store is None or group is None or loops is None or record.id in self._running:
+            return
+        if record.ended or record.owner != store.gateway:
+            return
+        running = Running(
+            record=record,
+            spec=relquery_submission.RelQuerySpec.from_store(record.spec),
+            ends_at_s=self._clock() + (record.expires_ms - record.now_ms) / 1000,
+        )
+        self._running[record.id] = running
+        running.task = group.create_task(loops.step("relquery", functools.partial(self._drive, store, running)))
+        running.task.add_done_callback(lambda task: self._driven(running, task))
+
+    def drop(self, relquery: str) -> None:
+        """The relQuery ended, or another gateway runs it: its rows are cancelled."""
+        running = self._running.pop(relquery, None)
+        if running is not None and running.task is not None:
+            running.task.cancel()
+
+    async def drained(self) -> None:
+        """Returns when no row is under way."""
+        while self.in_flight:
+            await asyncio.sleep(LOOK_S)
+
+    async def release(self) -> None:
+        """Gives the leases back, so that other gateways go on at once. Raises `store_contract.StoreError`."""
+        if self._store is not None and self._running:
+            await self._store.release(list(self._running))
+
+    async def _hold(self, store: relquery_store.RelQueryStore) -> None:
+        if not self._link.up or self._draining():
+            return
+        held = list(self._running)
+        try:
+            answer = await store.hold(held, max(self._bounds.running - len(held), 0))
+        except store_contract.Unavailable:
+            return  # the exchange of the pool watches the store
+        for relquery in answer.lost:
+            self.drop(relquery)
+        for record in answer.taken:
+            logger.info("relQuery %s goes on here with %d rows left", record.id, record.total - _ended(record))
+            self.adopt(record)
+
+    def _driven(self, running: Running, task: asyncio.Task[bool]) -> None:
+        """After an unexpected exception the lease lapses, and a gateway takes the relQuery over again."""
+        if not task.cancelled() and not task.result() and self._running.get(running.id) is running:
+            del self._running[running.id]
+
+    # Rows.
+
+    async def _drive(self, store: relquery_store.RelQueryStore, running: Running) -> None:
+        """Runs all rows that have no result. The relQuery ends with its last row, or at its deadline in the store."""
+        async with asyncio.TaskGroup() as rows:
+            async for number, values in self._rows_left(store, running):
+                while not self._may_start(running):
+                    await self._wait()
+                running.in_flight += 1
+                rows.create_task(self._row(store, running, number, values))
+                await asyncio.sleep(0)  # one row for each turn of the event loop
+
+    async def _rows_left(
+        self, store: relquery_store.RelQueryStore, running: Running
+    ) -> AsyncIterator[tuple[int, list[str]]]:
+        """Number and values of each row without a result."""
+        finished, total = b"", running.record.total
+        for first in range(0, total, PAGE_ROWS):
+            numbers = range(first, min(first + PAGE_ROWS, total))
+            if all(_has(finished, n) for n in numbers):
+                continue
+            finished = await self._reached(functools.partial(store.finished, running.id))
+            page = await self._reached(functools.partial(store.rows, running.id, first, PAGE_ROWS))
+            if len(page) < min(PAGE_ROWS, total - first):
+                return  # it has ended meanwhile
+            for number in numbers:
+                if not _has(finished, number):
+                    yield number, orjson.loads(page[number - first])
+
+    async def _reached(self, operation: Callable[[], Awaitable[T]]) -> T:
+        """What the store answers, as soon as it can be reached."""
+        while True:
+            try:
+                return await operation()
+            except store_contract.Unavailable:
+                await asyncio.sleep(STORE_S)
+
+    def _may_start(self, running: Running) -> bool:
+        if self._draining() or not self._link.up:
+            return False
+        if running.in_flight < self._bounds.floor:
+            return True
+        return running.in_flight < self._share(running) and self._dispatcher.waiting <= self._bounds.waiting
+
+    def _share(self, running: Running) -> int:
+        """Rows that the relQuery may have under way: tenants share alike, and the relQueries of a tenant."""
+        tenants = {item.record.tenant for item in self._running.values()}
+        siblings = sum(item.record.tenant == running.record.tenant for item in self._running.values())
+        return min(self._bounds.window, self._bounds.in_flight // max(len(tenants) * siblings, 1))
+
+    async def _wait(self) -> None:
+        """Waits until a row has ended, or a little while."""
+        self._room.clear()
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await self._room.wait()
+        except TimeoutError:
+            pass
+
+    async def _row(self, store: relquery_store.RelQueryStore, running: Running, number: int, values: list[str]) -> None:
+        try:
+            result = await self._result(running, number, values)
+            if result is not None:
+                await self._record(store, running, number, result)
+        finally:
+            running.in_flight -= 1
+            self._room.set()
+
+    async def _result(self, running: Running, number: int, values: list[str]) -> row_results.RowResult | None:
+        """The result of a row; None if the time of the relQuery, or of this gateway, is over before there is one."""
+        failures = 0
+        while not self._draining():
+            now = self._clock()
+            left_s = running.ends_at_s - now
+            if left_s <= 0:
+                return None
+            deadline_s = None if running.spec.deadline_s is None else left_s
+            try:
+                request = running.spec.call(values, group=running.id, rows=running.record.total, left_s=deadline_s)
+                async with self._calls.answer(now, request) as answer:
+                    return row_results.read(number, answer.reply)
+            except error_table.BadRequest as error:
+                return row_results.failed(number, error)
+            except error_table.EngineTrouble as error:
+                failures += 1
+                if failures >= self._bounds.attempts:
+                    return row_results.failed(number, error)
+                retry_s = error.retry_after_s
+            except error_table.GatewayError as error:
+                retry_s = error.retry_after_s
+            await asyncio.sleep(min(max(retry_s or 0.0, LEAST_RETRY_S), MOST_RETRY_S) * random.uniform(0.75, 1.25))
+        return None
+
+    async def _record(
+        self, store: relquery_store.RelQueryStore, running: Running, number: int, result: row_results.RowResult
+    ) -> None:
+        """Records a result, as soon as the store can be reached."""
+        finish = functools.partial(store.finish, running.id, number, result.text, ok=result.ok)
+        try:
+            record = await self._reached(finish)
+        except store_contract.Rejected:
+            self.drop(running.id)
+            return
+        self._metrics.relquery_rows.labels("completed" if result.ok else "failed").inc()
+        if record.ended or record.owner != store.gateway:
+            self.drop(running.id)
+
+
+def _has(finished: bytes, number: int) -> bool:
+    """Whether the bitmap has the row."""
+    at = number >> 3
+    return at < len(finished) and bool(finished[at] & (0x80 >> (number & 7)))
+
+
+def _ended(record: relquery_store.RelQueryRecord) -> int:
+    return record.completed + record.failed

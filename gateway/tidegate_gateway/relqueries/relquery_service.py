@@ -1,0 +1,213 @@
+"""RelQueries as the gateway serves them: submitted, shown, followed and cancelled, through the store.
+
+A relQuery is acknowledged when the store has all its rows. Results are read from the store, whichever gateway makes
+them, so a client can go on at any gateway with the number of results that it has.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tidegate_gateway import gateway_settings
+from tidegate_gateway.lifecycle import engine_directory
+from tidegate_gateway.openai import error_table, parsed_request, request_fields
+from tidegate_gateway.openai.error_table import BadRequest
+from tidegate_gateway.relqueries import relquery_runner, relquery_submission, row_tables
+from tidegate_gateway.store import relquery_store, store_contract, store_link
+from tidegate_gateway.workflows import store_requests, workflow_service
+from tidegate_policy.model import DropReason
+
+T = TypeVar("T")
+
+PAGE_ROWS, PAGE_BYTES = 512, 256 * 1024
+"""Results of one page."""
+FIRST_LOOK_S, MOST_LOOK_S = 0.05, 1.0
+"""Between two looks at the results of a relQuery: soon after a result, and without results."""
+PUSH_BYTES = 512 * 1024
+"""Bytes of rows that one command stores."""
+RETRY_S = 60.0
+"""When a tenant with too many relQueries may try again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Results of a relQuery in the order of their ends."""
+
+    record: relquery_store.RelQueryRecord
+    results: list[bytes]
+    """Each as JSON."""
+    after: int
+    """Results before this page."""
+
+    @property
+    def last(self) -> int:
+        """Results up to the end of this page."""
+        return self.after + len(self.results)
+
+    @property
+    def more(self) -> bool:
+        """The store has further results already."""
+        return self.last < self.record.completed + self.record.failed
+
+    @property
+    def final(self) -> bool:
+        return self.record.ended and not self.more
+
+
+class RelQueries:
+    """All relQueries, through the store."""
+
+    def __init__(
+        self,
+        settings: gateway_settings.Settings,
+        link: store_link.StoreLink,
+        store: relquery_store.RelQueryStore | None,
+        runner: relquery_runner.RelQueryRunner,
+        directory: engine_directory.EngineDirectory,
+    ) -> None:
+        self.bounds = settings.relqueries
+        self._classes = frozenset(item.name for item in settings.classes)
+        self._link = link
+        self._store = store
+        self._runner = runner
+        self._directory = directory
+
+    def check(self, spec: relquery_submission.RelQuerySpec) -> None:
+        """Checks what depends on this gateway before the rows are read. Raises `GatewayError`."""
+        if self._store is None:
+            raise error_table.no_store()
+        models, slo_class = self._directory.models, spec.fields.slo_class
+        if models and spec.model not in models:
+            raise parsed_request.unknown_model(spec.model, models)
+        if slo_class is not None and self._classes and slo_class not in self._classes:
+            name = spec.fields.names.slo_class
+            raise BadRequest(f"{name} must be one of {', '.join(sorted(self._classes))}", param=name)
+
+    async def submit(
+        self, spec: relquery_submission.RelQuerySpec, rows: row_tables.RowCollector, by: workflow_service.Requester
+    ) -> relquery_store.RelQueryRecord:
+        """Creates a relQuery. The same Idempotency-Key with the same request gives the same one. Raises `GatewayError`."""
+        rows.whole()
+        upload, tenant, stored = relquery_store.new_id(), spec.fields.tenant, spec.stored()
+        digest = hashlib.sha256(stored)
+        for first, end in _batches(rows.rows):
+            batch = rows.rows[first:end]
+            digest.update(b"\n".join(batch))
+            await self._ask(lambda store, batch=batch: store.push(upload, batch))  # type: ignore[misc]
+        new = relquery_store.NewRelQuery(
+            id=relquery_store.new_id() if spec.id is None else spec.id,
+            tenant=tenant,
+            model=spec.model,
+            spec=stored,
+            upload=upload,
+            total=len(rows.rows),
+            rows_bytes=rows.bytes,
+            lasts_ms=round((self.bounds.lasts_s if spec.deadline_s is None else spec.deadline_s) * 1000),
+            key=by.key,
+            digest=digest.hexdigest(),
+        )
+        owned = self._runner.has_room
+        try:
+            record = await self._ask(lambda store: store.create(new, owned=owned), new.id, by)
+        finally:
+            with contextlib.suppress(error_table.GatewayError):
+                await self._ask(lambda store: store.drop(upload))  # there are none if they became the relQuery's
+        self._runner.adopt(record)
+        return record
+
+    async def get(self, relquery: str, by: workflow_service.Requester) -> relquery_store.RelQueryRecord:
+        request_fields.name(relquery, "id")
+        return await self._ask(lambda store: store.get(relquery, by=by.tenant), relquery, by)
+
+    async def cancel(self, relquery: str, by: workflow_service.Requester) -> relquery_store.RelQueryRecord:
+        """Cancels a relQuery and its running rows; one that has ended stays as it is."""
+        request_fields.name(relquery, "id")
+        record = await self._ask(lambda store: store.cancel(relquery, by=by.tenant), relquery, by)
+        self._runner.drop(relquery)
+        return record
+
+    async def page(self, relquery: str, after: int, by: workflow_service.Requester, *, most: int = PAGE_ROWS) -> Page:
+        """The results that follow the first `after` ones, as far as they are there. Raises `GatewayError`."""
+        request_fields.name(relquery, "id")
+        record, results = await self._ask(
+            lambda store: store.results(relquery, after, most=most, most_bytes=PAGE_BYTES, by=by.tenant), relquery, by
+        )
+        if record.ended and after > record.completed + record.failed:
+            raise BadRequest(f"relQuery {relquery!r} has {record.completed + record.failed} results", param="after")
+        return Page(record=record, results=results, after=after)
+
+    async def follow(self, relquery: str, after: int, by: workflow_service.Requester) -> AsyncIterator[Page]:
+        """Pages of results until the relQuery has ended; the last page is final. A page may be empty. Raises
+        `GatewayError`."""
+        look_s = FIRST_LOOK_S
+        while True:
+            page = await self.page(relquery, after, by)
+            yield page
+            if page.final:
+                return
+            look_s = FIRST_LOOK_S if page.results else min(2 * look_s, MOST_LOOK_S)
+            after = page.last
+            if not page.more:
+                await asyncio.sleep(look_s)
+
+    async def _ask(
+        self,
+        operation: Callable[[relquery_store.RelQueryStore], Awaitable[T]],
+        relquery: str = "",
+        by: workflow_service.Requester | None = None,
+    ) -> T:
+        try:
+            return await store_requests.ask(self._link, self._store, operation)
+        except store_contract.Rejected as error:
+            raise _rejection(error, relquery, by or workflow_service.Requester()) from error
+
+
+def _batches(rows: list[bytes]) -> list[tuple[int, int]]:
+    """Ranges of rows with about `PUSH_BYTES` each, and at most as many rows as one command has."""
+    ranges: list[tuple[int, int]] = []
+    first = size = 0
+    for i, row in enumerate(rows):
+        size += len(row)
+        if size >= PUSH_BYTES or i - first + 1 >= relquery_store.PUSHED:
+            ranges.append((first, i + 1))
+            first, size = i + 1, 0
+    if first < len(rows):
+        ranges.append((first, len(rows)))
+    return ranges
+
+
+def _rejection(
+    error: store_contract.Rejected, relquery: str, by: workflow_service.Requester
+) -> error_table.GatewayError:
+    match error.code:
+        case "tenant-limit":
+            text = (
+                "the tenant has too many relQueries that run"
+                if error.state == "running"
+                else ("the relQueries of the tenant have too many bytes in the store")
+            )
+            return error_table.Shed(
+                DropReason.TENANT_LIMIT, retry_after_s=RETRY_S, message=f"{text}; wait until some have ended"
+            )
+        case "saturated":
+            return error_table.Shed(
+                DropReason.SATURATED,
+                retry_after_s=RETRY_S,
+                message="the store has too many bytes of relQueries; try later",
+            )
+        case "rows_lapsed":
+            return error_table.store_unavailable()
+        case "relquery_exists":
+            return BadRequest(f"relQuery {relquery!r} exists already; choose another id", param="id", code=error.code)
+        case "idempotency_key_reused":
+            name = by.names.idempotency_key
+            return BadRequest(
+                f"this {name} was used with another request; use a new key for a new request",
+                param=name,
+                code=error.code,
+            )
+        case _:
+            return BadRequest(f"relQuery {relquery!r} is unknown", param="id", code="relquery_not_found")

@@ -1,0 +1,217 @@
+-- One atomic change to relQueries. Nothing is written before everything has been checked.
+--
+-- KEYS: 1 the prefix of all keys of relQueries; 2 the stored answer for an Idempotency-Key.
+--       Under the prefix: `record:ID` (hash), `rows:ID` (list of JSON, by number of the row), `done:ID` (bitmap of finished rows),
+--       `results:ID` (list of JSON, in the order of their ends), `leases` (running ids by the end of their lease), `removals`
+--       (all ids by the instant of their removal), `totals` (bytes and running relQueries, of all and of each tenant).
+-- ARGV: 1 the operation, 2 its arguments as JSON; `by` is the tenant that the request names, if it names one; 3 a result.
+-- Answers JSON or a list; an error is {"error": code}.
+--
+-- The rows are pushed before `create`, under an id of the gateway's own choice, and lapse if `create` does not follow.
+
+local prefix, once = KEYS[1], KEYS[2]
+local leases, removals, totals = prefix .. 'leases', prefix .. 'removals', prefix .. 'totals'
+local args = cjson.decode(ARGV[2])
+local longest_ms = 9 * 24 * 3600 * 1000 -- the longest deadline, a day of retention, and a day
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local NUMBERS = { 'total', 'completed', 'failed', 'created_ms', 'expires_ms', 'ended_ms', 'bytes', 'rows_bytes' }
+
+local function key(kind, id) return prefix .. kind .. ':' .. id end
+
+local function fail(code, text)
+  return cjson.encode({ error = code, text = text })
+end
+
+local function charge(doc, bytes)
+  doc.bytes = doc.bytes + bytes
+  redis.call('HINCRBY', key('record', doc.id), 'bytes', bytes)
+  redis.call('HINCRBY', totals, 'bytes', bytes)
+  redis.call('HINCRBY', totals, 'bytes:' .. doc.tenant, bytes)
+end
+
+-- The relQuery ends: its rows are removed, its results stay for the retention.
+local function finish(doc, status, ended_ms)
+  doc.status, doc.ended_ms, doc.owner = status, ended_ms or now_ms, ''
+  redis.call('HSET', key('record', doc.id), 'status', status, 'ended_ms', doc.ended_ms, 'owner', '')
+  redis.call('ZREM', leases, doc.id)
+  redis.call('ZADD', removals, now_ms + args.retention_ms, doc.id)
+  redis.call('HINCRBY', totals, 'running:' .. doc.tenant, -1)
+  redis.call('UNLINK', key('rows', doc.id), key('done', doc.id))
+  charge(doc, -doc.rows_bytes)
+end
+
+-- The record, ended if its time is over; nil if it is unknown or another tenant's.
+local function load(id)
+  local flat = redis.call('HGETALL', key('record', id))
+  if #flat == 0 then return nil end
+  local doc = {}
+  for i = 1, #flat, 2 do doc[flat[i]] = flat[i + 1] end
+  for _, name in ipairs(NUMBERS) do doc[name] = tonumber(doc[name]) end
+  if args.by and args.by ~= doc.tenant then return nil end
+  if doc.status == 'in_progress' and now_ms > doc.expires_ms then finish(doc, 'expired', doc.expires_ms) end
+  return doc
+end
+
+local function shown(doc)
+  doc.now_ms = now_ms
+  return cjson.encode(doc)
+end
+
+local function keep()
+  for _, each in ipairs({ leases, removals, totals }) do redis.call('PEXPIRE', each, longest_ms) end
+end
+
+local function remove(id)
+  local doc = load(id)
+  if doc then
+    if doc.status == 'in_progress' then finish(doc, 'expired') end
+    charge(doc, -doc.bytes)
+    for _, name in ipairs({ 'bytes:', 'running:' }) do
+      if tonumber(redis.call('HGET', totals, name .. doc.tenant) or 0) <= 0 then redis.call('HDEL', totals, name .. doc.tenant) end
+    end
+  end
+  redis.call('UNLINK', key('record', id), key('rows', id), key('done', id), key('results', id))
+  redis.call('ZREM', removals, id)
+  redis.call('ZREM', leases, id)
+end
+
+local function remove_lapsed()
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', removals, '-inf', now_ms, 'LIMIT', 0, 100)) do remove(id) end
+end
+
+local operations = {}
+
+function operations.create()
+  remove_lapsed()
+  if once ~= '' then
+    local stored = redis.call('GET', once)
+    if stored then
+      stored = cjson.decode(stored)
+      if stored.digest ~= args.digest then return fail('idempotency_key_reused') end
+      local doc = load(stored.id)
+      if doc then return shown(doc) end
+    end
+  end
+  local known = load(args.id)
+  if known or redis.call('EXISTS', key('record', args.id)) == 1 then return fail('relquery_exists') end
+  local function total(name) return tonumber(redis.call('HGET', totals, name) or 0) end
+  if total('running:' .. args.tenant) >= args.most_running then return fail('tenant-limit', 'running') end
+  if total('bytes:' .. args.tenant) + args.rows_bytes > args.most_tenant_bytes then return fail('tenant-limit', 'bytes') end
+  if total('bytes') + args.rows_bytes > args.most_bytes then return fail('saturated', 'bytes') end
+  local kept_ms = args.lasts_ms + args.retention_ms + 3600 * 1000
+  if redis.call('EXISTS', key('rows', args.upload)) == 0 then return fail('rows_lapsed') end
+  redis.call('RENAME', key('rows', args.upload), key('rows', args.id))
+  redis.call('PEXPIRE', key('rows', args.id), kept_ms)
+  local owner = args.lease_ms and args.gateway or ''
+  redis.call('HSET', key('record', args.id), 'id', args.id, 'tenant', args.tenant, 'status', 'in_progress',
+    'spec', args.spec, 'model', args.model, 'total', args.total, 'completed', 0, 'failed', 0, 'created_ms', now_ms,
+    'expires_ms', now_ms + args.lasts_ms, 'bytes', 0, 'rows_bytes', args.rows_bytes, 'owner', owner)
+  redis.call('PEXPIRE', key('record', args.id), kept_ms)
+  redis.call('ZADD', leases, args.lease_ms and now_ms + args.lease_ms or 0, args.id)
+  redis.call('ZADD', removals, now_ms + args.lasts_ms + args.retention_ms, args.id)
+  redis.call('HINCRBY', totals, 'running:' .. args.tenant, 1)
+  keep()
+  local doc = load(args.id)
+  charge(doc, args.rows_bytes)
+  if once ~= '' then
+    redis.call('SET', once, cjson.encode({ digest = args.digest, id = args.id }), 'PX', kept_ms)
+  end
+  return shown(doc)
+end
+
+function operations.get()
+  local doc = load(args.id)
+  return doc and shown(doc) or fail('relquery_not_found')
+end
+
+function operations.cancel()
+  local doc = load(args.id)
+  if not doc then return fail('relquery_not_found') end
+  if doc.status == 'in_progress' then finish(doc, 'cancelled') end
+  return shown(doc)
+end
+
+-- The end of a row. The first result of a row counts, whichever gateway brings it.
+function operations.finish()
+  local doc = load(args.id)
+  if not doc then return fail('relquery_not_found') end
+  if doc.status == 'in_progress' and redis.call('SETBIT', key('done', doc.id), args.row, 1) == 0 then
+    local count = args.ok and 'completed' or 'failed'
+    doc[count] = redis.call('HINCRBY', key('record', doc.id), count, 1)
+    local results = redis.call('RPUSH', key('results', doc.id), ARGV[3])
+    if results == 1 then
+      local kept_ms = redis.call('PTTL', key('record', doc.id))
+      redis.call('PEXPIRE', key('results', doc.id), kept_ms)
+      redis.call('PEXPIRE', key('done', doc.id), kept_ms)
+    end
+    charge(doc, #ARGV[3])
+    if doc.completed + doc.failed >= doc.total then
+      finish(doc, 'completed')
+    elseif doc.bytes - doc.rows_bytes > args.most_result_bytes then
+      finish(doc, 'failed')
+    end
+  end
+  doc.spec = nil
+  return shown(doc)
+end
+
+-- The record, then the results after the first `after`, up to a number of bytes, but at least one.
+function operations.results()
+  local doc = load(args.id)
+  if not doc then return { fail('relquery_not_found') } end
+  doc.spec = nil
+  local answer, bytes, first = { shown(doc) }, 0, args.after
+  while bytes < args.most_bytes and #answer <= args.most do
+    local found = redis.call('LRANGE', key('results', doc.id), first, first + 63)
+    for _, result in ipairs(found) do
+      bytes = bytes + #result
+      if #answer > 1 and (bytes > args.most_bytes or #answer > args.most) then return answer end
+      answer[#answer + 1] = result
+    end
+    if #found < 64 then break end
+    first = first + 64
+  end
+  return answer
+end
+
+-- Renews the leases of the caller's relQueries and takes over some whose leases have lapsed.
+function operations.hold()
+  remove_lapsed()
+  keep()
+  local lost, taken = {}, {}
+  for _, id in ipairs(args.held) do
+    local doc = load(id)
+    if doc and doc.status == 'in_progress' and doc.owner == args.gateway then
+      redis.call('ZADD', leases, now_ms + args.lease_ms, id)
+    else
+      lost[#lost + 1] = id
+    end
+  end
+  local lapsed = args.most > 0 and redis.call('ZRANGEBYSCORE', leases, '-inf', now_ms, 'LIMIT', 0, args.most) or {}
+  for _, id in ipairs(lapsed) do
+    local doc = load(id)
+    if not doc then
+      redis.call('ZREM', leases, id)
+    elseif doc.status == 'in_progress' then
+      doc.owner = args.gateway
+      redis.call('HSET', key('record', id), 'owner', args.gateway)
+      redis.call('ZADD', leases, now_ms + args.lease_ms, id)
+      taken[#taken + 1] = shown(doc)
+    end
+  end
+  return cjson.encode({ lost = lost, taken = taken })
+end
+
+function operations.release()
+  for _, id in ipairs(args.held) do
+    local doc = load(id)
+    if doc and doc.status == 'in_progress' and doc.owner == args.gateway then
+      redis.call('HSET', key('record', id), 'owner', '')
+      redis.call('ZADD', leases, 0, id)
+    end
+  end
+  return '{}'
+end
+
+return operations[ARGV[1]]()

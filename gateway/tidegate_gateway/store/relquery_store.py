@@ -1,0 +1,196 @@
+"""The relQueries in Valkey or Redis: their rows, their results in the order of their ends, and the lease of their
+gateway.
+
+`lua/relquery.lua` makes each change atomically and says which keys exist. A finished row is a row whose result is
+recorded here: only rows without a result run again after a gateway has died. The errors are those of `store_contract`.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import orjson
+
+from tidegate_gateway import gateway_settings
+from tidegate_gateway.store import store_answers, store_contract, valkey_store
+
+Status = Literal["in_progress", "completed", "failed", "cancelled", "expired"]
+"""`completed`: every row has a result or an error. `failed`: the results grew beyond their bound."""
+
+UPLOAD_MS = 120_000
+"""How long rows wait for the creation of their relQuery."""
+PUSHED = 512
+"""Rows of one command."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelQueryRecord:
+    """A relQuery as recorded, at the store's instant `now_ms`."""
+
+    id: str
+    tenant: str
+    status: Status
+    model: str
+    total: int
+    completed: int
+    failed: int
+    created_ms: int
+    expires_ms: int
+    now_ms: int
+    ended_ms: int | None = None
+    owner: str = ""
+    """The gateway that runs its rows; "" = none does now."""
+    spec: str = ""
+    """What the rows have in common, as JSON; not part of every answer."""
+
+    @property
+    def ended(self) -> bool:
+        return self.status != "in_progress"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRelQuery:
+    id: str
+    tenant: str
+    model: str
+    spec: bytes
+    upload: str
+    """Where `push` put its rows."""
+    total: int
+    rows_bytes: int
+    lasts_ms: int
+    """From its creation to its deadline."""
+    key: str | None = None
+    """The Idempotency-Key of the request."""
+    digest: str = ""
+    """A hash of the request: the same key with another request is an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The answer to a renewal of leases."""
+
+    lost: frozenset[str]
+    """RelQueries that ended or that another gateway has taken over."""
+    taken: tuple[RelQueryRecord, ...]
+    """RelQueries whose gateway is dead, and that belong to the caller now."""
+
+
+class RelQueryStore:
+    """The relQueries of a pool."""
+
+    def __init__(self, valkey: valkey_store.Valkey, store: gateway_settings.Store, own: gateway_settings.RelQueries):
+        self._valkey = valkey
+        self._bounds = own
+        self.lease_s = store.lease_s
+        self._common: dict[str, Any] = {
+            "gateway": valkey.gateway,
+            "retention_ms": round(store.retention_s * 1000),
+            "lease_ms": round(store.lease_s * 1000),
+            "most_running": own.per_tenant,
+            "most_tenant_bytes": own.tenant_bytes,
+            "most_bytes": own.store_bytes,
+            "most_result_bytes": own.result_bytes,
+        }
+
+    @property
+    def gateway(self) -> str:
+        return self._valkey.gateway
+
+    async def push(self, upload: str, rows: Sequence[bytes]) -> None:
+        """Puts rows behind those that the upload has already."""
+        key = self._key("rows", upload)
+        async with self._valkey.client.pipeline(transaction=False) as pipeline:
+            for start in range(0, len(rows), PUSHED):
+                pipeline.rpush(key, *rows[start : start + PUSHED])
+            pipeline.pexpire(key, UPLOAD_MS)
+            await self._valkey.guard(pipeline.execute())
+
+    async def drop(self, upload: str) -> None:
+        """Removes the rows of an upload that became no relQuery."""
+        await self._valkey.guard(self._valkey.client.unlink(self._key("rows", upload)))
+
+    async def create(self, new: NewRelQuery, *, owned: bool) -> RelQueryRecord:
+        """Creates a relQuery, which runs here if `owned`. With the key of an earlier request it is that one's relQuery."""
+        once = ""
+        if new.key is not None:
+            once = hashlib.sha256(f"relquery\n{new.tenant}\0{new.key}".encode()).hexdigest()
+        arguments: dict[str, Any] = {
+            "id": new.id,
+            "tenant": new.tenant,
+            "model": new.model,
+            "spec": new.spec.decode(),
+            "upload": new.upload,
+            "total": new.total,
+            "rows_bytes": new.rows_bytes,
+            "lasts_ms": new.lasts_ms,
+            "digest": new.digest,
+        }
+        if not owned:
+            arguments["lease_ms"] = None
+        return await self._record("create", once=once, **arguments)
+
+    async def get(self, relquery: str, *, by: str | None = None) -> RelQueryRecord:
+        return await self._record("get", id=relquery, by=by)
+
+    async def cancel(self, relquery: str, *, by: str | None = None) -> RelQueryRecord:
+        return await self._record("cancel", id=relquery, by=by)
+
+    async def rows(self, relquery: str, first: int, count: int) -> list[bytes]:
+        """Rows by their number."""
+        found = self._valkey.client.lrange(self._key("rows", relquery), first, first + count - 1)
+        return cast("list[bytes]", await self._valkey.guard(found))
+
+    async def finished(self, relquery: str) -> bytes:
+        """The bitmap of the rows that have a result: the first row is the highest bit of the first byte."""
+        return await self._valkey.guard(self._valkey.client.get(self._key("done", relquery))) or b""
+
+    async def finish(self, relquery: str, row: int, result: bytes, *, ok: bool) -> RelQueryRecord:
+        """Records the result of a row. A later result of the same row, or of an ended relQuery, changes nothing."""
+        return await self._record("finish", result, id=relquery, row=row, ok=ok)
+
+    async def results(
+        self, relquery: str, after: int, *, most: int, most_bytes: int, by: str | None = None
+    ) -> tuple[RelQueryRecord, list[bytes]]:
+        """The record, and the results that follow the first `after` results."""
+        answer = await self._run("results", id=relquery, after=after, most=most, most_bytes=most_bytes, by=by)
+        record, *results = cast("list[bytes]", answer)
+        return _record(record), results
+
+    async def hold(self, held: Sequence[str], most: int) -> Held:
+        """Renews the leases of `held`, and takes over at most `most` relQueries whose leases have lapsed."""
+        answer = orjson.loads(cast("bytes", await self._run("hold", held=list(held), most=most)))
+        taken = tuple(_read(item) for item in store_answers.rows(answer["taken"]) for item in [orjson.loads(item)])
+        return Held(lost=frozenset(store_answers.rows(answer["lost"])), taken=taken)
+
+    async def release(self, held: Sequence[str]) -> None:
+        """Another gateway may take these over at once."""
+        await self._run("release", held=list(held))
+
+    async def _record(self, operation: str, result: bytes = b"", *, once: str = "", **arguments: Any) -> RelQueryRecord:
+        return _record(cast("bytes", await self._run(operation, result, once=once, **arguments)))
+
+    async def _run(self, operation: str, result: bytes = b"", *, once: str = "", **arguments: object) -> object:
+        given = {key: value for key, value in {**self._common, **arguments}.items() if value is not None}
+        keys = [self._valkey.key("relquery:"), self._valkey.key(f"once:{once}") if once else ""]
+        return await self._valkey.run("relquery", keys, [operation, orjson.dumps(given), result])
+
+    def _key(self, kind: str, name: str) -> str:
+        return self._valkey.key(f"relquery:{kind}:{name}")
+
+
+def new_id() -> str:
+    return f"rq-{secrets.token_hex(10)}"
+
+
+def _record(raw: bytes) -> RelQueryRecord:
+    answer = orjson.loads(raw)
+    if "error" in answer:
+        raise store_contract.Rejected(answer["error"], answer.get("text"))
+    return _read(answer)
+
+
+def _read(answer: dict[str, Any]) -> RelQueryRecord:
+    return RelQueryRecord(**{name: answer[name] for name in RelQueryRecord.__slots__ if name in answer})

@@ -1,0 +1,218 @@
+"""RelQueries over HTTP: rows stream back as they finish, and a client goes on after a lost connection."""
+
+from typing import Any
+
+import orjson
+import pytest
+import relquery_requests
+
+from tidegate_gateway import fake_engine
+
+PATH = "/v1/relqueries"
+
+
+async def submit(client: Any, **options: Any) -> Any:
+    async with client.http.post(client.url + PATH, **options) as response:
+        assert response.status == 200, await response.text()
+        return await relquery_requests.events(response)
+
+
+async def test_every_row_comes_back_once_between_the_relquery_and_its_end(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        found = await submit(client, json=relquery_requests.body(40))
+        first, last = found[0][1], found[-2][1]
+        assert found[-1] == (None, None)
+        assert (first["object"], first["status"]) == ("relquery", "in_progress")
+        assert last["status"] == "completed"
+        assert last["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+        results = relquery_requests.of_rows(found)
+        assert sorted(item["row"] for item in results) == list(range(40))
+        assert {(item["text"], item["finish_reason"]) for item in results} == {("w0 w1 ", "length")}
+        assert [number for number, _ in found if number is not None] == list(range(1, 41))
+        progress = [item for _, item in found if item and item["object"] == "relquery.progress"]
+        assert progress[-1]["request_counts"]["completed"] == 40
+        prompts = sorted(body["messages"][0]["content"] for body in engine.bodies)
+        assert prompts == sorted(f"Say what city {i} is known for." for i in range(40))
+
+
+async def test_rows_reach_the_engine_as_one_group(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        headers = {"x-tidegate-tenant": "acme", "x-tidegate-urgency": "4", "x-tidegate-deadline-ms": "60000"}
+        body = relquery_requests.body(10, endpoint="/v1/completions", temperature=0, priority=-9)
+        found = await submit(client, json=body, headers=headers)
+        arguments = [body["vllm_xargs"] for body in engine.bodies]
+        assert {item["tg.relquery"] for item in arguments} == {found[0][1]["id"]}
+        assert {(item["tg.relquery_size"], item["tg.tenant"], item["tg.urgency"]) for item in arguments} == {
+            (10, "acme", 4)
+        }
+        assert all(0 < item["tg.deadline_ms"] <= 60_000 for item in arguments)
+        assert engine.bodies[0]["prompt"].startswith("Say what")
+        assert (engine.bodies[0]["temperature"], engine.bodies[0]["max_tokens"]) == (0, 2)
+        assert all(body["priority"] > 0 for body in engine.bodies)
+
+
+async def test_a_client_goes_on_after_the_rows_that_it_has(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        status, created, _ = await client.send("POST", PATH, json=relquery_requests.body(30, stream=False))
+        assert (status, created["object"]) == (201, "relquery")
+        url = f"{client.url}{PATH}/{created['id']}/rows"
+        async with client.http.get(url) as response:
+            whole = await relquery_requests.events(response)
+        async with client.http.get(url, headers={"Last-Event-ID": "11"}) as response:
+            rest = await relquery_requests.events(response)
+        assert relquery_requests.of_rows(rest) == relquery_requests.of_rows(whole)[11:]
+        async with client.http.get(url + "?after=29", headers={"Accept": "application/x-ndjson"}) as response:
+            lines = [orjson.loads(line) for line in (await response.read()).splitlines()]
+        assert [item["object"] for item in lines] == ["relquery", "relquery.row", "relquery.progress", "relquery"]
+        _, page, _ = await client.send("GET", f"{PATH}/{created['id']}/rows?stream=false&limit=7&after=20")
+        assert (len(page["data"]), page["last"], page["has_more"]) == (7, 27, True)
+        assert len(engine.bodies) == 30
+        status, error, _ = await client.send("GET", f"{PATH}/{created['id']}/rows?after=31")
+        assert (status, error["error"]["param"]) == (400, "after")
+
+
+async def test_a_relquery_goes_on_when_its_client_hangs_up(up: Any, until: Any) -> None:
+    async with fake_engine.engine(token_s=0.01) as engine, up(engine) as client:
+        async with client.http.post(client.url + PATH, json=relquery_requests.body(60)) as response:
+            name = response.headers["x-tidegate-relquery"]
+            await response.content.readline()
+
+        async def ended() -> bool:
+            _, shown, _ = await client.send("GET", f"{PATH}/{name}")
+            return bool(shown["status"] == "completed")
+
+        await until(ended)
+        assert engine.served == 60
+
+
+async def test_a_cancelled_relquery_leaves_nothing_at_the_engine(up: Any, until: Any) -> None:
+    async with fake_engine.engine(first_s=30) as engine, up(engine) as client:
+        _, created, _ = await client.send("POST", PATH, json=relquery_requests.body(50, stream=False))
+        await until(lambda: engine.running > 0)
+        status, cancelled, _ = await client.send("DELETE", f"{PATH}/{created['id']}")
+        assert (status, cancelled["status"]) == (200, "cancelled")
+        await until(lambda: engine.running == 0 and not client.own_backlog())
+        _, again, _ = await client.send("DELETE", f"{PATH}/{created['id']}")
+        assert again["status"] == "cancelled"
+        async with client.http.get(f"{client.url}{PATH}/{created['id']}/rows") as response:
+            found = await relquery_requests.events(response)
+        assert [item and item["object"] for _, item in found] == ["relquery", "relquery", None]
+
+
+async def test_a_row_that_the_engine_rejects_has_an_error_and_the_others_go_on(up: Any) -> None:
+    async with fake_engine.engine(status=400) as engine, up(engine) as client:
+        found = await submit(client, json=relquery_requests.body(10))
+        results = relquery_requests.of_rows(found)
+        assert len(results) == 10
+        assert all(item["text"] is None for item in results)
+        assert "as set by the test" in results[0]["error"]["message"]
+        assert results[0]["error"]["code"] == "invalid_request"
+        assert found[-2][1]["request_counts"] == {"total": 10, "completed": 0, "failed": 10}
+
+
+async def test_a_row_whose_engine_fails_is_sent_again(up: Any, until: Any) -> None:
+    async with fake_engine.engine(status=500) as engine, up(engine, relqueries={"attempts": 50}) as client:
+        _, created, _ = await client.send("POST", PATH, json=relquery_requests.body(10, stream=False))
+        await until(lambda: len(engine.bodies) > 3)
+        engine.status = 200
+        async with client.http.get(f"{client.url}{PATH}/{created['id']}/rows") as response:
+            found = await relquery_requests.events(response)
+        assert found[-2][1]["request_counts"]["completed"] == 10
+
+
+async def test_a_relquery_ends_at_its_deadline(up: Any) -> None:
+    async with fake_engine.engine(hang=True) as engine, up(engine) as client:
+        found = await submit(client, json=relquery_requests.body(10, deadline_ms=400))
+        assert found[-2][1]["status"] == "expired"
+        assert not relquery_requests.of_rows(found)
+
+
+async def test_the_same_idempotency_key_gives_the_same_relquery(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        key = {"Idempotency-Key": "k"}
+        one = await submit(client, json=relquery_requests.body(10), headers=key)
+        two = await submit(client, json=relquery_requests.body(10), headers=key)
+        assert one[0][1]["id"] == two[0][1]["id"]
+        assert relquery_requests.of_rows(one) == relquery_requests.of_rows(two)
+        assert len(engine.bodies) == 10
+        status, error, _ = await client.send("POST", PATH, json=relquery_requests.body(11), headers=key)
+        assert (status, error["error"]["code"]) == (422, "idempotency_key_reused")
+        named = relquery_requests.body(10, id="mine", stream=False)
+        assert (await client.send("POST", PATH, json=named))[0] == 201
+        status, error, _ = await client.send("POST", PATH, json=named)
+        assert (status, error["error"]["code"], error["error"]["param"]) == (409, "relquery_exists", "id")
+
+
+async def test_tenants_do_not_see_the_relqueries_of_others(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        acme, other = {"x-tidegate-tenant": "acme"}, {"x-tidegate-tenant": "other"}
+        _, created, _ = await client.send("POST", PATH, json=relquery_requests.body(10, stream=False), headers=acme)
+        for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/rows")):
+            status, error, _ = await client.send(method, f"{PATH}/{created['id']}{path}", headers=other)
+            assert (status, error["error"]["code"]) == (404, "relquery_not_found")
+        assert (await client.send("GET", f"{PATH}/{created['id']}", headers=acme))[0] == 200
+
+
+async def test_a_relquery_never_takes_the_place_of_other_calls(up: Any, until: Any) -> None:
+    async with (
+        fake_engine.engine(token_s=0.005) as engine,
+        up(engine, dispatch={"cap": 4}, relqueries={"window": 64}) as client,
+    ):
+        flood = {"x-tidegate-tenant": "flood"}
+        _, created, _ = await client.send("POST", PATH, json=relquery_requests.body(400, stream=False), headers=flood)
+        await until(lambda: engine.served > 10)
+        before = len(engine.bodies)
+        status, _, _ = await client.ask(headers={"x-tidegate-tenant": "other", "x-tidegate-urgency": "2"})
+        at = next(i for i, body in enumerate(engine.bodies) if "tg.relquery" not in body["vllm_xargs"])
+        assert status == 200
+        assert at - before <= 12, "few rows that waited before the call passed it"
+        assert client.gateway.core.dispatcher.waiting <= 5
+        assert engine.running <= 4
+        await client.send("DELETE", f"{PATH}/{created['id']}")
+
+
+async def test_tenants_share_the_rows_in_flight_however_many_relqueries_they_have(up: Any, until: Any) -> None:
+    async with (
+        fake_engine.engine(first_s=0.05) as engine,
+        up(engine, dispatch={"cap": None}, relqueries={"inFlight": 40, "floor": 1}) as client,
+    ):
+        ids: list[tuple[str, str]] = []
+        for tenant in ("a", "a", "a", "b"):
+            body = relquery_requests.body(1000, stream=False)
+            _, created, _ = await client.send("POST", PATH, json=body, headers={"x-tidegate-tenant": tenant})
+            ids.append((tenant, created["id"]))
+        await until(lambda: {body["vllm_xargs"]["tg.tenant"] for body in engine.bodies} == {"a", "b"})
+        first = len(engine.bodies) + 80
+        await until(lambda: len(engine.bodies) > first + 200)
+        tenants = [body["vllm_xargs"]["tg.tenant"] for body in engine.bodies[first : first + 200]]
+        assert 70 <= tenants.count("b") <= 130
+        for tenant, name in ids:
+            await client.send("DELETE", f"{PATH}/{name}", headers={"x-tidegate-tenant": tenant})
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [({"perTenant": 1}, "tenant-limit"), ({"tenantBytes": 300}, "tenant-limit"), ({"storeBytes": 300}, "saturated")],
+)
+async def test_a_tenant_has_bounds_for_all_its_relqueries(up: Any, settings: dict[str, int], code: str) -> None:
+    async with fake_engine.engine(hang=True) as engine, up(engine, relqueries=settings) as client:
+        body = relquery_requests.body(15, stream=False)
+        status, created, _ = await client.send("POST", PATH, json=body)
+        assert status == 201
+        status, error, headers = await client.send("POST", PATH, json=body)
+        assert (status, error["error"]["code"], headers["retry-after"]) == (429, code, "60")
+        await client.send("DELETE", f"{PATH}/{created['id']}")
+        assert (await client.send("POST", PATH, json=body))[0] == 201
+
+
+async def test_results_beyond_their_bound_fail_the_relquery(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, relqueries={"resultBytes": 2000}) as client:
+        found = await submit(client, json=relquery_requests.body(100))
+        assert found[-2][1]["status"] == "failed"
+        assert 5 < len(relquery_requests.of_rows(found)) < 100
+
+
+async def test_without_a_store_relqueries_are_shed(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
+        status, error, _ = await client.send("POST", PATH, json=relquery_requests.body())
+        assert (status, error["error"]["code"]) == (503, "store-unavailable")

@@ -1,0 +1,211 @@
+"""What a client may send as a relQuery: JSON, a form with a file, an address; and what is an error."""
+
+import contextlib
+import io
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+import relquery_requests
+from aiohttp import web
+
+from tidegate_gateway import fake_engine
+
+PLAIN = "application/octet-stream"
+PATH = "/v1/relqueries"
+TABLE = b"city,country\n" + b"".join(b"city %d,x\n" % i for i in range(12))
+LINES = b"".join(b'{"city": "city %d"}\n' % i for i in range(12))
+
+
+def form(content: bytes, name: str, kind: str, **fields: str) -> aiohttp.FormData:
+    data = aiohttp.FormData({"model": "fake", "template": relquery_requests.TEMPLATE, "max_tokens": "2", **fields})
+    data.add_field("rows", io.BytesIO(content), filename=name, content_type=kind)
+    return data
+
+
+@contextlib.asynccontextmanager
+async def tables() -> AsyncIterator[str]:
+    """A server of tables, and of an address that redirects to one."""
+
+    async def table(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=TABLE, content_type="text/csv")
+
+    async def away(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPFound("/tables/cities.csv")
+
+    application = web.Application()
+    application.router.add_get("/tables/cities.csv", table)
+    application.router.add_get("/tables/away.csv", away)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def done(client: Any, **options: Any) -> list[Any]:
+    async with client.http.post(client.url + PATH, **options) as response:
+        assert response.status == 200, await response.text()
+        found = await relquery_requests.events(response)
+    assert found[-2][1]["status"] == "completed"
+    return relquery_requests.of_rows(found)
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "kind"),
+    [
+        (TABLE, "cities.csv", "application/octet-stream"),
+        (TABLE, "cities", "text/csv"),
+        (LINES, "cities.jsonl", "application/octet-stream"),
+        (LINES, "cities", "application/x-ndjson"),
+    ],
+)
+async def test_a_form_brings_rows_in_a_file(up: Any, content: bytes, name: str, kind: str) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        assert len(await done(client, data=form(content, name, kind))) == 12
+        assert {body["max_tokens"] for body in engine.bodies} == {2}
+        prompts = {body["messages"][-1]["content"] for body in engine.bodies}
+        assert prompts == {f"Say what city {i} is known for." for i in range(12)}
+
+
+async def test_a_form_may_have_a_template_of_messages(up: Any) -> None:
+    messages = '[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "{{city}}"}]'
+    async with fake_engine.engine() as engine, up(engine) as client:
+        await done(client, data=form(TABLE, "t.csv", "text/csv", template=messages))
+        assert engine.bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."}
+        assert engine.bodies[0]["messages"][1]["content"].startswith("city ")
+
+
+async def test_a_file_may_be_larger_than_a_body_of_a_call(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, limits={"bodyBytes": 1000}) as client:
+        padded = b"".join(b'{"city": "city %d", "more": "%s"}\n' % (i, b"x" * 500) for i in range(12))
+        assert len(await done(client, data=form(padded, "t.jsonl", PLAIN))) == 12
+        status, error, _ = await client.send("POST", PATH, json=relquery_requests.body(200))
+        assert (status, error["error"]["code"]) == (413, "body_too_large")
+    async with fake_engine.engine() as engine, up(engine, relqueries={"bodyBytes": 9_000_000}) as client:
+        status, error, _ = await client.send("POST", PATH, data=form(b"x" * 10_000_000, "t.jsonl", PLAIN))
+        assert (status, error["error"]["code"]) == (413, "body_too_large")
+
+
+async def test_rows_come_from_an_address_only_if_the_settings_allow_it(up: Any) -> None:
+    async with tables() as url, fake_engine.engine() as engine:
+        asked = {"model": "fake", "template": "{{city}}", "max_tokens": 1}
+        async with up(engine) as client:
+            status, error, _ = await client.send("POST", PATH, json={**asked, "rows_url": f"{url}/tables/cities.csv"})
+            assert (status, error["error"]["param"]) == (400, "rows_url")
+        async with up(engine, relqueries={"rowsUrls": [f"{url}/tables/"]}) as client:
+            assert len(await done(client, json={**asked, "rows_url": f"{url}/tables/cities.csv"})) == 12
+            for wrong in (
+                f"{url}/other/cities.csv",
+                f"{url}/tables/../admin.csv",
+                f"{url}/tables/%2e%2e/admin.csv",
+                f"{url}/tables/..%2fadmin.csv",
+                f"{url}/tables/away.csv",
+                f"{url}/tables/cities.csv?x=1",
+                f"{url}/tables/absent.csv",
+                f"{url.replace('http://', 'http://a@')}/tables/cities.csv",
+                f"{url}.example/tables/cities.csv",
+                "file:///etc/passwd",
+                5,
+            ):
+                status, error, _ = await client.send("POST", PATH, json={**asked, "rows_url": wrong})
+                assert (status, error["error"]["param"]) == (400, "rows_url"), wrong
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"model": "nope"}, "model", "not served"),
+        ({"model": None}, "model", "name of a model"),
+        ({"template": "{{place}}"}, "template", "row 0 has no column 'place'"),
+        ({"template": None}, "template", "template must be text"),
+        ({"rows": []}, "rows", "at least one row"),
+        ({"rows": "x"}, "rows", "list of objects"),
+        ({"rows": [*relquery_requests.rows(3), {"city": ["a"]}]}, "rows", "row 3: column 'city'"),
+        ({"rows": [*relquery_requests.rows(3), "x"]}, "rows", "row 3 must be an object"),
+        ({"rows": [{"city": "x" * 70_000}]}, "rows", "row 0 is larger than 65536 bytes"),
+        ({"rows_url": "https://x/y.csv"}, "rows", "rows_url"),
+        ({"endpoint": "/v1/embeddings"}, "endpoint", "must be one of"),
+        (
+            {"endpoint": "/v1/completions", "template": [{"role": "user", "content": "{{city}}"}]},
+            "template",
+            "goes with",
+        ),
+        ({"messages": []}, "messages", "no field of a relQuery"),
+        ({"n": 2}, "n", "no field of a relQuery"),
+        ({"max_tokens": -1}, "max_tokens", "whole number"),
+        ({"deadline_ms": 0}, "deadline_ms", "whole number"),
+        ({"id": "a b"}, "id", "id must be"),
+        ({"stream": 1}, "stream", "true or false"),
+    ],
+)
+async def test_a_wrong_field_is_named_before_anything_is_stored(
+    up: Any, fields: dict[str, Any], param: str, words: str
+) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        status, error, _ = await client.send("POST", PATH, json=relquery_requests.body(**fields))
+        assert status in (400, 404, 413)
+        assert error["error"]["param"] == param
+        assert words in error["error"]["message"]
+        assert not engine.bodies
+
+
+async def test_a_million_rows_are_one_clear_error(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        for data in (
+            form(b"city\n" + b"x\n" * 1_000_000, "t.csv", PLAIN),
+            b'{"model":"fake","template":"{{a}}","rows":[' + b'{"a":1},' * 999_999 + b'{"a":1}]}',
+        ):
+            status, error, _ = await client.send(
+                "POST", PATH, data=io.BytesIO(data) if isinstance(data, bytes) else data
+            )
+            assert (status, error["error"]["param"]) == (400, "rows")
+            assert "row 100000 is one too many" in error["error"]["message"]
+        assert (await client.send("GET", "/health"))[0] == 200
+
+
+async def test_a_stream_of_rows_does_not_keep_the_room_of_its_body(up: Any) -> None:
+    settings = {"limits": {"bodyBytes": 20_000, "bodiesBytes": 60_000}}
+    padded = b"".join(b'{"city": "city %d", "more": "%s"}\n' % (i, b"x" * 500) for i in range(80))
+    async with fake_engine.engine(hang=True) as engine, up(engine, **settings) as client:
+        ids: list[str] = []
+        async with contextlib.AsyncExitStack() as streams:
+            for _ in range(3):
+                post = client.http.post(client.url + PATH, data=form(padded, "t.jsonl", PLAIN))
+                response = await streams.enter_async_context(post)
+                assert response.status == 200
+                ids.append(response.headers["x-tidegate-relquery"])
+            for name in ids:
+                await client.send("DELETE", f"{PATH}/{name}")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"x-tidegate-workflow": "w"}, {"x-tidegate-class": "none"}, {"x-tidegate-relquery": "mine"}],
+)
+async def test_a_wrong_header_is_an_error(up: Any, headers: dict[str, str]) -> None:
+    async with fake_engine.engine() as engine, up(engine, classes=[{"name": "chat"}]) as client:
+        status, error, _ = await client.send("POST", PATH, json=relquery_requests.body(), headers=headers)
+        assert (status, error["error"]["param"]) == (400, next(iter(headers)))
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"", "multipart/form-data"),
+        (b"--x\r\n", "multipart/form-data; boundary=x"),
+        (b"--x\r\n\r\n\r\n--x--", "multipart/form-data; boundary=x"),
+        (b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nv\r\n--x\r\n' * 2, "multipart/form-data; boundary=x"),
+        (b'--x\r\nContent-Disposition: form-data; name="rows"\r\n\r\na\r\n--x--', "multipart/form-data; boundary=x"),
+        (b"--x" + b"\r\n" * 3000, "multipart/form-data; boundary=x"),
+        (b"[1]", "application/json"),
+        (b"{", "application/json"),
+    ],
+)
+async def test_a_body_that_is_no_request_is_an_error(up: Any, data: bytes, kind: str) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        status, error, _ = await client.send("POST", PATH, data=data, headers={"content-type": kind})
+        assert status == 400, error

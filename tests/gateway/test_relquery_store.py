@@ -1,0 +1,126 @@
+"""The relQueries of the store: leases, the first result of a row, bounds, and what is left when all is over."""
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from redis import asyncio as redis
+
+from tidegate_gateway import gateway_settings
+from tidegate_gateway.store import relquery_store, store_contract, valkey_store
+
+STORE = gateway_settings.Store(timeout_s=5.0, lease_s=0.3, retention_s=0.5)
+
+
+@pytest.fixture
+async def stores(valkey_url: str) -> AsyncIterator[list[relquery_store.RelQueryStore]]:
+    """The stores of two gateways of one pool."""
+    settings = dataclasses.replace(STORE, url=valkey_url, pool=secrets.token_hex(4))
+    opened = [valkey_store.Valkey(settings, gateway=name) for name in ("g1", "g2")]
+    yield [relquery_store.RelQueryStore(item, settings, gateway_settings.RelQueries()) for item in opened]
+    for item in opened:
+        await item.close()
+
+
+async def create(
+    store: relquery_store.RelQueryStore, count: int = 3, *, owned: bool = True, **fields: Any
+) -> relquery_store.RelQueryRecord:
+    rows = [b'["%d"]' % i for i in range(count)]
+    upload = relquery_store.new_id()
+    await store.push(upload, rows)
+    given = {"id": relquery_store.new_id(), "tenant": "t", "model": "m", "spec": b"{}", "lasts_ms": 60_000} | fields
+    new = relquery_store.NewRelQuery(upload=upload, total=count, rows_bytes=sum(map(len, rows)), **given)
+    return await store.create(new, owned=owned)
+
+
+async def test_the_first_result_of_a_row_counts(stores: Any) -> None:
+    one, two = stores
+    name = (await create(one)).id
+    assert (await one.finish(name, 1, b'{"a":1}', ok=True)).completed == 1
+    again = await two.finish(name, 1, b'{"b":2}', ok=False)
+    assert (again.completed, again.failed, again.owner) == (1, 0, "g1")
+    assert (await two.results(name, 0, most=9, most_bytes=1000))[1] == [b'{"a":1}']
+    assert await two.finished(name) == b"\x40"
+    await one.finish(name, 0, b"{}", ok=False)
+    last = await one.finish(name, 2, b"{}", ok=True)
+    assert (last.status, last.completed, last.failed, last.owner) == ("completed", 2, 1, "")
+    assert await one.rows(name, 0, 9) == [], "rows are removed at the end"
+    late = await two.finish(name, 2, b"{}", ok=True)
+    assert late.completed == 2
+
+
+async def test_a_lapsed_lease_is_taken_over_once(stores: Any, until: Any) -> None:
+    one, two = stores
+    name = (await create(one, spec=b'{"x": 1}')).id
+    assert (await two.hold([], 9)).taken == ()
+    for _ in range(8):
+        assert name not in (await one.hold([name], 9)).lost
+        await asyncio.sleep(0.06)
+    assert (await two.hold([], 9)).taken == ()
+    (taken,) = await until(lambda: _taken(two))
+    assert (taken.id, taken.owner, taken.spec) == (name, "g2", '{"x": 1}')
+    held = await one.hold([name], 9)
+    assert (held.lost, held.taken) == ({name}, ())
+    await two.release([name])
+    assert [item.id for item in (await one.hold([], 9)).taken] == [name], "a released lease is free at once"
+
+
+async def _taken(store: relquery_store.RelQueryStore) -> Any:
+    return (await store.hold([], 9)).taken
+
+
+async def test_a_relquery_that_no_gateway_had_room_for_waits_without_an_owner(stores: Any) -> None:
+    one, two = stores
+    created = await create(one, owned=False)
+    assert created.owner == ""
+    assert [item.id for item in (await two.hold([], 9)).taken] == [created.id]
+
+
+async def test_pages_are_bounded_by_bytes_and_number(stores: Any) -> None:
+    one, _ = stores
+    name = (await create(one, 200)).id
+    for row in range(150):
+        await one.finish(name, row, b'"%d"' % row, ok=True)
+    _, page = await one.results(name, 0, most=70, most_bytes=10_000)
+    assert page == [b'"%d"' % row for row in range(70)]
+    _, page = await one.results(name, 100, most=500, most_bytes=20)
+    assert page == [b'"%d"' % row for row in range(100, 104)]
+    _, page = await one.results(name, 149, most=500, most_bytes=1)
+    assert page == [b'"149"'], "a page has at least one result"
+
+
+async def test_nothing_is_left_when_the_retention_is_over(stores: Any, valkey_url: str, until: Any) -> None:
+    one, two = stores
+    done, expired, cancelled = await create(one, 1), await create(one, lasts_ms=50), await create(two)
+    await one.finish(done.id, 0, b"{}", ok=True)
+    await two.cancel(cancelled.id)
+    await until(lambda: _has_status(one, expired.id, "expired"))
+    client = redis.Redis.from_url(valkey_url)
+    pattern = one._valkey.key("*")
+    for key in await client.keys(pattern):
+        assert await client.pttl(key) > 0, key
+
+    async def gone() -> bool:
+        await one.hold([], 0)
+        keys = {key.decode().removeprefix(one._valkey.key("relquery:")) for key in await client.keys(pattern)}
+        return keys <= {"totals"}
+
+    await until(gone)
+    assert await client.hgetall(one._valkey.key("relquery:totals")) in ({}, {b"bytes": b"0"})
+    await client.aclose()
+
+
+async def _has_status(store: relquery_store.RelQueryStore, name: str, status: str) -> bool:
+    return (await store.get(name)).status == status
+
+
+async def test_another_tenant_does_not_see_it(stores: Any) -> None:
+    one, _ = stores
+    name = (await create(one)).id
+    assert (await one.get(name, by="t")).id == name
+    for step in (one.get, one.cancel):
+        with pytest.raises(store_contract.Rejected, match="relquery_not_found"):
+            await step(name, by="other")
