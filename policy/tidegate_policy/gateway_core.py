@@ -161,6 +161,14 @@ class GatewayCore:
             tokens_to_book=prompt_tokens + each * facts.sequences,
         )
 
+    def has_target(self, facts: promises.CallFacts) -> bool:
+        """Whether anything is promised for such a call: by its class, its own claims, or its workflow."""
+        slo_class = self._classes.get(facts.slo_class or self._default_class)
+        promised = () if slo_class is None else (slo_class.ttft_s, slo_class.tpot_s, slo_class.deadline_s)
+        claims = facts.claims
+        claimed = (claims.ttft_s, claims.tpot_s, claims.deadline_s)
+        return facts.workflow is not None or any(target is not None for target in (*promised, *claimed))
+
     def stage_grant(self, now: float, workflow: WorkflowFacts, stage: str, model: str) -> promises.StageGrant:
         """The share of the workflow's time that a call of `stage` gets, ready at `now` (HexGen eq 5)."""
         models = self.engines.costs()

@@ -59,7 +59,7 @@ class Admission:
         if models and request.model not in models:
             raise parsed_request.unknown_model(request.model, models)
         call_id = CallId(f"tg-{secrets.token_hex(12)}")
-        draft = self._draft(now, call_id, request)
+        draft = self._draft(now, call_id, request, record)
         booked = 0
         if draft.tenant.tokens_per_minute is not None:
             booked = draft.tokens_to_book
@@ -75,7 +75,9 @@ class Admission:
         record.call, record.admitted_at_s = call, self._clock()
         return AdmittedRequest(call=call, request=request, membership=membership, tenant=draft.tenant, booked=booked)
 
-    def _draft(self, now: float, call_id: CallId, request: parsed_request.ParsedRequest) -> promises.Draft:
+    def _draft(
+        self, now: float, call_id: CallId, request: parsed_request.ParsedRequest, record: call_record.CallRecord
+    ) -> promises.Draft:
         fields, size = request.fields, request.size
         if self._isolate_tenants:
             prompt_prefix.isolate(request.body, fields.tenant)
@@ -101,6 +103,7 @@ class Admission:
             block_share=prefix.share,
         )
         try:
+            record.has_target = self._core.has_target(facts)
             draft = self._core.draft(now, facts)
         except gateway_core.UnknownSloClass as error:
             raise error_table.BadRequest(str(error), param=fields.names.slo_class) from error

@@ -53,6 +53,8 @@ class Calls:
             operation=request.endpoint.operation,
             model=request.model,
             stream=request.stream,
+            slo_class=fields.slo_class or "",
+            tenant=fields.tenant,
         )
         trace = None if self.traces is None else self.traces.begin(record, fields)
         try:
@@ -75,13 +77,13 @@ class Calls:
         except error_table.GatewayError as error:
             record.failure = error.code
             if isinstance(error, error_table.Shed):
+                record.shed = True
                 self._metrics.shed.labels(error.reason.value).inc()
             raise
         finally:
             record.ended_at_s = self._clock()
-            if record.call is not None:
-                self._metrics.on_call(record)
-                _log(record)
+            self._metrics.on_call(record)
+            _log(record)
             if trace is not None:
                 trace.end(record)
 

@@ -20,8 +20,12 @@ class CallRecord:
     """The endpoint's `gen_ai.operation.name`."""
     model: str
     stream: bool
+    slo_class: str = ""
+    tenant: str = ""
 
     # Written by admission.
+    has_target: bool = False
+    """Something was promised for the call: a first token, a pace, an end, or the end of its workflow."""
     admitted_at_s: float | None = None
     call: Call | None = None
 
@@ -50,6 +54,8 @@ class CallRecord:
 
     # Written at the end.
     ended_at_s: float | None = None
+    shed: bool = False
+    """The gateway refused the call for lack of room or time."""
     failure: str | None = None
     """The code of the error that the client got instead of an answer, or in the middle of it."""
 

@@ -8,17 +8,20 @@ import collections
 import functools
 from collections.abc import Collection
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, exposition
 
 from tidegate_gateway.observe import call_record
 from tidegate_policy import gateway_core
 from tidegate_policy.model import Call
 
+disable_created_metrics()  # type: ignore[no-untyped-call]
 MOST_LABELS = 100
 """Distinct client-chosen values of one label."""
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2, 4, 10)
+UNCOUNTED = ("cancelled", "rejected")
+"""Outcomes for which the client is the cause. They neither meet nor miss a target."""
 ATTAINMENT_CALLS = 200
 """Calls of a class that its attainment is measured over."""
 
@@ -55,6 +58,18 @@ class Metrics:
             p + "slo_attainment_ratio",
             f"Share of the last {ATTAINMENT_CALLS} calls that met their targets.",
             ["class"],
+            registry=registry,
+        )
+        self.slo_calls = Counter(
+            p + "slo_calls",
+            "Ended calls that had a target: met, late, shed or failed.",
+            ["class", "outcome"],
+            registry=registry,
+        )
+        self.tenant_slo_calls = Counter(
+            p + "tenant_slo_calls",
+            "Ended calls that had a target: met, late, shed or failed.",
+            ["tenant", "outcome"],
             registry=registry,
         )
         self.workflows = Counter(
@@ -105,17 +120,19 @@ class Metrics:
             return value
         return "other"
 
-    def _class_label(self, call: Call) -> str:
-        if not call.slo_class:
+    def _class_label(self, slo_class: str) -> str:
+        if not slo_class:
             return "none"
-        return call.slo_class if call.slo_class in self._classes else "other"
+        return slo_class if slo_class in self._classes else "other"
 
     def on_call(self, record: call_record.CallRecord) -> None:
-        """An admitted call ended."""
+        """A call ended, admitted or not."""
         call = record.call
         if call is None:
+            if record.shed:
+                self._on_slo(record, self._class_label(record.slo_class), met=False)
             return
-        name = self._class_label(call)
+        name = self._class_label(call.slo_class)
         slo_class = self._by_class.get(name)
         if slo_class is None:
             slo_class = self._by_class[name] = _ClassMetrics(self, name)
@@ -127,8 +144,22 @@ class Metrics:
         met = record.outcome == "ok"
         if met and record.first_token_at_s is not None and record.finished_at_s is not None:
             met = self._on_answer(record, call, slo_class, record.first_token_at_s, record.finished_at_s)
-        if record.outcome not in ("cancelled", "rejected"):
+        if record.outcome not in UNCOUNTED:
             slo_class.attain(met=met)
+            self._on_slo(record, name, met=met)
+
+    def _on_slo(self, record: call_record.CallRecord, slo_class: str, *, met: bool) -> None:
+        """Counts a call that had a target."""
+        if not record.has_target:
+            return
+        if record.shed:
+            outcome = "shed"
+        elif met:
+            outcome = "met"
+        else:
+            outcome = "late" if record.outcome == "ok" else "failed"
+        self.slo_calls.labels(slo_class, outcome).inc()
+        self.tenant_slo_calls.labels(self.label("tenant", record.tenant or "none"), outcome).inc()
 
     def _on_answer(
         self,
@@ -167,7 +198,7 @@ class Metrics:
 
     def observe(self, now: float, core: gateway_core.GatewayCore) -> None:
         """Refreshes the gauges that are read rather than counted; called before a scrape."""
-        waiting = collections.Counter(self._class_label(call) for call in core.dispatcher.waiting_calls())
+        waiting = collections.Counter(self._class_label(call.slo_class) for call in core.dispatcher.waiting_calls())
         self.queue_depth.clear()
         for slo_class in {*self._by_class, *waiting}:
             self.queue_depth.labels(slo_class).set(waiting[slo_class])
