@@ -174,7 +174,10 @@ class LoadSuite(suite.Suite):
         self, options: suite.Options, workload: str, rate: float, rows: Sequence[str]
     ) -> dict[str, list[suite.CellKey]]:
         found = self.workloads[workload]
-        count = options.workflows or (rate == found.overload and found.overload_count) or found.count or self.count
+        own = found.count or self.count
+        count = options.workflows or own
+        if rate == found.overload and found.overload_count:
+            count = round(found.overload_count * count / own)
         return {
             name: [
                 suite.CellKey(
