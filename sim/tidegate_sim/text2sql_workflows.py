@@ -181,3 +181,21 @@ def _candidate(rng: random.Random, difficulty: float, mean: float, deviation: fl
 
 def _log_normal(rng: random.Random, mean: float, deviation: float, low: int, high: int) -> int:
     return min(max(round(rng.lognormvariate(mean, deviation)), low), high)
+
+
+def in_turn(calls: Sequence[TraceCall], active: int) -> list[TraceCall]:
+    """The same workflows as a closed loop: `active` start at once, and each of the others starts when the workflow `active`
+    places before it ends. So the pool has the same load all the time, and its throughput is its capacity."""
+    groups: dict[str | None, list[TraceCall]] = {}
+    for call in calls:
+        groups.setdefault(call.workflow, []).append(call)
+    workflows = list(groups.values())
+    lasts = []
+    for group in workflows:
+        followed = {before for call in group for before in call.after}
+        lasts.append(tuple(call.id for call in group if call.id not in followed))
+    made = []
+    for number, group in enumerate(workflows):
+        before = lasts[number - active] if number >= active else ()
+        made += [call if call.after else replace(call, arrival_s=0.0, after=before) for call in group]
+    return made

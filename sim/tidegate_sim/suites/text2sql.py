@@ -35,8 +35,11 @@ LEARNED_FROM, LEARNED_WORKFLOWS = 7, 200
 """Seed and length of the trace that lengths and remaining work are learned from."""
 RATES = (0.5, 1.0)
 """The paper's loads, in workflows a second."""
-OVERLOAD, OVERLOAD_WORKFLOWS = 0.4, 160
-"""The load and the length of the trace by which capacity is measured."""
+SATURATED, SATURATED_WORKFLOWS = 1000.0, 160
+"""The load that stands for a closed loop, and its workflows. In an open overload the workflows that pile up would end
+together at last, and their rate would be that of no load that the pool sustains."""
+ACTIVE = 32
+"""Workflows that are active in the closed loop."""
 WITHIN = {"within_3x": 3.0, "within_5x": 5.0}
 """How many times its time on the unloaded pool a workflow may take."""
 
@@ -133,7 +136,7 @@ class Text2Sql(load_suite.LoadSuite):
         }
         steady = {
             f"{STEADY}-{pool}": load_suite.Workload(
-                pool=pool, rates=(), overload=OVERLOAD, count=STEADY_WORKFLOWS, overload_count=OVERLOAD_WORKFLOWS
+                pool=pool, rates=(), overload=SATURATED, count=STEADY_WORKFLOWS, overload_count=SATURATED_WORKFLOWS
             )
             for pool in pools.POOLS
         }
@@ -145,7 +148,8 @@ class Text2Sql(load_suite.LoadSuite):
 
     def calls(self, workload: str, rng: random.Random, rate: float, count: int) -> Sequence[TraceCall]:
         name = workload.split("-", 1)[0]
-        return text2sql_workflows.trace(rng, DATABASES[name], workflows=count, rate=rate, name=name)
+        calls = text2sql_workflows.trace(rng, DATABASES[name], workflows=count, rate=rate, name=name)
+        return text2sql_workflows.in_turn(calls, ACTIVE) if rate == SATURATED else calls
 
     def learned_from(self) -> Sequence[TraceCall]:
         rng = random.Random(LEARNED_FROM)
