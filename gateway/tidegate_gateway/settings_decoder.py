@@ -1,11 +1,10 @@
 """Turns a YAML or JSON document into the dataclasses of `gateway_settings`, and names the path of a wrong value.
 
 A key is its field's name in camelCase. A field whose name ends in `_s` holds seconds: its key drops the ending, and its
-value is a number of seconds or a duration such as `60ms`, `1m30s` or `10m`. Unknown keys are errors. The decoder
+value is a duration with its unit, such as `60ms`, `1m30s` or `10m`. Unknown keys are errors. The decoder
 knows types and not meanings; those belong to `gateway_settings` (docs/decisions/0012).
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -42,12 +41,14 @@ def decode(kind: Callable[..., T], value: object, path: str) -> T:
 
 
 def seconds(value: object, path: str) -> float:
-    """A number of seconds, or a duration with its unit, as seconds. Raises `BadSettings`."""
+    """A duration with its unit, as seconds. Raises `BadSettings`, also for a number without a unit."""
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
-        return float(value)
+        raise BadSettings(f"{path} must be a duration: {value:g} has no unit; write {value:g}ms or {value:g}s")
     if isinstance(value, str):
-        with contextlib.suppress(ValueError):
+        try:
             return duration.seconds(value)
+        except ValueError as error:
+            raise BadSettings(f"{path} must be a duration: {error}") from None
     raise BadSettings(f"{path} must be a duration such as 60ms, 1.5s or 10m, not {_shown(value)}")
 
 

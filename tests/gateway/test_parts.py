@@ -99,6 +99,12 @@ def test_every_drop_reason_has_its_row_and_its_sentence() -> None:
         ({"listen": {"port": "a"}}, "listen.port must be a whole number"),
         ({"listen": {"port": True}}, "listen.port must be a whole number"),
         ({"queue": {"ttl": "ten"}}, "queue.ttl must be a duration"),
+        ({"queue": {"ttl": 60}}, "queue.ttl must be a duration: 60 has no unit; write 60ms or 60s"),
+        ({"queue": {"ttl": "60"}}, "queue.ttl must be a duration: 60 has no unit; write 60ms or 60s"),
+        (
+            {"classes": [{"name": "c", "tpot": 60}]},
+            "classes[0].tpot must be a duration: 60 has no unit; write 60ms or 60s",
+        ),
         ({"queue": []}, "queue must be a mapping"),
         ({"engines": [{}]}, "engines[0].url is required"),
         ({"engines": [{"url": "host:80"}]}, "must start with http"),
