@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("grpc._common").setLevel(logging.CRITICAL)  # our callers report unreadable answers
     try:
         return _run(words)
+    except KeyboardInterrupt:  # also while a command is still imported
+        return 130
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("tidegate"):
             raise
@@ -58,8 +60,6 @@ def _run(words: list[str]) -> int:
     except CommandError as error:
         sys.stderr.write(f"tidegate {words[0]}: {error}\n")
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
 
 
 def _parser(chosen: str) -> argparse.ArgumentParser:
