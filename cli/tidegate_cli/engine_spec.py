@@ -42,6 +42,8 @@ class Running:
 
     name: str
     url: str
+    control: str | None = None
+    """host:port of its EngineControl; only a settings file names it."""
 
 
 Engine = Simulated | Vllm | Running

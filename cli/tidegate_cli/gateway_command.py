@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(app.run(loaded))
     except settings_decoder.BadSettings as error:
-        raise Usage(str(error)) from None
+        raise Usage("\n".join(error.problems)) from None
     except OSError as error:
         raise Failed(f"the gateway cannot listen: {error}") from None
     return 0

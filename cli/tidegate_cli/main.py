@@ -24,6 +24,7 @@ COMPONENTS = {
 COMMANDS = {
     "gateway": ("tidegate_cli.gateway_command", "the gateway, as its container runs it"),
     "up": ("tidegate_cli.up_command", "the whole system on this machine"),
+    "config": ("tidegate_cli.config_command", "check, explain and show the settings of a gateway"),
     "replay": ("tidegate_cli.replay_command", "replay a trace against a running gateway, open loop"),
     "profile": ("tidegate_cli.profile_command", "measure the cost profile of a live engine"),
     "policy": ("tidegate_cli.policy_command", "read or override the active policy"),
@@ -38,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("grpc._common").setLevel(logging.CRITICAL)  # our callers report unreadable answers
     try:
         return _run(words)
+    except KeyboardInterrupt:  # also while a command is still imported
+        return 130
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("tidegate"):
             raise
@@ -57,8 +60,6 @@ def _run(words: list[str]) -> int:
     except CommandError as error:
         sys.stderr.write(f"tidegate {words[0]}: {error}\n")
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
 
 
 def _parser(chosen: str) -> argparse.ArgumentParser:

@@ -16,6 +16,7 @@ from typing import Any
 
 from tidegate_cli import openloop
 from tidegate_cli.command_errors import Failed, Usage
+from tidegate_policy import duration
 from tidegate_sim import trace_format
 
 FORMATS = ("auto", "tidegate", "azure")
@@ -39,10 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-output", type=_positive(int), metavar="TOKENS", help="longest answer")
     parser.add_argument(
         "--timeout",
-        type=_positive(float),
+        type=_time_limit,
         default=600.0,
-        metavar="S",
-        help="time limit of a call (default: %(default)g)",
+        metavar="TIME",
+        help="time limit of a call, such as 90s (default: 10m)",
     )
     parser.add_argument("--out", type=pathlib.Path, metavar="FILE", help="write the report as JSON")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -253,6 +254,16 @@ def _workflows(calls: Sequence[trace_format.TraceCall], result: openloop.Result)
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
     kept = ("limit", "time_scale", "max_prompt", "max_output", "timeout", "model")
     return {"trace": options.trace.name, **{name: getattr(options, name) for name in kept}}
+
+
+def _time_limit(text: str) -> float:
+    try:
+        limit_s = duration.seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not limit_s > 0:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return limit_s
 
 
 def _positive(kind: type[int] | type[float]) -> Any:

@@ -13,9 +13,9 @@ import os
 import pathlib
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from tidegate_cli import engine_spec, processes, up_start, up_supervision, welcome
+from tidegate_cli import engine_spec, processes, up_settings, up_start, up_supervision, welcome
 from tidegate_cli.command_errors import Failed, Usage
 from tidegate_policy import policies
 
@@ -26,19 +26,23 @@ INTERRUPTED = 130
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engines",
-        default=engine_spec.DEFAULT,
         metavar="SPEC",
-        help="sim:PROFILE,... (simulated), vllm[:N] (real vLLM), or http://HOST:PORT,... (default: %(default)s)",
+        help="sim:PROFILE,... (simulated), vllm[:N] (real vLLM), or http://HOST:PORT,... "
+        f"(default: the engines of the settings file, else {engine_spec.DEFAULT})",
+    )
+    parser.add_argument(
+        "--config",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="settings file (docs/settings.md); options win over it",
     )
     parser.add_argument(
         "--policy", default="auto", help="auto, or a scheduling policy to fix: " + ", ".join(sorted(policies.POLICIES))
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="HTTP port (default: %(default)s)")
-    parser.add_argument("--grpc-port", type=int, default=9000, help="gRPC port (default: %(default)s)")
-    parser.add_argument(
-        "--admin-port", type=int, default=8001, help="admin port, on loopback only (default: %(default)s)"
-    )
+    parser.add_argument("--host", help="address to serve on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="HTTP port (default: 8000)")
+    parser.add_argument("--grpc-port", type=int, help="gRPC port (default: 9000)")
+    parser.add_argument("--admin-port", type=int, help="admin port, on loopback only (default: 8001)")
     parser.add_argument(
         "--state",
         type=pathlib.Path,
@@ -63,9 +67,9 @@ def run(options: argparse.Namespace) -> int:
         raise Usage(f"unknown policy {options.policy!r}; known are auto, {', '.join(sorted(policies.POLICIES))}")
     if not 0.01 <= options.sim_speed <= 1000:
         raise Usage("--sim-speed must be between 0.01 and 1000")
-    wanted = engine_spec.parse(options.engines, speed=options.sim_speed)
+    combined = up_settings.combine(options)
     if options.model is not None:
-        _check_model(options.model, wanted)
+        _check_model(options.model, combined.wanted)
     if len({options.port, options.grpc_port, options.admin_port}) < 3:
         raise Usage("--port, --grpc-port and --admin-port must differ")
     for port, option in (
@@ -73,19 +77,20 @@ def run(options: argparse.Namespace) -> int:
         (options.grpc_port, "--grpc-port"),
         (options.admin_port, "--admin-port"),
     ):
-        processes.check_free(options.host, port, option)
+        if port is not None:
+            processes.check_free(options.host, port, option)
     with _locked(options.state):
-        return asyncio.run(_run(options, wanted))
+        return asyncio.run(_run(options, combined))
 
 
-def _check_model(model: str, wanted: list[engine_spec.Engine]) -> None:
+def _check_model(model: str, wanted: Sequence[engine_spec.Engine]) -> None:
     if not any(isinstance(engine, engine_spec.Vllm) for engine in wanted):
         raise Usage("--model requires --engines vllm")
     if not (pathlib.Path(model) / "config.json").is_file():
         raise Usage(f"--model: {model} is not a model folder (config.json, weights, tokenizer)")
 
 
-async def _run(options: argparse.Namespace, wanted: list[engine_spec.Engine]) -> int:
+async def _run(options: argparse.Namespace, combined: up_settings.Combined) -> int:
     loop, stop, hurry = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     family = processes.Family(options.state / "logs")
 
@@ -98,7 +103,7 @@ async def _run(options: argparse.Namespace, wanted: list[engine_spec.Engine]) ->
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, on_signal)
     try:
-        code = await _serve(options, wanted, family, stop)
+        code = await _serve(options, combined, family, stop)
     finally:
         sys.stderr.write("stopping: running calls may finish; press Ctrl-C again to end them\n")
         await family.stop()
@@ -106,9 +111,9 @@ async def _run(options: argparse.Namespace, wanted: list[engine_spec.Engine]) ->
 
 
 async def _serve(
-    options: argparse.Namespace, wanted: list[engine_spec.Engine], family: processes.Family, stop: asyncio.Event
+    options: argparse.Namespace, combined: up_settings.Combined, family: processes.Family, stop: asyncio.Event
 ) -> int:
-    starting = asyncio.create_task(up_start.start(options, wanted, family))
+    starting = asyncio.create_task(up_start.start(options, combined, family))
     interrupted = asyncio.create_task(stop.wait())
     await asyncio.wait({starting, interrupted}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
@@ -117,7 +122,7 @@ async def _serve(
         return INTERRUPTED
     started = starting.result()
     url = up_start.gateway_url(options)
-    sys.stdout.write(welcome.text(options, wanted, url=url, model=await up_start.served_model(url)))
+    sys.stdout.write(welcome.text(options, combined.wanted, url=url, model=await up_start.served_model(url)))
     sys.stdout.flush()
     controls = [engine.control for engine in started if engine.control]
     await up_supervision.supervise(options, controls, family, interrupted)

@@ -9,14 +9,14 @@ import dataclasses
 import os
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import yaml
 
-from tidegate_cli import embedded_valkey, engine_spec, processes
+from tidegate_cli import embedded_valkey, engine_spec, processes, up_settings
 from tidegate_cli.command_errors import Failed
 
 ENGINE_START_S = {engine_spec.Simulated: 30.0, engine_spec.Vllm: 600.0, engine_spec.Running: 10.0}
@@ -32,23 +32,30 @@ class Started:
     cost: dict[str, Any] | None
 
 
-async def start(
-    options: argparse.Namespace, wanted: list[engine_spec.Engine], family: processes.Family
-) -> list[Started]:
+async def start(options: argparse.Namespace, combined: up_settings.Combined, family: processes.Family) -> list[Started]:
     """Starts the store, the engines and the gateway; returns the engines when all parts answer. Raises `Failed`."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
-        store = await family.start("valkey", embedded_valkey.command(options.state))
-        environment = _vllm_environment(wanted)
+        store = None
+        if combined.embedded_store:
+            store = await family.start("valkey", embedded_valkey.command(options.state))
+        environment = _vllm_environment(combined.wanted)
         started = await asyncio.gather(
-            *(_start_engine(options, engine, family, session, environment) for engine in wanted)
+            *(_start_engine(options, engine, family, session, environment) for engine in combined.wanted)
         )
-        await processes.wait_until(store, lambda: embedded_valkey.answers(options.state), patience_s=30)
+        if store is not None:
+            await processes.wait_until(store, lambda: embedded_valkey.answers(options.state), patience_s=30)
         settings = options.state / "gateway.yaml"
-        settings.write_text(yaml.safe_dump(_gateway_settings(options, started), sort_keys=False))
+        document = up_settings.gateway_document(options, combined, [_entry(engine) for engine in started])
+        settings.write_text(yaml.safe_dump(document, sort_keys=False))
         gateway = await family.start("gateway", processes.ourselves("gateway", "--config", str(settings)), stop_s=40)
         ready_url = f"{gateway_url(options)}/ready"
         await processes.wait_until(gateway, lambda: _answers(session, ready_url), patience_s=30)
     return started
+
+
+def _entry(engine: Started) -> dict[str, Any]:
+    """The engine in the gateway's settings."""
+    return {key: value for key, value in dataclasses.asdict(engine).items() if value is not None}
 
 
 async def _start_engine(
@@ -62,7 +69,7 @@ async def _start_engine(
         if not await _lists_models(session, engine.url):
             absent = f"{engine.url} cannot be reached, or lists no models on /v1/models"
             raise Failed(f"{absent}. Check that an engine runs there.")
-        return Started(name=engine.name, url=engine.url, control=None, cost=None)
+        return Started(name=engine.name, url=engine.url, control=engine.control, cost=None)
     port, control = processes.free_port(), f"127.0.0.1:{processes.free_port()}"
     url = f"http://127.0.0.1:{port}"
     listen = ["--host", "127.0.0.1", "--port", str(port), "--control", control]
@@ -78,7 +85,7 @@ async def _start_engine(
     return Started(name=engine.name, url=url, control=control, cost=cost)
 
 
-def _vllm_environment(wanted: list[engine_spec.Engine]) -> dict[str, str]:
+def _vllm_environment(wanted: Sequence[engine_spec.Engine]) -> dict[str, str]:
     count = sum(isinstance(engine, engine_spec.Vllm) for engine in wanted)
     if not count:
         return {}
@@ -92,21 +99,6 @@ def _vllm_flags(model: str | None) -> list[str]:
     directory = checkpoints.smollm2() if model is None else pathlib.Path(model)
     # In bfloat16 a small model's answers depend on the CPU's instruction set.
     return ["--model", str(directory), "--served-model-name", directory.name, "--enforce-eager"]
-
-
-def _gateway_settings(options: argparse.Namespace, started: list[Started]) -> dict[str, Any]:
-    return {
-        "listen": {
-            "host": options.host,
-            "port": options.port,
-            "grpcPort": options.grpc_port,
-            "adminPort": options.admin_port,
-        },
-        "engines": [
-            {key: value for key, value in dataclasses.asdict(engine).items() if value is not None} for engine in started
-        ],
-        "store": {"url": embedded_valkey.url(options.state), "pool": "up"},
-    }
 
 
 def gateway_url(options: argparse.Namespace) -> str:

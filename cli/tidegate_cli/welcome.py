@@ -11,9 +11,10 @@ def text(options: argparse.Namespace, wanted: Sequence[engine_spec.Engine], *, u
     """The message for a gateway at `url` that serves `model`; `options` are those of `tidegate up`."""
     question = {"role": "user", "content": "What is the capital of France?"}
     body = json.dumps({"model": model, "messages": [question], "max_tokens": 24})
-    names = ", ".join(engine.name for engine in wanted)
+    names = ", ".join(engine.name for engine in wanted) or "those of the services in the settings file"
+    ports = "" if options.grpc_port is None else f"gRPC {options.grpc_port}, "
     lines = [
-        f"tidegate is ready: {url}   (gRPC {options.grpc_port}, admin {options.admin_port}; engines: {names}; "
+        f"tidegate is ready: {url}   ({ports}admin {options.admin_port}; engines: {names}; "
         f"logs in {options.state / 'logs'})",
         *_notes(wanted),
         "",

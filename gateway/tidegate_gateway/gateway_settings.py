@@ -10,13 +10,12 @@ hands the groups to the parts that need them.
 import dataclasses
 import pathlib
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import yaml
-
-from tidegate_gateway import settings_decoder, stage_declaration
+from tidegate_gateway import settings_decoder, settings_file, stage_declaration
 from tidegate_gateway.settings_decoder import BadSettings
 from tidegate_policy import gateway_core, policies
 from tidegate_policy.admit import outliers, promises
@@ -48,6 +47,7 @@ class Listen:
     admin_port: int | None = 8001
     """/admin/state, /admin/policy; null = none, 0 picks a free one."""
     metrics_host: str = "127.0.0.1"
+    """Address of the metrics port."""
     metrics_port: int | None = None
     """/metrics, /health and /ready on a port without clients; null = the admin port (metrics) and the HTTP port (all)."""
 
@@ -63,6 +63,7 @@ class StaticEngine:
     control: str | None = None
     """host:port of its EngineControl; null = it has none."""
     node_pool: str = ""
+    """Name of the engine's group in the state and on the page."""
     profile: str | None = None
     """Name of a shipped cost profile; null (and no cost) = a default that learns online."""
     cost: Mapping[str, float] | None = None
@@ -76,10 +77,15 @@ class EngineService:
     name: str
     """DNS name, such as chat-a100.default.svc.cluster.local."""
     port: int = 8000
+    """HTTP port of each engine."""
     control_port: int | None = None
+    """Port of each engine's EngineControl; null = they have none."""
     node_pool: str = ""
+    """Name of the engines' group in the state and on the page."""
     profile: str | None = None
+    """Name of a shipped cost profile; null (and no cost) = a default that learns online."""
     cost: Mapping[str, float] | None = None
+    """The profile's `cost` mapping inline; wins over `profile`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +103,7 @@ class Health:
     base_ejection_s: float = 1.0
     """First ejection; each further one in a row doubles it."""
     max_ejection_s: float = 60.0
+    """Longest ejection."""
     resolve_s: float = 2.0
     """Between two DNS look-ups of a service."""
 
@@ -106,8 +113,11 @@ class Template:
     """A workflow that clients create by its name."""
 
     name: str
+    """The `template` of POST /v1/workflows."""
     deadline_s: float | None = None
+    """From the creation of a workflow; null = the client gives one."""
     stages: tuple[stage_declaration.StageDeclaration, ...] = ()
+    """The stages, each with the stages that come before it; empty = the calls tell them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +141,8 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
+    """The queue of calls for which no engine has room."""
+
     max_requests: int = 5000
     """Calls that may wait here; the next one that would have to wait is shed as saturated."""
     ttl_s: float = 60.0
@@ -150,6 +162,7 @@ class Store:
     timeout_s: float = 1.0
     """For one command, including the wait for a connection: a silent store delays a workflow call by no more."""
     connections: int = 64
+    """Connections to the store at most; a command waits for a free one."""
     sync_s: float = 0.2
     """Between two exchanges of backlogs with the other gateways."""
     lease_s: float = 5.0
@@ -187,6 +200,7 @@ class RelQueries:
     floor: int = 4
     """Rows of one relQuery that may always be under way. Further rows start while at most `waiting` calls wait here."""
     waiting: int = 4
+    """Calls in the queue, above which relQueries start no rows beyond `floor`."""
     running: int = 256
     """RelQueries that one gateway runs at the same time."""
     attempts: int = 3
@@ -199,6 +213,8 @@ class RelQueries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
+    """The scheduling policy of the queue."""
+
     name: str = policies.DEFAULT
     """The scheduling policy of the waiting calls, until steering or a person chooses another one."""
 
@@ -218,6 +234,7 @@ class Limits:
     write_s: float = 60.0
     """For a client to take the next 64 KiB of its answer, or the next gRPC message; after that its call is cancelled."""
     connections: int = 10_000
+    """Connections of clients to one port; the port closes further ones."""
     choices: int = 16
     """`n` times the prompts of one call: each choice is a sequence in the engine."""
     answer_bytes: int = 64 * 1024 * 1024
@@ -229,6 +246,7 @@ class Timeouts:
     """How long the gateway waits for an engine, and for calls when it stops."""
 
     connect_s: float = 2.0
+    """For a connection to an engine; then the call tries another engine."""
     first_token_s: float = 60.0
     """To the first token, in addition to the predicted wait and work of the call."""
     answer_s: float = 600.0
@@ -243,6 +261,8 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracing:
+    """OpenTelemetry spans of calls."""
+
     endpoint: str | None = None
     """OTLP collector over gRPC, such as http://127.0.0.1:4317; null = no spans."""
     required: bool = True
@@ -251,6 +271,8 @@ class Tracing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
+    """All settings of a gateway."""
+
     model: str | None = None
     """The model that every engine serves; null = the first model that an engine lists."""
     listen: Listen = field(default_factory=Listen)
@@ -272,17 +294,17 @@ class Settings:
     tracing: Tracing = field(default_factory=Tracing)
 
 
-def load(path: pathlib.Path, environment: Mapping[str, str]) -> Settings:
-    """The settings in the file at `path` (YAML; JSON is YAML). Raises `BadSettings`."""
+def load(path: pathlib.Path, environment: Mapping[str, str], *, store_url: str | None = None) -> Settings:
+    """The settings in the file at `path` and the environment; each problem in `BadSettings` names its line. `store_url` is
+    the store where neither of them names one."""
+    file = settings_file.read(path)
     try:
-        document = yaml.safe_load(path.read_bytes())
-    except OSError as error:
-        raise BadSettings(f"cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise BadSettings(f"{path} is not YAML: {error}") from error
-    if document is None:
-        raise BadSettings(f"{path} is empty; name at least an engine")
-    return from_environment(from_mapping(document), environment)
+        settings = from_environment(settings_decoder.decode(Settings, file.content, ""), environment)
+        if settings.store.url is None:
+            settings = dataclasses.replace(settings, store=dataclasses.replace(settings.store, url=store_url))
+        return _checked(settings)
+    except BadSettings as error:
+        raise BadSettings(*map(file.located, error.problems)) from None
 
 
 def from_mapping(document: object) -> Settings:
@@ -300,13 +322,12 @@ def from_environment(settings: Settings, environment: Mapping[str, str]) -> Sett
         store["password"] = password
     host = environment.get("TIDEGATE_HOST") or settings.listen.host
     collector = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    placed = dataclasses.replace(
+    return dataclasses.replace(
         settings,
         store=dataclasses.replace(settings.store, **store),
         listen=dataclasses.replace(settings.listen, host=host),
         tracing=Tracing(endpoint=collector, required=False) if collector else settings.tracing,
     )
-    return _checked(placed)
 
 
 def core_settings(settings: Settings) -> gateway_core.CoreSettings:
@@ -332,21 +353,19 @@ def core_settings(settings: Settings) -> gateway_core.CoreSettings:
 
 
 def _checked(settings: Settings) -> Settings:
-    for problem in _problems(settings):
-        raise BadSettings(problem)
+    if problems := _problems(settings):
+        raise BadSettings(*problems)
     return settings
 
 
 def _problems(settings: Settings) -> list[str]:
     problems = []
     if settings.policy.name not in policies.POLICIES:
-        problems.append(
-            f"policy.name must be one of {', '.join(sorted(policies.POLICIES))}, not {settings.policy.name!r}"
-        )
+        near = settings_decoder.suggestion(settings.policy.name, policies.POLICIES)
+        problems.append(f"policy.name {settings.policy.name!r} is not a policy; {near}")
     if settings.dispatch.rule not in rules.RULES:
-        problems.append(
-            f"dispatch.rule must be one of {', '.join(sorted(rules.RULES))}, not {settings.dispatch.rule!r}"
-        )
+        near = settings_decoder.suggestion(settings.dispatch.rule, rules.RULES)
+        problems.append(f"dispatch.rule {settings.dispatch.rule!r} is not a dispatch rule; {near}")
     if isinstance(settings.dispatch.alpha, float) and not 0 <= settings.dispatch.alpha <= 1:
         problems.append("dispatch.alpha must be from 0 to 1, or auto")
     if isinstance(settings.dispatch.cap, int) and settings.dispatch.cap < 1:
@@ -354,7 +373,7 @@ def _problems(settings: Settings) -> list[str]:
     if settings.queue.max_requests < 0:
         problems.append("queue.maxRequests must be 0 (nothing waits) or more")
     if settings.dispatch.prefix_entries < 0:
-        problems.append("dispatch.prefix_entries must not be negative")
+        problems.append("dispatch.prefixEntries must not be negative")
     if settings.dispatch.beta <= 0:
         problems.append("dispatch.beta must be greater than 0")
     if settings.store.url is not None and not settings.store.url.startswith(STORE_URLS):
@@ -375,7 +394,25 @@ def _problems(settings: Settings) -> list[str]:
         problems.append(f"tenants[{limited[0]}].tokensPerMinute needs a store, which counts the tokens: set store.url")
     names = {item.name for item in settings.classes}
     if settings.default_class is not None and settings.default_class not in names:
-        problems.append(f"defaultClass {settings.default_class!r} is not among classes")
+        near = settings_decoder.suggestion(settings.default_class, names)
+        problems.append(f"defaultClass {settings.default_class!r} is not among classes; {near}")
+    problems += [
+        f"{group}[{name}].name occurs {count} times; each name must occur once"
+        for group in ("classes", "tenants", "workflows")
+        for name, count in Counter(item.name for item in getattr(settings, group)).items()
+        if count > 1
+    ]
+    problems += [
+        f"{group}[{item.name}].weight must be greater than 0"
+        for group in ("classes", "tenants")
+        for item in getattr(settings, group)
+        if item.weight <= 0
+    ]
+    problems += [
+        f"listen.{key} must be from 0 to 65535"
+        for key, (name, _) in settings_decoder.fields(Listen).items()
+        if name.endswith("port") and not 0 <= (getattr(settings.listen, name) or 0) <= 65535
+    ]
     problems += [
         f"tenants[{tenant.name}].maxUrgency must be from 0 to 4"
         for tenant in settings.tenants

@@ -1,17 +1,17 @@
 """Turns a YAML or JSON document into the dataclasses of `gateway_settings`, and names the path of a wrong value.
 
 A key is its field's name in camelCase. A field whose name ends in `_s` holds seconds: its key drops the ending, and its
-value is a number of seconds or a duration such as `60ms`, `1m30s` or `10m`. Unknown keys are errors. The decoder
+value is a duration with its unit, such as `60ms`, `1m30s` or `10m`. Unknown keys are errors. The decoder
 knows types and not meanings; those belong to `gateway_settings` (docs/decisions/0012).
 """
 
-import contextlib
 import dataclasses
+import difflib
 import functools
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from tidegate_policy import duration
@@ -20,39 +20,61 @@ T = TypeVar("T")
 
 
 class BadSettings(ValueError):
-    """A setting that cannot be used; the message starts with its path."""
+    """Settings that cannot be used. Each problem is one sentence that starts with the path of its setting."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
 
 
 def decode(kind: Callable[..., T], value: object, path: str) -> T:
-    """`value` as the dataclass `kind`. Raises `BadSettings`."""
+    """`value` as the dataclass `kind`. Raises `BadSettings` with all problems."""
     if not isinstance(value, Mapping):
         raise BadSettings(f"{path or 'the settings'} must be a mapping, not {_shown(value)}")
-    fields = _fields(kind)
+    known = fields(kind)
     values: dict[str, Any] = {}
+    problems: list[str] = []
     for key, item in value.items():
-        if key not in fields:
-            raise BadSettings(f"{_join(path, key)} is not a setting; known here are {', '.join(sorted(fields))}")
-        name, hint = fields[key]
-        values[name] = _value(hint, item, _join(path, key), in_seconds=name.endswith("_s"))
-    try:
-        return kind(**values)
-    except TypeError as error:
-        missing = [key for key, (name, _) in fields.items() if name not in values and _required(kind, name)]
-        raise BadSettings(f"{_join(path, missing[0]) if missing else path} is required") from error
+        if key not in known:
+            problems.append(f"{_join(path, key)} is not a setting; {suggestion(key, known)}")
+            continue
+        name, hint = known[key]
+        try:
+            values[name] = _value(hint, item, _join(path, key), in_seconds=name.endswith("_s"))
+        except BadSettings as error:
+            problems += error.problems
+    problems += [
+        f"{_join(path, key)} is required"
+        for key, (name, _) in known.items()
+        if key not in value and required(kind, name)
+    ]
+    if problems:
+        raise BadSettings(*problems)
+    return kind(**values)
+
+
+def suggestion(name: object, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: the nearest known name, and all known names."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.7)
+    return f"{f'did you mean {near[0]}? ' if near else ''}known are {', '.join(names) or 'none'}"
 
 
 def seconds(value: object, path: str) -> float:
-    """A number of seconds, or a duration with its unit, as seconds. Raises `BadSettings`."""
+    """A duration with its unit, as seconds. Raises `BadSettings`, also for a number without a unit."""
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
-        return float(value)
+        raise BadSettings(f"{path} must be a duration: {value:g} has no unit; write {value:g}ms or {value:g}s")
     if isinstance(value, str):
-        with contextlib.suppress(ValueError):
+        try:
             return duration.seconds(value)
+        except ValueError as error:
+            raise BadSettings(f"{path} must be a duration: {error}") from None
     raise BadSettings(f"{path} must be a duration such as 60ms, 1.5s or 10m, not {_shown(value)}")
 
 
 @functools.cache
-def _fields(kind: Any) -> dict[str, tuple[str, Any]]:
+def fields(kind: Any) -> dict[str, tuple[str, Any]]:
+    """The settings of the dataclass `kind`: key in the file -> name and type of the field."""
     hints = typing.get_type_hints(kind)
     return {_key(field.name): (field.name, hints[field.name]) for field in dataclasses.fields(kind)}
 
@@ -62,9 +84,16 @@ def _key(name: str) -> str:
     return head + "".join(word.capitalize() for word in tail)
 
 
-def _required(kind: Any, name: str) -> bool:
+def required(kind: Any, name: str) -> bool:
+    """Whether the field `name` of the dataclass `kind` has no default."""
     (field,) = (field for field in dataclasses.fields(kind) if field.name == name)
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def default(kind: Any, name: str) -> Any:
+    """The default of the field `name`, which is not required."""
+    (field,) = (field for field in dataclasses.fields(kind) if field.name == name)
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _value(hint: Any, value: object, path: str, *, in_seconds: bool) -> Any:
@@ -86,7 +115,7 @@ def _value(hint: Any, value: object, path: str, *, in_seconds: bool) -> Any:
         if not isinstance(value, list | tuple):
             raise BadSettings(f"{path} must be a list, not {_shown(value)}")
         (item_hint, _) = typing.get_args(hint)
-        return tuple(_value(item_hint, item, f"{path}[{i}]", in_seconds=False) for i, item in enumerate(value))
+        return _items(item_hint, value, path)
     if typing.get_origin(hint) is typing.Literal:
         if value not in typing.get_args(hint):
             raise BadSettings(
@@ -96,6 +125,19 @@ def _value(hint: Any, value: object, path: str, *, in_seconds: bool) -> Any:
     if hint is float and in_seconds:
         return seconds(value, path)
     return _scalar(hint, value, path)
+
+
+def _items(hint: Any, value: Iterable[object], path: str) -> tuple[Any, ...]:
+    items: list[Any] = []
+    problems: list[str] = []
+    for i, item in enumerate(value):
+        try:
+            items.append(_value(hint, item, f"{path}[{i}]", in_seconds=False))
+        except BadSettings as error:
+            problems += error.problems
+    if problems:
+        raise BadSettings(*problems)
+    return tuple(items)
 
 
 def _scalar(hint: Any, value: object, path: str) -> Any:

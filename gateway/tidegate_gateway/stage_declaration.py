@@ -32,7 +32,9 @@ class StageDeclaration:
     """A stage as a client or a template declares it."""
 
     name: str
+    """The `x-tidegate-stage` of its calls."""
     after: tuple[str, ...] = ()
+    """Names of the stages that must be over before this one starts."""
     parallel: int | None = None
     """Calls that the stage makes at the same time; null = undeclared, or 1 where the stage repeats."""
     repeat: int = 1

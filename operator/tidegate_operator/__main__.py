@@ -29,7 +29,7 @@ from tidegate_operator import (
     spec_problems,
 )
 from tidegate_operator.cluster import api_server, lease, watch_cache
-from tidegate_policy import policies
+from tidegate_policy import duration, policies
 from tidegate_policy.dispatch import rules as dispatch_rules
 
 log = logging.getLogger("tidegate_operator")
@@ -71,9 +71,22 @@ def _parser() -> argparse.ArgumentParser:
     add("--image-pull-policy", default="IfNotPresent", choices=["Always", "IfNotPresent", "Never"])
     add("--image-pull-secret", action="append", default=[], help="Secret of each pool's namespace (repeatable)")
     add("--health-port", type=int, default=8080, help="port of /healthz (default: %(default)s)")
-    add("--resync", type=float, default=60.0, metavar="SECONDS", help="check each pool this often without an event")
+    add(
+        "--resync",
+        type=_duration,
+        default=60.0,
+        metavar="TIME",
+        help="check each pool this often without an event (1m)",
+    )
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     return parser
+
+
+def _duration(text: str) -> float:
+    try:
+        return duration.seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _own_namespace() -> str:

@@ -5,6 +5,7 @@ The table goes to standard output, progress to standard error, and the numbers t
 
 import argparse
 import importlib.util
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -129,16 +130,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
 
 
 def _share(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must be between 0 and 1, not {value:g}")
+        raise argparse.ArgumentTypeError(f"must be a number between 0 and 1, not {text!r}")
     return value
 
 
@@ -147,8 +150,11 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _rates(text: str) -> tuple[float, ...]:
-    rates = tuple(float(item) for item in text.split(","))
-    if min(rates) <= 0:
+    try:
+        rates = tuple(float(item) for item in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0.5,1,2") from None
+    if not all(0 < rate < math.inf for rate in rates):
         raise argparse.ArgumentTypeError("a rate must be positive")
     return rates
 

@@ -110,3 +110,10 @@ def test_a_missed_target_counts_as_missed_and_calls_without_targets_do_not_count
 def test_prompts_have_as_many_words_as_tokens_and_differ_by_seed() -> None:
     assert len(openloop.prompt(100, 1).split()) == 100
     assert openloop.prompt(100, 1) == openloop.prompt(100, 1) != openloop.prompt(100, 2)
+
+
+@pytest.mark.parametrize("limit", ["60", "0s"])
+def test_a_time_limit_without_a_unit_or_a_length_is_a_usage_error(limit: str) -> None:
+    done = tidegate("replay", "trace.jsonl", "--timeout", limit)
+    assert done.returncode == 2
+    assert ("60 has no unit; write 60ms or 60s" if limit == "60" else "must be more than 0") in done.stderr

@@ -21,6 +21,7 @@ from tidegate_cli import processes
 from tidegate_sim import trace_format
 
 READY_S = 60.0
+EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "examples" / "pool.yaml"
 
 
 class Up:
@@ -78,9 +79,9 @@ def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.05)
 
 
-def started(state: pathlib.Path) -> Iterator[Up]:
+def started(state: pathlib.Path, *words: str) -> Iterator[Up]:
     """A system of two simulated engines; checks at the end that no process of it is left."""
-    system = Up(state, "--engines=sim:a100,a6000", "--sim-speed=20")
+    system = Up(state, "--engines=sim:a100,a6000", "--sim-speed=20", *words)
     line = system.first_line()
     assert line.startswith("tidegate is ready: http://127.0.0.1:"), system.end(signal.SIGKILL)
     yield system
@@ -164,6 +165,41 @@ def test_a_replay_completes_its_workflows(shared: Up, tmp_path: pathlib.Path) ->
     done = shared.tidegate("replay", str(tmp_path / "t.jsonl"), "--url", shared.url)
     assert "workflows 2   in time 2" in done.stdout
     assert "the gateway says 2 met" in done.stdout
+
+
+@pytest.fixture
+def configured(marked: pathlib.Path) -> Iterator[Up]:
+    """A system with the settings of the worked example."""
+    yield from started(marked, f"--config={EXAMPLE}")
+
+
+def test_the_worked_example_runs_with_its_classes_limits_and_workflow_template(configured: Up) -> None:
+    def call(**headers: str) -> http.client.HTTPMessage:
+        body = orjson.dumps({"model": "sim", "prompt": "x", "max_tokens": 4})
+        named = {"content-type": "application/json"} | {f"x-tidegate-{name}": text for name, text in headers.items()}
+        request = urllib.request.Request(f"{configured.url}/v1/completions", body, named)
+        with urllib.request.urlopen(request, timeout=30) as response:
+            headers_of: http.client.HTTPMessage = response.headers
+            return headers_of
+
+    assert call(tenant="product", **{"class": "interactive"})["x-tidegate-engine"] in ("a100", "a6000")
+    workflow = answer(f"{configured.url}/v1/workflows", {"id": "q-1", "template": "text2sql"})
+    assert workflow["deadline_ms"] == 120_000
+    assert [stage["name"] for stage in workflow["stages"]] == ["link", "candidates", "correct", "evaluate"]  # type: ignore[attr-defined]
+    body = orjson.dumps({"model": "sim", "prompt": "word " * 15_000, "max_tokens": 1})
+    named = {"content-type": "application/json", "x-tidegate-tenant": "evaluation"}
+
+    def spend() -> None:
+        for _ in range(4):
+            urllib.request.urlopen(urllib.request.Request(f"{configured.url}/v1/completions", body, named)).close()
+
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        spend()
+    assert (refused.value.code, refused.value.headers["x-tidegate-reason"]) == (429, "tenant-limit")
+    assert "gateway.yaml" in " ".join(os.listdir(configured.state))
+    written = configured.tidegate("config", "show", "--config", str(configured.state / "gateway.yaml")).stdout
+    assert f"  port: {configured.port}" in written.splitlines()
+    assert "  ttl: 30s" in written.splitlines()
 
 
 def test_an_override_is_in_force_on_engines_and_gateway_until_it_ends(shared: Up) -> None:
@@ -297,6 +333,7 @@ def test_a_process_that_crashes_too_often_ends_the_run_with_its_reason(up: Up) -
     ("words", "sentence"),
     [
         pytest.param(["--engines=gpu"], "is not one of sim:PROFILE", id="engines"),
+        pytest.param(["--config=/nowhere"], "cannot read /nowhere", id="config"),
         pytest.param(["--policy=lifo"], "unknown policy 'lifo'", id="policy"),
         pytest.param(["--sim-speed=0"], "--sim-speed must be between", id="speed"),
         pytest.param(["--model=/tmp"], "--model requires --engines vllm", id="model"),

@@ -109,7 +109,7 @@ async def test_a_streamed_call_of_a_workflow_takes_walk_1_through_the_gateway() 
                 {
                     "listen": {"port": 0, "adminPort": None, "grpcPort": None},
                     "engines": [{"url": url}],
-                    "health": {"interval": 0.05},
+                    "health": {"interval": "50ms"},
                     "store": {"url": f"redis://127.0.0.1:{valkey.port}/0"},
                 }
             )

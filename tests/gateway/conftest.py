@@ -101,7 +101,7 @@ def up(valkey_url: str) -> Up:
         **document: Any,
     ) -> AsyncIterator[Client]:
         listen = {"port": 0, "adminPort": 0, "grpcPort": None} | document.pop("listen", {})
-        stored: dict[str, Any] = {"pool": pool or secrets.token_hex(4), "sync": 0.05, "timeout": 5.0} | document.pop(
+        stored: dict[str, Any] = {"pool": pool or secrets.token_hex(4), "sync": "50ms", "timeout": "5s"} | document.pop(
             "store_options", {}
         )
         if store:
@@ -112,8 +112,9 @@ def up(valkey_url: str) -> Up:
                 "engines": [
                     {"url": item.url} if isinstance(item, fake_engine.FakeEngine) else item for item in engines
                 ],
-                "health": {"interval": 0.1, "timeout": 0.5, "baseEjection": 0.2} | document.pop("health", {}),
-                "timeouts": {"drain": 2.0} | document.pop("timeouts", {}),
+                "health": {"interval": "100ms", "timeout": "500ms", "baseEjection": "200ms"}
+                | document.pop("health", {}),
+                "timeouts": {"drain": "2s"} | document.pop("timeouts", {}),
                 "store": stored,
                 **document,
             }

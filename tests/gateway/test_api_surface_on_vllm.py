@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs the vLLM CPU build"),
 ]
 
-SLOW = {"firstToken": 600.0, "nextToken": 600.0}
+SLOW = {"firstToken": "600s", "nextToken": "600s"}
 """The first call with logprobs compiles a kernel, which takes more than a minute on a busy machine."""
 
 
@@ -31,7 +31,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[live_engine.Eng
 
 
 async def test_calls_through_the_sdk_and_grpc_on_vllm(up: Any, engine: live_engine.Engine) -> None:
-    settings = {"listen": {"grpcPort": 0}, "health": {"interval": 0.5, "timeout": 30.0}, "timeouts": SLOW}
+    settings = {"listen": {"grpcPort": 0}, "health": {"interval": "500ms", "timeout": "30s"}, "timeouts": SLOW}
     async with up({"url": engine.http, "control": engine.control}, **settings) as client:
         async with client.openai() as sdk:
             for step in (

@@ -282,7 +282,7 @@ async def test_the_bodies_of_all_requests_have_one_bound(up: Any, until: Any) ->
 
 
 async def test_slow_heads_and_bodies_are_given_up(up: Any) -> None:
-    limits = {"body": 0.2, "idle": 0.3}
+    limits = {"body": "200ms", "idle": "300ms"}
     async with fake_engine.engine() as engine, up(engine, store=False, limits=limits) as client:
         started = time.monotonic()
         assert await raw(client, b"POST /v1/chat/completions HTTP/1.1\r\nHost:") == b""

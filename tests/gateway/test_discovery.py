@@ -36,7 +36,7 @@ async def test_engines_follow_the_addresses_of_a_service(up: Any, until: Any, na
     async with fake_engine.engine() as engine:
         port = int(engine.url.rpartition(":")[2])
         service = {"name": "chat-engines.default.svc", "port": port, "nodePool": "a100"}
-        async with up(services=[service], health={"resolve": 0.05}) as client:
+        async with up(services=[service], health={"resolve": "50ms"}) as client:
             assert (await client.ask())[0] == 503
             names.addresses = ["127.0.0.1", "127.0.0.99"]
             await until(lambda: client.accepting())
@@ -57,7 +57,7 @@ async def test_an_engine_that_leaves_finishes_its_calls(up: Any, until: Any, nam
         port = int(engine.url.rpartition(":")[2])
         names.addresses = ["127.0.0.1"]
         service = {"name": "chat-engines", "port": port}
-        async with up(services=[service], health={"resolve": 0.05}) as client, asyncio.TaskGroup() as group:
+        async with up(services=[service], health={"resolve": "50ms"}) as client, asyncio.TaskGroup() as group:
             await until(lambda: client.accepting())
             call = group.create_task(client.ask())
             await until(lambda: engine.running == 1)

@@ -140,7 +140,7 @@ async def test_garbled_answers_count_as_failures(up: Any, garbage: bytes) -> Non
 
 async def test_comments_are_no_tokens(up: Any) -> None:
     token = b'data: {"choices":[{"text":"w"}]}\n\n'
-    async with endless(token, b": still here\n\n") as url, up({"url": url}, timeouts={"nextToken": 0.3}) as client:
+    async with endless(token, b": still here\n\n") as url, up({"url": url}, timeouts={"nextToken": "300ms"}) as client:
         events = await stream(client)
         assert events[-2]["error"]["code"] == "engine_timeout"
 
@@ -235,7 +235,7 @@ async def test_older_metric_names_are_read(up: Any, until: Any) -> None:
 
 
 async def test_an_engine_that_never_begins_is_given_up_and_another_answers(up: Any) -> None:
-    timeouts = {"firstToken": 0.3}
+    timeouts = {"firstToken": "300ms"}
     async with (
         fake_engine.engine(hang=True) as bad,
         fake_engine.engine() as good,
@@ -250,7 +250,7 @@ async def test_a_long_answer_that_is_not_streamed_is_waited_for_while_its_engine
     async with (
         fake_engine.engine(tokens=40, token_s=0.05) as slow,
         fake_engine.engine(tokens=40, token_s=0.05) as spare,
-        up(*preferring(slow, spare), timeouts={"firstToken": 0.5}) as client,
+        up(*preferring(slow, spare), timeouts={"firstToken": "500ms"}) as client,
     ):
         assert (await client.ask(max_tokens=1))[0] == 200  # so that the prediction is far off
         status, answer, headers = await client.ask()
@@ -263,7 +263,7 @@ async def test_an_answer_that_is_not_streamed_has_an_end_that_no_engine_is_blame
     async with (
         fake_engine.engine(tokens=1000, token_s=0.02) as slow,
         fake_engine.engine(tokens=1000, token_s=0.02) as spare,
-        up(*preferring(slow, spare), timeouts={"firstToken": 0.3, "answer": 1.0}) as client,
+        up(*preferring(slow, spare), timeouts={"firstToken": "300ms", "answer": "1s"}) as client,
     ):
         status, answer, _ = await client.ask()
         assert (status, answer["error"]["code"]) == (504, "engine_timeout")
@@ -275,13 +275,13 @@ async def test_an_answer_that_is_not_streamed_has_an_end_that_no_engine_is_blame
 async def test_a_lone_engine_that_hangs_is_a_504_or_503_not_a_hang(up: Any) -> None:
     async with fake_engine.engine(hang=True) as engine:
         costly = {"url": engine.url, "cost": {"step_s": 0.0001, "prefill_s": 0.00001}}
-        async with up(costly, timeouts={"firstToken": 0.2}) as client, asyncio.timeout(10):
+        async with up(costly, timeouts={"firstToken": "200ms"}) as client, asyncio.timeout(10):
             status, answer, _ = await client.ask()
             assert (status, answer["error"]["code"]) == (504, "engine_timeout")
 
 
 async def test_a_stream_that_stalls_ends_with_an_error_event(up: Any, until: Any) -> None:
-    async with fake_engine.engine(hang_after=2) as engine, up(engine, timeouts={"nextToken": 0.2}) as client:
+    async with fake_engine.engine(hang_after=2) as engine, up(engine, timeouts={"nextToken": "200ms"}) as client:
         events = await stream(client)
         assert [event["choices"][0]["text"] for event in events[:2]] == ["w0 ", "w1 "]
         assert events[2]["error"]["code"] == "engine_timeout"
@@ -347,7 +347,7 @@ async def test_calls_leave_an_engine_that_stops_answering(up: Any, until: Any) -
 
 
 async def test_an_engine_in_doubt_takes_calls_only_if_every_other_is_too(up: Any, until: Any) -> None:
-    health = {"unhealthyAfter": 1000, "timeout": 2.0}
+    health = {"unhealthyAfter": 1000, "timeout": "2s"}
     async with (
         fake_engine.engine() as bad,
         fake_engine.engine() as good,

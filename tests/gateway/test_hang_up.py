@@ -56,7 +56,7 @@ async def test_hanging_up_while_waiting_leaves_the_queue(up: Any, until: Any) ->
 
 
 async def test_a_client_that_does_not_read_is_given_up(up: Any, until: Any) -> None:
-    async with fake_engine.engine(tokens=200_000) as engine, up(engine, limits={"write": 0.3}) as client:
+    async with fake_engine.engine(tokens=200_000) as engine, up(engine, limits={"write": "300ms"}) as client:
         writer = await started(client, stream=True)
         writer.transport.pause_reading()
         await until(lambda: engine.running == 1)
@@ -85,7 +85,7 @@ async def test_a_client_that_does_not_read_any_kind_of_answer_is_cut(up: Any, un
     text = b"x" * 30_000_000
     event = b'data: {"choices":[{"text":"' + text[:1_000_000] + b'"}]}\n\n'
     garbage = event * 30 + b"data: [DONE]\n\n" if stream else b'{"choices":[{"text":"' + text + b'"}]}'
-    limits, listen = {"write": 0.3, "connections": 1}, {"metricsPort": 0}
+    limits, listen = {"write": "300ms", "connections": 1}, {"metricsPort": 0}
     async with fake_engine.engine(garbage=garbage) as engine, up(engine, limits=limits, listen=listen) as client:
         host, port = client.url.removeprefix("http://").split(":")
         with socket.socket() as slow:
@@ -112,7 +112,7 @@ async def test_a_client_that_does_not_read_any_kind_of_answer_is_cut(up: Any, un
 
 async def test_a_client_that_reads_slowly_gets_all_of_its_answer(up: Any) -> None:
     answer = b'{"choices":[{"text":"' + b"x" * 20_000_000 + b'"}]}'
-    async with fake_engine.engine(garbage=answer) as engine, up(engine, limits={"write": 0.3}) as client:
+    async with fake_engine.engine(garbage=answer) as engine, up(engine, limits={"write": "300ms"}) as client:
         body = {"model": "fake", "prompt": "x"}
         async with client.http.post(client.url + "/v1/completions", json=body) as response:
             read = 0

@@ -138,7 +138,7 @@ async def test_a_path_that_does_not_exist_is_answered_before_its_body(up: Any) -
 
 
 async def test_a_second_slow_head_is_given_up(up: Any) -> None:
-    async with up(store=False, limits={"idle": 0.3}) as client, plain(client) as (reader, writer):
+    async with up(store=False, limits={"idle": "300ms"}) as client, plain(client) as (reader, writer):
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTT")
         assert (await answer(reader))[0] == 200
         assert await reader.read() == b""
@@ -175,7 +175,7 @@ async def test_framing_that_never_ends_is_cut(up: Any, endless: bytes) -> None:
 
 
 async def test_a_request_that_waits_for_the_gateway_does_not_run_out_of_time(up: Any) -> None:
-    limits = {"body": 0.3}
+    limits = {"body": "300ms"}
     async with (
         fake_engine.engine(first_s=0.8) as engine,
         up(engine, store=False, limits=limits) as client,

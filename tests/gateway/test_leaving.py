@@ -40,7 +40,7 @@ async def test_calls_that_outlast_the_drain_get_an_error(up: Any, until: Any) ->
         asyncio.TaskGroup() as group,
         fake_engine.engine(hang_after=1) as stuck,
     ):
-        async with up(stuck, timeouts={"drain": 0.1}) as client:
+        async with up(stuck, timeouts={"drain": "100ms"}) as client:
 
             async def ask(stream: bool) -> tuple[int, bytes]:
                 body = {"model": "fake", "prompt": "x", "stream": stream}

@@ -200,7 +200,7 @@ async def test_cancelling_the_stream_stops_the_engine(up: Any, until: Any) -> No
 
 async def test_clients_that_do_not_read_give_their_places_back(up: Any, caplog: pytest.LogCaptureFixture) -> None:
     event = b'data: {"choices":[{"delta":{"content":"' + b"x" * 4000 + b'"}}]}\n\n'
-    settings = {"dispatch": {"cap": 2}, "limits": {"write": 0.5}}
+    settings = {"dispatch": {"cap": 2}, "limits": {"write": "500ms"}}
     async with (
         fake_engine.engine(garbage=event * 8000 + b"data: [DONE]\n\n") as engine,
         up(engine, listen=LISTEN, **settings) as client,

@@ -17,7 +17,7 @@ LEASE_S = 0.5
 async def test_a_gateway_that_drains_is_counted_until_its_calls_have_ended_and_gone_right_after(
     up: Any, until: Any, valkey_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pool, options = secrets.token_hex(4), {"lease": LEASE_S}
+    pool, options = secrets.token_hex(4), {"lease": f"{LEASE_S}s"}
     server = valkey.Redis.from_url(valkey_url)
     leases = f"tidegate:v1:{{{pool}}}:leases"
     with caplog.at_level(logging.WARNING, logger="tidegate.gateway"):
@@ -38,7 +38,9 @@ async def test_a_gateway_that_drains_is_counted_until_its_calls_have_ended_and_g
 
             loop = asyncio.get_running_loop()
             async with asyncio.TaskGroup() as group:
-                async with up(engine, pool=pool, store_options=options, timeouts={"drain": 3 * LEASE_S}) as leaving:
+                async with up(
+                    engine, pool=pool, store_options=options, timeouts={"drain": f"{3 * LEASE_S}s"}
+                ) as leaving:
                     group.create_task(ask(leaving.url))
                     await until(seen)
                     (left,) = {name.decode() for name in await server.zrange(leases, 0, -1)} - {

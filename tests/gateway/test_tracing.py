@@ -53,7 +53,7 @@ async def test_an_endpoint_of_the_environment_without_the_exporter_is_a_warning(
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     listen = {"port": 0, "adminPort": None, "grpcPort": None}
-    bare = gateway_settings.from_mapping({"listen": listen, "timeouts": {"drain": 0}})
+    bare = gateway_settings.from_mapping({"listen": listen, "timeouts": {"drain": "0s"}})
     told = gateway_settings.from_environment(bare, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"})
     async with app.serving(told) as bound:
         assert bound.gateway.calls.traces is None

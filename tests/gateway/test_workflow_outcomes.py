@@ -11,7 +11,7 @@ STAGES = [{"name": "a"}]
 
 
 async def test_the_outcome_of_a_workflow_is_shown_and_its_time_left_stops(up: Any, until: Any) -> None:
-    async with fake_engine.engine(first_s=0.1) as engine, up(engine, store_options={"grace": 5}) as client:
+    async with fake_engine.engine(first_s=0.1) as engine, up(engine, store_options={"grace": "5s"}) as client:
         _, met = await create(client, deadline_ms=60_000, stages=STAGES)
         _, late = await create(client, deadline_ms=30, stages=STAGES)
         _, cancelled = await create(client, deadline_ms=60_000, stages=STAGES)
@@ -37,7 +37,7 @@ async def test_the_outcome_of_a_workflow_is_shown_and_its_time_left_stops(up: An
 
 async def test_an_undeclared_workflow_whose_calls_were_answered_is_met(up: Any, until: Any) -> None:
     deadline = {"x-tidegate-deadline-ms": "400"}
-    async with fake_engine.engine() as engine, up(engine, store_options={"grace": 0.05}) as client:
+    async with fake_engine.engine() as engine, up(engine, store_options={"grace": "50ms"}) as client:
 
         async def outcome(flow: str) -> Any:
             return (await state_of(client, flow))["outcome"]
@@ -70,7 +70,7 @@ async def test_a_stage_that_is_cut_ends_with_its_workflow(up: Any, until: Any) -
 
 
 async def test_a_workflow_that_is_settled_long_after_its_last_answer_is_listed(up: Any, until: Any) -> None:
-    options = {"grace": 1.2, "retention": 1.0}
+    options = {"grace": "1.2s", "retention": "1s"}
     async with fake_engine.engine() as engine, up(engine, store_options=options) as client:
         await client.ask(headers=member("w", "a", **{"x-tidegate-deadline-ms": "100"}))
 

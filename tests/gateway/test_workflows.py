@@ -149,7 +149,7 @@ async def test_a_stage_that_is_done_takes_no_more_calls(up: Any) -> None:
 
 
 async def test_a_workflow_takes_calls_after_its_deadline_until_its_grace_is_over(up: Any) -> None:
-    async with fake_engine.engine() as engine, up(engine, store_options={"grace": 60}) as client:
+    async with fake_engine.engine() as engine, up(engine, store_options={"grace": "60s"}) as client:
         _, flow = await create(client, deadline_ms=1, stages=THREE)
 
         async def late() -> bool:
@@ -300,7 +300,7 @@ async def test_cancelling_ends_its_calls_in_the_engine(up: Any, until: Any) -> N
 
 
 async def test_a_workflow_expires_after_its_deadline_and_grace_once(up: Any, until: Any) -> None:
-    async with fake_engine.engine() as engine, up(engine, store_options={"grace": 0.05}) as client:
+    async with fake_engine.engine() as engine, up(engine, store_options={"grace": "50ms"}) as client:
         _, flow = await create(client, deadline_ms=50, stages=THREE, template=None)
 
         async def ended() -> bool:
@@ -314,7 +314,7 @@ async def test_a_workflow_expires_after_its_deadline_and_grace_once(up: Any, unt
 
 
 async def test_housekeeping_expires_workflows_without_requests(up: Any, until: Any) -> None:
-    async with fake_engine.engine() as engine, up(engine, store_options={"grace": 0.01}) as client:
+    async with fake_engine.engine() as engine, up(engine, store_options={"grace": "10ms"}) as client:
         _, flow = await create(client, deadline_ms=1, stages=THREE)
         counted = client.gateway.metrics.registry.get_sample_value
         labels = {"template": "none", "outcome": "expired"}

@@ -77,7 +77,7 @@ async def test_the_late_deletion_of_an_earlier_namesake_removes_nothing(event):
 
 async def test_an_idle_pool_causes_no_request_but_those_for_the_lease(plane, kubectl, installed, namespace):
     """Pools are checked every second here, so five seconds hold as many checks as five minutes do by default."""
-    installed.start("first", namespace, arguments=["--resync", "1"])
+    installed.start("first", namespace, arguments=["--resync", "1s"])
     policy = {"interval": "1s", "dwell": "1s", "rollback": {"window": "2s"}}
     kubectl("apply", "-f", "-", body=operator_doubles.pool(policy=policy))
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
@@ -100,7 +100,7 @@ async def test_an_idle_pool_causes_no_request_but_those_for_the_lease(plane, kub
 
 
 async def test_a_change_that_the_operator_did_not_make_is_undone(kubectl, installed, namespace, eventually):
-    installed.start("first", namespace, arguments=["--resync", "3600"])
+    installed.start("first", namespace, arguments=["--resync", "1h"])
     kubectl("apply", "-f", "-", body=operator_doubles.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     kubectl("delete", "configmap/chat-gateway", "networkpolicy/chat-gateway")

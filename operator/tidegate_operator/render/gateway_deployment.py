@@ -15,7 +15,7 @@ import yaml
 import tidegate_profiles
 from tidegate_operator import spec
 from tidegate_operator.render import child_metadata, pods, store_statefulset
-from tidegate_policy import cost
+from tidegate_policy import cost, duration
 
 COMPONENT = "gateway"
 PUBLIC_PORTS = {"http": child_metadata.HTTP_PORT, "grpc": child_metadata.GRPC_PORT}
@@ -61,9 +61,9 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
             "alpha": "auto" if pool.gateway.alpha is None else pool.gateway.alpha,
             "beta": pool.gateway.beta,
         },
-        "queue": {"maxRequests": pool.gateway.max_waiting, "ttl": pool.gateway.ttl_s},
+        "queue": {"maxRequests": pool.gateway.max_waiting, "ttl": duration.text(pool.gateway.ttl_s)},
         "store": {"url": store_statefulset.url(pool), "pool": f"{pool.namespace}.{pool.name}"},
-        "timeouts": {"drain": DRAIN_S},
+        "timeouts": {"drain": duration.text(DRAIN_S)},
         **({"tracing": {"endpoint": pool.gateway.traces_to}} if pool.gateway.traces_to else {}),
     }
 

@@ -18,11 +18,15 @@ class SloClass:
     """A service class that a call may name."""
 
     name: str
+    """The `x-tidegate-class` of its calls."""
     ttft_s: float | None = None
+    """Target of the time to the first token; null = none."""
     tpot_s: float | None = None
+    """Target of the time per further token; null = none."""
     deadline_s: float | None = None
     """From arrival to the last token: when the call is due. The answer keeps its worth after that."""
     weight: float = 1.0
+    """Share of service under policies that share by weight; it multiplies the weight of the tenant."""
     sheddable: bool = False
     """Calls of the class are shed first, as soon as the gateway's queue is half full."""
 
@@ -32,7 +36,9 @@ class Tenant:
     """What a tenant is entitled to. A tenant without an entry gets these defaults."""
 
     name: str = ""
+    """The `x-tidegate-tenant` of its calls."""
     weight: float = 1.0
+    """Share of service while several tenants compete."""
     max_urgency: int = DEFAULT_URGENCY
     """The most urgent level that the tenant may claim; 0 is the most urgent."""
     tokens_per_minute: int | None = None

@@ -1,0 +1,129 @@
+"""What do the settings of a gateway mean? Sentences for `tidegate config check`, and warnings about unusual values."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import tidegate_profiles
+from tidegate_cli import settings_reference
+from tidegate_gateway import gateway_settings, settings_decoder
+from tidegate_policy import duration
+from tidegate_policy.admit import promises
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+SLOWEST_TPOT_S = 5.0
+"""A target above is probably a mistake of the unit: people read four tokens a second."""
+
+
+def problems(settings: gateway_settings.Settings) -> Iterator[str]:
+    """Problems that a gateway would find only while it starts; each begins with the path of its setting."""
+    for group in ("engines", "services"):
+        for i, item in enumerate(getattr(settings, group)):
+            if item.profile is not None and item.cost is None:
+                try:
+                    tidegate_profiles.load(item.profile)
+                except tidegate_profiles.UnknownProfile as error:
+                    yield f"{group}[{i}].profile: {error}"
+
+
+def sentences(settings: gateway_settings.Settings) -> Iterator[str]:
+    """What a gateway with these settings does."""
+    listen = settings.listen
+    ports = (
+        [f"HTTP {listen.port}", f"gRPC {listen.grpc_port}"] if listen.grpc_port is not None else [f"HTTP {listen.port}"]
+    )
+    yield f"Clients connect to {listen.host}: {', '.join(ports)}."
+    if settings.engines or settings.services:
+        names = [item.name or item.url for item in settings.engines] + [
+            f"{item.name} (DNS)" for item in settings.services
+        ]
+        yield f"Calls go to the engines {', '.join(names)} by the dispatch rule {settings.dispatch.rule}."
+    else:
+        yield "The file names no engines: `tidegate up` starts its own, `tidegate gateway` answers 503."
+    yield (
+        f"At most {settings.queue.max_requests:,} calls wait, at first by the policy {settings.policy.name}. "
+        f"A call without a deadline waits for {duration.text(settings.queue.ttl_s)} at most."
+    )
+    for slo_class in settings.classes:
+        yield f"Class {slo_class.name}: {_class(slo_class)}."
+    if settings.default_class is not None:
+        yield f"A call that names no class belongs to {settings.default_class}."
+    elif settings.classes:
+        yield "A call that names no class has no targets of a class (defaultClass)."
+    for tenant in settings.tenants:
+        limit = (
+            "no token limit" if tenant.tokens_per_minute is None else f"{tenant.tokens_per_minute:,} tokens a minute"
+        )
+        urgency = f"its most urgent level is {tenant.max_urgency} of 0 to 4"
+        yield f"Tenant {tenant.name}: weight {tenant.weight:g}, {limit}; {urgency}."
+    for template in settings.workflows:
+        within = "" if template.deadline_s is None else f" within {duration.text(template.deadline_s)}"
+        yield f"Workflow {template.name}: its stages end{within}: {_stages(template) or 'as its calls name them'}."
+
+
+def warnings(settings: gateway_settings.Settings) -> Iterator[str]:
+    """What is allowed and probably not meant."""
+    for slo_class in settings.classes:
+        if slo_class.tpot_s is not None and slo_class.tpot_s >= SLOWEST_TPOT_S:
+            target = duration.text(slo_class.tpot_s)
+            yield f"classes[{slo_class.name}].tpot is {target} for each token, which is slow for any reader"
+        if slo_class.ttft_s is slo_class.tpot_s is slo_class.deadline_s is None:
+            yield f"classes[{slo_class.name}] has no target (ttft, tpot or deadline), so no call of it is ever late"
+    if settings.listen.admin_port is not None and settings.listen.admin_host not in LOOPBACK:
+        yield f"listen.adminHost is {settings.listen.admin_host}: its clients may switch the policy"
+    if settings.listen.host not in LOOPBACK and settings.listen.status_page:
+        yield f"listen.host is {settings.listen.host}: its clients see the status page (listen.statusPage)"
+
+
+def in_force(file: gateway_settings.Settings, placed: gateway_settings.Settings) -> str:
+    """All settings as YAML, with a mark at the defaults and at those that the environment sets in place of the file."""
+    lines: list[str] = []
+    _write(lines, placed, file, "", 0)
+    return "\n".join(lines) + "\n"
+
+
+def _class(slo_class: promises.SloClass) -> str:
+    targets = [
+        text.format(duration.text(target_s))
+        for text, target_s in (
+            ("the first token within {}", slo_class.ttft_s),
+            ("{} for each further token", slo_class.tpot_s),
+            ("the answer within {}", slo_class.deadline_s),
+        )
+        if target_s is not None
+    ]
+    shed = "; shed first when the queue is half full" if slo_class.sheddable else ""
+    return f"{', '.join(targets) or 'no targets'}; weight {slo_class.weight:g}{shed}"
+
+
+def _stages(template: gateway_settings.Template) -> str:
+    texts = []
+    for stage in template.stages:
+        details = [f"after {', '.join(stage.after)}"] if stage.after else []
+        details += [f"{stage.parallel} calls at a time"] if stage.parallel is not None else []
+        details += [f"up to {stage.repeat} times"] if stage.repeat > 1 else []
+        texts.append(f"{stage.name} ({'; '.join(details)})" if details else stage.name)
+    return ", ".join(texts)
+
+
+def _write(lines: list[str], item: object, file: object, path: str, depth: int) -> None:
+    kind: Any = type(item)
+    for key, (name, _) in settings_decoder.fields(kind).items():
+        value, given = getattr(item, name), getattr(file, name, None)
+        start = f"{'  ' * depth}{key}:"
+        if dataclasses.is_dataclass(value):
+            lines.append(start)
+            _write(lines, value, given, f"{path}{key}.", depth + 1)
+        elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
+            lines.append(start)
+            for entry in value:
+                inside: list[str] = []
+                _write(inside, entry, entry, f"{path}{key}.", depth + 1)
+                lines += [f"{'  ' * depth}- {inside[0].lstrip()}", *inside[1:]]
+        else:
+            mark = "  # from the environment" if value != given else ""
+            if not mark and not settings_decoder.required(kind, name) and value == settings_decoder.default(kind, name):
+                mark = "  # default"
+            if f"{path}{key}" == "store.password" and value is not None:
+                value, mark = "...", f"{mark or '  #'} (hidden)"
+            lines.append(f"{start} {settings_reference.shown(name, value)}{mark}")

@@ -1,0 +1,64 @@
+"""A problem of a settings file is named with its line, and all problems are named at once."""
+
+import pathlib
+
+import pytest
+
+from tidegate_gateway import gateway_settings, settings_decoder
+
+WRONG = """\
+classes:
+- {name: chat, ttft: 1s}
+- name: batch
+  deadlin: 10m
+queue:
+  ttl: 60
+tenants:
+- {name: search, maxUrgency: 9}
+"""
+
+
+def problems(path: pathlib.Path, text: str) -> list[str]:
+    path.write_text(text)
+    with pytest.raises(settings_decoder.BadSettings) as caught:
+        gateway_settings.load(path, {})
+    return [problem.removeprefix(f"{path}:") for problem in caught.value.problems]
+
+
+def test_every_problem_is_named_with_its_line_and_the_nearest_known_name(tmp_path: pathlib.Path) -> None:
+    found = problems(tmp_path / "g.yaml", WRONG)
+    assert len(found) == 2
+    assert found[0].startswith("4: classes[1].deadlin is not a setting; did you mean deadline? known are")
+    assert found[1] == "6: queue.ttl must be a duration: 60 has no unit; write 60ms or 60s"
+
+
+def test_a_problem_of_meaning_is_named_with_the_line_of_its_entry(tmp_path: pathlib.Path) -> None:
+    text = WRONG.replace("deadlin:", "deadline:").replace("60\n", "60s\n")
+    assert problems(tmp_path / "g.yaml", text) == ["8: tenants[search].maxUrgency must be from 0 to 4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("queue: {ttl: 1s}\npolicy: {}\nqueue: {}\n", "3: queue occurs twice"),
+        ("- 1\n", "1: the settings must be a mapping"),
+        ("engines:\n- {name: a}\n", "2: engines[0].url is required"),
+        ("store:\n  url: http://x\n", "2: store.url must start with"),
+        ("a: [\n", "2: "),
+        ("", "is empty"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: pathlib.Path, text: str, expected: str) -> None:
+    assert expected in problems(tmp_path / "g.yaml", text)[0]
+
+
+def test_the_store_of_the_place_counts_where_no_store_is_named(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "g.yaml"
+    path.write_text("tenants: [{name: search, tokensPerMinute: 5}]\n")
+    with pytest.raises(settings_decoder.BadSettings, match=r"tenants\[search\].tokensPerMinute needs a store"):
+        gateway_settings.load(path, {})
+    assert gateway_settings.load(path, {"TIDEGATE_STORE_URL": "redis://x"}).store.url == "redis://x"
+    assert gateway_settings.load(path, {}, store_url="unix:///s").store.url == "unix:///s"
+    assert (
+        gateway_settings.load(path, {"TIDEGATE_STORE_URL": "redis://x"}, store_url="unix:///s").store.url == "redis://x"
+    )
