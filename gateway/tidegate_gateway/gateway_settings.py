@@ -137,6 +137,8 @@ class Dispatch:
     """Entries of the index of prefixes, for all engines together; 0 = dispatch knows no prefixes."""
     isolate_tenants: bool = False
     """Prompts of different tenants share no KV cache: the gateway gives each call the `cache_salt` of its tenant."""
+    learn_costs: bool = True
+    """The step costs of each engine follow its answers, from its profile on; off = the profiles are believed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,10 @@ class Queue:
     """Calls that may wait here; the next one that would have to wait is shed as saturated."""
     ttl_s: float = 60.0
     """Longest wait here of a call without a deadline; one with a deadline waits until that."""
+    bound_workflows: bool = True
+    """No more workflows are active than pay; others wait before their first call, the earliest deadline first."""
+    share_among_tenants: bool = True
+    """While several tenants compete, calls beyond a tenant's share of the pool wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,7 +346,13 @@ def core_settings(settings: Settings) -> gateway_core.CoreSettings:
             rule=dispatch.rule, alpha=alpha, beta=dispatch.beta, prefix_entries=dispatch.prefix_entries
         ),
         max_inflight=dispatch.cap,
-        limits=dispatcher.Limits(max_waiting=settings.queue.max_requests, ttl_s=settings.queue.ttl_s),
+        learn_costs=dispatch.learn_costs,
+        limits=dispatcher.Limits(
+            max_waiting=settings.queue.max_requests,
+            ttl_s=settings.queue.ttl_s,
+            bound_workflows=settings.queue.bound_workflows,
+            share_among_tenants=settings.queue.share_among_tenants,
+        ),
         ejection=outliers.OutlierSettings(
             consecutive_failures=health.consecutive_failures,
             base_ejection_s=health.base_ejection_s,

@@ -101,9 +101,8 @@ def up(valkey_url: str) -> Up:
         **document: Any,
     ) -> AsyncIterator[Client]:
         listen = {"port": 0, "adminPort": 0, "grpcPort": None} | document.pop("listen", {})
-        stored: dict[str, Any] = {"pool": pool or secrets.token_hex(4), "sync": "50ms", "timeout": "5s"} | document.pop(
-            "store_options", {}
-        )
+        defaults = {"pool": pool or secrets.token_hex(4), "sync": "50ms", "timeout": "5s", "lease": "30s"}
+        stored: dict[str, Any] = defaults | document.pop("store_options", {})
         if store:
             stored["url"] = valkey_url if store is True else store
         loaded = gateway_settings.from_mapping(
