@@ -260,6 +260,8 @@ class Settings:
     classes: tuple[promises.SloClass, ...] = ()
     default_class: str | None = None
     """The class of calls that name none."""
+    allow: tuple[promises.Feature, ...] = ()
+    """Fields of requests that engines get only where they are permitted, for all calls; classes have the same setting."""
     tenants: tuple[promises.Tenant, ...] = ()
     workflows: tuple[Template, ...] = ()
     dispatch: Dispatch = field(default_factory=Dispatch)

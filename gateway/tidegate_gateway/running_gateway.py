@@ -24,6 +24,7 @@ from tidegate_gateway.lifecycle import (
     tenant_tokens,
 )
 from tidegate_gateway.observe import background_loop, prometheus_metrics, recent_decisions, tracing_spans
+from tidegate_gateway.openai import engine_fields
 from tidegate_gateway.relqueries import relquery_runner, relquery_service
 from tidegate_gateway.store import relquery_store, store_contract, store_link
 from tidegate_gateway.workflows import workflow_service
@@ -72,6 +73,7 @@ class Gateway:
             placements=self.placements,
             policy=self.policy,
         )
+        fields = engine_fields.EngineFields(settings.classes, settings.default_class, settings.allow)
         self.calls = calls.Calls(
             settings,
             admission=admission.Admission(
@@ -79,6 +81,7 @@ class Gateway:
                 directory=self.directory,
                 workflows=self.workflows,
                 tokens=self.tokens,
+                fields=fields,
                 grace_s=settings.store.grace_s,
                 isolate_tenants=settings.dispatch.isolate_tenants,
                 clock=clock,
@@ -104,7 +107,7 @@ class Gateway:
             clock=clock,
         )
         self.relqueries = relquery_service.RelQueries(
-            settings, self.link, relqueries, self.relquery_runner, self.directory
+            settings, self.link, relqueries, self.relquery_runner, self.directory, fields
         )
 
     def problems(self) -> tuple[str, list[str]]:

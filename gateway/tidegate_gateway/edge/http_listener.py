@@ -54,8 +54,12 @@ class Routes:
         if methods is None:
             for pattern, candidates in self._patterns:
                 if match := pattern.fullmatch(path):
-                    methods, arguments = candidates, match.groupdict()
+                    methods, arguments = (
+                        candidates,
+                        {name: _decoded(value) for name, value in match.groupdict().items()},
+                    )
                     break
+        path = path.replace(http_messages.ENCODED_SLASH, "%2F")
         if methods is None:
             raise BadRequest(f"there is no {path[:80]} here; there is {self._known}", code="not_found")
         route = methods.get("GET" if method == "HEAD" else method)
@@ -106,7 +110,7 @@ class Server:
 
     def find(self, request: http_messages.Request) -> None:
         """Sets the route of a request before its body is read. Raises `BadRequest` for a path that does not exist."""
-        request.route = self._routes.find(request.method, request.path)
+        request.route = self._routes.find(request.method, request.segments)
 
     async def answer(
         self, request: http_messages.Request, connection: http_connection.Connection
@@ -117,6 +121,10 @@ class Server:
         route, arguments = request.route
         handler: Handler = route.handler
         return await (handler(request, connection, **arguments) if route.streams else handler(request, **arguments))
+
+
+def _decoded(value: str) -> str:
+    return value.replace(http_messages.ENCODED_SLASH, "/")
 
 
 async def close(listening: asyncio.Server, server: Server) -> None:
