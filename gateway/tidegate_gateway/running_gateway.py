@@ -15,6 +15,7 @@ from tidegate_gateway.coordination import policy_choice, pool_exchange
 from tidegate_gateway.engines import discovery
 from tidegate_gateway.lifecycle import (
     admission,
+    api_keys,
     calls,
     engine_client,
     engine_connections,
@@ -50,6 +51,7 @@ class Gateway:
         self.settings = settings
         self.clock = clock
         self.draining = False
+        self.keys = api_keys.ApiKeys(settings.auth)
         self.link = store_link.StoreLink(store)
         self.metrics = prometheus_metrics.Metrics({item.name for item in settings.classes})
         self.recent = recent_decisions.RecentDecisions()
@@ -127,6 +129,7 @@ class Gateway:
         async with asyncio.TaskGroup() as group:
             for part in (
                 self.discovery,
+                self.keys,
                 self.placements,
                 self.workflows,
                 self.tokens,

@@ -1,4 +1,4 @@
-"""What reaches an engine passes bounds: a field that may harm an engine is a 400 that names it, unless a switch permits it."""
+"""What reaches an engine passes bounds: a field that may harm an engine is a 400 that names it, or needs a switch."""
 
 import asyncio
 from typing import Any

@@ -34,8 +34,14 @@ class Route:
     handler: Handler
     streams: bool = False
     """The answer may be a stream."""
+    without_key: bool = False
+    """Callers need no API key."""
     body_bytes: int | None = None
     """The size of a body; None = `limits.body_bytes`."""
+
+
+Guard = Callable[[http_messages.Request, Route], None]
+"""Raises `GatewayError` for a request that must not come in, before its body is read. It may change the headers."""
 
 
 class Routes:
@@ -83,8 +89,16 @@ class Routes:
 class Server:
     """Serves `routes`. It is the protocol factory of a listening socket."""
 
-    def __init__(self, routes: Routes, limits: gateway_settings.Limits, *, leaving: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        limits: gateway_settings.Limits,
+        *,
+        leaving: Callable[[], bool],
+        guard: Guard | None = None,
+    ) -> None:
         """While `leaving`, each connection is closed after its next answer."""
+        self._guard = guard
         self.limits = limits
         self.connections: set[http_connection.Connection] = set()
         self.body_bytes = 0
@@ -109,8 +123,11 @@ class Server:
         self.connections.discard(connection)
 
     def find(self, request: http_messages.Request) -> None:
-        """Sets the route of a request before its body is read. Raises `BadRequest` for a path that does not exist."""
-        request.route = self._routes.find(request.method, request.segments)
+        """Sets the route of a request before its body is read. Raises `GatewayError` for a path that does not exist, and
+        for a request that must not come in."""
+        request.route = route, _ = self._routes.find(request.method, request.segments)
+        if self._guard is not None:
+            self._guard(request, route)
 
     async def answer(
         self, request: http_messages.Request, connection: http_connection.Connection
