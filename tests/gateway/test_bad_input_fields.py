@@ -110,6 +110,15 @@ async def test_fields_of_openai_and_unknown_ones_pass_unchanged(up: Any) -> None
         assert {name: engine.bodies[0][name] for name in fields} == fields
 
 
+async def test_the_arguments_of_vllm_carry_no_field_of_the_gateway(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
+        given = {"kv_transfer_params": "x", "tg.urgency": 0, "mine": 1}
+        assert (await client.ask(vllm_xargs=given))[0] == 200
+        arguments = engine.bodies[0]["vllm_xargs"]
+        assert (arguments["mine"], "kv_transfer_params" in arguments) == (1, False)
+        assert arguments["tg.urgency"] != 0
+
+
 async def test_a_class_permits_what_its_switches_name(up: Any) -> None:
     settings = {
         "classes": [{"name": "pictures", "allow": ["remote_images"]}, {"name": "plain"}],
@@ -161,6 +170,7 @@ def test_an_address_of_a_public_host_is_permitted(url: str) -> None:
         (responses.ENDPOINT, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": SECRET}]}]}),
         (responses.ENDPOINT, {"input": [{"type": "computer_call_output", "output": {"image_url": SECRET}}]}),
         (responses.ENDPOINT, {"input": [{"type": "input_image", "image_url": SECRET}]}),
+        (responses.ENDPOINT, {"input": [{"role": "user", "content": {"type": "input_image", "image_url": SECRET}}]}),
         (embeddings.ENDPOINT, {"input": "x", "messages": image(SECRET)}),
         (completions.ENDPOINT, {"prompt": "x", "messages": image(SECRET)}),
         (chat_completions.ENDPOINT, {"messages": [{"role": "u", "content": [{"type": "x", "image_embeds": "AA"}]}]}),

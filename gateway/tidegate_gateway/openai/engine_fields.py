@@ -186,7 +186,7 @@ def _media(name: str, value: Any, allowed: Allowed) -> None:
                 for part in content:
                     if type(part) is not dict or len(part) != 2 or type(part.get("text")) is not str:
                         _part(part, f"{name}[{i}].{key}", allowed)
-            elif kind is dict and (key == "output" or key[-3:] == "url"):
+            elif kind is dict and (key in ("content", "output") or key[-3:] == "url"):
                 _part({key: content}, f"{name}[{i}]", allowed)
 
 
