@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import logging
 import os
 import pathlib
 
@@ -10,6 +9,7 @@ import uvloop
 
 from tidegate_cli.command_errors import Failed, Usage
 from tidegate_gateway import app, gateway_settings, settings_decoder
+from tidegate_gateway.observe import log_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_lines.configure(options.log_level.upper())
     try:
         loaded = gateway_settings.load(options.config, os.environ)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -100,11 +100,11 @@ def shipped(name: str) -> Mapping[str, Any]:
 
 
 async def _listen(stack: contextlib.AsyncExitStack, gateway: running_gateway.Gateway) -> Bound:
-    where, handlers = gateway.settings.listen, http_api.HttpApi(gateway)
+    where, handlers, admin = gateway.settings.listen, http_api.HttpApi(gateway), admin_api.AdminApi(gateway)
     return Bound(
-        http=await _site(stack, gateway, handlers.routes(), where.host, where.port) or "",
+        http=await _site(stack, gateway, handlers.routes(), where.host, where.port, handlers.guard) or "",
         grpc=await _grpc(stack, gateway, where),
-        admin=await _site(stack, gateway, admin_api.AdminApi(gateway).routes(), where.admin_host, where.admin_port),
+        admin=await _site(stack, gateway, admin.routes(), where.admin_host, where.admin_port, admin.guard),
         metrics=await _site(stack, gateway, handlers.probes(), where.metrics_host, where.metrics_port),
         gateway=gateway,
     )
@@ -116,11 +116,12 @@ async def _site(
     routes: http_listener.Routes,
     host: str,
     port: int | None,
+    guard: http_listener.Guard | None = None,
 ) -> str | None:
     """Opens one listener; its address as host:port, None if it is not wanted. Raises `OSError` for a port in use."""
     if port is None:
         return None
-    server = http_listener.Server(routes, gateway.settings.limits, leaving=lambda: gateway.draining)
+    server = http_listener.Server(routes, gateway.settings.limits, leaving=lambda: gateway.draining, guard=guard)
     opened = await asyncio.get_running_loop().create_server(server, host, port, backlog=1024)
     stack.push_async_callback(http_listener.close, opened, server)
     return f"{host}:{opened.sockets[0].getsockname()[1]}"

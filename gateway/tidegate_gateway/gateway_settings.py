@@ -25,6 +25,7 @@ AUTO_ALPHA = 0.2
 """The meaning of `alpha: auto`; HexGen's best values lie between 0.1 and 0.4."""
 ROWS_URL = re.compile(r"https?://[^/?#@\\\s]+/[^?#@\\\s]*")
 """An address of rows, and a prefix of such addresses."""
+LOOPBACK = re.compile(r"localhost|::1|127(\.\d{1,3}){3}")
 STORE_URLS = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://")
 
 
@@ -48,8 +49,22 @@ class Listen:
     """/admin/state, /admin/policy; null = none, 0 picks a free one."""
     metrics_host: str = "127.0.0.1"
     """Address of the metrics port."""
+    admin_names: tuple[str, ...] = ()
+    """Further host names by which browsers and tools may call the admin port (docs/http.md, Admin port)."""
     metrics_port: int | None = None
     """/metrics, /health and /ready on a port without clients; null = the admin port (metrics) and the HTTP port (all)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auth:
+    """The authentication of callers (docs/http.md, Authentication)."""
+
+    keys_file: str | None = None
+    """A YAML file with the hashes of API keys and their tenants; null = callers need no key."""
+    reload_s: float = 5.0
+    """Between two looks at the file."""
+    allow_unauthenticated: bool = False
+    """Serve without keys on an address beyond loopback; the network or a proxy must then authenticate clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,12 +297,15 @@ class Settings:
     model: str | None = None
     """The model that every engine serves; null = the first model that an engine lists."""
     listen: Listen = field(default_factory=Listen)
+    auth: Auth = field(default_factory=Auth)
     engines: tuple[StaticEngine, ...] = ()
     services: tuple[EngineService, ...] = ()
     health: Health = field(default_factory=Health)
     classes: tuple[promises.SloClass, ...] = ()
     default_class: str | None = None
     """The class of calls that name none."""
+    allow: tuple[promises.Feature, ...] = ()
+    """Fields of requests that engines get only where they are permitted, for all calls; classes have the same setting."""
     tenants: tuple[promises.Tenant, ...] = ()
     workflows: tuple[Template, ...] = ()
     dispatch: Dispatch = field(default_factory=Dispatch)
@@ -372,6 +390,12 @@ def _checked(settings: Settings) -> Settings:
 
 def _problems(settings: Settings) -> list[str]:
     problems = []
+    open_to_all = settings.auth.keys_file is None and not settings.auth.allow_unauthenticated
+    if open_to_all and not LOOPBACK.fullmatch(settings.listen.host):
+        problems.append(
+            f"listen.host {settings.listen.host!r} lets other machines call, and callers need no API key: set"
+            " auth.keysFile, or auth.allowUnauthenticated: true if the network or a proxy authenticates clients"
+        )
     if settings.policy.name not in policies.POLICIES:
         near = settings_decoder.suggestion(settings.policy.name, policies.POLICIES)
         problems.append(f"policy.name {settings.policy.name!r} is not a policy; {near}")

@@ -15,6 +15,7 @@ from tidegate_gateway.coordination import policy_choice, pool_exchange
 from tidegate_gateway.engines import discovery
 from tidegate_gateway.lifecycle import (
     admission,
+    api_keys,
     calls,
     engine_client,
     engine_connections,
@@ -24,6 +25,7 @@ from tidegate_gateway.lifecycle import (
     tenant_tokens,
 )
 from tidegate_gateway.observe import background_loop, prometheus_metrics, recent_decisions, tracing_spans
+from tidegate_gateway.openai import engine_fields
 from tidegate_gateway.relqueries import relquery_runner, relquery_service
 from tidegate_gateway.store import relquery_store, store_contract, store_link
 from tidegate_gateway.workflows import workflow_service
@@ -49,6 +51,7 @@ class Gateway:
         self.settings = settings
         self.clock = clock
         self.draining = False
+        self.keys = api_keys.ApiKeys(settings.auth)
         self.link = store_link.StoreLink(store)
         self.metrics = prometheus_metrics.Metrics({item.name for item in settings.classes})
         self.recent = recent_decisions.RecentDecisions()
@@ -72,6 +75,7 @@ class Gateway:
             placements=self.placements,
             policy=self.policy,
         )
+        fields = engine_fields.EngineFields(settings.classes, settings.default_class, settings.allow)
         self.calls = calls.Calls(
             settings,
             admission=admission.Admission(
@@ -79,6 +83,7 @@ class Gateway:
                 directory=self.directory,
                 workflows=self.workflows,
                 tokens=self.tokens,
+                fields=fields,
                 grace_s=settings.store.grace_s,
                 isolate_tenants=settings.dispatch.isolate_tenants,
                 clock=clock,
@@ -104,7 +109,7 @@ class Gateway:
             clock=clock,
         )
         self.relqueries = relquery_service.RelQueries(
-            settings, self.link, relqueries, self.relquery_runner, self.directory
+            settings, self.link, relqueries, self.relquery_runner, self.directory, fields
         )
 
     def problems(self) -> tuple[str, list[str]]:
@@ -124,6 +129,7 @@ class Gateway:
         async with asyncio.TaskGroup() as group:
             for part in (
                 self.discovery,
+                self.keys,
                 self.placements,
                 self.workflows,
                 self.tokens,

@@ -1,11 +1,29 @@
 """The admin port: the gateway's state, and the policy, read and overridden. Loopback unless the settings say otherwise."""
 
+import ipaddress
+import re
 from typing import Any
 
 from tidegate_gateway import running_gateway
 from tidegate_gateway.coordination import policy_choice
 from tidegate_gateway.edge import http_api, http_listener, http_messages, state_snapshot
+from tidegate_gateway.lifecycle import api_keys
 from tidegate_gateway.openai.error_table import BadRequest
+
+_PORT = re.compile(r":\d+$")
+_OWN_ENDS = (".svc", ".svc.cluster.local", ".localhost")
+
+
+def _is_own_name(name: str, more: frozenset[str]) -> bool:
+    """Whether a Host names this port: an address, a name without dots, a Service, or a name of the settings. A page of
+    another site has the name of that site there."""
+    if name in more or ("." not in name.removesuffix(".") and ":" not in name) or name.endswith(_OWN_ENDS):
+        return True
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
 
 
 class AdminApi:
@@ -13,6 +31,8 @@ class AdminApi:
 
     def __init__(self, gateway: running_gateway.Gateway) -> None:
         self._gateway = gateway
+        listen = gateway.settings.listen
+        self._names = frozenset(map(str.lower, (listen.admin_host, *listen.admin_names)))
 
     def routes(self) -> http_listener.Routes:
         route, public = http_listener.Route, http_api.HttpApi(self._gateway)
@@ -25,6 +45,19 @@ class AdminApi:
                 route(method="GET", path="/", handler=public.page),
             ]
         )
+
+    def guard(self, request: http_messages.Request, route: http_listener.Route) -> None:
+        """Keeps web pages of other origins away, also those that resolve their own name to this address. Raises
+        `GatewayError`."""
+        host, origin = request.header("host").lower(), request.header("origin").lower()
+        name = host.rpartition(":")[0] if _PORT.search(host) else host
+        if not _is_own_name(name, self._names):
+            raise api_keys.forbidden(
+                "the admin port does not have this host name; call it by its address, or set listen.adminNames",
+                param="host",
+            )
+        if origin and origin not in (f"http://{host}", f"https://{host}"):
+            raise api_keys.forbidden("the admin port takes no requests of other origins", param="origin")
 
     async def _state(self, request: http_messages.Request) -> http_messages.Response:
         return http_messages.reply(state_snapshot.snapshot(self._gateway))

@@ -16,7 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tidegate_gateway import running_gateway
-from tidegate_gateway.edge import grpc_answers, grpc_inference, grpc_workflows, relquery_grpc
+from tidegate_gateway.edge import grpc_answers, grpc_authentication, grpc_inference, grpc_workflows, relquery_grpc
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_proto.v1 import inference_pb2_grpc
 
@@ -64,8 +64,10 @@ def _unreadable(method: str) -> BadRequest:
 async def serving(gateway: running_gateway.Gateway, host: str, port: int) -> AsyncIterator[str]:
     """A started gRPC server; its address as host:port. Raises `OSError` when the port is taken."""
     limits = gateway.settings.limits
+    open_services = (health.SERVICE_NAME, reflection.SERVICE_NAME)
+    authentication = grpc_authentication.Authentication(gateway.keys, without_key=open_services)
     server = grpc.aio.server(
-        interceptors=[Readable()],
+        interceptors=[*([authentication] if gateway.keys.required else []), Readable()],
         maximum_concurrent_rpcs=limits.connections,
         options=[
             ("grpc.max_receive_message_length", limits.body_bytes),

@@ -44,9 +44,10 @@ class HttpApi:
         """The client port: only these paths exist."""
         route = http_listener.Route
         listen = self._gateway.settings.listen
+        shared = not self._gateway.keys.required  # the views show all tenants
         views = [
-            *([route(method="GET", path="/metrics", handler=self.metrics)] if listen.client_metrics else []),
-            *([route(method="GET", path="/", handler=self.page)] if listen.status_page else []),
+            *([route(method="GET", path="/metrics", handler=self.metrics)] if listen.client_metrics and shared else []),
+            *([route(method="GET", path="/", handler=self.page)] if listen.status_page and shared else []),
         ]
         return http_listener.Routes(
             [
@@ -69,6 +70,12 @@ class HttpApi:
             ]
         )
 
+    def guard(self, request: http_messages.Request, route: http_listener.Route) -> None:
+        """Binds a request to the tenant of its API key, if the gateway has keys. Raises `GatewayError`."""
+        keys = self._gateway.keys
+        if keys.required and not route.without_key:
+            request.headers = keys.caller(request.headers).bound(request.headers)
+
     def probes(self) -> http_listener.Routes:
         """The paths that Kubernetes and Prometheus read, for a port of their own that clients cannot fill."""
         return http_listener.Routes(
@@ -80,8 +87,8 @@ class HttpApi:
 
     def _health_routes(self) -> list[http_listener.Route]:
         return [
-            http_listener.Route(method="GET", path="/health", handler=_health),
-            http_listener.Route(method="GET", path="/ready", handler=self._ready),
+            http_listener.Route(method="GET", path="/health", handler=_health, without_key=True),
+            http_listener.Route(method="GET", path="/ready", handler=self._ready, without_key=True),
         ]
 
     # Calls.

@@ -229,6 +229,8 @@ class Connection(asyncio.Protocol):
         hosts = sum(name == "host" for name, _ in self._headers)
         if hosts > 1 or (request.chunks and not hosts):
             raise BadRequest(framing_errors.INVALID + ("Two 'Host' headers" if hosts else "Missing 'Host' header"))
+        if request.header("te") and request.header("transfer-encoding"):
+            raise BadRequest("TE together with Transfer-Encoding is not supported; leave TE out", param="te")
         if request.header("content-encoding") not in ("", "identity"):
             raise BadRequest("compressed bodies are not supported; send the JSON uncompressed")
         self._listener.find(request)

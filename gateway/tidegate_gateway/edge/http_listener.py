@@ -34,8 +34,14 @@ class Route:
     handler: Handler
     streams: bool = False
     """The answer may be a stream."""
+    without_key: bool = False
+    """Callers need no API key."""
     body_bytes: int | None = None
     """The size of a body; None = `limits.body_bytes`."""
+
+
+Guard = Callable[[http_messages.Request, Route], None]
+"""Raises `GatewayError` for a request that must not come in, before its body is read. It may change the headers."""
 
 
 class Routes:
@@ -54,8 +60,12 @@ class Routes:
         if methods is None:
             for pattern, candidates in self._patterns:
                 if match := pattern.fullmatch(path):
-                    methods, arguments = candidates, match.groupdict()
+                    methods, arguments = (
+                        candidates,
+                        {name: _decoded(value) for name, value in match.groupdict().items()},
+                    )
                     break
+        path = path.replace(http_messages.ENCODED_SLASH, "%2F")
         if methods is None:
             raise BadRequest(f"there is no {path[:80]} here; there is {self._known}", code="not_found")
         route = methods.get("GET" if method == "HEAD" else method)
@@ -79,8 +89,16 @@ class Routes:
 class Server:
     """Serves `routes`. It is the protocol factory of a listening socket."""
 
-    def __init__(self, routes: Routes, limits: gateway_settings.Limits, *, leaving: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        limits: gateway_settings.Limits,
+        *,
+        leaving: Callable[[], bool],
+        guard: Guard | None = None,
+    ) -> None:
         """While `leaving`, each connection is closed after its next answer."""
+        self._guard = guard
         self.limits = limits
         self.connections: set[http_connection.Connection] = set()
         self.body_bytes = 0
@@ -105,8 +123,11 @@ class Server:
         self.connections.discard(connection)
 
     def find(self, request: http_messages.Request) -> None:
-        """Sets the route of a request before its body is read. Raises `BadRequest` for a path that does not exist."""
-        request.route = self._routes.find(request.method, request.path)
+        """Sets the route of a request before its body is read. Raises `GatewayError` for a path that does not exist, and
+        for a request that must not come in."""
+        request.route = route, _ = self._routes.find(request.method, request.segments)
+        if self._guard is not None:
+            self._guard(request, route)
 
     async def answer(
         self, request: http_messages.Request, connection: http_connection.Connection
@@ -117,6 +138,10 @@ class Server:
         route, arguments = request.route
         handler: Handler = route.handler
         return await (handler(request, connection, **arguments) if route.streams else handler(request, **arguments))
+
+
+def _decoded(value: str) -> str:
+    return value.replace(http_messages.ENCODED_SLASH, "/")
 
 
 async def close(listening: asyncio.Server, server: Server) -> None:

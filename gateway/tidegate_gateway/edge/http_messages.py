@@ -2,6 +2,7 @@
 
 import email.utils
 import functools
+import re
 import secrets
 import time
 import urllib.parse
@@ -15,6 +16,8 @@ import orjson
 from tidegate_gateway.openai import parsed_request
 from tidegate_gateway.openai.error_table import BadRequest, GatewayError
 
+ENCODED_SLASH = "\ud800"
+"""Decoded text never contains a lone surrogate."""
 MOST_PARAMETERS = 16
 """Parameters of a query."""
 
@@ -40,9 +43,16 @@ class Request:
 
     @property
     def path(self) -> str:
-        """The decoded path."""
+        """The decoded path, for messages. `segments` is for routes."""
+        return self.segments.replace(ENCODED_SLASH, "/")
+
+    @property
+    def segments(self) -> str:
+        """The decoded path, in which `ENCODED_SLASH` stands for %2F: an encoded slash separates no segments."""
         path = self.target.partition("?")[0].partition("#")[0]
-        return urllib.parse.unquote(path) if "%" in path else path
+        if "%" not in path:
+            return path
+        return ENCODED_SLASH.join(map(urllib.parse.unquote, re.split("%2[fF]", path)))
 
     @property
     def query(self) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tidegate_gateway.lifecycle import engine_directory, tenant_tokens
 from tidegate_gateway.observe import call_record
-from tidegate_gateway.openai import error_table, parsed_request, prompt_prefix
+from tidegate_gateway.openai import engine_fields, error_table, parsed_request, prompt_prefix
 from tidegate_gateway.workflows import workflow_service
 from tidegate_policy import gateway_core
 from tidegate_policy.admit import promises
@@ -39,6 +39,7 @@ class Admission:
         directory: engine_directory.EngineDirectory,
         workflows: workflow_service.Workflows,
         tokens: tenant_tokens.TenantTokens,
+        fields: engine_fields.EngineFields,
         grace_s: float,
         isolate_tenants: bool,
         clock: Callable[[], float],
@@ -47,6 +48,7 @@ class Admission:
         self._directory = directory
         self._workflows = workflows
         self._tokens = tokens
+        self._fields = fields
         self._grace_s = grace_s
         self._isolate_tenants = isolate_tenants
         self._clock = clock
@@ -58,6 +60,7 @@ class Admission:
         models = self._directory.models
         if models and request.model not in models:
             raise parsed_request.unknown_model(request.model, models)
+        self._fields.check(request.endpoint, request.body, request.fields.slo_class)
         call_id = CallId(f"tg-{secrets.token_hex(12)}")
         draft = self._draft(now, call_id, request, record)
         booked = 0

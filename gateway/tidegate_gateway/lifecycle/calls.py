@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 from tidegate_gateway import gateway_settings
 from tidegate_gateway.lifecycle import admission, engine_client, engine_directory, placement, relay, settlement
-from tidegate_gateway.observe import call_record, prometheus_metrics, tracing_spans
+from tidegate_gateway.observe import call_record, log_lines, prometheus_metrics, tracing_spans
 from tidegate_gateway.openai import error_table, parsed_request
 
 logger = logging.getLogger("tidegate.gateway")
@@ -98,7 +98,7 @@ def _log(record: call_record.CallRecord) -> None:
     logger.info(
         "call %s%s attempt=%d queue_ms=%d outcome=%s",
         call.id,
-        "".join(f" {name}={value}" for name, value in named.items() if value),
+        log_lines.named(named),
         record.attempts,
         round(record.queue_s * 1000),
         record.outcome,

@@ -69,6 +69,7 @@ ENDPOINT = endpoint.Endpoint(
     path="/v1/chat/completions",
     operation="chat",
     read_size=read_size,
+    prompt_field="messages",
     prompt_parts=prompt_parts,
     is_answer=endpoint.has_choices,
     stream=endpoint.StreamDialect(),

@@ -59,6 +59,7 @@ ENDPOINT = endpoint.Endpoint(
     path="/v1/completions",
     operation="text_completion",
     read_size=read_size,
+    prompt_field="prompt",
     prompt_parts=prompt_parts,
     is_answer=endpoint.has_choices,
     stream=endpoint.StreamDialect(),

@@ -28,6 +28,7 @@ ENDPOINT = endpoint.Endpoint(
     path="/v1/embeddings",
     operation="embeddings",
     read_size=read_size,
+    prompt_field="input",
     is_answer=_has_vectors,
     output_usage=None,
 )

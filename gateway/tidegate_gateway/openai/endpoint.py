@@ -86,6 +86,8 @@ class Endpoint:
     prompt_parts: Callable[[Mapping[str, Any]], Iterable[object]] = lambda body: ()
     """The JSON values of a checked body that make its prompt, in the order in which the engine renders them. Engines reuse
     the KV of equal beginnings."""
+    prompt_field: str
+    """The field of the body that `read_size` bounds as the prompt."""
     stream: StreamDialect | None = None
     """None = answers of this endpoint are never streamed."""
     asks_for_usage: bool = True

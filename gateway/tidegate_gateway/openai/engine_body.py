@@ -26,7 +26,11 @@ def without_engine_knobs(body: Mapping[str, Any]) -> dict[str, Any]:
     if arguments is not None:
         if not isinstance(arguments, dict):
             raise BadRequest("vllm_xargs must be an object", param="vllm_xargs")
-        cleaned["vllm_xargs"] = {key: value for key, value in arguments.items() if not key.startswith(labels.PREFIX)}
+        cleaned["vllm_xargs"] = {
+            key: value
+            for key, value in arguments.items()
+            if not key.startswith(labels.PREFIX) and key not in ENGINE_KNOBS  # vLLM merges some of them into these
+        }
     return cleaned
 
 

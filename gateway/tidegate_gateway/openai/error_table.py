@@ -29,6 +29,8 @@ class Row:
 
 TABLE: dict[str, Row] = {
     "invalid_request": Row(status=400, grpc="INVALID_ARGUMENT", type="invalid_request_error"),
+    "invalid_api_key": Row(status=401, grpc="UNAUTHENTICATED", type="invalid_request_error"),
+    "forbidden": Row(status=403, grpc="PERMISSION_DENIED", type="permission_error"),
     "model_not_found": Row(status=404, grpc="NOT_FOUND", type="invalid_request_error"),
     "workflow_not_found": Row(status=404, grpc="NOT_FOUND", type="invalid_request_error"),
     "relquery_not_found": Row(status=404, grpc="NOT_FOUND", type="invalid_request_error"),
@@ -102,6 +104,8 @@ class GatewayError(Exception):
 
     def headers(self) -> dict[str, str]:
         headers = {"x-should-retry": "false"} if self.row.status == 409 or self.code in FINAL else {}
+        if self.row.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         return headers

@@ -100,6 +100,7 @@ ENDPOINT = endpoint.Endpoint(
     path="/v1/responses",
     operation="generate_content",
     read_size=read_size,
+    prompt_field="input",
     prompt_parts=prompt_parts,
     is_answer=_is_response,
     stream=ResponseEvents(named=True),

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from tidegate_gateway import gateway_settings
 from tidegate_gateway.lifecycle import engine_directory
-from tidegate_gateway.openai import error_table, parsed_request, request_fields
+from tidegate_gateway.openai import engine_fields, error_table, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.relqueries import relquery_runner, relquery_submission, row_tables
 from tidegate_gateway.store import relquery_store, store_contract, store_link
@@ -67,6 +67,7 @@ class RelQueries:
         store: relquery_store.RelQueryStore | None,
         runner: relquery_runner.RelQueryRunner,
         directory: engine_directory.EngineDirectory,
+        fields: engine_fields.EngineFields,
     ) -> None:
         self.bounds = settings.relqueries
         self._classes = frozenset(item.name for item in settings.classes)
@@ -74,6 +75,7 @@ class RelQueries:
         self._store = store
         self._runner = runner
         self._directory = directory
+        self._fields = fields
 
     def check(self, spec: relquery_submission.RelQuerySpec) -> None:
         """Checks what depends on this gateway before the rows are read. Raises `GatewayError`."""
@@ -85,6 +87,7 @@ class RelQueries:
         if slo_class is not None and self._classes and slo_class not in self._classes:
             name = spec.fields.names.slo_class
             raise BadRequest(f"{name} must be one of {', '.join(sorted(self._classes))}", param=name)
+        self._fields.check(spec.kind, spec.body, slo_class)
 
     async def submit(
         self, spec: relquery_submission.RelQuerySpec, rows: row_tables.RowCollector, by: workflow_service.Requester

@@ -41,6 +41,7 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
             "statusPage": False,
             "clientMetrics": False,
         },
+        "auth": {"allowUnauthenticated": True},  # the spec cannot name API keys yet
         "services": [
             {
                 "name": f"{child_metadata.engine_name(pool, node_pool.name)}.{pool.namespace}.svc",

@@ -7,10 +7,14 @@ fastest engine could have answered it, so a claim that no engine can keep wins n
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import DEFAULT_URGENCY, Call, CallId, WorkflowId
 from tidegate_policy.predict.output_length import Kind, LengthPrediction
+
+Feature = Literal["remote_images", "chat_template", "prompt_embeds", "beam_search", "media_options"]
+"""A field of requests that engines get only where it is permitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,8 @@ class SloClass:
     """Share of service under policies that share by weight; it multiplies the weight of the tenant."""
     sheddable: bool = False
     """Calls of the class are shed first, as soon as the gateway's queue is half full."""
+    allow: tuple[Feature, ...] = ()
+    """Features that calls of the class may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

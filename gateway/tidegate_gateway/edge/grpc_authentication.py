@@ -1,0 +1,57 @@
+"""Authenticates gRPC calls: all services but health and reflection need an API key, if the gateway has keys."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from tidegate_gateway.edge import grpc_answers
+from tidegate_gateway.lifecycle import api_keys
+from tidegate_gateway.openai import error_table
+
+
+class CallerContext:
+    """The context of a call, with metadata that the caller's key has bound."""
+
+    def __init__(self, context: grpc_answers.Context, metadata: list[tuple[str, str]]) -> None:
+        self._context = context
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return self._metadata
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+class Authentication(grpc.aio.ServerInterceptor):
+    """Answers UNAUTHENTICATED and PERMISSION_DENIED, and binds the tenant of all other calls."""
+
+    def __init__(self, keys: api_keys.ApiKeys, *, without_key: tuple[str, ...]) -> None:
+        """`without_key` names the services that need none."""
+        self._keys = keys
+        self._without_key = without_key
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
+        handler = await continuation(call)
+        if handler is None or call.method.split("/")[1] in self._without_key:
+            return handler
+
+        async def one(request: Any, context: grpc_answers.Context) -> Any:
+            return await handler.unary_unary(request, await self._bound(request, context))
+
+        async def many(request: Any, context: grpc_answers.Context) -> None:
+            await handler.unary_stream(request, await self._bound(request, context))
+
+        if handler.response_streaming:
+            return handler._replace(unary_stream=many)
+        return handler._replace(unary_unary=one)
+
+    async def _bound(self, request: Any, context: grpc_answers.Context) -> CallerContext:
+        given = [(name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str)]
+        try:
+            caller = self._keys.caller(given)
+            caller.check_class(getattr(request, "slo_class", ""), "slo_class")
+            return CallerContext(context, caller.bound(given))
+        except error_table.GatewayError as error:
+            await grpc_answers.abort(context, error)

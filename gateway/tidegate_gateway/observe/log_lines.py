@@ -1,0 +1,63 @@
+"""One record is one line of the log: text of clients, engines and other people cannot forge further lines or fields.
+
+`Formatter` escapes control characters in messages and marks the lines of tracebacks. `named` writes the fields of a line.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+MARK = "  | "
+"""Before each line of a traceback; no record begins with it."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_PLAIN = re.compile(r"[A-Za-z0-9._~:@+/-]+")
+
+
+class Formatter(logging.Formatter):
+    """The format of the gateway's log."""
+
+    def __init__(self) -> None:
+        super().__init__(FORMAT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return escaped(super().formatMessage(record))
+
+    def formatException(self, ei: object) -> str:
+        return _marked(super().formatException(ei))  # type: ignore[arg-type]
+
+    def formatStack(self, stack_info: str) -> str:
+        return _marked(super().formatStack(stack_info))
+
+
+def configure(level: str) -> None:
+    """Writes the log of this process to stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(Formatter())
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def escaped(text: str) -> str:
+    """Text in which control characters are written as escapes."""
+    return _CONTROL.sub(_escape, text)
+
+
+def named(fields: Mapping[str, str | None]) -> str:
+    """Fields as ` name=value`; those without a value are left out, and a value that is no plain word is quoted."""
+    return "".join(f" {name}={_word(value)}" for name, value in fields.items() if value)
+
+
+def _word(value: str) -> str:
+    if _PLAIN.fullmatch(value):
+        return value
+    inner = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped(inner)}"'
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def _marked(text: str) -> str:
+    return "\n".join(MARK + escaped(line) for line in text.split("\n"))

@@ -1,0 +1,177 @@
+"""API keys: a key binds its tenant on both wires, files are read again, and an open port must be asked for."""
+
+import hashlib
+import pathlib
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+
+from tidegate_gateway import fake_engine, gateway_settings, settings_decoder
+from tidegate_gateway.lifecycle import api_keys
+from tidegate_gateway.openai.error_table import GatewayError
+from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
+
+ACME, OTHER, PROXY = "acme-0123456789abcdef", "other-0123456789abcdef", "proxy-0123456789abcdef"
+
+
+def entry(key: str, tenant: str, **fields: Any) -> dict[str, Any]:
+    return {"sha256": hashlib.sha256(key.encode()).hexdigest(), "tenant": tenant, **fields}
+
+
+def write(path: pathlib.Path, *keys: dict[str, Any]) -> None:
+    path.write_text(yaml.safe_dump({"keys": list(keys)}))
+
+
+@pytest.fixture
+def keys_file(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "keys.yaml"
+    write(path, entry(ACME, "acme", classes=["batch"]), entry(OTHER, "other"), entry(PROXY, "*"))
+    return path
+
+
+def bearer(key: str, **more: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}", **{name.replace("_", "-"): value for name, value in more.items()}}
+
+
+async def test_a_key_binds_the_tenant_of_http_requests(up: Any, keys_file: pathlib.Path) -> None:
+    settings: dict[str, Any] = {"auth": {"keysFile": str(keys_file)}, "classes": [{"name": "batch"}, {"name": "chat"}]}
+    async with fake_engine.engine() as engine, up(engine, **settings) as client:
+        for wrong in ({}, bearer("unknown"), {"authorization": f"Basic {ACME}"}, bearer("")):
+            status, answer, headers = await client.ask(headers=wrong)
+            assert (status, answer["error"]["code"], headers["www-authenticate"]) == (401, "invalid_api_key", "Bearer")
+        assert engine.bodies == []
+        tenants = []
+        for headers in (bearer(ACME), bearer(ACME, x_tidegate_tenant="acme"), bearer(PROXY, x_tidegate_tenant="any")):
+            assert (await client.ask(headers=headers))[0] == 200
+            tenants.append(engine.bodies[-1]["vllm_xargs"]["tg.tenant"])
+        assert tenants == ["acme", "acme", "any"]
+        for headers in (
+            bearer(ACME, x_tidegate_tenant="other"),
+            bearer(ACME, x_llm_d_inference_fairness_id="other"),
+            bearer(ACME, x_tidegate_class="chat"),
+        ):
+            status, answer, _ = await client.ask(headers=headers)
+            assert (status, answer["error"]["code"]) == (403, "forbidden")
+        assert (await client.ask(headers=bearer(ACME, x_tidegate_class="batch")))[0] == 200
+
+        made = {"id": "w-1", "deadline_ms": 60_000}
+        assert (await client.send("POST", "/v1/workflows", json=made, headers=bearer(ACME)))[0] == 201
+        assert (await client.send("GET", "/v1/workflows/w-1", headers=bearer(ACME)))[0] == 200
+        assert (await client.send("GET", "/v1/workflows/w-1", headers=bearer(OTHER)))[0] == 404
+        for path, status in (("/v1/workflows", 401), ("/v1/models", 401), ("/health", 200), ("/ready", 200)):
+            assert (await client.send("GET", path))[0] == status
+        assert {(await client.send("GET", path, headers=bearer(ACME)))[0] for path in ("/", "/metrics")} == {404}
+
+
+async def test_a_key_binds_the_tenant_of_grpc_calls(up: Any, keys_file: pathlib.Path) -> None:
+    settings: dict[str, Any] = {"auth": {"keysFile": str(keys_file)}, "classes": [{"name": "batch"}, {"name": "chat"}]}
+    async with (
+        fake_engine.engine() as engine,
+        up(engine, listen={"grpcPort": 0}, **settings) as client,
+        grpc.aio.insecure_channel(client.grpc) as channel,
+    ):
+        calls, flows = inference_pb2_grpc.InferenceStub(channel), inference_pb2_grpc.WorkflowsStub(channel)
+
+        async def code(key: str | None, **fields: Any) -> grpc.StatusCode:
+            metadata = None if key is None else (("authorization", f"Bearer {key}"),)
+            request = inference_pb2.GenerateRequest(model="fake", prompt="x", **fields)
+            try:
+                async for _ in calls.Generate(request, metadata=metadata):
+                    pass
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+            return grpc.StatusCode.OK
+
+        assert await code(None) == await code("unknown") == grpc.StatusCode.UNAUTHENTICATED
+        assert engine.bodies == []
+        assert await code(ACME) == await code(ACME, tenant="acme", slo_class="batch") == grpc.StatusCode.OK
+        assert engine.bodies[0]["vllm_xargs"]["tg.tenant"] == "acme"
+        assert await code(ACME, tenant="other") == grpc.StatusCode.INVALID_ARGUMENT
+        assert await code(ACME, slo_class="chat") == grpc.StatusCode.PERMISSION_DENIED
+        with pytest.raises(grpc.aio.AioRpcError) as none:
+            await flows.List(inference_pb2.ListWorkflowsRequest())
+        assert none.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_the_keys_follow_their_file_without_a_restart(
+    up: Any, until: Any, keys_file: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    auth = {"keysFile": str(keys_file), "reload": 0.02}
+    async with fake_engine.engine() as engine, up(engine, store=False, auth=auth) as client:
+        new = "new-0123456789abcdef"
+        write(keys_file, entry(new, "acme"))
+
+        async def taken() -> bool:
+            return bool((await client.ask(headers=bearer(new)))[0] == 200)
+
+        await until(taken)
+        assert (await client.ask(headers=bearer(ACME)))[0] == 401
+        write(keys_file, entry("x", ""))
+        await until(lambda: "api-keys failed" in caplog.text)
+        assert await taken()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("keys: [", "not YAML"),
+        ("keys: [{sha256: secret, tenant: a}]", "64 hexadecimal digits"),
+        (f"keys: [{{sha256: {'a' * 64}, tenant: ''}}]", "tenant must be"),
+        (f"keys: [{{sha256: {'a' * 64}}}]", "tenant is required"),
+        (f"keys: [{{sha256: {'a' * 64}, tenant: a}}, {{sha256: {'a' * 64}, tenant: b}}]", "comes twice"),
+    ],
+)
+def test_a_file_of_keys_that_cannot_be_used_says_why(text: str, says: str) -> None:
+    with pytest.raises(settings_decoder.BadSettings, match=says):
+        api_keys.parsed(text.encode())
+
+
+def test_two_keys_in_one_request_are_refused(keys_file: pathlib.Path) -> None:
+    keys = api_keys.ApiKeys(gateway_settings.Auth(keys_file=str(keys_file)))
+    assert keys.caller([("authorization", f"bearer {ACME}")]).tenant == "acme"
+    with pytest.raises(GatewayError):
+        keys.caller([("authorization", f"Bearer {ACME}"), ("authorization", f"Bearer {OTHER}")])
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gateway.example", ""])
+def test_a_port_beyond_loopback_without_keys_must_be_asked_for(host: str) -> None:
+    engines = {"engines": [{"url": "http://127.0.0.1:1"}]}
+    with pytest.raises(settings_decoder.BadSettings, match="allowUnauthenticated"):
+        gateway_settings.from_mapping({"listen": {"host": host}, **engines})
+    with pytest.raises(settings_decoder.BadSettings, match="allowUnauthenticated"):
+        gateway_settings.from_environment(gateway_settings.from_mapping(engines), {"TIDEGATE_HOST": host or "0.0.0.0"})
+    for auth in ({"allowUnauthenticated": True}, {"keysFile": "keys.yaml"}):
+        gateway_settings.from_mapping({"listen": {"host": host}, "auth": auth, **engines})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_loopback_needs_no_keys(host: str) -> None:
+    gateway_settings.from_mapping({"listen": {"host": host}})
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "localhost:8001"}, 200),
+        ({"host": "[::1]:8001"}, 200),
+        ({"host": "chat-gateway-internal.default.svc:8001"}, 200),
+        ({"host": "tools.example"}, 200),
+        ({"host": "localhost:8001", "origin": "http://localhost:8001"}, 200),
+        ({"host": "evil.example"}, 403),
+        ({"host": "evil.example:8001"}, 403),
+        ({"host": "127.0.0.1.evil.example"}, 403),
+        ({"host": "a.svc.evil.example"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+    ],
+)
+async def test_the_admin_port_refuses_foreign_hosts_and_origins(up: Any, headers: dict[str, str], status: int) -> None:
+    async with up(store=False, listen={"adminNames": ["tools.example"]}) as client:
+        for method, path in (("GET", "/admin/state"), ("PUT", "/admin/policy"), ("GET", "/metrics"), ("GET", "/")):
+            async with client.http.request(
+                method, client.admin_url + path, headers=headers, json={"policy": "fcfs"}
+            ) as answer:
+                assert answer.status == status

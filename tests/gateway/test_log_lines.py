@@ -1,0 +1,85 @@
+"""The log: a name cannot forge a line or a field, and a client that hangs up is no error."""
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+
+from tidegate_gateway import fake_engine
+from tidegate_gateway.observe import log_lines
+from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
+
+FORGED = "x\n2026-01-01 00:00:00,000 ERROR tidegate.gateway: forged\r\x1b[2K\u2028y"
+
+
+def written(message: str, *values: object, error: Exception | None = None) -> list[str]:
+    """The lines of a record."""
+    exc_info = None if error is None else (type(error), error, None)
+    record = logging.LogRecord("tidegate.gateway", logging.WARNING, "", 0, message, values, exc_info)
+    return log_lines.Formatter().format(record).splitlines()
+
+
+def test_a_reason_with_line_ends_stays_in_its_line() -> None:
+    (line,) = written("policy %s -> %s (%s)", "fcfs", "edf", FORGED)
+    assert "x\\x0a2026" in line
+    assert line.isprintable()
+
+
+def test_the_text_of_an_exception_cannot_begin_a_record() -> None:
+    first, *more = written("background loop failed", error=ValueError(FORGED))
+    assert first.endswith("background loop failed")
+    assert more
+    assert all(line.startswith(log_lines.MARK) and line.isprintable() for line in more)
+
+
+def test_a_name_cannot_forge_a_field() -> None:
+    line = log_lines.named({"tenant": 'a outcome=ok "', "class": "batch", "stage": None, "engine": "10.0.0.1:8000"})
+    assert line == ' tenant="a outcome=ok \\"" class=batch engine=10.0.0.1:8000'
+
+
+async def test_the_line_of_a_call_quotes_its_names(up: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tidegate.gateway")
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
+        await client.ask(headers={"x-tidegate-tenant": "acme outcome=ok"})
+    (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("call ")]
+    assert ' tenant="acme outcome=ok" ' in line
+
+
+async def test_a_client_that_hangs_up_is_no_error_in_the_log(
+    up: Any, until: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with (
+        fake_engine.engine(tokens=10_000, token_s=0.005) as engine,
+        up(engine, store=False, listen={"grpcPort": 0}) as client,
+    ):
+        body = {"model": "fake", "prompt": "x", "stream": True}
+        async with aiohttp.ClientSession() as http, http.post(client.url + "/v1/completions", json=body) as answer:
+            await answer.content.readany()
+        for read in (0, 1, 5):
+            channel = grpc.aio.insecure_channel(client.grpc)
+            call = inference_pb2_grpc.InferenceStub(channel).Generate(
+                inference_pb2.GenerateRequest(model="fake", prompt="x")
+            )
+            for _ in range(read):
+                await call.read()
+            await until(lambda: engine.running)
+            if read == 5:
+                await channel.close()
+            else:
+                call.cancel()
+            await until(lambda: engine.running == 0)
+            await channel.close()
+        async with grpc.aio.insecure_channel(client.grpc) as channel:
+            request = inference_pb2.GenerateRequest(model="fake", prompt="x")
+            late = inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=0.3)
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                while await late.read():
+                    pass
+        await until(lambda: engine.running == 0)
+        await asyncio.sleep(0.1)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR or record.exc_info] == []
