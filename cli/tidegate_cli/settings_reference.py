@@ -71,6 +71,7 @@ SERVING_POOL = {
     "store.password": "state.valkey.secretRef",
     "tracing.endpoint": "gateway.tracing.endpoint",
     "listen": OPERATOR,
+    "auth.allowUnauthenticated": OPERATOR,
     "services": OPERATOR,
     "store.pool": OPERATOR,
     "timeouts.drain": OPERATOR,
