@@ -1,7 +1,7 @@
 """Which tenant does a caller belong to? API keys from a file, which is read again when it changes (docs/http.md).
 
 The file has the SHA-256 of each key and never the key. Keys are random and long, so a fast hash without salt suffices:
-none of them can be guessed (docs/decisions/0022). A caller's key binds its tenant: all later code reads the tenant of
+none of them can be guessed (docs/decisions/0021). A caller's key binds its tenant: all later code reads the tenant of
 the bound headers, as it does without keys.
 """
 

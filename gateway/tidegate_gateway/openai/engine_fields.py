@@ -1,4 +1,4 @@
-"""Which fields of a request may reach an engine, and with which values? (docs/decisions/0022)
+"""Which fields of a request may reach an engine, and with which values? (docs/decisions/0021)
 
 Fields of OpenAI's API and unknown fields pass unchanged within the bounds below. A field that makes an engine fetch an
 address, run a template of the client or take tensors is an error, unless a switch permits it: `allow` in the settings, for
