@@ -152,8 +152,9 @@ class Dispatch:
     """Entries of the index of prefixes, for all engines together; 0 = dispatch knows no prefixes."""
     isolate_tenants: bool = False
     """Prompts of different tenants share no KV cache: the gateway gives each call the `cache_salt` of its tenant."""
-    learn_costs: bool = True
-    """The step costs of each engine follow its answers, from its profile on; off = the profiles are believed."""
+    learn_costs: bool = False
+    """The step costs of an engine with a profile follow its answers too. It suits profiles that nobody measured; where prompts
+    share prefixes it disturbs dispatch (decision 18). Engines without a profile always learn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ class CoreSettings:
     tenants: Sequence[promises.Tenant] = ()
     anyone: promises.Tenant = field(default_factory=promises.Tenant)
     """What a tenant without an entry is entitled to."""
-    learn_costs: bool = True
+    learn_costs: bool = False
     """The cost models of engines follow what streams show. Benchmarks turn it off to compare."""
 
 

@@ -182,8 +182,8 @@ def test_lengths_follow_the_answers_of_the_same_kind() -> None:
     assert promised(made, given=facts("next", tenant="t")).output_predicted == 7
 
 
-def test_what_engines_cost_follows_their_answers_unless_that_is_turned_off() -> None:
-    learns, without_profile, keeps = core(1), core(1, profile=None, learn_costs=False), core(1, learn_costs=False)
+def test_what_engines_cost_follows_their_answers_where_that_is_turned_on_or_they_have_no_profile() -> None:
+    learns, without_profile, keeps = core(1, learn_costs=True), core(1, profile=None), core(1)
     for made in (learns, without_profile, keeps):
         for index in range(60):
             now = 2.0 * index
@@ -197,7 +197,7 @@ def test_what_engines_cost_follows_their_answers_unless_that_is_turned_off() -> 
 
 
 def test_engines_of_one_kind_share_one_learned_cost_model() -> None:
-    made, slower = core(3), cost.scaled(COST, 1.5)
+    made, slower = core(3, learn_costs=True), cost.scaled(COST, 1.5)
     for index in range(90):
         now, prompt = 2.0 * index, (200, 2000, 4000)[index // 3 % 3]
         arrived(made, str(index), now, characters=4 * prompt)

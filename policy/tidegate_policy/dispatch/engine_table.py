@@ -86,7 +86,7 @@ class Engine:
 class EngineTable:
     """All engines in the order of their ids."""
 
-    def __init__(self, limit: MaxInflight, settings: outliers.OutlierSettings, *, learn_costs: bool = True) -> None:
+    def __init__(self, limit: MaxInflight, settings: outliers.OutlierSettings, *, learn_costs: bool = False) -> None:
         """Without `learn_costs` an engine with a profile keeps its profile."""
         self._limit = limit
         self._learn_costs = learn_costs

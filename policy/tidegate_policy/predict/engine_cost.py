@@ -31,6 +31,9 @@ NOISE = 0.04
 """Error of an equation relative to its seconds, when all work in it is known."""
 PARTIAL = 0.3
 """Standard deviation of the computed share of a prompt that is being computed: uniform between 0 and 1."""
+DISBELIEF = 1.0
+"""Share of the prompts believed to be cached that an engine may have computed all the same: its cache may have lost them,
+or the call before may still have been computing them. It makes an equation uncertain."""
 CHANGED = 0.02
 """An estimate is used when it differs by this share from the one in use, so that prices are not computed for nothing."""
 SPACING_S = 0.05
@@ -47,6 +50,8 @@ class _Work:
 
     uncached: float = 0.0
     attended: float = 0.0
+    believed: float = 0.0
+    """Prompt tokens that were believed to be in the engine's cache."""
     decodes: float = 0.0
     context: float = 0.0
 
@@ -164,7 +169,8 @@ class EngineCost:
             crowd * (self._work.context - before.context),
         )
         partial += max(self._prefilling.values(), default=0)
-        noise_s = NOISE * seconds + PARTIAL * self.cost.prefill_s * partial * crowd
+        believed = self._work.believed - before.believed
+        noise_s = NOISE * seconds + self.cost.prefill_s * (PARTIAL * partial + DISBELIEF * believed) * crowd
         self._coefficients.observe(terms, seconds, noise_s, NOISE)
         return self._renew()
 
@@ -176,6 +182,7 @@ class EngineCost:
     def _first_token(self, now: float, stream: _Stream, crowd: float) -> None:
         self._work.uncached += stream.uncached
         self._work.attended += stream.attended
+        self._work.believed += stream.prompt_tokens - stream.uncached
         stream.tokens = stream.sequences
         stream.first_at_s, stream.first, stream.crowd = now, replace(self._work), crowd
         stream.partial = max(self._prefilling.values(), default=0)

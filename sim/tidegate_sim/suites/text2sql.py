@@ -83,9 +83,12 @@ def _rows() -> dict[str, cell.Row]:
         "ours, without a cap": _with_gateway(ours, max_inflight=None),
         "ours, without the bound on workflows": _with_gateway(ours, limits=dispatcher.Limits(bound_workflows=False)),
         "ours, nothing learned before": replace(ours, learn=False),
-        "ours, costs 20% wrong at the start": replace(ours, profiles="wrong-20"),
-        "ours, costs 40% wrong at the start": replace(ours, profiles="wrong-40"),
-        "ours, costs 40% wrong, none learned": replace(_with_gateway(ours, learn_costs=False), profiles="wrong-40"),
+        "ours, costs learned": _with_gateway(ours, learn_costs=True),
+        "ours, costs 20% wrong": replace(ours, profiles="wrong-20"),
+        "ours, costs 40% wrong": replace(ours, profiles="wrong-40"),
+        "ours, costs 40% wrong at the start, learned": replace(
+            _with_gateway(ours, learn_costs=True), profiles="wrong-40"
+        ),
         **load_suite.clairvoyant({OURS: ours}),
     }
 
