@@ -153,8 +153,8 @@ class Dispatch:
     isolate_tenants: bool = False
     """Prompts of different tenants share no KV cache: the gateway gives each call the `cache_salt` of its tenant."""
     learn_costs: bool = False
-    """The step costs of an engine with a profile follow its answers too. It suits profiles that nobody measured; where prompts
-    share prefixes it disturbs dispatch (decision 18). Engines without a profile always learn."""
+    """The step costs of an engine with a profile follow its answers too. It suits profiles that nobody measured; where
+    prompts share prefixes it disturbs dispatch (decision 18). Engines without a profile always learn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
