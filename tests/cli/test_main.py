@@ -11,6 +11,8 @@ INTERRUPTED_WHILE_A_COMMAND_IS_IMPORTED = """
 import signal, sys
 from tidegate_cli import main
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
+
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
         if name == "tidegate_cli.policy_command":
