@@ -98,7 +98,7 @@ async def test_a_key_binds_the_tenant_of_grpc_calls(up: Any, keys_file: pathlib.
 async def test_the_keys_follow_their_file_without_a_restart(
     up: Any, until: Any, keys_file: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    auth = {"keysFile": str(keys_file), "reload": 0.02}
+    auth = {"keysFile": str(keys_file), "reload": "20ms"}
     async with fake_engine.engine() as engine, up(engine, store=False, auth=auth) as client:
         new = "new-0123456789abcdef"
         write(keys_file, entry(new, "acme"))
@@ -136,12 +136,13 @@ def test_two_keys_in_one_request_are_refused(keys_file: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gateway.example", ""])
-def test_a_port_beyond_loopback_without_keys_must_be_asked_for(host: str) -> None:
+def test_a_port_beyond_loopback_without_keys_must_be_asked_for(host: str, tmp_path: pathlib.Path) -> None:
     engines = {"engines": [{"url": "http://127.0.0.1:1"}]}
     with pytest.raises(settings_decoder.BadSettings, match="allowUnauthenticated"):
         gateway_settings.from_mapping({"listen": {"host": host}, **engines})
+    (tmp_path / "gateway.yaml").write_text("engines: [{url: http://127.0.0.1:1}]")
     with pytest.raises(settings_decoder.BadSettings, match="allowUnauthenticated"):
-        gateway_settings.from_environment(gateway_settings.from_mapping(engines), {"TIDEGATE_HOST": host or "0.0.0.0"})
+        gateway_settings.load(tmp_path / "gateway.yaml", {"TIDEGATE_HOST": host or "0.0.0.0"})
     for auth in ({"allowUnauthenticated": True}, {"keysFile": "keys.yaml"}):
         gateway_settings.from_mapping({"listen": {"host": host}, "auth": auth, **engines})
 
