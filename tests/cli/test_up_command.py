@@ -196,6 +196,7 @@ def test_the_worked_example_runs_with_its_classes_limits_and_workflow_template(c
     with pytest.raises(urllib.error.HTTPError) as refused:
         spend()
     assert (refused.value.code, refused.value.headers["x-tidegate-reason"]) == (429, "tenant-limit")
+    refused.value.close()
     assert "gateway.yaml" in " ".join(os.listdir(configured.state))
     written = configured.tidegate("config", "show", "--config", str(configured.state / "gateway.yaml")).stdout
     assert f"  port: {configured.port}" in written.splitlines()
