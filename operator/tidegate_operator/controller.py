@@ -8,6 +8,7 @@ checked again after a while without an event.
 import asyncio
 import datetime
 import logging
+from collections.abc import Iterable
 
 from tidegate_operator import cluster, pod_trouble, pool_steering, reconcile, workqueue
 from tidegate_operator.cluster import watch_cache
@@ -78,14 +79,17 @@ class Controller:
         if self._cache.is_confirmed(key):
             known = await self._cache.pool(*key), await self._cache.children(*key), await self._cache.pods(*key)
             if reconcile.is_settled(*known, rules=self._rules, now=now()):
-                return min(self._resync_s, TROUBLED_S) if pod_trouble.any_of(known[2]) else self._resync_s
+                return self._next_check_s(known[2])
         found = await self._cache.refresh(key, self._api)
         result = await reconcile.carry_out(self._api, *found, rules=self._rules, now=now())
         if result is reconcile.Result.GONE:
             return None
         if result is reconcile.Result.REJECTED:
             return RETRY_REJECTED_S
-        return min(self._resync_s, TROUBLED_S) if pod_trouble.any_of(found[2]) else self._resync_s
+        return self._next_check_s(found[2])
+
+    def _next_check_s(self, pods: Iterable[Json]) -> float:
+        return min(self._resync_s, TROUBLED_S) if pod_trouble.any_of(pods) else self._resync_s
 
     async def _steer(self, key: watch_cache.Key) -> float | None:
         delay_s = await self._steering.steer(key)

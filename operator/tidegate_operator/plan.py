@@ -69,9 +69,7 @@ def can_spare(desired: Iterable[Json], current: Iterable[Json]) -> bool:
 
 
 def _stamped(manifest: Json) -> Json:
-    metadata = manifest["metadata"]
-    annotations = {**metadata.get("annotations", {}), APPLIED: child_metadata.digest(manifest)}
-    return {**manifest, "metadata": {**metadata, "annotations": annotations}}
+    return child_metadata.annotated(manifest, {APPLIED: child_metadata.digest(manifest)})
 
 
 def _is_so(manifest: Json, body: Json | None) -> bool:

@@ -117,6 +117,7 @@ def workloads(children: Iterable[Json]) -> list[Workload]:
     ]
 
 
+NOTHING_WAITS: Mapping[str, str] = MappingProxyType({})
 MOST_SENTENCES = 5
 """Sentences of pods in one message."""
 TROUBLE_S = 15.0
@@ -128,7 +129,7 @@ def conditions(
     problems: Sequence[tuple[str, str]],
     pods: Iterable[Json] = (),
     *,
-    waiting: Mapping[str, str] = MappingProxyType({}),
+    waiting: Mapping[str, str] = NOTHING_WAITS,
     now: datetime.datetime,
 ) -> list[Condition]:
     """The conditions that `reconcile` states. `problems` are (reason, message) pairs of the obstacles to the spec.

@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 WRITER = "tidegate-operator"
 """Field manager of the part of the status that is written here."""
 HELD = "waits for its turn"
-NOTHING_WAITS: Mapping[str, str] = {}
 COUNTED = ("desired", "ready")
 """Fields of a node pool in the status that are stated while the spec has the node pool."""
 
@@ -157,7 +156,7 @@ def _report(
     problems: Sequence[tuple[str, str]],
     now: datetime.datetime,
     *,
-    waiting: Mapping[str, str] = NOTHING_WAITS,
+    waiting: Mapping[str, str] = pool_status.NOTHING_WAITS,
 ) -> Json:
     """The part of the status that reconciling writes."""
     metadata = body["metadata"]

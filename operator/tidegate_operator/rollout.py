@@ -55,7 +55,7 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
     targets = [_Target(manifest, ours.get(objects.Reference.of(manifest)), body) for manifest in desired]
     engines = [target for target in targets if target.is_engine]
     every_pod = list(pods)
-    failed = any(target.has_failed for target in engines)
+    has_failed = any(target.has_failed for target in engines)
     unsettled = [target for target in engines if target.body is not None and not target.settled]
     manifests: list[Json] = []
     held: list[str] = []
@@ -63,21 +63,21 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
     for target in targets:
         if not target.is_pending:
             manifests.append(target.kept(every_pod))
-        elif not target.is_engine or not target.settled or not (failed or unsettled):
+        elif not target.is_engine or not target.settled or not (has_failed or unsettled):
             manifests.append(target.changed())
             if target.is_engine:
                 unsettled.append(target)
         else:
             manifests.append(target.held())
             held.append(target.name)
-        if problem := _problem(target, manifests[-1]):
+        if target.is_engine and (problem := _problem(target, manifests[-1])):
             problems.append(problem)
     return Rollout(desired=tuple(manifests), held=tuple(held), problems=tuple(problems))
 
 
 def _problem(target: "_Target", manifest: Json) -> tuple[str, str] | None:
-    failure = json.loads(manifest["metadata"].get("annotations", {}).get(FAILED, "{}"))
-    if failure.get("revision") != target.wanted or not target.is_engine:
+    failure = _noted(manifest["metadata"]["annotations"], FAILED)
+    if failure.get("revision") != target.wanted:
         return None
     return (
         "RolledBack",
@@ -96,20 +96,20 @@ class _Target:
         self.is_workload = manifest["kind"] in ("Deployment", "StatefulSet")
         self.is_engine = self.is_workload and child_metadata.NODE_POOL in labels
         self.manifest = _restarted(manifest, pool) if self.is_engine else manifest
-        self.wanted = child_metadata.digest(self.manifest["spec"]["template"]) if self.is_workload else ""
-        self.inputs = child_metadata.digest(_inputs(pool, component, labels.get(child_metadata.NODE_POOL)))
         self._notes: Mapping[str, str] = {} if body is None else body["metadata"].get("annotations", {})
-        self.settled = body is not None and self.is_workload and pool_status.Workload.of(body).settled
-
-    @property
-    def _served(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._notes.get(SERVED, "{}"))
-        return found
+        self.wanted = self.inputs = ""
+        self.settled, self._stuck = False, None
+        if self.is_workload:
+            self.wanted = child_metadata.digest(self.manifest["spec"]["template"])
+            self.inputs = child_metadata.digest(_inputs(pool, component, labels.get(child_metadata.NODE_POOL)))
+            if body is not None:
+                seen = pool_status.Workload.of(body)
+                self.settled, self._stuck = seen.settled, seen.stuck
 
     @property
     def has_failed(self) -> bool:
         """Whether the spec still asks for a revision that did not serve."""
-        return bool(json.loads(self._notes.get(FAILED, "{}")).get("revision") == self.wanted)
+        return bool(_noted(self._notes, FAILED).get("revision") == self.wanted)
 
     @property
     def is_pending(self) -> bool:
@@ -127,8 +127,8 @@ class _Target:
     def held(self) -> Json:
         """The manifest with the pods that exist. The inputs stay too, so the change remains pending."""
         assert self.body is not None
-        kept = {**self._memory(SERVED), **self._memory(FAILED)}
-        return self._with(self.body["spec"]["template"], self._notes[REVISION], self._notes.get(INPUTS, ""), kept)
+        inputs, memory = self._notes.get(INPUTS, ""), self._memory(SERVED, FAILED)
+        return self._with(self.body["spec"]["template"], self._notes[REVISION], inputs, memory)
 
     def kept(self, pods: Sequence[Json]) -> Json:
         """The manifest of a workload that does not change its pods, unless they do not serve."""
@@ -140,41 +140,50 @@ class _Target:
         template = self.manifest["spec"]["template"] if revision == self.wanted else self.body["spec"]["template"]
         if not self.is_engine:
             return self._with(template, revision, self.inputs, {})
-        served, memory = self._served, {**self._memory(SERVED), **self._memory(FAILED)}
+        served, memory = _noted(self._notes, SERVED), self._memory(SERVED, FAILED)
+        troubles = list(_troubles(self.body, pods, revision))
         if self.settled and self.body["spec"].get("replicas"):
             if served.get("revision") != revision:
                 memory[SERVED] = json.dumps({"revision": revision, "template": template}, sort_keys=True)
             if not self.has_failed:
                 memory.pop(FAILED, None)
-        elif served and served["revision"] != revision and (why := _failure(self.body, pods, revision)):
+        elif served and served["revision"] != revision and (why := self._failure(troubles)):
             memory[FAILED] = json.dumps({"revision": revision, "why": why})
             return self._with(served["template"], served["revision"], self.inputs, memory)
         manifest = self._with(template, revision, self.inputs, memory)
-        if not self.settled and _has_no_room(self.body, pods, revision):
+        if not self.settled and self._has_no_room(self.body, troubles):
             manifest["spec"]["strategy"] = {**manifest["spec"]["strategy"], "rollingUpdate": _IN_PLACE}
         return manifest
 
-    def _memory(self, key: str) -> dict[str, str]:
-        return {key: self._notes[key]} if key in self._notes else {}
+    def _failure(self, troubles: Sequence[pod_trouble.PodTrouble]) -> str | None:
+        """Why the pods of the revision will not serve; None while they may."""
+        final = [trouble for trouble in troubles if trouble.is_final]
+        if final:
+            return final[0].sentence
+        return troubles[0].sentence if self._stuck and troubles else self._stuck
+
+    def _has_no_room(self, body: Json, troubles: Iterable[pod_trouble.PodTrouble]) -> bool:
+        """Whether a new engine beside the old ones finds no room, so that an old one must stop first. Stays true until
+        the change has ended."""
+        if body["spec"].get("strategy", {}).get("rollingUpdate") == _IN_PLACE:
+            return True
+        return any(trouble.lacks_resources for trouble in troubles) or "exceeded quota" in (self._stuck or "")
+
+    def _memory(self, *keys: str) -> dict[str, str]:
+        return {key: self._notes[key] for key in keys if key in self._notes}
 
     def _with(self, template: Json, revision: str, inputs: str, memory: Mapping[str, str]) -> dict[str, Any]:
-        metadata = self.manifest["metadata"]
-        notes = {**metadata.get("annotations", {}), REVISION: revision, INPUTS: inputs, **memory}
-        spec = {**self.manifest["spec"], "template": template}
-        if self.is_engine:
-            marked = {**template["metadata"].get("annotations", {}), REVISION: revision}
-            if revision != _ADOPTED:
-                spec["template"] = {**template, "metadata": {**template["metadata"], "annotations": marked}}
-        return {**self.manifest, "metadata": {**metadata, "annotations": notes}, "spec": spec}
+        if self.is_engine and revision != _ADOPTED:
+            template = child_metadata.annotated(template, {REVISION: revision})
+        noted = child_metadata.annotated(self.manifest, {REVISION: revision, INPUTS: inputs, **memory})
+        return {**noted, "spec": {**self.manifest["spec"], "template": template}}
 
 
 def _restarted(manifest: Json, pool: Json) -> Json:
     value = pool["metadata"].get("annotations", {}).get(RESTART)
     if value is None:
         return manifest
-    template = manifest["spec"]["template"]
-    notes = {**template["metadata"].get("annotations", {}), RESTART: value}
-    template = {**template, "metadata": {**template["metadata"], "annotations": notes}}
+    template = child_metadata.annotated(manifest["spec"]["template"], {RESTART: value})
     return {**manifest, "spec": {**manifest["spec"], "template": template}}
 
 
@@ -196,31 +205,19 @@ def _uncounted(node_pool: Json) -> Json:
     return {key: value for key, value in node_pool.items() if key not in counts}
 
 
-def _failure(body: Json, pods: Iterable[Json], revision: str) -> str | None:
-    """Why the pods of a revision will not serve; None while they may."""
-    for pod in _of_revision(body, pods, revision):
-        if (trouble := pod_trouble.of(pod)) and trouble.is_final:
-            return trouble.sentence
-    if pool_status.Workload.of(body).stuck:
-        troubles = [trouble.sentence for pod in _of_revision(body, pods, revision) if (trouble := pod_trouble.of(pod))]
-        return troubles[0] if troubles else pool_status.Workload.of(body).stuck
-    return None
+def _noted(annotations: Mapping[str, str], key: str) -> dict[str, Any]:
+    """The JSON in an annotation; empty without one."""
+    found: dict[str, Any] = json.loads(annotations.get(key, "{}"))
+    return found
 
 
-def _has_no_room(body: Json, pods: Iterable[Json], revision: str) -> bool:
-    """Whether a new engine beside the old ones finds no room, so that an old one must stop first. Stays true until the
-    change has ended."""
-    if body["spec"].get("strategy", {}).get("rollingUpdate") == _IN_PLACE:
-        return True
-    troubles = (pod_trouble.of(pod) for pod in _of_revision(body, pods, revision))
-    if any(trouble is not None and trouble.lacks_resources for trouble in troubles):
-        return True
-    return "exceeded quota" in (pool_status.Workload.of(body).stuck or "")
-
-
-def _of_revision(body: Json, pods: Iterable[Json], revision: str) -> Iterator[Json]:
+def _troubles(body: Json, pods: Iterable[Json], revision: str) -> Iterator[pod_trouble.PodTrouble]:
+    """Of the workload's pods of this revision."""
     labels = body["spec"]["selector"]["matchLabels"]
     for pod in pods:
         metadata = pod["metadata"]
-        if metadata.get("annotations", {}).get(REVISION) == revision and labels.items() <= metadata["labels"].items():
-            yield pod
+        is_one = (
+            metadata.get("annotations", {}).get(REVISION) == revision and labels.items() <= metadata["labels"].items()
+        )
+        if is_one and (trouble := pod_trouble.of(pod)):
+            yield trouble

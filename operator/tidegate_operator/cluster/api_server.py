@@ -66,13 +66,8 @@ class ApiServer:
         return await self._apply(Reference.of(manifest).path, manifest, FIELD_MANAGER)
 
     async def state_replicas(self, namespace: str, name: str, total: int) -> None:
-        metadata = {"name": name, "annotations": {replica_allocation.STATED: str(total)}}
-        manifest = {
-            "apiVersion": POOLS.api_version,
-            "kind": POOLS.kind,
-            "metadata": metadata,
-            "spec": {"replicas": total},
-        }
+        stated = child_metadata.annotated(_pool(name), {replica_allocation.STATED: str(total)})
+        manifest = {**stated, "spec": {"replicas": total}}
         await self._apply(POOLS.path(namespace, name), manifest, f"{FIELD_MANAGER}-replicas")
 
     async def delete(self, reference: Reference, uid: str) -> None:
@@ -85,8 +80,7 @@ class ApiServer:
                 raise _translate(error) from error
 
     async def apply_status(self, namespace: str, name: str, body: Json, *, writer: str) -> None:
-        manifest = {"apiVersion": POOLS.api_version, "kind": POOLS.kind, "metadata": {"name": name}, "status": body}
-        await self._apply(f"{POOLS.path(namespace, name)}/status", manifest, writer)
+        await self._apply(f"{POOLS.path(namespace, name)}/status", {**_pool(name), "status": body}, writer)
 
     async def record(self, event: pool_status.Event) -> None:
         body = event.manifest(controller=child_metadata.MANAGED_BY, instance=self._instance)
@@ -174,6 +168,11 @@ class Lease:
             if error.status == HTTPStatus.CONFLICT:
                 return None
             raise _translate(error) from error
+
+
+def _pool(name: str) -> Json:
+    """The beginning of what is applied to a ServingPool."""
+    return {"apiVersion": POOLS.api_version, "kind": POOLS.kind, "metadata": {"name": name}}
 
 
 def _translate(error: exceptions.ApiException) -> ClusterError:

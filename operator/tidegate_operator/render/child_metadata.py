@@ -6,6 +6,7 @@ fits in 63 characters.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from tidegate_operator import spec
@@ -102,6 +103,12 @@ def disruption_budget(pool: spec.Pool, name: str, component: str, node_pool: str
             "selector": {"matchLabels": selector(pool.name, component, node_pool)},
         },
     )  # fmt: skip
+
+
+def annotated(body: Mapping[str, Any], annotations: Mapping[str, str]) -> Manifest:
+    """A copy of a manifest, or of a pod template, with these annotations besides its own."""
+    metadata = body["metadata"]
+    return {**body, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), **annotations}}}
 
 
 def digest(value: Any) -> str:
