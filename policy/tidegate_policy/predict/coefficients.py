@@ -9,12 +9,10 @@ Two estimates use it. In an engine each time is one step (`step_cost`). In a gat
 (`engine_cost`).
 """
 
-import bisect
-from collections import deque
-from dataclasses import dataclass, field, replace
-from statistics import fmean
+from dataclasses import replace
 
 from tidegate_policy.cost import CostModel
+from tidegate_policy.predict import latest_errors
 
 KEPT_ERRORS = 256
 OUTLIER = 8.0
@@ -58,7 +56,7 @@ class Coefficients:
         self._doubt, self._forgetting, self._trusting = doubt, forgetting, trusting
         coefficients = (first.step_s, first.prefill_s, first.attention_s, first.decode_s, first.context_s)
         self._weights = [value * size for value, size in zip(coefficients, TYPICAL, strict=True)]
-        self._errors = _Errors()
+        self._errors = latest_errors.LatestErrors(KEPT_ERRORS)
         self._outliers = 0
         self._lean = 0.0
         self._ceilings: list[float] = []
@@ -138,25 +136,3 @@ class Coefficients:
                 for j in range(5):
                     rows[i][j] *= shrink
                     rows[j][i] *= shrink
-
-
-@dataclass(slots=True)
-class _Errors:
-    """The latest relative errors."""
-
-    _latest: deque[float] = field(default_factory=deque)
-    _ordered: list[float] = field(default_factory=list)
-
-    def add(self, error: float) -> None:
-        self._latest.append(error)
-        bisect.insort(self._ordered, error)
-        if len(self._latest) > KEPT_ERRORS:
-            del self._ordered[bisect.bisect_left(self._ordered, self._latest.popleft())]
-
-    @property
-    def mean(self) -> float:
-        return fmean(self._latest) if self._latest else 0.0
-
-    @property
-    def p95(self) -> float:
-        return self._ordered[int(0.95 * (len(self._ordered) - 1))] if self._ordered else 0.0

@@ -5,18 +5,13 @@ the bound adds their quantile to the prediction. A bucket holds the sizes betwee
 for the size, and gateways the prediction (docs/prediction.md).
 """
 
-import bisect
-from collections import deque
+import math
 from dataclasses import dataclass, field
+
+from tidegate_policy.predict import latest_errors
 
 KEPT = 512
 """Errors that a bucket remembers."""
-
-
-@dataclass(slots=True)
-class _Bucket:
-    latest: deque[int] = field(default_factory=deque)
-    ordered: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,17 +20,14 @@ class ConformalBound:
 
     risk: float = 0.05
     """The share of calls that may exceed the bound (the paper's eps)."""
-    _buckets: dict[int, _Bucket] = field(default_factory=dict)
+    _buckets: dict[int, latest_errors.LatestErrors] = field(default_factory=dict)
 
     def observe(self, size: int, predicted: int, actual: int) -> None:
         """A call with this prediction had this output length."""
-        bucket = self._buckets.setdefault(size.bit_length(), _Bucket())
-        error = actual - predicted
-        bucket.latest.append(error)
-        bisect.insort(bucket.ordered, error)
-        if len(bucket.latest) > KEPT:
-            oldest = bucket.latest.popleft()
-            del bucket.ordered[bisect.bisect_left(bucket.ordered, oldest)]
+        bucket = self._buckets.get(size.bit_length())
+        if bucket is None:
+            bucket = self._buckets[size.bit_length()] = latest_errors.LatestErrors(KEPT)
+        bucket.add(actual - predicted)
 
     def seen(self, size: int) -> int:
         """Errors that are known for calls of this size."""
@@ -56,5 +48,5 @@ class ConformalBound:
         if bucket is None:
             return 0
         count = len(bucket.ordered)
-        rank = min(int(-(-(count + 1) * (1 - self.risk) // 1)), count)
-        return bucket.ordered[rank - 1]
+        rank = min(math.ceil((count + 1) * (1 - self.risk)), count)
+        return int(bucket.ordered[rank - 1])
