@@ -3,15 +3,13 @@
 from collections.abc import Mapping
 
 from tidegate_policy import gateway_core, policies
-from tidegate_policy.dispatch import dispatcher
 from tidegate_policy.engine import regulators
-from tidegate_sim import cell
+from tidegate_sim import cell, gateway_rows
 
 
 def row(policy: str, **more: object) -> cell.Row:
     """A row with Tidegate's class under one policy. The gateway holds no call back, so the engine's queue decides."""
-    none_waits = dispatcher.Limits(bound_workflows=False, share_among_tenants=False)
-    settings = gateway_core.CoreSettings(policy="fcfs", max_inflight=None, limits=none_waits)
+    settings = gateway_core.CoreSettings(policy="fcfs", max_inflight=None, limits=gateway_rows.NO_ADMISSION)
     return cell.Row(gateway=settings, engine_policy=policy, **more)  # type: ignore[arg-type]  # fields of Row
 
 

@@ -1,5 +1,6 @@
 """How many times longer than on an unloaded pool does a workflow take? The metric that users feel."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,15 +31,22 @@ def of_outcome(calls: Sequence[TraceCall], outcome: cell.Outcome, models: Sequen
         path_s[call.id] = own_s + max((path_s[before] for before in call.after), default=0.0)
         group = call.workflow or call.id
         alone_s[group] = max(alone_s.get(group, 0.0), path_s[call.id])
-    arrived_at_s: dict[str, float] = {}
-    ended_at_s: dict[str, float] = {}
-    for item in outcome.calls:
-        group = item.workflow or item.id
-        arrived_at_s[group] = min(arrived_at_s.get(group, float("inf")), item.arrived_at_s)
-        end_s = float("inf") if item.finished_at_s is None else item.finished_at_s
-        ended_at_s[group] = max(ended_at_s.get(group, 0.0), end_s)
+    times = spans(outcome)
     found = []
     for group, least_s in alone_s.items():
-        latency_s = ended_at_s[group] - arrived_at_s[group]
+        arrived_at_s, ended_at_s = times[group]
+        latency_s = ended_at_s - arrived_at_s
         found.append(Slowdown(latency_s=latency_s, slowdown=latency_s / max(least_s, LEAST_ALONE_S)))
+    return found
+
+
+def spans(outcome: cell.Outcome) -> dict[str, tuple[float, float]]:
+    """Of each workflow, or call without one: the arrival of its first call and the end of its last one, in seconds. The
+    end is infinite if a call was shed."""
+    found: dict[str, tuple[float, float]] = {}
+    for item in outcome.calls:
+        group = item.workflow or item.id
+        arrived_at_s, ended_at_s = found.get(group, (math.inf, 0.0))
+        end_s = math.inf if item.finished_at_s is None else item.finished_at_s
+        found[group] = min(arrived_at_s, item.arrived_at_s), max(ended_at_s, end_s)
     return found

@@ -40,6 +40,7 @@ class Database:
 
 FINANCIAL = Database(name="financial", schema_tokens=(11735, 12286), revised=0.30)
 FORMULA1 = Database(name="formula1", schema_tokens=(13703, 14000), revised=0.47)
+BOTH = (FINANCIAL, FORMULA1)
 
 MEAN_REVISIONS, MOST_REVISIONS = 2.83, 10
 """Of workflows that have any; geometric."""
@@ -100,6 +101,11 @@ def trace(
     for call in calls:
         asked.setdefault(call.workflow, choice.randrange(shared.databases))
     return [replace(call, prefix=((asked[call.workflow], round(shared.share * call.prompt_tokens)),)) for call in calls]
+
+
+def learned() -> list[TraceCall]:
+    """The trace that gateways have learned lengths and remaining work from. No suite runs it."""
+    return trace(random.Random(7), BOTH, workflows=200, rate=1.0, name="learned")
 
 
 def imported(path: Path, rng: random.Random, *, rate: float) -> list[TraceCall]:

@@ -6,20 +6,17 @@ with and without the bound. The capacity is one workflow in the seconds of the w
 run without one.
 """
 
-import random
 from collections.abc import Mapping, Sequence
 
 from tidegate_policy import gateway_core
 from tidegate_policy.admit import outliers
 from tidegate_policy.dispatch import dispatcher, engine_table
 from tidegate_policy.model import NO_BACKLOG, Call, CallId
-from tidegate_sim import bench_report, cell, paired_difference, pools, suite, text2sql_workflows
+from tidegate_sim import bench_report, cell, paired_difference, pools, seeded_text2sql, suite
 from tidegate_sim.bench_report import Report
 from tidegate_sim.trace_format import TraceCall
 
 UNBOUNDED, BOUNDED = "any number of active workflows", "active workflows bounded"
-DATABASES = (text2sql_workflows.FINANCIAL, text2sql_workflows.FORMULA1)
-FIRST_SEED, SEEDS = 901, 5
 LOADS = (0.6, 0.85, 1.0, 1.1)
 """Shares of the capacity."""
 FIGURES = {"p95_s": "95% of workflows", "mean_s": "mean", "p50_s": "median"}
@@ -32,15 +29,12 @@ def _row(*, bounded: bool) -> cell.Row:
 ROWS: Mapping[str, cell.Row] = {UNBOUNDED: _row(bounded=False), BOUNDED: _row(bounded=True)}
 
 
-class Admission(suite.Suite):
+class Admission(seeded_text2sql.SeededText2Sql):
     """The suite."""
 
     name = "admission"
+    first_seed = 901
     workflows = 80
-
-    @property
-    def traces(self) -> Sequence[str]:
-        return tuple(str(FIRST_SEED + index) for index in range(SEEDS))
 
     @property
     def rows(self) -> Mapping[str, cell.Row]:
@@ -52,16 +46,6 @@ class Admission(suite.Suite):
             pool: [round(share * _capacity(pool, self.learned_from()), 4) for share in options.rates or LOADS]
             for pool in options.pools or self.pools
         }
-
-    def trace(self, key: suite.CellKey) -> Sequence[TraceCall]:
-        rng = random.Random(int(key.trace))
-        return text2sql_workflows.trace(rng, DATABASES, workflows=key.workflows, rate=key.rate, name=key.trace)
-
-    def learned_from(self) -> Sequence[TraceCall]:
-        return text2sql_workflows.trace(random.Random(7), DATABASES, workflows=200, rate=1.0, name="learned")
-
-    def seed(self, key: suite.CellKey) -> int:
-        return int(key.trace)
 
     def numbers(self, outcome: cell.Outcome, key: suite.CellKey) -> Report:
         return {**bench_report.numbers(outcome), "p95_s": bench_report.attained_s(outcome.latencies_s, 0.95)}

@@ -5,20 +5,16 @@ other rows start with wrong profiles, or without profiles, and keep them or lear
 compared over the same workflows: those that arrive after 200 calls have ended in both runs.
 """
 
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import fmean
 
 from tidegate_policy import gateway_core
 from tidegate_policy.dispatch import dispatcher
-from tidegate_sim import beliefs, bench_report, cell, paired_difference, suite, text2sql_workflows
+from tidegate_sim import beliefs, bench_report, cell, paired_difference, seeded_text2sql, slowdown, suite
 from tidegate_sim.bench_report import Report
-from tidegate_sim.trace_format import TraceCall
 
 REFERENCE = "exact profiles, no learning"
 LEARNED_CALLS = 200
-DATABASES = (text2sql_workflows.FINANCIAL, text2sql_workflows.FORMULA1)
-FIRST_SEED, SEEDS = 701, 5
 
 
 def _row(start: beliefs.Beliefs, *, learns: bool) -> cell.Row:
@@ -37,44 +33,26 @@ ROWS: Mapping[str, cell.Row] = {
 }
 
 
-class Costs(suite.Suite):
+class Costs(seeded_text2sql.SeededText2Sql):
     """The suite."""
 
     name = "costs"
+    first_seed = 701
     rates = (0.12, 0.2)
     workflows = 60
-
-    @property
-    def traces(self) -> Sequence[str]:
-        return tuple(str(FIRST_SEED + index) for index in range(SEEDS))
 
     @property
     def rows(self) -> Mapping[str, cell.Row]:
         return ROWS
 
-    def trace(self, key: suite.CellKey) -> Sequence[TraceCall]:
-        rng = random.Random(int(key.trace))
-        return text2sql_workflows.trace(rng, DATABASES, workflows=key.workflows, rate=key.rate, name=key.trace)
-
-    def learned_from(self) -> Sequence[TraceCall]:
-        return text2sql_workflows.trace(random.Random(7), DATABASES, workflows=200, rate=1.0, name="learned")
-
-    def seed(self, key: suite.CellKey) -> int:
-        return int(key.trace)
-
     def numbers(self, outcome: cell.Outcome, key: suite.CellKey) -> Report:
         """The arrival and the latency of each workflow, and the instant at which enough calls had ended."""
-        arrived_at_s: dict[str, float] = {}
-        ended_at_s: dict[str, float] = {}
-        for call in outcome.calls:
-            name = call.workflow or call.id
-            arrived_at_s[name] = min(arrived_at_s.get(name, call.arrived_at_s), call.arrived_at_s)
-            ended_at_s[name] = max(ended_at_s.get(name, 0.0), call.finished_at_s or 0.0)
+        spans = slowdown.spans(outcome)
         ends = sorted(call.finished_at_s or 0.0 for call in outcome.calls)
         return {
             "taught_at_s": ends[min(LEARNED_CALLS, len(ends)) - 1],
-            "arrived_at_s": arrived_at_s,
-            "latency_s": {name: ended_at_s[name] - at_s for name, at_s in arrived_at_s.items()},
+            "arrived_at_s": {name: arrived_at_s for name, (arrived_at_s, _) in spans.items()},
+            "latency_s": {name: ended_at_s - arrived_at_s for name, (arrived_at_s, ended_at_s) in spans.items()},
         }
 
     def run(self, options: suite.Options, tell: suite.Tell) -> Report:

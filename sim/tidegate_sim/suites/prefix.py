@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tidegate_policy import gateway_core, policies
-from tidegate_policy.dispatch import dispatcher
 from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_sim import (
     bench_report,
     cell,
     engine_limits,
+    gateway_rows,
     mooncake_trace,
     paired_difference,
     pools,
@@ -46,8 +46,6 @@ SHARE_MET = 0.95
 WARM_UP = 1 / 3
 HALVINGS = 6
 """Steps of a bisection. The bounds of a workload are at most a factor of 12 apart, so rates are found to 4%."""
-DATABASES = (text2sql_workflows.FINANCIAL, text2sql_workflows.FORMULA1)
-LEARNED_FROM, LEARNED_WORKFLOWS = 7, 200
 FIRST_SEED = 401
 """Seeds were fixed before the first run of the suite."""
 
@@ -59,21 +57,12 @@ def _ours(policy: str = policies.DEFAULT, prefix_entries: int | None = None) -> 
     return cell.Row(gateway=gateway_core.CoreSettings(policy=policy, dispatch=dispatch))
 
 
-def _router(rule: str) -> cell.Row:
-    """A router as others have it: it bounds no workflows and learns no costs. It knows the speeds of the engines."""
-    limits = dispatcher.Limits(bound_workflows=False, share_among_tenants=False)
-    settings = gateway_core.CoreSettings(
-        policy="fcfs", dispatch=DispatchSettings(rule=rule), learn_costs=False, limits=limits
-    )
-    return cell.Row(gateway=settings)
-
-
 ROWS_OF: Mapping[str, Mapping[str, cell.Row]] = {
     "rules": {
-        WLR: _router("weighted-least-requests"),
-        AFFINITY: _router("bounded-affinity"),
-        CACHE_AWARE: _router("cache-aware"),
-        PREFIX_SCORE: _router("prefix-score"),
+        WLR: gateway_rows.router("weighted-least-requests"),
+        AFFINITY: gateway_rows.router("bounded-affinity"),
+        CACHE_AWARE: gateway_rows.router("cache-aware"),
+        PREFIX_SCORE: gateway_rows.router("prefix-score"),
         OURS: _ours(),
     },
     "ablations": {
@@ -81,9 +70,9 @@ ROWS_OF: Mapping[str, Mapping[str, cell.Row]] = {
         "least delay + FCFS": _ours("fcfs"),
     },
     "weak": {
-        "RR + FCFS": _router("round-robin"),
-        "least requests + FCFS": _router("least-requests"),
-        "power of two + FCFS": _router("power-of-two"),
+        "RR + FCFS": gateway_rows.router("round-robin"),
+        "least requests + FCFS": gateway_rows.router("least-requests"),
+        "power of two + FCFS": gateway_rows.router("power-of-two"),
     },
 }
 """The rows of each part."""
@@ -140,13 +129,16 @@ class Prefix(suite.Suite):
                 raise BadTrace(f"the trace {key.trace} needs --trace-file, the Mooncake conversation trace")
             return _slice(_mooncake(key.trace_file), seed - FIRST_SEED, key.workflows, key.rate)
         return text2sql_workflows.trace(
-            random.Random(seed), DATABASES, workflows=key.workflows, rate=key.rate, name=f"seed{seed}", shared=shared
+            random.Random(seed),
+            text2sql_workflows.BOTH,
+            workflows=key.workflows,
+            rate=key.rate,
+            name=f"seed{seed}",
+            shared=shared,
         )
 
     def learned_from(self) -> Sequence[TraceCall]:
-        return text2sql_workflows.trace(
-            random.Random(LEARNED_FROM), DATABASES, workflows=LEARNED_WORKFLOWS, rate=1.0, name="learned"
-        )
+        return text2sql_workflows.learned()
 
     def seed(self, key: suite.CellKey) -> int:
         return _parsed(key.trace)[1]

@@ -15,24 +15,21 @@ from typing import ClassVar
 from tidegate_policy import gateway_core, policies
 from tidegate_policy.dispatch import dispatcher
 from tidegate_policy.dispatch.routing import DispatchSettings
-from tidegate_sim import bench_report, cell, load_suite, pools, slowdown, suite, text2sql_workflows
+from tidegate_sim import bench_report, cell, gateway_rows, load_suite, pools, slowdown, suite, text2sql_workflows
 from tidegate_sim.bench_report import Report
 from tidegate_sim.trace_format import TraceCall
 
-BOTH = (text2sql_workflows.FINANCIAL, text2sql_workflows.FORMULA1)
 DATABASES: Mapping[str, Sequence[text2sql_workflows.Database]] = {
     "financial": (text2sql_workflows.FINANCIAL,),
     "formula1": (text2sql_workflows.FORMULA1,),
-    "both": BOTH,
-    "steady": BOTH,
+    "both": text2sql_workflows.BOTH,
+    "steady": text2sql_workflows.BOTH,
 }
 """The paper's three traces (one database each, and both), and the trace of the loads around the capacity."""
 STEADY = "steady"
 STEADY_WORKFLOWS = 60
 WARM_UP = 1 / 3
 """The share of the first workflows of `steady` that no figure counts."""
-LEARNED_FROM, LEARNED_WORKFLOWS = 7, 200
-"""Seed and length of the trace that lengths and remaining work are learned from."""
 RATES = (0.5, 1.0)
 """The paper's loads, in workflows a second."""
 SATURATED, SATURATED_WORKFLOWS = 1000.0, 160
@@ -46,19 +43,10 @@ WITHIN = {"within_3x": 3.0, "within_5x": 5.0}
 WLR, PAPERS_BASELINE, LEAST_REQUESTS = "WLR + FCFS", "RR + FCFS", "least requests + FCFS"
 HEXGEN, OURS = "score + urgency", "least delay + urgency"
 """The paper's method, and the product's default."""
-ALPHA, BETA = 0.2, 300.0
-"""alpha is among the paper's best (0.1 to 0.4). beta, which the paper does not publish, was chosen on other seeds."""
 
 
-def _row(rule: str = DispatchSettings().rule, policy: str = policies.DEFAULT, **more: object) -> cell.Row:
-    dispatch = DispatchSettings(rule=rule, alpha=ALPHA, beta=BETA)
-    return cell.Row(gateway=gateway_core.CoreSettings(policy=policy, dispatch=dispatch), **more)  # type: ignore[arg-type]  # fields of Row
-
-
-def _router(rule: str, policy: str = "fcfs") -> cell.Row:
-    """A router as others have it: it bounds no workflows and learns no costs. It knows the speeds of the engines."""
-    limits = dispatcher.Limits(bound_workflows=False, share_among_tenants=False)
-    return _with_gateway(_row(rule, policy), learn_costs=False, limits=limits)
+def _row(rule: str = DispatchSettings().rule, policy: str = policies.DEFAULT) -> cell.Row:
+    return cell.Row(gateway=gateway_core.CoreSettings(policy=policy, dispatch=DispatchSettings(rule=rule)))
 
 
 def _with_gateway(row: cell.Row, **more: object) -> cell.Row:
@@ -69,13 +57,13 @@ def _rows() -> dict[str, cell.Row]:
     ours = _row()
     unfiltered = replace(ours.gateway.dispatch, deadline_filter=False)
     return {
-        PAPERS_BASELINE: _router("round-robin"),
-        LEAST_REQUESTS: _router("least-requests"),
-        "power of two + FCFS": _router("power-of-two"),
-        WLR: _router("weighted-least-requests"),
-        "RR + urgency": _router("round-robin", "urgency"),
-        "score + FCFS": _router("score"),
-        HEXGEN: _router("score", "urgency"),
+        PAPERS_BASELINE: gateway_rows.router("round-robin"),
+        LEAST_REQUESTS: gateway_rows.router("least-requests"),
+        "power of two + FCFS": gateway_rows.router("power-of-two"),
+        WLR: gateway_rows.router("weighted-least-requests"),
+        "RR + urgency": gateway_rows.router("round-robin", "urgency"),
+        "score + FCFS": gateway_rows.router("score"),
+        HEXGEN: gateway_rows.router("score", "urgency"),
         OURS: ours,
         "ours, FCFS": _row(policy="fcfs"),
         "ours, without the delay to others": _row("earliest-finish"),
@@ -155,8 +143,7 @@ class Text2Sql(load_suite.LoadSuite):
         return text2sql_workflows.in_turn(calls, ACTIVE) if rate == SATURATED else calls
 
     def learned_from(self) -> Sequence[TraceCall]:
-        rng = random.Random(LEARNED_FROM)
-        return text2sql_workflows.trace(rng, BOTH, workflows=LEARNED_WORKFLOWS, rate=1.0, name="learned")
+        return text2sql_workflows.learned()
 
     def numbers(self, outcome: cell.Outcome, key: suite.CellKey) -> Report:
         """Latencies of the counted workflows, and the shares of them that end within multiples of their unloaded time."""
