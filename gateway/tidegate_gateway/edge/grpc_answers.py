@@ -1,18 +1,23 @@
 """What do all gRPC methods share? Metadata, messages of a stream, and errors with `ErrorInfo` and `RetryInfo`."""
 
 import asyncio
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 from google.protobuf import duration_pb2, message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
+from tidegate_gateway.edge import grpc_requests
 from tidegate_gateway.openai import error_table, http_headers
 from tidegate_gateway.openai.error_table import BadRequest
+from tidegate_gateway.workflows import workflow_service
 
 DOMAIN = "tidegate.dev"
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_Record = TypeVar("_Record")
+_Message = TypeVar("_Message", bound=message.Message)
 
 
 async def abort(context: Context, error: error_table.GatewayError) -> NoReturn:
@@ -30,6 +35,19 @@ async def abort(context: Context, error: error_table.GatewayError) -> NoReturn:
         await context.abort(_code(error), status.message, trailing_metadata=trailing)
     except grpc.aio.InternalError as gone:
         raise asyncio.CancelledError("the client went away before it read the error") from gone
+
+
+async def answer(
+    context: Context,
+    step: Callable[[workflow_service.Requester], Awaitable[_Record]],
+    render: Callable[[_Record], _Message],
+    idempotency_key: str = "",
+) -> _Message:
+    """One step for the requester that the metadata names: the record as it is then, or the error."""
+    try:
+        return render(await step(grpc_requests.requester(metadata(context), idempotency_key)))
+    except error_table.GatewayError as error:
+        await abort(context, error)
 
 
 async def write(context: Context, write_s: float, event: message.Message) -> None:

@@ -1,7 +1,5 @@
 """Workflows over gRPC; each method has the meaning of its HTTP route."""
 
-from collections.abc import Awaitable, Callable
-
 from tidegate_gateway.edge import grpc_answers, grpc_requests
 from tidegate_gateway.openai import error_table
 from tidegate_gateway.store import store_contract
@@ -22,10 +20,10 @@ class Workflows(inference_pb2_grpc.WorkflowsServicer):
         async def create(by: workflow_service.Requester) -> store_contract.Record:
             return await self._workflows.create(grpc_requests.declaration(request), by)
 
-        return await _answered(context, create, request.idempotency_key)
+        return await grpc_answers.answer(context, create, _workflow, request.idempotency_key)
 
     async def Get(self, request: inference_pb2.GetWorkflowRequest, context: Context) -> inference_pb2.Workflow:
-        return await _answered(context, lambda by: self._workflows.get(request.id, by))
+        return await grpc_answers.answer(context, lambda by: self._workflows.get(request.id, by), _workflow)
 
     async def List(
         self, request: inference_pb2.ListWorkflowsRequest, context: Context
@@ -43,19 +41,22 @@ class Workflows(inference_pb2_grpc.WorkflowsServicer):
     async def CompleteStage(
         self, request: inference_pb2.CompleteStageRequest, context: Context
     ) -> inference_pb2.Workflow:
-        return await _answered(
+        return await grpc_answers.answer(
             context,
             lambda by: self._workflows.complete_stage(request.id, request.stage, by),
+            _workflow,
             request.idempotency_key,
         )
 
     async def Complete(
         self, request: inference_pb2.CompleteWorkflowRequest, context: Context
     ) -> inference_pb2.Workflow:
-        return await _answered(context, lambda by: self._workflows.complete(request.id, by), request.idempotency_key)
+        return await grpc_answers.answer(
+            context, lambda by: self._workflows.complete(request.id, by), _workflow, request.idempotency_key
+        )
 
     async def Cancel(self, request: inference_pb2.CancelWorkflowRequest, context: Context) -> inference_pb2.Workflow:
-        return await _answered(context, lambda by: self._workflows.cancel(request.id, by))
+        return await grpc_answers.answer(context, lambda by: self._workflows.cancel(request.id, by), _workflow)
 
     async def Watch(self, request: inference_pb2.GetWorkflowRequest, context: Context) -> None:
         try:
@@ -64,18 +65,6 @@ class Workflows(inference_pb2_grpc.WorkflowsServicer):
                 await grpc_answers.write(context, self._write_s, _workflow(record))
         except error_table.GatewayError as error:
             await grpc_answers.abort(context, error)
-
-
-async def _answered(
-    context: Context,
-    step: Callable[[workflow_service.Requester], Awaitable[store_contract.Record]],
-    idempotency_key: str = "",
-) -> inference_pb2.Workflow:
-    """One step for the requester that the metadata names: the workflow as it is then, or the error."""
-    try:
-        return _workflow(await step(grpc_requests.requester(grpc_answers.metadata(context), idempotency_key)))
-    except error_table.GatewayError as error:
-        await grpc_answers.abort(context, error)
 
 
 def _workflow(record: store_contract.Record) -> inference_pb2.Workflow:

@@ -1,7 +1,5 @@
 """RelQueries over gRPC; each method has the meaning of its HTTP route."""
 
-from collections.abc import Awaitable, Callable
-
 import orjson
 
 from tidegate_gateway import running_gateway
@@ -51,12 +49,12 @@ class RelQueries(inference_pb2_grpc.RelQueriesServicer):
     async def Get(
         self, request: inference_pb2.GetRelQueryRequest, context: grpc_answers.Context
     ) -> inference_pb2.RelQuery:
-        return await _answered(context, lambda by: self._relqueries.get(request.id, by))
+        return await grpc_answers.answer(context, lambda by: self._relqueries.get(request.id, by), _relquery)
 
     async def Cancel(
         self, request: inference_pb2.GetRelQueryRequest, context: grpc_answers.Context
     ) -> inference_pb2.RelQuery:
-        return await _answered(context, lambda by: self._relqueries.cancel(request.id, by))
+        return await grpc_answers.answer(context, lambda by: self._relqueries.cancel(request.id, by), _relquery)
 
     async def _read(self, request: inference_pb2.SubmitRelQueryRequest, rows: row_tables.RowCollector) -> None:
         """Gives the rows of a message to the collector. Raises `BadRequest`."""
@@ -86,17 +84,6 @@ class RelQueries(inference_pb2_grpc.RelQueriesServicer):
                 events.append(_event(page.record))
             for event in events:
                 await grpc_answers.write(context, self._write_s, event)
-
-
-async def _answered(
-    context: grpc_answers.Context,
-    step: Callable[[workflow_service.Requester], Awaitable[relquery_store.RelQueryRecord]],
-) -> inference_pb2.RelQuery:
-    """One step for the requester that the metadata names: the relQuery as it is then, or the error."""
-    try:
-        return _relquery(await step(grpc_requests.requester(grpc_answers.metadata(context))))
-    except error_table.GatewayError as error:
-        await grpc_answers.abort(context, error)
 
 
 def _event(record: relquery_store.RelQueryRecord) -> inference_pb2.RelQueryEvent:

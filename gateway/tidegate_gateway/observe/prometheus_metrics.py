@@ -103,6 +103,7 @@ class Metrics:
         )
         self._seen: dict[str, set[str]] = collections.defaultdict(set)
         self._by_class: dict[str, _ClassMetrics] = {}
+        self._tenant_targets: dict[tuple[str, str], Counter] = {}
 
     @functools.cached_property
     def _time_error(self) -> Histogram:
@@ -125,17 +126,21 @@ class Metrics:
             return "none"
         return slo_class if slo_class in self._classes else "other"
 
+    def _of_class(self, slo_class: str) -> "_ClassMetrics":
+        name = self._class_label(slo_class)
+        found = self._by_class.get(name)
+        if found is None:
+            found = self._by_class[name] = _ClassMetrics(self, name)
+        return found
+
     def on_call(self, record: call_record.CallRecord) -> None:
         """A call ended, admitted or not."""
         call = record.call
         if call is None:
             if record.shed:
-                self._on_slo(record, self._class_label(record.slo_class), met=False)
+                self._on_slo(record, self._of_class(record.slo_class), met=False)
             return
-        name = self._class_label(call.slo_class)
-        slo_class = self._by_class.get(name)
-        if slo_class is None:
-            slo_class = self._by_class[name] = _ClassMetrics(self, name)
+        slo_class = self._of_class(call.slo_class)
         slo_class.count(record.outcome)
         if record.sent_at_s is not None:
             slo_class.queue.observe(record.queue_s)
@@ -146,9 +151,9 @@ class Metrics:
             met = self._on_answer(record, call, slo_class, record.first_token_at_s, record.finished_at_s)
         if record.outcome not in UNCOUNTED:
             slo_class.attain(met=met)
-            self._on_slo(record, name, met=met)
+            self._on_slo(record, slo_class, met=met)
 
-    def _on_slo(self, record: call_record.CallRecord, slo_class: str, *, met: bool) -> None:
+    def _on_slo(self, record: call_record.CallRecord, slo_class: "_ClassMetrics", *, met: bool) -> None:
         """Counts a call that had a target."""
         if not record.has_target:
             return
@@ -158,8 +163,12 @@ class Metrics:
             outcome = "met"
         else:
             outcome = "late" if record.outcome == "ok" else "failed"
-        self.slo_calls.labels(slo_class, outcome).inc()
-        self.tenant_slo_calls.labels(self.label("tenant", record.tenant or "none"), outcome).inc()
+        slo_class.count_target(outcome)
+        tenant = self.label("tenant", record.tenant or "none")
+        counter = self._tenant_targets.get((tenant, outcome))
+        if counter is None:
+            counter = self._tenant_targets[tenant, outcome] = self.tenant_slo_calls.labels(tenant, outcome)
+        counter.inc()
 
     def _on_answer(
         self,
@@ -223,6 +232,7 @@ class _ClassMetrics:
         self.name = name
         self._metrics = metrics
         self._outcomes: dict[str, Counter] = {}
+        self._targets: dict[str, Counter] = {}
         self._met: collections.deque[bool] = collections.deque(maxlen=ATTAINMENT_CALLS)
         self._met_count = 0
 
@@ -251,6 +261,13 @@ class _ClassMetrics:
         counter = self._outcomes.get(outcome)
         if counter is None:
             counter = self._outcomes[outcome] = self._metrics.requests.labels(outcome, self.name)
+        counter.inc()
+
+    def count_target(self, outcome: str) -> None:
+        """Counts a call that had a target."""
+        counter = self._targets.get(outcome)
+        if counter is None:
+            counter = self._targets[outcome] = self._metrics.slo_calls.labels(self.name, outcome)
         counter.inc()
 
     def attain(self, *, met: bool) -> None:

@@ -130,12 +130,12 @@ def _templates(name: str, value: Any, allowed: Allowed) -> None:
     if not isinstance(value, dict):
         raise BadRequest(f"{name} must be an object", param=name)
     if "chat_template" in value:
-        _switched("chat_template")(f"{name}.chat_template", value["chat_template"], allowed)
+        _chat_template(f"{name}.chat_template", value["chat_template"], allowed)
     _any(name, value, allowed)
 
 
 def _tools(name: str, value: Any, allowed: Allowed) -> None:
-    _sized(TOOLS_BYTES)(name, value, allowed)
+    _tools_size(name, value, allowed)
     for i, tool in enumerate(value if isinstance(value, list) else ()):
         if isinstance(tool, dict) and (tool.get("server_url") or tool.get("type") == "mcp"):
             where = f"{name}[{i}].server_url"
@@ -199,7 +199,7 @@ def _part(part: Any, where: str, allowed: Allowed) -> None:
     while left:
         key, value = left.pop()
         if key.endswith("_embeds") and value is not None:
-            _switched("prompt_embeds")(f"{where}: {key[:64]}", value, allowed)
+            _prompt_embeds(f"{where}: {key[:64]}", value, allowed)
         if isinstance(value, str):
             media_address.check(value, where, allowed, only_fetched=not key.endswith("url"))
         elif isinstance(value, dict):
@@ -208,7 +208,9 @@ def _part(part: Any, where: str, allowed: Allowed) -> None:
             left += ((key, item) for item in value)
 
 
-_other, _schema = _sized(OTHER_BYTES), _sized(SCHEMA_BYTES)
+_other, _schema, _text = _sized(OTHER_BYTES), _sized(SCHEMA_BYTES), _sized(SUFFIX_BYTES)
+_tools_size = _sized(TOOLS_BYTES)
+_chat_template, _prompt_embeds = _switched("chat_template"), _switched("prompt_embeds")
 _CHECKS: dict[str, Check] = {
     "seed": _integer,
     "logprobs": _logprobs,
@@ -226,11 +228,11 @@ _CHECKS: dict[str, Check] = {
     "guided_choice": _schema,
     "tools": _tools,
     "functions": _tools,
-    "suffix": _sized(SUFFIX_BYTES),
-    "instructions": _sized(SUFFIX_BYTES),
-    "chat_template": _switched("chat_template"),
+    "suffix": _text,
+    "instructions": _text,
+    "chat_template": _chat_template,
     "chat_template_kwargs": _templates,
-    "prompt_embeds": _switched("prompt_embeds"),
+    "prompt_embeds": _prompt_embeds,
     "use_beam_search": _switched("beam_search", harmless=(False,)),
     "best_of": _switched("beam_search", harmless=(1,)),
     "mm_processor_kwargs": _switched("media_options"),
