@@ -75,7 +75,8 @@ def gateway_document(
         "adminHost": "127.0.0.1",
         "adminPort": options.admin_port,
     }
-    store = {"pool": "up", **combined.file.get("store", {}), "url": combined.settings.store.url}
+    journal = str(options.state / "ends.jsonl")
+    store = {"pool": "up", "journal": journal, **combined.file.get("store", {}), "url": combined.settings.store.url}
     document = {**combined.file, "listen": {**combined.file.get("listen", {}), **listen}, "store": store}
     if not combined.engines_in_file:
         document |= {"engines": list(engines), "services": []}

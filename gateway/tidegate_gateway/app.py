@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import pathlib
 import signal
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -21,6 +22,7 @@ from tidegate_gateway.engines import discovery, health_check
 from tidegate_gateway.lifecycle import engine_connections
 from tidegate_gateway.observe import tracing_spans
 from tidegate_gateway.store import relquery_store, store_contract, valkey_store
+from tidegate_gateway.workflows import call_ends
 
 logger = logging.getLogger("tidegate.gateway")
 
@@ -56,7 +58,7 @@ async def run(settings: gateway_settings.Settings) -> None:
 async def serving(
     settings: gateway_settings.Settings, *, profiles: discovery.Profiles | None = None
 ) -> AsyncIterator[Bound]:
-    """A running gateway; leaving the context drains it. Raises `BadSettings`, and `OSError` for a port in use."""
+    """A running gateway; leaving the context drains it. Raises `BadSettings`, and `OSError` for a port or a file in use."""
     store = valkey_store.Valkey(settings.store, gateway=valkey_store.new_gateway_id()) if settings.store.url else None
     try:
         async with contextlib.AsyncExitStack() as stack:
@@ -68,11 +70,13 @@ async def serving(
             traces = tracing_spans.to_collector(settings.tracing, time.monotonic)
             if traces is not None:
                 stack.callback(traces.close)
-            relqueries = None
+            relqueries = ends = None
             if store is not None:
                 relqueries = relquery_store.RelQueryStore(store, settings.store, settings.relqueries)
+                ends = call_ends.CallEnds(pathlib.Path(settings.store.journal) if settings.store.journal else None)
+                stack.callback(ends.close)
             gateway = running_gateway.Gateway(
-                settings, session, connections, store, relqueries, profiles=profiles or shipped, traces=traces
+                settings, session, connections, store, relqueries, ends, profiles=profiles or shipped, traces=traces
             )
             stack.push_async_callback(_leave, gateway)  # once no loop renews the lease
             loops = await stack.enter_async_context(asyncio.TaskGroup())

@@ -191,6 +191,9 @@ class Store:
     """Silence after which a gateway counts as dead, and its backlogs are forgotten."""
     grace_s: float = 10.0
     """Time after its deadline in which a workflow may still be finished."""
+    journal: str | None = None
+    """A file that keeps the ends of calls which the store could not take; a gateway that was killed reads it when it
+    starts again. One file for each gateway; null = such ends wait in memory only."""
     retention_s: float = 3600.0
     """How long the store keeps the record of an ended workflow and the answer to an Idempotency-Key."""
 

@@ -28,7 +28,7 @@ from tidegate_gateway.observe import background_loop, prometheus_metrics, recent
 from tidegate_gateway.openai import engine_fields
 from tidegate_gateway.relqueries import relquery_runner, relquery_service
 from tidegate_gateway.store import relquery_store, store_contract, store_link
-from tidegate_gateway.workflows import workflow_service
+from tidegate_gateway.workflows import call_ends, workflow_service
 from tidegate_policy import gateway_core
 
 
@@ -42,6 +42,7 @@ class Gateway:
         connections: engine_connections.EngineConnections,
         store: store_contract.Store | None,
         relqueries: relquery_store.RelQueryStore | None = None,
+        ends: call_ends.CallEnds | None = None,
         *,
         profiles: discovery.Profiles,
         traces: tracing_spans.Tracing | None = None,
@@ -63,7 +64,7 @@ class Gateway:
             settings, session, directory=self.directory, placements=self.placements, profiles=profiles
         )
         self.workflows = workflow_service.Workflows(
-            self.link, self.metrics, settings.workflows, over=self.placements.workflow_over
+            self.link, self.metrics, settings.workflows, ends, over=self.placements.workflow_over
         )
         self.tokens = tenant_tokens.TenantTokens(self.link)
         self.policy = policy_choice.PolicyChoice(settings.policy.name, self.core, self.link, self.metrics, clock=clock)

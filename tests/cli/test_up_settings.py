@@ -37,7 +37,8 @@ def test_without_a_file_the_defaults_count(tmp_path: pathlib.Path) -> None:
     options, found, document = combined(tmp_path, None)
     assert (options.host, options.port, options.grpc_port, options.admin_port) == ("127.0.0.1", 8000, 9000, 8001)
     assert [engine.name for engine in found.wanted] == ["a100", "a6000"]
-    assert document["store"] == {"pool": "up", "url": embedded_valkey.url(tmp_path)}
+    journal = str(tmp_path / "ends.jsonl")
+    assert document["store"] == {"pool": "up", "journal": journal, "url": embedded_valkey.url(tmp_path)}
     assert document["engines"]
 
 
@@ -61,7 +62,7 @@ def test_the_engines_and_the_store_of_the_file_serve_and_none_is_started(tmp_pat
     assert engine == engine_spec.Running(name="127.0.0.1:8100", url="http://127.0.0.1:8100", control="127.0.0.1:9010")
     assert document["engines"][0]["nodePool"] == "fast"
     assert not found.embedded_store
-    assert document["store"] == {"url": "redis://127.0.0.1:6379/0", "pool": "chat"}
+    assert document["store"] == {"url": "redis://127.0.0.1:6379/0", "pool": "chat", "journal": str(tmp_path / "ends.jsonl")}
 
 
 def test_the_engines_of_the_options_replace_those_of_the_file(tmp_path: pathlib.Path) -> None:

@@ -95,6 +95,46 @@ async def test_killed_in_mid_run_breaks_no_stream_and_loses_nothing(rig: Any, un
     assert await state_of(rig.http, gateway, flow) == "done"
 
 
+async def test_ends_that_clients_saw_survive_a_gateway_that_is_killed_while_the_store_is_down(
+    rig: Any, until: Any, free_port: Any
+) -> None:
+    port, folder = free_port(), rig.folder / "data"
+    kept, engine = await rig.valkey(port=port, folder=folder), await rig.engine(speed=2)
+    store = {"url": kept.url, "sync": "100ms", "lease": f"{LEASE_S}s", "journal": str(rig.folder / "ends.jsonl")}
+    gateway = await rig.gateway([engine], kept.url, store=store)
+    declared = {"deadline_ms": 300_000, "stages": [{"name": "a"}]}
+    created = [await post(rig.http, gateway.url + "/v1/workflows", declared) for _ in range(20)]
+    flows = [flow["id"] for _, flow, _ in created]
+    body = {**CALL, "max_tokens": 100}
+    async with asyncio.TaskGroup() as group:
+        calls = [
+            group.create_task(
+                post(
+                    rig.http,
+                    gateway.url + "/v1/completions",
+                    body,
+                    **{"x-tidegate-workflow": flow, "x-tidegate-stage": "a"},
+                )
+            )
+            for flow in flows
+        ]
+
+        async def under_way() -> bool:
+            return await rig.running(engine) == len(flows)
+
+        await until(under_way)
+        kept.kill()
+    assert {call.result()[0] for call in calls} == {200}
+    gateway.kill()
+    await rig.valkey(port=port, folder=folder)
+    again = await rig.gateway([engine], kept.url, store=store)
+
+    async def recorded() -> bool:
+        return {await state_of(rig.http, again, flow) for flow in flows} == {"done"}
+
+    await until(recorded)
+
+
 async def outlived(rig: Any, until: Any, free_port: Any, *, asleep: bool) -> tuple[Any, Any, Any, str]:
     """Two gateways after an outage longer than their leases, in which a client of the first had its answer: the store,
     both gateways (the first stopped before the outage was over, if `asleep`), and the workflow."""

@@ -12,7 +12,7 @@ from tidegate_gateway import gateway_settings
 from tidegate_gateway.observe import prometheus_metrics
 from tidegate_gateway.openai import completions, error_table, http_headers, parsed_request
 from tidegate_gateway.store import store_contract, store_link, valkey_store
-from tidegate_gateway.workflows import workflow_service
+from tidegate_gateway.workflows import call_ends, workflow_service
 
 
 @dataclass(slots=True)
@@ -60,16 +60,16 @@ async def test_when_too_many_ends_wait_those_that_no_client_has_seen_are_dropped
     store = Notebook()
     flows, link = over(store)
     link.up = False
-    for number in range(workflow_service.MOST_UNRECORDED):
+    for number in range(call_ends.MOST):
         flows.cut(member(f"cut{number}"))
     for number in range(5):
         await flows.ended(member(f"told{number}"), ok=True, share_s=None)
-    assert flows.unrecorded == workflow_service.MOST_UNRECORDED
+    assert flows.unrecorded == call_ends.MOST
     link.up = True
     store.answers.set()
     await flows.flush()
     assert [call for call, ok in store.ends if ok] == [f"told{number}" for number in range(5)]
-    assert len(store.ends) == workflow_service.MOST_UNRECORDED
+    assert len(store.ends) == call_ends.MOST
     assert flows.unrecorded == 0
 
 

@@ -1,12 +1,11 @@
 """Workflows as the gateway serves them: created by a request or by a call's header, joined, finished, ended.
 
 Between the edges and the store. The end of a call is recorded before its last bytes go out. An end that the store cannot
-take now waits in an outbox until the store can, so no end is lost that a client has seen. Without a store workflows
+take now waits (`call_ends`) until the store can, so no end is lost that a client has seen. Without a store workflows
 are shed and single calls go on.
 """
 
 import asyncio
-import collections
 import dataclasses
 import hashlib
 import logging
@@ -21,7 +20,7 @@ from tidegate_gateway.observe import background_loop, prometheus_metrics
 from tidegate_gateway.openai import error_table, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.store import store_contract, store_link
-from tidegate_gateway.workflows import store_requests, workflow_declaration
+from tidegate_gateway.workflows import call_ends, store_requests, workflow_declaration
 from tidegate_policy.model import WorkflowId
 
 logger = logging.getLogger("tidegate.gateway")
@@ -34,7 +33,6 @@ LEAST_LOOK_S, MOST_LOOK_S = 0.05, 0.5
 """Between two looks at a workflow that is watched: soon after a change, and without changes."""
 BATCH = 100
 """Records that one round of housekeeping touches."""
-MOST_UNRECORDED = 100_000
 LISTED, MOST_LISTED = 100, 1000
 """Rows of a list: when the request names no limit, and at most."""
 
@@ -70,20 +68,21 @@ class Workflows:
         link: store_link.StoreLink,
         metrics: prometheus_metrics.Metrics,
         templates: tuple[gateway_settings.Template, ...] = (),
+        ends: call_ends.CallEnds | None = None,
         over: Callable[[WorkflowId, bool], None] = lambda workflow, ok: None,
     ) -> None:
-        """`over` takes each workflow whose end this gateway has recorded, and whether it is done."""
+        """`ends` keeps the ends that the store could not take. `over` takes each workflow whose end this gateway has
+        recorded, and whether it is done."""
         self._over = over
         self._link = link
         self._metrics = metrics
         self._templates = {item.name: item for item in templates}
-        self._outbox: dict[bool, collections.deque[tuple[str, str]]] = {ok: collections.deque() for ok in (True, False)}
-        """Ends that wait for the store, good ones first: clients have seen those."""
+        self._unrecorded = call_ends.CallEnds() if ends is None else ends
 
     @property
     def unrecorded(self) -> int:
         """Ends of calls that the store does not know yet."""
-        return sum(map(len, self._outbox.values()))
+        return len(self._unrecorded)
 
     # Calls.
 
@@ -124,7 +123,7 @@ class Workflows:
         self._later(membership.workflow, membership.call, ok=False)
 
     async def run(self, loops: background_loop.BackgroundLoops) -> None:
-        """Empties the outbox, ends overdue workflows and counts ended ones, until cancelled."""
+        """Records the ends that wait, ends overdue workflows and counts ended ones, until cancelled."""
         while True:
             await asyncio.sleep(FLUSH_S if self.unrecorded and self._link.up else HOUSEKEEPING_S)
             await loops.step("workflows", self._housekeeping)
@@ -142,10 +141,8 @@ class Workflows:
             self._link.up = False
 
     async def flush(self) -> None:
-        """Records what waits in the outbox, as far as the store takes it."""
-        for ok, waiting in self._outbox.items():
-            while waiting and await self._record(*waiting[0], ok=ok):
-                waiting.popleft()
+        """Records the ends that wait, as far as the store takes them."""
+        await self._unrecorded.deliver(lambda workflow, call, ok: self._record(workflow, call, ok=ok))
         self._metrics.unrecorded.set(self.unrecorded)
 
     # The API. A request that names a tenant does not see the workflows of other tenants.
@@ -240,10 +237,7 @@ class Workflows:
     def _later(self, workflow: str, call: str, *, ok: bool) -> None:
         if self._link.store is None:
             return
-        self._outbox[ok].append((workflow, call))
-        if self.unrecorded > MOST_UNRECORDED:
-            workflow, call = (self._outbox[False] or self._outbox[True]).pop()
-            logger.error("the end of call %s of workflow %s cannot be recorded", call, workflow)
+        self._unrecorded.add(workflow, call, ok=ok)
         self._metrics.unrecorded.set(self.unrecorded)
 
 

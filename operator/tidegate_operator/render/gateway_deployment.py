@@ -21,6 +21,8 @@ COMPONENT = "gateway"
 PUBLIC_PORTS = {"http": child_metadata.HTTP_PORT, "grpc": child_metadata.GRPC_PORT}
 INTERNAL_PORTS = {"admin": child_metadata.ADMIN_PORT, "metrics": child_metadata.METRICS_PORT}
 SETTINGS = "/etc/tidegate"
+JOURNAL = "/tmp/ends.jsonl"
+"""It outlives a container that was killed, and is lost with the pod."""
 DRAIN_S = 60
 LEAVE_S = 5
 """Seconds in which a stopping gateway still accepts calls, while load balancers learn that it stops."""
@@ -63,7 +65,11 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
             "beta": pool.gateway.beta,
         },
         "queue": {"maxRequests": pool.gateway.max_waiting, "ttl": duration.text(pool.gateway.ttl_s)},
-        "store": {"url": store_statefulset.url(pool), "pool": f"{pool.namespace}.{pool.name}"},
+        "store": {
+            "url": store_statefulset.url(pool),
+            "pool": f"{pool.namespace}.{pool.name}",
+            "journal": JOURNAL,
+        },
         "timeouts": {"drain": duration.text(DRAIN_S)},
         **({"tracing": {"endpoint": pool.gateway.traces_to}} if pool.gateway.traces_to else {}),
     }

@@ -1,0 +1,122 @@
+"""The ends of calls that the store could not take: they wait here until it can.
+
+With a journal file (`store.journal`) an end is written to the file before the client has the last bytes of its answer, and
+a gateway that starts again reads the file. The gateway does not wait for the disk: an end survives a killed process, not a
+machine that loses its power.
+"""
+
+import collections
+import contextlib
+import fcntl
+import io
+import logging
+import os
+import pathlib
+from collections.abc import Awaitable, Callable, Iterator
+
+import orjson
+
+logger = logging.getLogger("tidegate.gateway")
+
+MOST = 100_000
+"""Ends that may wait. Above, ends that no client has seen are dropped first."""
+
+Record = Callable[[str, str, bool], Awaitable[bool]]
+"""Takes a workflow, a call and whether it ended well. Returns whether the end is recorded."""
+
+
+class CallEnds:
+    """The outbox of one gateway."""
+
+    def __init__(self, journal: pathlib.Path | None = None) -> None:
+        """Reads the journal. Raises `OSError` if it cannot be used, or another gateway uses it."""
+        self._waiting: dict[bool, collections.deque[tuple[str, str]]] = {
+            ok: collections.deque() for ok in (True, False)
+        }
+        # Good ends come first: clients have seen those.
+        self._journal: io.FileIO | None = None
+        self._lines = 0
+        if journal is not None:
+            self._journal = _opened(journal)
+            for workflow, call, ok in _ends(self._journal.readall()):
+                self._waiting[ok].append((workflow, call))
+                self._lines += 1
+            if self._lines:
+                logger.warning("%s: %d ends of calls of an earlier process wait for the store", journal, self._lines)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def add(self, workflow: str, call: str, *, ok: bool) -> None:
+        """One more end, which the journal has when this returns."""
+        self._waiting[ok].append((workflow, call))
+        if len(self) > MOST:
+            dropped_workflow, dropped = (self._waiting[False] or self._waiting[True]).pop()
+            logger.error("the end of call %s of workflow %s cannot be recorded", dropped, dropped_workflow)
+        if self._journal is None:
+            return
+        try:
+            if self._lines >= 2 * MOST:
+                self._rewrite()
+            else:
+                self._write(_line(workflow, call, ok))
+        except OSError:
+            logger.exception("the journal of the ends of calls cannot be written; a killed gateway would forget them")
+
+    async def deliver(self, record: Record) -> None:
+        """Gives the ends to `record`, until one is not recorded. An end is dropped when it is recorded."""
+        for ok, waiting in self._waiting.items():
+            while waiting and await record(*waiting[0], ok):
+                waiting.popleft()
+        if self._lines and not len(self):
+            try:
+                self._rewrite()
+            except OSError:
+                logger.exception("the journal of the ends of calls cannot be emptied")
+
+    def close(self) -> None:
+        """Closes the journal, which keeps what still waits."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def _rewrite(self) -> None:
+        """Replaces the lines of the journal by the ends that wait."""
+        if self._journal is None:
+            return
+        self._journal.truncate(0)
+        self._lines = 0
+        if len(self):
+            for ok, waiting in self._waiting.items():
+                for workflow, call in waiting:
+                    self._write(_line(workflow, call, ok))
+
+    def _write(self, line: bytes) -> None:
+        if self._journal is not None:
+            self._journal.write(line)
+            self._lines += 1
+
+
+def _opened(path: pathlib.Path) -> io.FileIO:
+    """The journal, locked. Its writes go to its end, and are not buffered in this process."""
+    journal = io.FileIO(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
+    try:
+        fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        journal.close()
+        raise OSError(
+            f"store.journal: {path} is used by another gateway; give each gateway a file of its own"
+        ) from error
+    return journal
+
+
+def _line(workflow: str, call: str, ok: bool) -> bytes:
+    return orjson.dumps([workflow, call, ok], option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _ends(content: bytes) -> Iterator[tuple[str, str, bool]]:
+    """The ends in a journal. A line that a crash cut is left out."""
+    for line in content.splitlines()[: 2 * MOST]:
+        with contextlib.suppress(ValueError):
+            match orjson.loads(line):
+                case [str(workflow), str(call), bool(ok)]:
+                    yield workflow, call, ok

@@ -1,0 +1,95 @@
+"""The journal of ends that the store could not take."""
+
+import pathlib
+import resource
+from collections.abc import Callable
+
+import pytest
+
+from tidegate_gateway.workflows import call_ends
+
+
+async def delivered(
+    ends: call_ends.CallEnds, takes: Callable[[str], bool] = lambda call: True
+) -> list[tuple[str, bool]]:
+    """The ends that are delivered until one is not taken."""
+    seen: list[tuple[str, bool]] = []
+
+    async def record(workflow: str, call: str, ok: bool) -> bool:
+        if takes(call):
+            seen.append((call, ok))
+        return takes(call)
+
+    await ends.deliver(record)
+    return seen
+
+
+async def test_an_end_outlives_the_process_that_added_it(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "ends.jsonl"
+    killed = call_ends.CallEnds(path)
+    killed.add("wörk\nflow", "cut", ok=False)
+    killed.add("w", "told", ok=True)
+    killed.close()
+    again = call_ends.CallEnds(path)
+    assert len(again) == 2
+    assert await delivered(again) == [("told", True), ("cut", False)], "the end that a client has seen comes first"
+    again.close()
+    assert path.read_bytes() == b"", "what is recorded is not read again"
+
+
+async def test_ends_that_are_not_recorded_stay_in_the_journal(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "ends.jsonl"
+    ends = call_ends.CallEnds(path)
+    for number in range(3):
+        ends.add("w", f"c{number}", ok=True)
+    assert await delivered(ends, lambda call: call == "c0") == [("c0", True)]
+    ends.close()
+    again = call_ends.CallEnds(path)
+    assert await delivered(again) == [(f"c{number}", True) for number in range(3)], (
+        "c0 is delivered twice, none is lost"
+    )
+    again.close()
+
+
+async def test_lines_that_a_crash_cut_or_another_program_wrote_are_left_out(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "ends.jsonl"
+    path.write_bytes(b'["w","whole",true]\n[1,2,3]\n{}\n\xff\n["w","c",1]\n["w","cut",tr')
+    ends = call_ends.CallEnds(path)
+    assert await delivered(ends) == [("whole", True)]
+    ends.close()
+
+
+def test_two_gateways_cannot_use_one_journal(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "ends.jsonl"
+    first = call_ends.CallEnds(path)
+    with pytest.raises(OSError, match="is used by another gateway"):
+        call_ends.CallEnds(path)
+    first.close()
+    call_ends.CallEnds(path).close()
+
+
+def test_the_journal_is_private_and_bounded(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_ends, "MOST", 10)
+    path = tmp_path / "ends.jsonl"
+    ends = call_ends.CallEnds(path)
+    for number in range(1000):
+        ends.add("w", f"c{number}", ok=number % 2 == 0)
+    assert len(ends) == 10
+    assert len(path.read_bytes().splitlines()) <= 20
+    assert path.stat().st_mode & 0o077 == 0
+    ends.close()
+
+
+async def test_a_full_disk_is_reported_and_the_end_still_waits_in_memory(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends = call_ends.CallEnds(tmp_path / "ends.jsonl")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        ends.add("w", "c", ok=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "the journal of the ends of calls cannot be written" in caplog.text
+    assert await delivered(ends) == [("c", True)]
+    ends.close()
