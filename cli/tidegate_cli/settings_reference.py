@@ -51,6 +51,7 @@ UNITS = {
     "relqueries.running": "relQueries",
     "relqueries.attempts": "failures",
     "limits.connections": "connections",
+    "limits.connectionsPerAddress": "connections",
     "limits.choices": "sequences",
 }
 """The unit of a number: by its path, else by the last word of its name."""

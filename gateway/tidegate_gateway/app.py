@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tidegate_profiles
-from tidegate_gateway import gateway_settings, running_gateway
+from tidegate_gateway import gateway_settings, open_files, running_gateway
 from tidegate_gateway.edge import admin_api, grpc_api, http_api, http_listener
 from tidegate_gateway.engines import discovery, health_check
 from tidegate_gateway.lifecycle import engine_connections
@@ -44,6 +44,7 @@ class Bound:
 async def run(settings: gateway_settings.Settings) -> None:
     """Serves until SIGTERM or SIGINT, then drains. Raises `BadSettings`, and `OSError` for a port in use."""
     stopped = asyncio.Event()
+    settings = open_files.fitted(settings)
     async with serving(settings) as bound:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -62,7 +62,11 @@ def test_the_engines_and_the_store_of_the_file_serve_and_none_is_started(tmp_pat
     assert engine == engine_spec.Running(name="127.0.0.1:8100", url="http://127.0.0.1:8100", control="127.0.0.1:9010")
     assert document["engines"][0]["nodePool"] == "fast"
     assert not found.embedded_store
-    assert document["store"] == {"url": "redis://127.0.0.1:6379/0", "pool": "chat", "journal": str(tmp_path / "ends.jsonl")}
+    assert document["store"] == {
+        "url": "redis://127.0.0.1:6379/0",
+        "pool": "chat",
+        "journal": str(tmp_path / "ends.jsonl"),
+    }
 
 
 def test_the_engines_of_the_options_replace_those_of_the_file(tmp_path: pathlib.Path) -> None:

@@ -75,7 +75,11 @@ def test_a_pool_with_an_external_store_gets_no_embedded_one():
     found = manifests(state={"valkey": valkey})
     assert not [item for item in found if "valkey" in item["metadata"]["name"]]
     settings = yaml.safe_load(pick(found, "ConfigMap", "chat-gateway")["data"]["gateway.yaml"])
-    assert settings["store"] == {"url": "redis://valkey.stores:6379/0", "pool": "prod.chat", "journal": "/tmp/ends.jsonl"}
+    assert settings["store"] == {
+        "url": "redis://valkey.stores:6379/0",
+        "pool": "prod.chat",
+        "journal": "/tmp/ends.jsonl",
+    }
     env = pick(found, "Deployment", "chat-gateway")["spec"]["template"]["spec"]["containers"][0]["env"]
     assert {
         "name": "TIDEGATE_STORE_PASSWORD",

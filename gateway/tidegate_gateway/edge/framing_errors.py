@@ -6,7 +6,7 @@ import httptools
 
 from tidegate_gateway.openai.error_table import BadRequest
 
-PATH_BYTES, HEADER_BYTES, HEADERS, HEAD_BYTES = 8000, 8190, 128, 64 * 1024
+PATH_BYTES, HEADER_BYTES, HEADERS, HEAD_BYTES = 8000, 8190, 128, 32 * 1024
 """Longest path, longest header, most headers, and the most bytes of all headers, or of the framing of a body in chunks."""
 INVALID = "this is not a valid HTTP request: "
 FIRST_LINE = "the first line must be METHOD /path HTTP/1.1"

@@ -23,6 +23,8 @@ from tidegate_proto.v1 import inference_pb2_grpc
 HEALTH_S = 0.2
 KEEPALIVE_S, ANSWERED_S = 30, 10
 """A silent connection gets a ping so often, and is closed when a ping is not answered for so long."""
+IDLE_S = 300
+"""A connection without calls is closed after so long; clients connect again by themselves."""
 STOP_S = 1.0
 SERVICES = ("tidegate.v1.Inference", "tidegate.v1.Workflows", "tidegate.v1.RelQueries")
 
@@ -76,6 +78,9 @@ async def serving(gateway: running_gateway.Gateway, host: str, port: int) -> Asy
             ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
             ("grpc.keepalive_timeout_ms", ANSWERED_S * 1000),
             ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.max_allowed_incoming_connections", limits.connections),
+            ("grpc.server_handshake_timeout_ms", round(limits.idle_s * 1000)),
+            ("grpc.max_connection_idle_ms", IDLE_S * 1000),
         ],
     )
     inference = grpc_inference.Inference(gateway)

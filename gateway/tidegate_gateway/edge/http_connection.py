@@ -11,6 +11,7 @@ One task serves a connection, one request after the other. The loss of the conne
 import asyncio
 import collections
 import logging
+import select
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
@@ -32,6 +33,8 @@ TAKEN_BYTES = 64 * 1024
 """The bytes of an answer that a client must take within `limits.write_s`, or all that are left."""
 LINGER_S = 2.0
 """How long the rest of a rejected request is still read, so that the client sees the error."""
+HANG_UP_LOOK_S = 2.0
+"""Between two looks whether a client is still there, while nothing is read from it."""
 _CHUNKED = "Transfer-Encoding: chunked\r\n"
 
 
@@ -69,6 +72,8 @@ class Connection(asyncio.Protocol):
         self._begun = False  # the head of the present answer is written
         self.unused = True
         """It has brought no request yet."""
+        self.address = ""
+        """The address of the client, without its port."""
 
     # What handlers and the listener use.
 
@@ -105,6 +110,11 @@ class Connection(asyncio.Protocol):
         """No request is being read or answered."""
         return self._present is None and not self._waiting and self._request is None and not self._frame_bytes
 
+    @property
+    def local(self) -> bool:
+        """The client is on this machine. It may be a proxy of many clients."""
+        return self.address.startswith("127.") or self.address in ("::1", "")
+
     def close(self) -> None:
         """Closes the connection once what is written has left."""
         if self._transport is not None:
@@ -119,6 +129,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self.address = (self._transport.get_extra_info("peername") or ("",))[0]
         if not self._listener.opened(self):
             self._ignoring = True
             self._transport.abort()
@@ -226,6 +237,7 @@ class Connection(asyncio.Protocol):
         )
         self._request = request
         self._in_body = True
+        self._listener.unoccupied.pop(self, None)
         hosts = sum(name == "host" for name, _ in self._headers)
         if hosts > 1 or (request.chunks and not hosts):
             raise BadRequest(framing_errors.INVALID + ("Two 'Host' headers" if hosts else "Missing 'Host' header"))
@@ -239,7 +251,8 @@ class Connection(asyncio.Protocol):
             self._most_body_bytes = request.route[0].body_bytes
         if int(request.header("content-length") or 0) > self._most_body_bytes:
             raise self._too_large()
-        self._limit(self._limits.body_s)
+        if not self._paused:
+            self._limit(self._limits.body_s)
         if request.header("expect").lower() == "100-continue" and self._transport is not None and self._idle_before:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -272,6 +285,7 @@ class Connection(asyncio.Protocol):
         if not self._idle_before and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
+            self._limit(HANG_UP_LOOK_S)
         self._waiting.append(request)
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
@@ -296,6 +310,7 @@ class Connection(asyncio.Protocol):
             while not waiting:
                 if not self._in_body:
                     self._limit(self._limits.idle_s)
+                    self._listener.unoccupied[self] = None
                 self._arrived = self._loop.create_future()
                 await self._arrived
             item = waiting.popleft()
@@ -423,7 +438,20 @@ class Connection(asyncio.Protocol):
             )
         elif self._idle_before:
             self.close()
+        elif self._paused:
+            if self._client_is_gone():
+                self.abort()
+            else:
+                self._limit(HANG_UP_LOOK_S)
         # Otherwise an answer is being made. The wait for the next request sets a limit again.
+
+    def _client_is_gone(self) -> bool:
+        """The client has closed its side, which the transport does not notice while it reads nothing."""
+        if self._transport is None:
+            return True
+        look = select.poll()
+        look.register(self._transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(look.poll(0))
 
     def _reject(self, error: error_table.GatewayError) -> None:
         """Nothing more is parsed; the error is answered after the requests before it."""

@@ -5,6 +5,7 @@ one client; `http_api` and `admin_api` bring the handlers.
 """
 
 import asyncio
+import collections
 import contextlib
 import os
 import re
@@ -101,6 +102,9 @@ class Server:
         self._guard = guard
         self.limits = limits
         self.connections: set[http_connection.Connection] = set()
+        self.unoccupied: dict[http_connection.Connection, None] = {}
+        """The connections without a request whose head has arrived, those that wait longest first."""
+        self._of_address: collections.Counter[str] = collections.Counter()
         self.body_bytes = 0
         """Bytes of the bodies of all requests that arrive or are being answered."""
         self._routes = routes
@@ -114,13 +118,29 @@ class Server:
         return self._leaving()
 
     def opened(self, connection: http_connection.Connection) -> bool:
-        """A client connected; False if there are too many."""
+        """A client connected; False if there are too many of its address. If there are too many in all, the connection
+        that has waited longest for its next request is closed, so idle connections keep no client out."""
         self.connections.add(connection)
-        return len(self.connections) <= self.limits.connections
+        self._of_address[connection.address] += 1
+        most = self.limits.connections_per_address
+        if self._of_address[connection.address] > most and not connection.local:
+            return False
+        if len(self.connections) > self.limits.connections:
+            if not self.unoccupied:
+                return False
+            oldest = next(iter(self.unoccupied))
+            del self.unoccupied[oldest]
+            oldest.close()
+        self.unoccupied[connection] = None
+        return True
 
     def closed(self, connection: http_connection.Connection) -> None:
         """A connection is gone."""
         self.connections.discard(connection)
+        self.unoccupied.pop(connection, None)
+        self._of_address[connection.address] -= 1
+        if not self._of_address[connection.address]:
+            del self._of_address[connection.address]
 
     def find(self, request: http_messages.Request) -> None:
         """Sets the route of a request before its body is read. Raises `GatewayError` for a path that does not exist, and

@@ -74,8 +74,7 @@ SENTENCES: dict[DropReason, str] = {
     DropReason.TENANT_LIMIT: f"the tenant has used its tokens for this minute; {_RETRY_LATER}",
     DropReason.DRAINING: "this gateway is shutting down; send the call again, so that another gateway can serve it",
     DropReason.NO_ENGINES: f"no engine can take calls now; {_RETRY_LATER}",
-    # Reserved: the gateway does not shed calls that are waiting in favour of other calls.
-    DropReason.EVICTED: f"the call was removed in favour of more urgent calls; {_RETRY_LATER}",
+    DropReason.EVICTED: f"the queue is full, and the call made room for a tenant with fewer calls in it; {_RETRY_LATER}",
     DropReason.STORE_UNAVAILABLE: (
         "the store does not answer, and workflows, relQueries and shared policies need it; send the request again after"
         " the delay that Retry-After (in gRPC: RetryInfo) gives, with an idempotency key so that the request counts once,"

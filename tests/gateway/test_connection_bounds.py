@@ -1,0 +1,122 @@
+"""Connections are bounded, and those that bring no request keep no other client out."""
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+import grpc
+import orjson
+import pytest
+
+from tidegate_gateway import fake_engine, gateway_settings, open_files
+from tidegate_gateway.edge import http_connection, http_listener
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def connected(stack: contextlib.AsyncExitStack, url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    stack.callback(writer.close)
+    return reader, writer
+
+
+async def healthy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    writer.write(HEALTH)
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(10):
+            return (await reader.read(64)).startswith(b"HTTP/1.1 200")
+    return False
+
+
+async def test_connections_without_a_request_make_room_for_new_clients(up: Any) -> None:
+    async with up(store=False, limits={"connections": 8}) as client, contextlib.AsyncExitStack() as stack:
+        idle = [await connected(stack, client.url) for _ in range(8)]
+        for _, writer in idle[4:]:
+            writer.write(b"GET /health HTTP/1.1\r\nX-Slow: ")
+        for _ in range(20):
+            assert await healthy(*(await connected(stack, client.url)))
+        for reader, _ in idle:
+            assert await asyncio.wait_for(reader.read(), 10) == b"", "the ones that waited longest were closed"
+
+
+async def test_connections_with_a_call_are_never_closed_for_new_clients(up: Any, until: Any) -> None:
+    body = orjson.dumps({"model": "fake", "prompt": "x"})
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    async with (
+        fake_engine.engine(first_s=2) as engine,
+        up(engine, store=False, limits={"connections": 4}) as client,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        calls = [await connected(stack, client.url) for _ in range(4)]
+        for _, writer in calls:
+            writer.write(request)
+        await until(lambda: engine.running == 4)
+        assert not await healthy(*(await connected(stack, client.url))), "no connection can be closed for it"
+        for reader, _ in calls:
+            assert (await reader.read(64)).startswith(b"HTTP/1.1 200")
+
+
+async def test_health_answers_on_the_metrics_port_while_the_client_port_is_full(up: Any) -> None:
+    async with (
+        up(store=False, listen={"metricsPort": 0}, limits={"connections": 4}) as client,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for _ in range(4):
+            _, writer = await connected(stack, client.url)
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        await asyncio.sleep(0)
+        assert await healthy(*(await connected(stack, client.probe_url)))
+
+
+@pytest.mark.parametrize(("address", "local"), [("127.0.0.1", True), ("::1", True), ("10.0.0.7", False)])
+async def test_one_address_has_a_bound_of_its_own_unless_it_is_this_machine(address: str, local: bool) -> None:
+    limits = gateway_settings.Limits(connections=100, connections_per_address=3)
+    server = http_listener.Server(http_listener.Routes([]), limits, leaving=lambda: False)
+    opened = []
+    for _ in range(5):
+        connection = http_connection.Connection(server)
+        connection.address = address
+        opened.append(server.opened(connection))
+    assert opened == ([True] * 5 if local else [True] * 3 + [False] * 2)
+    for connection in list(server.connections):
+        server.closed(connection)
+    assert not server.unoccupied
+
+
+async def test_a_client_that_hangs_up_behind_a_pipelined_request_is_noticed(up: Any, until: Any) -> None:
+    body = orjson.dumps({"model": "fake", "prompt": "x"})
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    async with fake_engine.engine(first_s=60) as engine, up(engine, store=False) as client:
+        async with contextlib.AsyncExitStack() as stack:
+            _, writer = await connected(stack, client.url)
+            writer.write(request * 3)
+            await until(lambda: engine.running == 1)
+        await until(lambda: engine.running == 0, within_s=20)
+
+
+async def test_grpc_connections_are_bounded(up: Any) -> None:
+    async with up(store=False, listen={"grpcPort": 0}, limits={"connections": 3}) as client:
+        host, port = client.grpc.split(":")
+        async with contextlib.AsyncExitStack() as stack:
+            preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+            answers = []
+            for _ in range(6):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                stack.callback(writer.close)
+                writer.write(preface)
+                with contextlib.suppress(ConnectionError):
+                    answers.append(bool(await asyncio.wait_for(reader.read(9), 10)))
+            assert sum(answers) == 3
+        async with grpc.aio.insecure_channel(client.grpc) as channel:
+            await asyncio.wait_for(channel.channel_ready(), 30)
+
+
+def test_few_open_files_lower_the_bound_with_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
+    settings = gateway_settings.Settings()
+    assert open_files.within(settings, 1_000_000) is settings
+    with caplog.at_level(logging.WARNING):
+        assert open_files.within(settings, 1024).limits.connections == 192
+    assert "limits.connections is 10000, and 1024 open files suffice for 192" in caplog.text
+    assert open_files.within(settings, 10).limits.connections == 1
