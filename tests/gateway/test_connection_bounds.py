@@ -117,6 +117,6 @@ def test_few_open_files_lower_the_bound_with_one_sentence(caplog: pytest.LogCapt
     settings = gateway_settings.Settings()
     assert open_files.within(settings, 1_000_000) is settings
     with caplog.at_level(logging.WARNING):
-        assert open_files.within(settings, 1024).limits.connections == 192
-    assert "limits.connections is 10000, and 1024 open files suffice for 192" in caplog.text
+        assert open_files.within(settings, 1024).limits.connections == 384
+    assert "limits.connections is 10000, and 1024 open files suffice for 384" in caplog.text
     assert open_files.within(settings, 10).limits.connections == 1

@@ -16,6 +16,7 @@ from tidegate_gateway.workflows import workflow_service
 DOMAIN = "tidegate.dev"
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_GONE = "the client went away before it read its answer"
 _Record = TypeVar("_Record")
 _Message = TypeVar("_Message", bound=message.Message)
 
@@ -34,7 +35,7 @@ async def abort(context: Context, error: error_table.GatewayError) -> NoReturn:
     try:
         await context.abort(_code(error), status.message, trailing_metadata=trailing)
     except grpc.aio.InternalError as gone:
-        raise asyncio.CancelledError("the client went away before it read the error") from gone
+        raise asyncio.CancelledError(_GONE) from gone
 
 
 async def answer(
@@ -55,6 +56,8 @@ async def write(context: Context, write_s: float, event: message.Message) -> Non
     try:
         async with asyncio.timeout(write_s):
             await context.write(event)
+    except grpc.aio.InternalError as gone:
+        raise asyncio.CancelledError(_GONE) from gone
     except TimeoutError as error:
         late = f"the answer was not read within {write_s:.3g} s"
         raise BadRequest(late, code="request_timeout") from error

@@ -26,6 +26,8 @@ KEEPALIVE_S, ANSWERED_S = 30, 10
 IDLE_S = 300
 """A connection without calls is closed after so long; clients connect again by themselves."""
 STOP_S = 1.0
+UNREAD_BYTES = 4096
+"""Bytes of a stream that wait here for a slow client. A token takes ten times its bytes, and gRPC's own bound is 64 KiB."""
 SERVICES = ("tidegate.v1.Inference", "tidegate.v1.Workflows", "tidegate.v1.RelQueries")
 
 
@@ -78,6 +80,7 @@ async def serving(gateway: running_gateway.Gateway, host: str, port: int) -> Asy
             ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
             ("grpc.keepalive_timeout_ms", ANSWERED_S * 1000),
             ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.write_buffer_size", UNREAD_BYTES),
             ("grpc.max_allowed_incoming_connections", limits.connections),
             ("grpc.server_handshake_timeout_ms", round(limits.idle_s * 1000)),
             ("grpc.max_connection_idle_ms", IDLE_S * 1000),

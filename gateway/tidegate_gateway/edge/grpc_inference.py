@@ -1,5 +1,6 @@
 """Calls over gRPC: `Generate` with typed fields, and `Call` with the JSON of any OpenAI endpoint."""
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,9 +79,8 @@ def _accepted(request: parsed_request.ParsedRequest, answer: relay.Relay) -> inf
     )
 
 
-def _pieces(block: bytes, kind: endpoint.Endpoint) -> list[tuple[str, str]]:
+def _pieces(block: bytes, kind: endpoint.Endpoint) -> Iterator[tuple[str, str]]:
     """Text and finish reason of each event in a block. Raises `EngineTrouble` for an error event."""
-    pieces: list[tuple[str, str]] = []
     for payload in _payloads(block, kind):
         try:
             event = orjson.loads(payload)
@@ -93,8 +93,7 @@ def _pieces(block: bytes, kind: endpoint.Endpoint) -> list[tuple[str, str]]:
             raise error_table.EngineTrouble(f"the engine failed in mid-answer: {words}")
         if not endpoint.has_choices(event):
             raise error_table.EngineTrouble("the engine's stream is garbled")
-        pieces += map(_piece, event["choices"])
-    return pieces
+        yield from map(_piece, event["choices"])
 
 
 def _piece(choice: dict[str, Any]) -> tuple[str, str]:
@@ -106,9 +105,10 @@ def _piece(choice: dict[str, Any]) -> tuple[str, str]:
 
 
 def _payloads(block: bytes, kind: endpoint.Endpoint) -> Iterator[bytes]:
-    """The data of each event in a block, without the end marker."""
+    """The data of each event in a block, without the end marker. A slow client takes them one after the other, and a
+    list of all of them would take ten times the memory of the block."""
     end_marker = b"" if kind.stream is None else kind.stream.end_marker
-    for line in block.splitlines():
+    for line in io.BytesIO(block):
         payload = line.removeprefix(b"data:").strip()
         if line.startswith(b"data:") and payload != end_marker:
             yield payload

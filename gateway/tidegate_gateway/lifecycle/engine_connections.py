@@ -8,6 +8,7 @@ protocol is `ConnectionLost`. The caller bounds the time of each wait.
 
 import asyncio
 import collections
+import socket
 import ssl
 import urllib.parse
 from collections.abc import Callable
@@ -21,8 +22,8 @@ SWEEP_S = 1.0
 """Between two looks for connections that have been idle too long."""
 HEAD_BYTES = 64 * 1024
 """The longest head of an answer, and the most bytes between two parts of its body."""
-UNREAD_BYTES = 256 * 1024
-"""Bytes of an answer that wait for their reader before the connection stops reading."""
+UNREAD_BYTES = 32 * 1024
+"""Bytes of an answer that wait for their reader before the connection stops reading. The kernel keeps about as many."""
 
 
 class ConnectionLost(OSError):
@@ -123,6 +124,8 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        # Otherwise one read could bring 256 KiB of a stream whose client is slow.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD_BYTES)
 
     def data_received(self, data: bytes) -> None:
         self._frame_bytes += len(data)
