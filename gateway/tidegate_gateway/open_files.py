@@ -9,8 +9,8 @@ from tidegate_gateway import gateway_settings
 logger = logging.getLogger("tidegate.gateway")
 
 FOR_EACH, OTHERS = 2, 256
-"""Open files for each of `limits.connections` (a client, and the engine of its call or a client of the other port), and those of
-everything else: the admin and metrics ports, the store, health checks, files."""
+"""Open files for each of `limits.connections`, and those of everything else. Each connection may need two: for a client and
+the engine of its call, or for a client of each port."""
 
 
 def fitted(settings: gateway_settings.Settings) -> gateway_settings.Settings:
