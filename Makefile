@@ -11,10 +11,11 @@ BIN := $(VENV)/bin
 UV := $(BIN)/uv
 SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles tests tools proto/generate
 SUITE ?= text2sql
+FIGURES ?= faults.json
 # These tests share no server, so they run on all cores.
 PURE_TESTS := tests/policy tests/sim
 
-.PHONY: help install up test lint e2e bench bench-gateway bench-engine bench-real lock proto kubernetes clean
+.PHONY: help install up test faults lint e2e bench bench-gateway bench-engine bench-real lock proto kubernetes clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,6 +32,9 @@ else
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PURE_TESTS)
 	$(BIN)/python -m pytest $(filter-out $(PURE_TESTS) %__pycache__,$(wildcard tests/*))
 endif
+
+faults: install ## all fault tests, with floods, slow clients and a soak of SOAK_MINUTES=30: each figure beside its goal
+	TIDEGATE_FAULTS=$(FIGURES) $(BIN)/python -m pytest tests/faults
 
 lint: $(VENV)/.installed-all ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check $(SOURCES)

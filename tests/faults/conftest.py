@@ -1,7 +1,12 @@
-"""Whole processes that can be killed: gateways, simulated engines, Valkey."""
+"""Whole processes that can be killed: gateways, simulated engines, Valkey. And the figures that fault tests print.
+
+`make faults` runs the tests with the mark `faults` too, which take minutes and measure. `make test` leaves them out.
+"""
 
 import asyncio
 import contextlib
+import json
+import os
 import pathlib
 import signal
 import socket
@@ -15,8 +20,39 @@ import aiohttp
 import pytest
 import yaml
 
+HEAVY = "TIDEGATE_FAULTS"
+FIGURES: list[dict[str, str]] = []
 START_S = 120.0
 """A process imports for tens of seconds on a machine whose cores are busy."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if HEAVY in os.environ:
+        return
+    for item in items:
+        if item.get_closest_marker("faults"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes; `make faults` runs it"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not FIGURES:
+        return
+    terminalreporter.section("figures of the fault tests")
+    width = max(len(row["figure"]) for row in FIGURES)
+    for row in FIGURES:
+        terminalreporter.line(f"{row['figure']:{width}}  {row['value']:>14}  goal {row['goal']:14}  {row['verdict']}")
+    if path := os.environ.get(HEAVY):
+        pathlib.Path(path).write_text(json.dumps(FIGURES, indent=1) + "\n")
+
+
+@pytest.fixture
+def figure() -> Callable[..., None]:
+    """Adds a line to the table at the end: `figure("streams broken", "3", goal="0", met=False)`."""
+
+    def add(name: str, value: str, *, goal: str, met: bool) -> None:
+        FIGURES.append({"figure": name, "value": value, "goal": goal, "verdict": "met" if met else "MISSED"})
+
+    return add
 
 
 def free_port() -> int:
@@ -50,6 +86,16 @@ class Process:
         self.child.kill()
         self.child.wait()
 
+    @property
+    def memory(self) -> int:
+        """Resident bytes."""
+        pages = pathlib.Path(f"/proc/{self.child.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    @property
+    def open_files(self) -> int:
+        return len(os.listdir(f"/proc/{self.child.pid}/fd"))  # names only
+
     def pause(self) -> None:
         self.child.send_signal(signal.SIGSTOP)
 
@@ -78,9 +124,17 @@ class Rig:
         (line,) = [line for line in page.splitlines() if line.startswith("vllm:num_requests_running")]
         return float(line.split()[-1])
 
-    async def gateway(self, engines: list[Process], store_url: str | None, **document: Any) -> Process:
-        port = free_port()
-        listen = {"port": port, "grpcPort": None, "adminPort": None}
+    async def gateway(
+        self,
+        engines: list[Process],
+        store_url: str | None,
+        *,
+        port: int | None = None,
+        grpc_port: int | None = None,
+        **document: Any,
+    ) -> Process:
+        port = port or free_port()
+        listen = {"port": port, "grpcPort": grpc_port, "adminPort": None}
         told = {
             "listen": listen,
             "engines": [{"url": engine.url} for engine in engines],

@@ -22,7 +22,7 @@ SWEEP_S = 1.0
 """Between two looks for connections that have been idle too long."""
 HEAD_BYTES = 64 * 1024
 """The longest head of an answer, and the most bytes between two parts of its body."""
-UNREAD_BYTES = 32 * 1024
+UNREAD_BYTES = 16 * 1024
 """Bytes of an answer that wait for their reader before the connection stops reading. The kernel keeps about as many."""
 
 

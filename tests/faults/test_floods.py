@@ -1,0 +1,135 @@
+"""What a tenant loses while another one floods the pool, and what clients cost that do not read their streams."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import orjson
+import pytest
+
+from tidegate_gateway import fake_engine
+from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
+
+pytestmark = pytest.mark.faults
+
+HONEST_CALLS, HONEST_S = 120, 30.0
+FLOODERS = 300
+"""Calls that the flooding tenant keeps open: about five times what the engine can run."""
+SLOW_READERS = 1000
+KIB = 1024
+
+
+async def first_token_s(
+    http: Any, url: str, tenant: str, *, words: int, tokens: int, claims: Any = None
+) -> float | str:
+    """The time to the first token of a stream; the status and code of a rejection."""
+    body = {"model": "sim", "prompt": "word " * words, "max_tokens": tokens, "stream": True}
+    sent_at_s = time.monotonic()
+    async with http.post(
+        url + "/v1/completions", json=body, headers={"x-tidegate-tenant": tenant, **(claims or {})}
+    ) as answer:
+        if answer.status != 200:
+            return f"{answer.status} {(await answer.json())['error']['code']}"
+        first_s = None
+        async for line in answer.content:
+            if first_s is None and line.startswith(b"data:"):
+                first_s = time.monotonic() - sent_at_s
+        assert first_s is not None
+        return first_s
+
+
+async def honest(call: Callable[[], Awaitable[float | str]]) -> list[float | str]:
+    """The answers to calls that come at a steady rate."""
+    tasks = []
+    for _ in range(HONEST_CALLS):
+        tasks.append(asyncio.create_task(call()))
+        await asyncio.sleep(HONEST_S / HONEST_CALLS)
+    return list(await asyncio.gather(*tasks))
+
+
+def percentile(times: list[float | str], share: float) -> float:
+    known = sorted(value for value in times if isinstance(value, float))
+    return known[int(share * (len(known) - 1))]
+
+
+@pytest.mark.parametrize(
+    "claims", [{}, {"x-tidegate-slo-ttft-ms": "1", "x-tidegate-slo-tpot-ms": "1"}], ids=["plain", "claims"]
+)
+async def test_a_flood_moves_the_first_tokens_of_an_honest_tenant_a_little(rig: Any, figure: Any, claims: Any) -> None:
+    tenants = [{"name": name, "weight": 1} for name in ("honest", "flood")]
+    engine = await rig.engine(speed=4)
+    gateway = await rig.gateway([engine], None, tenants=tenants)
+
+    async def one() -> float | str:
+        return await first_token_s(rig.http, gateway.url, "honest", words=200, tokens=50)
+
+    alone = await honest(one)
+    flooding = True
+    flooded: list[float | str] = []
+
+    async def flood() -> None:
+        while flooding:
+            flooded.append(await first_token_s(rig.http, gateway.url, "flood", words=600, tokens=200, claims=claims))
+            if isinstance(flooded[-1], str):
+                await asyncio.sleep(0.05)
+
+    async with asyncio.TaskGroup() as group:
+        floods = [group.create_task(flood()) for _ in range(FLOODERS)]
+        await asyncio.sleep(3)
+        during = await honest(one)
+        flooding = False
+        for task in floods:
+            task.cancel()
+    name = "flood with claims" if claims else "flood"
+    refused = [value for value in during if isinstance(value, str)]
+    for share in (0.5, 0.95):
+        before, after = percentile(alone, share), percentile(during, share)
+        figure(f"{name}: TTFT p{share * 100:.0f} of the honest tenant, alone and flooded, s", f"{before:.3f}, {after:.3f}",
+               goal="below twice", met=after < 2 * before)  # fmt: skip
+    figure(f"{name}: calls of the honest tenant refused", str(len(refused)), goal="0", met=not refused)
+    assert not refused
+    assert percentile(during, 0.95) < 5, "without shares of tenants it was 60 s"
+
+
+@pytest.mark.parametrize("wire", ["HTTP", "gRPC"])
+async def test_clients_that_do_not_read_cost_little_and_stop_the_engine(
+    rig: Any, figure: Any, free_port: Any, wire: str
+) -> None:
+    async with fake_engine.engine(tokens=50_000) as engine, contextlib.AsyncExitStack() as stack:
+        settings = {"dispatch": {"cap": None}, "limits": {"write": "120s"}, "queue": {"shareAmongTenants": False}}
+        grpc_port = free_port()
+        gateway = await rig.gateway([engine], None, grpc_port=grpc_port, **settings)
+        before = gateway.memory
+        body = orjson.dumps({"model": "fake", "prompt": "x", "stream": True, "max_tokens": 50_000})
+        request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        readers = SLOW_READERS if wire == "HTTP" else SLOW_READERS // 5
+        for _ in range(readers):
+            if wire == "HTTP":
+                slow = stack.enter_context(socket.socket())
+                slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                slow.setblocking(False)
+                address = ("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+                await asyncio.get_running_loop().sock_connect(slow, address)
+                await asyncio.get_running_loop().sock_sendall(slow, request)
+            else:
+                options = [("grpc.use_local_subchannel_pool", 1)]
+                channel = await stack.enter_async_context(
+                    grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}", options=options)
+                )
+                message = inference_pb2.GenerateRequest(model="fake", prompt="x", max_tokens=50_000)
+                stream = inference_pb2_grpc.InferenceStub(channel).Generate(message)
+                assert (await stream.read()).accepted.engine
+        most = 0
+        for _ in range(30):
+            await asyncio.sleep(0.5)
+            most = max(most, gateway.memory)
+        each = (most - before) / readers / KIB
+        figure(
+            f"{readers} clients of {wire} that do not read: KiB each", f"{each:.0f}", goal="at most 60", met=each <= 60
+        )
+        assert engine.running == readers, "no engine can send what no client reads"
+        assert each < 120
