@@ -72,9 +72,13 @@ SERVING_POOL = {
     "store.password": "state.valkey.secretRef",
     "tracing.endpoint": "gateway.tracing.endpoint",
     "listen": OPERATOR,
+    "auth.keysFile": "gateway.auth.keysSecretRef",
     "auth.allowUnauthenticated": OPERATOR,
+    "tls.certFile": "gateway.tls.secretName",
+    "tls.keyFile": "gateway.tls.secretName",
     "services": OPERATOR,
     "store.pool": OPERATOR,
+    "store.journal": OPERATOR,
     "timeouts.drain": OPERATOR,
     "policy.name": "policy.name",
 }

@@ -121,8 +121,9 @@ async def _serve(
         await asyncio.gather(starting, return_exceptions=True)
         return INTERRUPTED
     started = starting.result()
-    url = up_start.gateway_url(options)
-    sys.stdout.write(welcome.text(options, combined.wanted, url=url, model=await up_start.served_model(url)))
+    url = up_start.gateway_url(options, encrypted=combined.settings.tls.cert_file is not None)
+    model = await up_start.served_model(options) or "MODEL"
+    sys.stdout.write(welcome.text(options, combined.wanted, url=url, model=model))
     sys.stdout.flush()
     controls = [engine.control for engine in started if engine.control]
     await up_supervision.supervise(options, controls, family, interrupted)

@@ -48,8 +48,7 @@ async def start(options: argparse.Namespace, combined: up_settings.Combined, fam
         document = up_settings.gateway_document(options, combined, [_entry(engine) for engine in started])
         settings.write_text(yaml.safe_dump(document, sort_keys=False))
         gateway = await family.start("gateway", processes.ourselves("gateway", "--config", str(settings)), stop_s=40)
-        ready_url = f"{gateway_url(options)}/ready"
-        await processes.wait_until(gateway, lambda: _answers(session, ready_url), patience_s=30)
+        await processes.wait_until(gateway, lambda: _is_ready(options), patience_s=30)
     return started
 
 
@@ -101,17 +100,27 @@ def _vllm_flags(model: str | None) -> list[str]:
     return ["--model", str(directory), "--served-model-name", directory.name, "--enforce-eager"]
 
 
-def gateway_url(options: argparse.Namespace) -> str:
+def gateway_url(options: argparse.Namespace, *, encrypted: bool) -> str:
     """The address of the gateway as a client on this machine reaches it."""
     host = options.host
     reachable = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    return f"http://{reachable}:{options.port}"
+    return f"{'https' if encrypted else 'http'}://{reachable}:{options.port}"
 
 
-async def served_model(url: str) -> str:
-    """The first model that the gateway at `url` lists."""
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
-        return str((await response.json())["data"][0]["id"])
+async def served_model(options: argparse.Namespace) -> str | None:
+    """The model that the gateway serves; None while it is not ready. Its admin port tells, where clients need no key."""
+    timeout = aiohttp.ClientTimeout(total=2)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        try:
+            async with session.get(f"http://127.0.0.1:{options.admin_port}/admin/state") as response:
+                state = await response.json()
+        except (aiohttp.ClientError, TimeoutError):
+            return None
+    return state["model"] if state["status"] in ("ready", "degraded") else None
+
+
+async def _is_ready(options: argparse.Namespace) -> bool:
+    return await served_model(options) is not None
 
 
 async def _lists_models(session: aiohttp.ClientSession, url: str) -> bool:

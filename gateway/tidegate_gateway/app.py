@@ -10,6 +10,7 @@ import gc
 import logging
 import pathlib
 import signal
+import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 
 import tidegate_profiles
 from tidegate_gateway import gateway_settings, open_files, running_gateway
-from tidegate_gateway.edge import admin_api, grpc_api, http_api, http_listener
+from tidegate_gateway.edge import admin_api, grpc_api, http_api, http_listener, port_encryption
 from tidegate_gateway.engines import discovery, health_check
 from tidegate_gateway.lifecycle import engine_connections
 from tidegate_gateway.observe import tracing_spans
@@ -60,6 +61,7 @@ async def serving(
     settings: gateway_settings.Settings, *, profiles: discovery.Profiles | None = None
 ) -> AsyncIterator[Bound]:
     """A running gateway; leaving the context drains it. Raises `BadSettings`, and `OSError` for a port or a file in use."""
+    encryption = port_encryption.PortEncryption(settings.tls)
     store = valkey_store.Valkey(settings.store, gateway=valkey_store.new_gateway_id()) if settings.store.url else None
     try:
         async with contextlib.AsyncExitStack() as stack:
@@ -82,7 +84,8 @@ async def serving(
             stack.push_async_callback(_leave, gateway)  # once no loop renews the lease
             loops = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(loops.create_task(gateway.run()).cancel)
-            bound = await _listen(stack, gateway)
+            stack.callback(loops.create_task(encryption.run(gateway.loops)).cancel)
+            bound = await _listen(stack, gateway, encryption)
             try:
                 yield bound
             finally:
@@ -104,11 +107,18 @@ def shipped(name: str) -> Mapping[str, Any]:
     return cost
 
 
-async def _listen(stack: contextlib.AsyncExitStack, gateway: running_gateway.Gateway) -> Bound:
+async def _listen(
+    stack: contextlib.AsyncExitStack,
+    gateway: running_gateway.Gateway,
+    encryption: port_encryption.PortEncryption,
+) -> Bound:
     where, handlers, admin = gateway.settings.listen, http_api.HttpApi(gateway), admin_api.AdminApi(gateway)
     return Bound(
-        http=await _site(stack, gateway, handlers.routes(), where.host, where.port, handlers.guard) or "",
-        grpc=await _grpc(stack, gateway, where),
+        http=await _site(
+            stack, gateway, handlers.routes(), where.host, where.port, handlers.guard, encryption.http_context()
+        )
+        or "",
+        grpc=await _grpc(stack, gateway, where, encryption),
         admin=await _site(stack, gateway, admin.routes(), where.admin_host, where.admin_port, admin.guard),
         metrics=await _site(stack, gateway, handlers.probes(), where.metrics_host, where.metrics_port),
         gateway=gateway,
@@ -122,22 +132,30 @@ async def _site(
     host: str,
     port: int | None,
     guard: http_listener.Guard | None = None,
+    encryption: ssl.SSLContext | None = None,
 ) -> str | None:
     """Opens one listener; its address as host:port, None if it is not wanted. Raises `OSError` for a port in use."""
     if port is None:
         return None
     server = http_listener.Server(routes, gateway.settings.limits, leaving=lambda: gateway.draining, guard=guard)
-    opened = await asyncio.get_running_loop().create_server(server, host, port, backlog=1024)
+    handshake_s = None if encryption is None else gateway.settings.limits.idle_s
+    opened = await asyncio.get_running_loop().create_server(
+        server, host, port, backlog=1024, ssl=encryption, ssl_handshake_timeout=handshake_s
+    )
     stack.push_async_callback(http_listener.close, opened, server)
     return f"{host}:{opened.sockets[0].getsockname()[1]}"
 
 
 async def _grpc(
-    stack: contextlib.AsyncExitStack, gateway: running_gateway.Gateway, where: gateway_settings.Listen
+    stack: contextlib.AsyncExitStack,
+    gateway: running_gateway.Gateway,
+    where: gateway_settings.Listen,
+    encryption: port_encryption.PortEncryption,
 ) -> str | None:
     if where.grpc_port is None:
         return None
-    return await stack.enter_async_context(grpc_api.serving(gateway, where.host, where.grpc_port))
+    credentials = encryption.grpc_credentials()
+    return await stack.enter_async_context(grpc_api.serving(gateway, where.host, where.grpc_port, credentials))
 
 
 async def _drain(gateway: running_gateway.Gateway) -> None:

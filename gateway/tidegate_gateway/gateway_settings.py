@@ -68,6 +68,18 @@ class Auth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """TLS of the client ports, HTTP and gRPC. The admin and metrics ports speak plain text."""
+
+    cert_file: str | None = None
+    """The certificate and its chain in PEM; null = the client ports speak plain text."""
+    key_file: str | None = None
+    """The private key of the certificate in PEM, without a password."""
+    reload_s: float = 10.0
+    """Between two looks at the files. New connections get a changed certificate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StaticEngine:
     """One engine by address."""
 
@@ -306,6 +318,7 @@ class Settings:
     """The model that every engine serves; null = the first model that an engine lists."""
     listen: Listen = field(default_factory=Listen)
     auth: Auth = field(default_factory=Auth)
+    tls: Tls = field(default_factory=Tls)
     engines: tuple[StaticEngine, ...] = ()
     services: tuple[EngineService, ...] = ()
     health: Health = field(default_factory=Health)
@@ -404,6 +417,8 @@ def _problems(settings: Settings) -> list[str]:
             f"listen.host {settings.listen.host!r} lets other machines call, and callers need no API key: set"
             " auth.keysFile, or auth.allowUnauthenticated: true if the network or a proxy authenticates clients"
         )
+    if (settings.tls.cert_file is None) != (settings.tls.key_file is None):
+        problems.append("tls needs both certFile and keyFile, or none of them")
     if settings.policy.name not in policies.POLICIES:
         near = settings_decoder.suggestion(settings.policy.name, policies.POLICIES)
         problems.append(f"policy.name {settings.policy.name!r} is not a policy; {near}")

@@ -93,6 +93,10 @@ class Gateway:
     max_waiting: int
     ttl_s: float
     default_class: str | None
+    keys_secret: tuple[str, str] | None
+    """Name of the Secret that holds the file of API keys, and the key in it; None lets every client call."""
+    tls_secret: str | None
+    """Name of the Secret with the certificate of the client ports; None selects plain text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,14 +228,21 @@ def _gateway(item: Json) -> Gateway:
         max_waiting=item["queue"]["maxRequests"],
         ttl_s=duration.seconds(item["queue"]["ttl"]),
         default_class=item.get("defaultClass"),
+        keys_secret=_secret(item.get("auth", {}).get("keysSecretRef")),
+        tls_secret=item.get("tls", {}).get("secretName"),
     )
 
 
+def _secret(reference: Json | None) -> tuple[str, str] | None:
+    """Name and key of a reference to a Secret."""
+    return None if reference is None else (reference["name"], reference["key"])
+
+
 def _store(item: Json) -> Store:
-    secret, storage = item.get("secretRef"), item.get("storage")
+    storage = item.get("storage")
     return Store(
         url=item.get("url"),
-        secret=(secret["name"], secret["key"]) if secret else None,
+        secret=_secret(item.get("secretRef")),
         storage=(storage["size"], storage.get("className")) if storage else None,
     )
 

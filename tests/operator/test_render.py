@@ -87,6 +87,24 @@ def test_a_pool_with_an_external_store_gets_no_embedded_one():
     } in env
 
 
+def test_secrets_of_api_keys_and_of_a_certificate_are_mounted():
+    gateway = {
+        **body()["spec"]["gateway"],
+        "auth": {"keysSecretRef": {"name": "clients", "key": "file"}},
+        "tls": {"secretName": "chat-tls"},
+    }
+    found = manifests(gateway=gateway)
+    settings = yaml.safe_load(pick(found, "ConfigMap", "chat-gateway")["data"]["gateway.yaml"])
+    assert settings["auth"] == {"keysFile": "/etc/tidegate-keys/keys.yaml"}
+    assert settings["tls"] == {"certFile": "/etc/tidegate-tls/tls.crt", "keyFile": "/etc/tidegate-tls/tls.key"}
+    pod = pick(found, "Deployment", "chat-gateway")["spec"]["template"]["spec"]
+    mounts = {item["name"]: item["mountPath"] for item in pod["containers"][0]["volumeMounts"]}
+    assert (mounts["keys"], mounts["tls"]) == ("/etc/tidegate-keys", "/etc/tidegate-tls")
+    volumes = {item["name"]: item for item in pod["volumes"]}
+    assert volumes["keys"]["secret"] == {"secretName": "clients", "items": [{"key": "file", "path": "keys.yaml"}]}
+    assert volumes["tls"]["secret"] == {"secretName": "chat-tls"}
+
+
 def test_a_gateway_restarts_when_its_settings_change_and_only_then():
     def digest(**changes):
         return pick(manifests(**changes), "Deployment", "chat-gateway")["spec"]["template"]["metadata"]["annotations"]

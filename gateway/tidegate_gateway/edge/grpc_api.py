@@ -65,8 +65,11 @@ def _unreadable(method: str) -> BadRequest:
 
 
 @contextlib.asynccontextmanager
-async def serving(gateway: running_gateway.Gateway, host: str, port: int) -> AsyncIterator[str]:
-    """A started gRPC server; its address as host:port. Raises `OSError` when the port is taken."""
+async def serving(
+    gateway: running_gateway.Gateway, host: str, port: int, credentials: grpc.ServerCredentials | None = None
+) -> AsyncIterator[str]:
+    """A started gRPC server, with TLS if it has `credentials`; its address as host:port. Raises `OSError` when
+    the port is taken."""
     limits = gateway.settings.limits
     open_services = (health.SERVICE_NAME, reflection.SERVICE_NAME)
     authentication = grpc_authentication.Authentication(gateway.keys, without_key=open_services)
@@ -95,10 +98,11 @@ async def serving(gateway: running_gateway.Gateway, host: str, port: int) -> Asy
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    where = f"{host}:{port}"
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = server.add_secure_port(where, credentials) if credentials else server.add_insecure_port(where)
     except RuntimeError as error:
-        raise OSError(f"cannot listen on {host}:{port}: {error}") from error
+        raise OSError(f"cannot listen on {where}: {error}") from error
     await server.start()
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(_health(gateway, checks))

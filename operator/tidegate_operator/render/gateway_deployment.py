@@ -20,7 +20,7 @@ from tidegate_policy import cost, duration
 COMPONENT = "gateway"
 PUBLIC_PORTS = {"http": child_metadata.HTTP_PORT, "grpc": child_metadata.GRPC_PORT}
 INTERNAL_PORTS = {"admin": child_metadata.ADMIN_PORT, "metrics": child_metadata.METRICS_PORT}
-SETTINGS = "/etc/tidegate"
+SETTINGS, KEYS, TLS = "/etc/tidegate", "/etc/tidegate-keys", "/etc/tidegate-tls"
 JOURNAL = "/tmp/ends.jsonl"
 """It outlives a container that was killed, and is lost with the pod."""
 DRAIN_S = 60
@@ -43,7 +43,8 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
             "statusPage": False,
             "clientMetrics": False,
         },
-        "auth": {"allowUnauthenticated": True},  # the spec cannot name API keys yet
+        "auth": {"keysFile": f"{KEYS}/keys.yaml"} if pool.gateway.keys_secret else {"allowUnauthenticated": True},
+        **({"tls": {"certFile": f"{TLS}/tls.crt", "keyFile": f"{TLS}/tls.key"}} if pool.gateway.tls_secret else {}),
         "services": [
             {
                 "name": f"{child_metadata.engine_name(pool, node_pool.name)}.{pool.namespace}.svc",
@@ -121,6 +122,7 @@ def manifests(pool: spec.Pool, *, image: pods.Image, operator_namespace: str) ->
 
 def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
     name = child_metadata.component_name(pool, COMPONENT)
+    secrets = _secrets(pool.gateway)
     container = pods.container(
         "gateway",
         image=image,
@@ -128,7 +130,11 @@ def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
         command=["tidegate", "gateway"],
         args=[f"--config={SETTINGS}/gateway.yaml"],
         env=_password(pool.store),
-        mounts=[{"name": "settings", "mountPath": SETTINGS, "readOnly": True}],
+        mounts=[
+            {"name": volume, "mountPath": path, "readOnly": True}
+            for volume, path in (("settings", SETTINGS), ("keys", KEYS), ("tls", TLS))
+            if volume == "settings" or volume in secrets
+        ],
         resources=dict(pool.gateway.resources),
         # Probes use the metrics port: many clients on the client port must not make the gateway look dead.
         startupProbe=pods.http_probe("/health", port="metrics", period_s=1, failures=60),
@@ -140,7 +146,10 @@ def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
         [container],
         account=name,
         image=image,
-        volumes=[{"name": "settings", "configMap": {"name": name}}],
+        volumes=[
+            {"name": "settings", "configMap": {"name": name}},
+            *({"name": volume, "secret": secret} for volume, secret in secrets.items()),
+        ],
         terminationGracePeriodSeconds=LEAVE_S + DRAIN_S + 10,
         topologySpreadConstraints=[
             {
@@ -152,6 +161,17 @@ def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
             for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
         ],
     )
+
+
+def _secrets(gateway: spec.Gateway) -> dict[str, dict[str, Any]]:
+    """The Secrets that the pod mounts, by volume. The kubelet updates the files when a Secret changes."""
+    secrets: dict[str, dict[str, Any]] = {}
+    if gateway.keys_secret is not None:
+        name, key = gateway.keys_secret
+        secrets["keys"] = {"secretName": name, "items": [{"key": key, "path": "keys.yaml"}]}
+    if gateway.tls_secret is not None:
+        secrets["tls"] = {"secretName": gateway.tls_secret}
+    return secrets
 
 
 def _password(where: spec.Store) -> list[dict[str, Any]]:

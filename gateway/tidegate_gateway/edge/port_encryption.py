@@ -1,0 +1,96 @@
+"""TLS of the client ports, HTTP and gRPC. The certificate is read again when its files change, as cert-manager and the
+kubelet change them, and new connections get the new one. A certificate that cannot be used changes nothing.
+"""
+
+import asyncio
+import logging
+import pathlib
+import ssl
+
+import grpc
+
+from tidegate_gateway import gateway_settings
+from tidegate_gateway.observe import background_loop
+from tidegate_gateway.settings_decoder import BadSettings
+
+logger = logging.getLogger("tidegate.gateway")
+
+Files = tuple[bytes, bytes]
+"""The certificate chain and the private key, in PEM."""
+
+
+class PortEncryption:
+    """The certificate of one gateway."""
+
+    def __init__(self, settings: gateway_settings.Tls) -> None:
+        """Raises `BadSettings` for files that cannot be used."""
+        self._settings = settings
+        self._files: Files = (b"", b"")
+        self._context: ssl.SSLContext | None = None
+        if settings.cert_file is not None and settings.key_file is not None:
+            self._load(settings.cert_file, settings.key_file)
+
+    @property
+    def wanted(self) -> bool:
+        return self._context is not None
+
+    def http_context(self) -> ssl.SSLContext | None:
+        """For a listening socket; each handshake takes the newest certificate. None = plain text."""
+        if self._context is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_alpn_protocols(["http/1.1"])
+
+        def newest(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+            if self._context is not None:
+                connection.context = self._context
+
+        context.sni_callback = newest
+        return context
+
+    def grpc_credentials(self) -> grpc.ServerCredentials | None:
+        """For a gRPC port; each handshake takes the newest certificate. None = plain text."""
+        if self._context is None:
+            return None
+
+        def newest() -> grpc.ServerCertificateConfiguration:
+            chain, key = self._files
+            return grpc.ssl_server_certificate_configuration([(key, chain)])
+
+        return grpc.dynamic_ssl_server_credentials(newest(), newest)
+
+    async def run(self, loops: background_loop.BackgroundLoops) -> None:
+        """Reads the files again and again, until cancelled."""
+        while self.wanted:
+            await asyncio.sleep(self._settings.reload_s)
+            await loops.step("tls", self.reload)
+
+    async def reload(self) -> None:
+        """Takes the certificate that the files have now. Raises `BadSettings`."""
+        chain, key = self._settings.cert_file, self._settings.key_file
+        if chain is not None and key is not None:
+            await asyncio.to_thread(self._load, chain, key)
+
+    def _load(self, chain: str, key: str) -> None:
+        files = _bytes(chain, "certFile"), _bytes(key, "keyFile")
+        if files == self._files:
+            return
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            context.load_cert_chain(chain, key, password="")
+        except (ssl.SSLError, ValueError, OSError) as error:
+            raise BadSettings(
+                f"tls.certFile and tls.keyFile must be a certificate chain and its key without a password, in PEM: {error}"
+            ) from error
+        if self._context is not None:
+            logger.info("the certificate of the client ports has changed")
+        self._context, self._files = context, files
+
+
+def _bytes(path: str, name: str) -> bytes:
+    try:
+        return pathlib.Path(path).read_bytes()
+    except OSError as error:
+        raise BadSettings(f"tls.{name}: cannot read {path}: {error.strerror}") from error

@@ -1,0 +1,129 @@
+"""TLS of the client ports, with real certificates and handshakes."""
+
+import asyncio
+import datetime
+import ipaddress
+import pathlib
+import ssl
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tidegate_gateway import fake_engine, gateway_settings
+from tidegate_gateway.edge import port_encryption
+from tidegate_gateway.settings_decoder import BadSettings
+from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
+
+CALL = {"model": "fake", "prompt": "x", "max_tokens": 2}
+
+
+def certificate(folder: pathlib.Path, name: str = "gateway") -> dict[str, str]:
+    """Writes a self-signed certificate of 127.0.0.1 and its key; the settings of `tls`."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    form = serialization.PrivateFormat.PKCS8
+    private = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    (folder / "tls.crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    (folder / "tls.key").write_bytes(private)
+    return {"certFile": str(folder / "tls.crt"), "keyFile": str(folder / "tls.key"), "reload": "50ms"}
+
+
+def trusting(tls: dict[str, str]) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=tls["certFile"])
+
+
+async def shown(url: str) -> str:
+    """The name in the certificate that a new connection gets."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    host, port = url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    raw = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return str(x509.load_der_x509_certificate(raw).subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value)
+
+
+async def test_calls_and_streams_pass_over_tls(up: Any, tmp_path: pathlib.Path) -> None:
+    tls = certificate(tmp_path)
+    async with fake_engine.engine() as engine, up(engine, store=False, tls=tls) as client:
+        url = client.url.replace("http:", "https:") + "/v1/completions"
+        for stream in (False, True, True):
+            async with client.http.post(url, json={**CALL, "stream": stream}, ssl=trusting(tls)) as answer:
+                assert answer.status == 200
+                assert (await answer.read()).endswith(b"[DONE]\n\n") is stream
+
+
+async def test_grpc_has_the_same_certificate(up: Any, tmp_path: pathlib.Path) -> None:
+    tls = certificate(tmp_path)
+    credentials = grpc.ssl_channel_credentials((tmp_path / "tls.crt").read_bytes())
+    async with (
+        fake_engine.engine() as engine,
+        up(engine, store=False, tls=tls, listen={"grpcPort": 0}) as client,
+        grpc.aio.secure_channel(client.grpc, credentials) as channel,
+    ):
+        request = inference_pb2.GenerateRequest(model="fake", prompt="x", max_tokens=2)
+        answers = [answer async for answer in inference_pb2_grpc.InferenceStub(channel).Generate(request)]
+        assert answers[-1].finished.completion_tokens == 2
+
+
+async def test_plain_text_gets_no_answer_and_the_port_lives_on(up: Any, tmp_path: pathlib.Path) -> None:
+    tls = certificate(tmp_path)
+    async with fake_engine.engine() as engine, up(engine, store=False, tls=tls) as client:
+        with pytest.raises(aiohttp.ClientError):
+            await client.ask("/v1/completions", **CALL)
+        url = client.url.replace("http:", "https:") + "/health"
+        async with client.http.get(url, ssl=trusting(tls)) as answer:
+            assert answer.status == 200
+
+
+async def test_new_connections_get_a_renewed_certificate(up: Any, until: Any, tmp_path: pathlib.Path) -> None:
+    tls = certificate(tmp_path, "first")
+    async with up(store=False, tls=tls) as client:
+        assert await shown(client.url) == "first"
+        (tmp_path / "tls.key").write_text("cut off")
+        await asyncio.sleep(0.2)
+        assert await shown(client.url) == "first", "a certificate that cannot be used changes nothing"
+        certificate(tmp_path, "second")
+
+        async def renewed() -> bool:
+            return await shown(client.url) == "second"
+
+        await until(renewed)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"certFile": "/nowhere/tls.crt"}, "tls.certFile: cannot read /nowhere/tls.crt: No such file"),
+        ({"keyFile": __file__}, "must be a certificate chain and its key"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named_at_the_start(
+    tmp_path: pathlib.Path, change: dict[str, str], says: str
+) -> None:
+    settings = gateway_settings.from_mapping({"tls": certificate(tmp_path) | change})
+    with pytest.raises(BadSettings, match=says):
+        port_encryption.PortEncryption(settings.tls)
+
+
+def test_one_file_without_the_other_is_an_error() -> None:
+    with pytest.raises(BadSettings, match="tls needs both certFile and keyFile"):
+        gateway_settings.from_mapping({"tls": {"keyFile": "/etc/tls.key"}})
