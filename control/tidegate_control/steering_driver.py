@@ -5,11 +5,14 @@ without a cluster. A driver knows engines by address only. An engine that report
 other parameters (it is new, it restarted, or a call to it failed) is set again by the next `enforce`.
 """
 
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Set
 
 from tidegate_control import control_client
 from tidegate_policy import policies
 from tidegate_policy.steer import guards, steering_loop
+
+logger = logging.getLogger("tidegate.steering")
 
 
 class SteeringDriver:
@@ -18,6 +21,8 @@ class SteeringDriver:
     def __init__(self, state: guards.SteerState | None, settings: steering_loop.Settings, *, now: float) -> None:
         """`state` is what a predecessor left; None for a pool that was never steered."""
         self._loop = steering_loop.SteeringLoop(state, settings, now=now)
+        self._outliers: Set[str] = frozenset()
+        """The engines whose last report could not be believed."""
         self.engines = control_client.EngineConnections(report_period_s=settings.report_period_s)
 
     @property
@@ -37,7 +42,11 @@ class SteeringDriver:
     def observe(self, now: float, override: steering_loop.Override | None) -> steering_loop.Outcome:
         """Takes the reports that have come and decides. `now` is in seconds of the wall clock."""
         reports = self.engines.take_reports()
-        return self._loop.observe(now, reports, silent=self.engines.silent(), override=override)
+        outcome = self._loop.observe(now, reports, silent=self.engines.silent(), override=override)
+        for engine in outcome.outliers.keys() - self._outliers:
+            logger.warning("engine %s counts less than it claims: %s", engine, outcome.outliers[engine])
+        self._outliers = outcome.outliers.keys()
+        return outcome
 
     def active_override(self, now: float) -> steering_loop.Override | None:
         """The override in force unless its time is over: the best guess while its source cannot be asked."""

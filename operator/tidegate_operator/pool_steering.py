@@ -278,7 +278,8 @@ def _event(pool: spec.Pool, outcome: steering_loop.Outcome) -> pool_status.Event
 
 def _memory(state: guards.SteerState) -> dict[str, Any]:
     """The loop's memory as the status stores it."""
-    return {key: value for key, value in asdict(state).items() if value is not None and value != {}}
+    memory = {**asdict(state), "switched_at_s": list(state.switched_at_s)}
+    return {key: value for key, value in memory.items() if value not in (None, {}, [])}
 
 
 def _remembered(body: Json) -> guards.SteerState | None:
@@ -292,6 +293,7 @@ def _remembered(body: Json) -> guards.SteerState | None:
             **{
                 **kept,
                 "kind": guards.Kind(kept["kind"]),
+                "switched_at_s": tuple(kept.get("switched_at_s", ())),
                 "baseline": None if baseline is None else guards.Baseline(**baseline),
             }
         )

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -56,9 +57,12 @@ def figure() -> Callable[..., None]:
 
 
 def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    """A port below those that the kernel gives to outgoing connections, so it stays free until a process takes it."""
+    while True:
+        port = random.randrange(12_000, 32_000)
+        with socket.socket() as taken, contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", port))
+            return port
 
 
 async def until(condition: Callable[[], Any], within_s: float = 30.0) -> Any:

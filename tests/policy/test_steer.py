@@ -13,6 +13,7 @@ from tidegate_policy.steer import guards, proposal, rules
 ALLOW = frozenset(policies.POLICIES)
 RULES = rules.Rules()
 CAREFUL = guards.GuardSettings()
+UNCOUNTED = guards.GuardSettings(per_hour=1_000_000)
 
 
 def histogram(*seconds: float) -> Histogram:
@@ -267,7 +268,7 @@ def test_a_proposal_that_always_worsens_the_service_is_tried_less_and_less_often
     while now < 86_400:
         now += 10.0
         ttft_s = 5.0 if current.active == "edf" else 0.1
-        current, verdict = guards.step(now, current, window(ttft_s=ttft_s), EDF, CAREFUL)
+        current, verdict = guards.step(now, current, window(ttft_s=ttft_s), EDF, UNCOUNTED)
         if verdict.kind is guards.Kind.SWITCH:
             switches.append(now)
     gaps = [later - earlier for earlier, later in itertools.pairwise(switches)]
@@ -281,7 +282,7 @@ def switches_of(period_s: float, until_s: float) -> list[float]:
     while now < until_s:
         now += 10.0
         wanted = "two-lane" if now // period_s % 2 else "edf"
-        current, verdict = guards.step(now, current, window(), proposal.Proposal(policy=wanted, reason="x"), CAREFUL)
+        current, verdict = guards.step(now, current, window(), proposal.Proposal(policy=wanted, reason="x"), UNCOUNTED)
         if verdict.kind is guards.Kind.SWITCH:
             switches.append(now)
     return switches
@@ -293,6 +294,37 @@ def test_alternating_symptoms_cause_fewer_and_fewer_switches() -> None:
     assert gaps[0] < 2 * CAREFUL.dwell_s
     assert min(gaps[guards.MAX_RETURNS + 1 :]) >= CAREFUL.dwell_s * 2**guards.MAX_RETURNS
     assert len(switches) < 100
+
+
+@given(
+    symptoms=st.lists(
+        st.tuples(
+            st.sampled_from(["edf", "two-lane", "sjf", "wfq", "", "emergency"]),
+            st.sampled_from([0.1, 5.0]),
+            st.floats(1.0, 400.0),
+        ),
+        min_size=200,
+        max_size=400,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_in_any_hour_there_are_fewer_than_six_switches_and_a_bypass_is_never_held_back(
+    symptoms: list[tuple[str, float, float]],
+) -> None:
+    current, now, switches = state(), 0.0, []
+    for wanted, ttft_s, pause_s in symptoms:
+        now += pause_s
+        emergency = wanted == "emergency"
+        asked = proposal.Proposal(policy=policies.SAFE if emergency else wanted, reason="x", emergency=emergency)
+        current, verdict = guards.step(
+            now, current, window(ttft_s=ttft_s), asked if wanted else None, guards.GuardSettings(dwell_s=10, ban_s=10)
+        )
+        if verdict.kind is not guards.Kind.KEEP:
+            switches.append(now)
+        if emergency:
+            assert current.active == policies.SAFE
+    for first, sixth in zip(switches, switches[5:], strict=False):
+        assert sixth - first >= guards.HOUR_S
 
 
 def test_every_slow_change_of_the_load_causes_a_switch() -> None:

@@ -4,8 +4,9 @@ State in, verdict out. In order of precedence: a manual override, and its end; a
 rollback when the pool got worse after a switch; and, once the active policy has had its minimum dwell, the selector's
 proposal. A policy that is not allowed is left at once, unless a person has chosen it. A policy that was rolled back is
 banned, and each further ban of it is twice as long. A policy that comes back soon after it was left must stay twice as
-long as before. So neither a bad policy nor two alternating symptoms can make the pool oscillate. The safe policy is
-never banned, so there is always a way back.
+long as before. So neither a bad policy nor two alternating symptoms can make the pool oscillate. In any hour the loop
+switches at most `per_hour` times, whatever the load does: the last of these switches is kept for a bypass, and the one
+before it for a rollback. The safe policy is never banned, so there is always a way back.
 """
 
 import math
@@ -50,9 +51,12 @@ class GuardSettings:
     """Seconds of the first ban of a rolled-back policy; doubled for each further ban, at most a day."""
     bypass_s: float = 60.0
     """Shortest duration of a bypass in seconds."""
+    per_hour: int = 5
+    """Switches in any hour, at least 3; those that a person or an edit of the spec causes do not count."""
 
 
 MAX_BAN_S = 86_400.0
+HOUR_S = 3600.0
 MAX_RETURNS = 4
 """The dwell is doubled at most this often: from the default to 16 minutes."""
 SOON_DWELLS = 2
@@ -87,6 +91,8 @@ class SteerState:
     banned_until_at_s: Mapping[str, float] = field(default_factory=dict)
     left_at_s: Mapping[str, float] = field(default_factory=dict)
     """When a proposal last replaced each policy."""
+    switched_at_s: tuple[float, ...] = ()
+    """The instants of the switches of the last hour that the loop decided."""
     returns: int = 0
     """How many proposals in a row brought back a policy soon after it had been left."""
 
@@ -141,9 +147,11 @@ def _decide(
     if state.kind is Kind.OVERRIDE and state.before is not None:
         return _switch(now, state, Kind.SWITCH, state.before, "the override has ended", None)
     if proposal is not None and proposal.emergency and state.active != policies.SAFE:
+        if _switches(now, state) >= settings.per_hour:
+            return state, _keep(state)
         return _switch(now, state, Kind.BYPASS, policies.SAFE, proposal.reason, None)
     regret = _regret(now, state, qos, settings)
-    if regret is not None and state.before is not None:
+    if regret is not None and state.before is not None and _switches(now, state) < settings.per_hour - 1:
         strikes = state.strikes.get(state.active, 0) + 1
         ban_s = min(settings.ban_s * 2 ** min(strikes - 1, 20), MAX_BAN_S)
         punished = replace(
@@ -156,6 +164,8 @@ def _decide(
         return state, _keep(state)
     dwell_s = minimum_dwell_s(state, settings)
     if now - state.since_at_s < dwell_s or now < state.banned_until_at_s.get(proposal.policy, now):
+        return state, _keep(state)
+    if _switches(now, state) >= settings.per_hour - 2:
         return state, _keep(state)
     again = now - state.left_at_s.get(proposal.policy, -math.inf) <= SOON_DWELLS * dwell_s
     remembered = replace(
@@ -193,8 +203,11 @@ def _regret(now: float, state: SteerState, qos: Qos, settings: GuardSettings) ->
 def _switch(
     now: float, state: SteerState, kind: Kind, policy: str, reason: str, baseline: Baseline | None
 ) -> tuple[SteerState, Verdict]:
+    counted = kind in (Kind.BYPASS, Kind.ROLLBACK) or baseline is not None
+    recent = tuple(at_s for at_s in state.switched_at_s if now - HOUR_S < at_s <= now)
     after = replace(
         state,
+        switched_at_s=(*recent, now) if counted else recent,
         active=policy,
         since_at_s=now,
         reason=reason,
@@ -204,6 +217,11 @@ def _switch(
         baseline=baseline,
     )
     return after, Verdict(kind=kind, policy=policy, reason=reason)
+
+
+def _switches(now: float, state: SteerState) -> int:
+    """The switches of the last hour. An instant in the future, which a clock that was set back leaves, does not count."""
+    return sum(now - HOUR_S < at_s <= now for at_s in state.switched_at_s)
 
 
 def _keep(state: SteerState) -> Verdict:

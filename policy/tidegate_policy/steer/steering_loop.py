@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidegate_policy import qos
-from tidegate_policy.steer import guards, proposal, rules
+from tidegate_policy.steer import credible_reports, guards, proposal, rules
 
 SHORTEST_REPORT_PERIOD_S, LONGEST_REPORT_PERIOD_S = 0.1, 60.0
 """Time between two reports of an engine that EngineControl accepts."""
@@ -64,6 +64,8 @@ class Outcome:
     verdict: guards.Verdict
     window: Mapping[str, qos.Qos] | None
     """What each engine delivered since the selector's last decision, by address; None between two decisions."""
+    outliers: Mapping[str, str] = field(default_factory=dict)
+    """By address: why the numbers of an engine cannot be believed."""
 
 
 class SteeringLoop:
@@ -91,14 +93,18 @@ class SteeringLoop:
         latest = {engine: qos.over_time(windows) for engine, windows in reports.items() if windows}
         self._observations.append(latest)
         is_decision = now - self._decided_at_s >= self.settings.interval_s
-        window = _by_engine(self._observations) if is_decision else latest
+        window: Mapping[str, qos.Qos] = _by_engine(self._observations) if is_decision else latest
         if is_decision:
             self._observations, self._decided_at_s = [], now
+        believed = credible_reports.believed(window)
+        window = believed.reports
         together = replace(qos.across(window.values()), engines=len(reports) - len(silent), silent=len(silent))
         self.state, verdict = _decide(
             now, self.state, together, self.settings, override, only_emergencies=not is_decision
         )
-        return Outcome(state=self.state, verdict=verdict, window=window if is_decision else None)
+        return Outcome(
+            state=self.state, verdict=verdict, window=window if is_decision else None, outliers=believed.outliers
+        )
 
     def active_override(self, now: float) -> Override | None:
         """The override in force unless its time is over: the best guess while its source cannot be asked."""

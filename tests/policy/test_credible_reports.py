@@ -1,0 +1,95 @@
+"""One engine whose numbers are wrong does not steer a pool, and is named."""
+
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate_policy import policies, qos
+from tidegate_policy.steer import credible_reports, guards, rules, steering_loop
+
+
+def report(calls: int = 100, **changes: object) -> qos.Qos:
+    tally = qos.Tally()
+    for _ in range(min(calls, 1000)):
+        tally.add(0.1)
+    honest = qos.Qos(
+        arrived=calls, finished=calls, waiting=5, with_target=calls, ttft=tally.freeze(), service=tally.freeze()
+    )
+    return dataclasses.replace(honest, **changes)  # type: ignore[arg-type]
+
+
+def pool(liar: qos.Qos) -> dict[str, qos.Qos]:
+    return {**{f"e{number}": report() for number in range(15)}, "liar": liar}
+
+
+def observed(liar: qos.Qos) -> steering_loop.Outcome:
+    settings = steering_loop.Settings(
+        allow=tuple(policies.POLICIES), interval_s=10.0, guards=guards.GuardSettings(dwell_s=1)
+    )
+    loop = steering_loop.SteeringLoop(None, settings, now=0.0)
+    return loop.observe(100.0, {name: [each] for name, each in pool(liar).items()}, silent=())
+
+
+def test_a_million_preemptions_of_one_engine_of_sixteen_cause_no_bypass_and_name_it() -> None:
+    outcome = observed(report(preemptions=10**9))
+    assert outcome.verdict.kind is guards.Kind.KEEP
+    assert outcome.outliers == {"liar": "it reports 1000000000 preemptions of 105 calls"}
+
+
+def test_preemptions_of_all_engines_still_cause_a_bypass() -> None:
+    reports = {f"e{number}": report(preemptions=90) for number in range(16)}
+    together = qos.across(credible_reports.believed(reports).reports.values())
+    proposed = rules.Rules().propose(together, "edf", frozenset(policies.POLICIES))
+    assert proposed is not None
+    assert proposed.emergency
+
+
+def test_attainment_stays_between_zero_and_one_whatever_an_engine_claims() -> None:
+    outcome = observed(report(with_target=100, missed=2**31))
+    assert outcome.window is not None
+    assert 0.9 < 1 - qos.across(outcome.window.values()).miss_ratio < 1.0
+    assert "liar" in outcome.outliers
+
+
+def test_an_engine_that_claims_all_calls_counts_for_a_few_of_the_others() -> None:
+    believed = credible_reports.believed(pool(report(10**9, missed=10**9)))
+    assert believed.outliers == {"liar": "it reports 1000000005 calls, and the other engines 1575 together"}
+    together = qos.across(believed.reports.values())
+    assert together.with_target < 2200
+
+
+def test_one_engine_that_serves_an_almost_idle_pool_is_believed() -> None:
+    idle = qos.Qos()
+    reports = {"busy": report(150, missed=100), "a": idle, "b": idle, "c": idle}
+    believed = credible_reports.believed(reports)
+    assert believed.reports == reports
+    assert not believed.outliers
+
+
+numbers = st.integers(0, 2**63)
+
+
+@given(
+    st.lists(
+        st.builds(
+            qos.Qos,
+            window_s=st.floats(-1e300, 1e300),
+            arrived=numbers,
+            finished=numbers,
+            waiting=numbers,
+            preemptions=numbers,
+            with_target=numbers,
+            missed=numbers,
+            blocked=numbers,
+            ttft=st.builds(qos.Histogram, counts=st.lists(numbers, max_size=49).map(tuple)),
+        ),
+        max_size=6,
+    )
+)
+def test_whatever_engines_report_the_ratios_are_ratios(reports: list[qos.Qos]) -> None:
+    believed = credible_reports.believed({str(number): each for number, each in enumerate(reports)})
+    together = qos.across(believed.reports.values())
+    assert 0 <= together.miss_ratio <= 1
+    assert 0 <= together.block_ratio <= 1.001
+    assert rules.Rules().propose(together, "edf", frozenset(policies.POLICIES)) is not NotImplemented
