@@ -74,6 +74,22 @@ REFUSED = [
 ]
 
 
+async def test_bodies_that_would_take_long_to_check_are_400(up: Any) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    messages = [{"role": "user", "content": [image] * 9000}]
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
+        for fields, says in (
+            ({f"f{number}": 1 for number in range(300)}, "at most 256 are allowed"),
+            ({"messages": messages}, "messages[0].content: the parts that are not text have more than 20000 values"),
+        ):
+            status, answer, _ = await client.ask(**fields)
+            assert (status, answer["error"]["code"]) == (400, "invalid_request")
+            assert says in answer["error"]["message"]
+        assert not engine.bodies
+        status, _, _ = await client.ask(messages=[{"role": "user", "content": [image] * 900}])
+        assert status == 200
+
+
 async def test_a_field_that_may_harm_an_engine_is_400_and_named(up: Any) -> None:
     async with fake_engine.engine() as engine, up(engine, store=False) as client:
         for param, fields in REFUSED:

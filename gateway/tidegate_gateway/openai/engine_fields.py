@@ -23,6 +23,8 @@ SCHEMA_BYTES, TOOLS_BYTES, SUFFIX_BYTES, OTHER_BYTES = 64 * 1024, 512 * 1024, 10
 """The JSON of a field: a schema or grammar, the tools, the text behind a completion, any other field."""
 SHORT_TEXT = OTHER_BYTES // 6
 """A text with so many characters fits, however JSON escapes it."""
+MOST_MEDIA_VALUES = 20_000
+"""Values in the parts of messages that are not plain text, all parts together: the gateway looks at each."""
 NESTING = 64
 """Levels of lists and objects in a field."""
 
@@ -174,6 +176,7 @@ def _media(name: str, value: Any, allowed: Allowed) -> None:
     """The addresses and tensors in the parts of messages."""
     if type(value) is not list or type(value[0] if value else None) is not dict:
         return  # texts or token ids; the endpoint has checked that all entries are alike
+    seen = 0
     for i, message in enumerate(value):
         if type(message) is dict and len(message) == 2 and "role" in message and type(message.get("content")) is str:
             continue
@@ -185,19 +188,24 @@ def _media(name: str, value: Any, allowed: Allowed) -> None:
             elif kind is list and (key == "content" or key == "output"):
                 for part in content:
                     if type(part) is not dict or len(part) != 2 or type(part.get("text")) is not str:
-                        _part(part, f"{name}[{i}].{key}", allowed)
+                        seen = _part(part, f"{name}[{i}].{key}", allowed, seen)
             elif kind is dict and (key in ("content", "output") or key[-3:] == "url"):
-                _part({key: content}, f"{name}[{i}]", allowed)
+                seen = _part({key: content}, f"{name}[{i}]", allowed, seen)
 
 
 _NO_MEDIA = frozenset({"text", "type", "refusal", "thinking", "annotations", "logprobs"})
 
 
-def _part(part: Any, where: str, allowed: Allowed) -> None:
-    """One part of a message that may be an image, a sound or tensors."""
+def _part(part: Any, where: str, allowed: Allowed, seen: int) -> int:
+    """One part of a message that may be an image, a sound or tensors. Takes and gives the values that were looked at."""
     left: list[tuple[str, Any]] = [("", part)]
     while left:
         key, value = left.pop()
+        seen += 1
+        if seen + len(left) > MOST_MEDIA_VALUES:
+            raise BadRequest(
+                f"{where}: the parts that are not text have more than {MOST_MEDIA_VALUES} values", param=where
+            )
         if key.endswith("_embeds") and value is not None:
             _prompt_embeds(f"{where}: {key[:64]}", value, allowed)
         if isinstance(value, str):
@@ -206,6 +214,7 @@ def _part(part: Any, where: str, allowed: Allowed) -> None:
             left += ((name, item) for name, item in value.items() if name not in _NO_MEDIA)
         elif isinstance(value, list):
             left += ((key, item) for item in value)
+    return seen
 
 
 _other, _schema, _text = _sized(OTHER_BYTES), _sized(SCHEMA_BYTES), _sized(SUFFIX_BYTES)

@@ -12,6 +12,8 @@ from typing import Any
 from tidegate_gateway.openai import bounded_json, endpoint, engine_body, error_table, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
 
+MOST_FIELDS = 256
+"""Fields at the top of a body; OpenAI's API has about forty."""
 MOST_PARTS = 200_000
 """Lists, objects and fields of a body."""
 
@@ -63,6 +65,8 @@ def from_body(
     """As `from_json`, for a body that is decoded already."""
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
+    if len(body) > MOST_FIELDS:
+        raise BadRequest(f"the body has {len(body)} fields, and at most {MOST_FIELDS} are allowed")
     stream = _flag(body, "stream")
     if stream and kind.stream is None:
         raise BadRequest(f"answers of {kind.path} are not streamed; leave stream out", param="stream")
