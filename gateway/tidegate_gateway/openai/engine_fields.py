@@ -31,6 +31,9 @@ NESTING = 64
 Allowed = Collection[promises.Feature]
 Check = Callable[[str, Any, Allowed], None]
 """Takes the name and the value of a field, which is not null, and the features that are permitted."""
+LEAST_ENTRY_BYTES = 2
+"""Of an entry of a list or an object, in JSON."""
+_CONTAINERS = frozenset({list, dict})
 _PLAIN = frozenset({bool, float, type(None)})
 
 
@@ -99,11 +102,12 @@ def _sized(most_bytes: int) -> Check:
     def check(name: str, value: Any, allowed: Allowed) -> None:
         if type(value) is str and 6 * len(value) <= most_bytes:
             return
+        too_many = type(value) in _CONTAINERS and LEAST_ENTRY_BYTES * len(value) > most_bytes
         try:
-            raw = orjson.dumps(value)
+            raw = b"" if too_many else orjson.dumps(value)
         except orjson.JSONEncodeError as error:
             raise BadRequest(f"{name[:64]} is nested too deeply", param=name[:64]) from error
-        if len(raw) > most_bytes:
+        if too_many or len(raw) > most_bytes:
             raise BadRequest(f"{name[:64]} is larger than {most_bytes} bytes", param=name[:64])
         if raw.count(b"{") + raw.count(b"[") > NESTING and _levels(value) > NESTING:
             raise BadRequest(f"{name[:64]} has more than {NESTING} levels of lists and objects", param=name[:64])
