@@ -14,9 +14,10 @@ While a guarded policy fails (`engine.guarded_policy`), calls are served in the 
 not know time, engines or the reason why a call leaves.
 """
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 
 from tidegate_policy import waiting_slots
 from tidegate_policy.model import CallId
@@ -159,6 +160,14 @@ class WaitingQueue:
     def ids(self) -> Set[CallId]:
         """The ids of all waiting calls, in no order."""
         return self._heaps.live.keys()
+
+    def lanes(self) -> Mapping[int, int]:
+        """The number of waiting calls of each lane in which calls wait."""
+        return self._heaps.waiting_in
+
+    def one_of_each_lane(self) -> dict[int, QueuedRequest]:
+        """One waiting call of each lane in which calls wait."""
+        return dict(map(attrgetter("lane", "item"), self._heaps.live.values()))
 
     def first(self, k: int) -> list[QueuedRequest]:
         """The first k waiting calls in the order of `pop`, in O(k log k)."""
