@@ -5,8 +5,7 @@ switch of the policy begins a slice, so that the time before and the time after 
 """
 
 import collections
-import itertools
-from collections.abc import Iterable, Mapping
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -61,14 +60,19 @@ class Tally:
         elif outcome == "failed":
             self.failed += 1
 
-    def add(self, other: "Tally") -> None:
-        self.calls += other.calls
-        self.tokens += other.tokens
-        self.answer_s += other.answer_s
-        self.met += other.met
-        self.late += other.late
-        self.shed += other.shed
-        self.failed += other.failed
+    def add(self, other: "Tally", sign: int = 1) -> None:
+        """Adds another tally, or takes it away with a `sign` of -1."""
+        self.calls += sign * other.calls
+        self.tokens += sign * other.tokens
+        self.answer_s += sign * other.answer_s
+        self.met += sign * other.met
+        self.late += sign * other.late
+        self.shed += sign * other.shed
+        self.failed += sign * other.failed
+
+
+Tallies = dict[str, Tally]
+"""By the name of a class or a tenant."""
 
 
 @dataclass(slots=True)
@@ -76,26 +80,36 @@ class Slice:
     """The calls that ended in one slice of time."""
 
     began_at_s: float
-    classes: dict[str, Tally] = field(default_factory=dict)
-    tenants: dict[str, Tally] = field(default_factory=dict)
+    classes: Tallies = field(default_factory=dict)
+    tenants: Tallies = field(default_factory=dict)
+
+    @property
+    def total(self) -> Tally:
+        total = Tally()
+        for tally in self.classes.values():
+            total.add(tally)
+        return total
 
 
 class RecentService:
-    """The tallies of one gateway."""
+    """The tallies of one gateway. Sums over slices are kept, so that reading them does not cost a pass over all slices."""
 
     def __init__(self) -> None:
-        self._slices: collections.deque[Slice] = collections.deque()
-        self._earlier: collections.defaultdict[str, Tally] = collections.defaultdict(Tally)
-        """By class: all slices since the start, except the last one."""
+        self._current = Slice(-math.inf)
+        self._closed: collections.deque[tuple[Slice, Tally]] = collections.deque()
+        """The slices of the last `KEPT_S` seconds before the current one, with their totals."""
+        self._lately = Slice(-math.inf)
+        """Their sum."""
+        self._ever: Tallies = {}
+        """By class: all slices before the current one."""
 
     def add(
         self, now: float, slo_class: str, tenant: str, *, tokens: int, answer_s: float | None, outcome: Outcome | None
     ) -> None:
         """A call ended. The names are bounded labels."""
-        if not self._slices or now // SLICE_S != self._slices[-1].began_at_s // SLICE_S:
+        if now // SLICE_S != self._current.began_at_s // SLICE_S:
             self.cut(now)
-        current = self._slices[-1]
-        for tallies, name in ((current.classes, slo_class), (current.tenants, tenant)):
+        for tallies, name in ((self._current.classes, slo_class), (self._current.tenants, tenant)):
             tally = tallies.get(name)
             if tally is None:
                 tally = tallies[name] = Tally()
@@ -103,54 +117,64 @@ class RecentService:
 
     def cut(self, now: float) -> None:
         """Begins a slice."""
-        if self._slices:
-            for name, tally in self._slices[-1].classes.items():
-                self._earlier[name].add(tally)
-        self._slices.append(Slice(now))
-        while now - self._slices[0].began_at_s > KEPT_S + SLICE_S:
-            self._slices.popleft()
+        closed = self._current
+        _add(self._ever, closed.classes)
+        _add(self._lately.classes, closed.classes)
+        _add(self._lately.tenants, closed.tenants)
+        self._closed.append((closed, closed.total))
+        self._current = Slice(now)
+        self._forget(now)
 
     def between(self, from_at_s: float, until_at_s: float) -> Tally:
         """All calls of the slices that began in this time."""
-        return _sum(each for each in self._slices if from_at_s <= each.began_at_s < until_at_s)
+        found = Tally()
+        for each, total in (*self._closed, (self._current, self._current.total)):
+            if from_at_s <= each.began_at_s < until_at_s:
+                found.add(total)
+        return found
 
-    def since_start(self) -> dict[str, Tally]:
+    def since_start(self) -> Tallies:
         """By class, all calls since the gateway started."""
-        return _merged([self._earlier, self._slices[-1].classes if self._slices else {}])
+        return _sum(self._ever, self._current.classes)
 
-    def by_class(self, now: float) -> dict[str, Tally]:
-        """The calls of the last `KEPT_S` seconds."""
-        return _merged(each.classes for each in self._kept(now))
+    def by_class(self, now: float) -> Tallies:
+        """The calls of about the last `KEPT_S` seconds."""
+        self._forget(now)
+        return _sum(self._lately.classes, self._current.classes)
 
-    def by_tenant(self, now: float) -> dict[str, Tally]:
-        """The calls of the last `KEPT_S` seconds."""
-        return _merged(each.tenants for each in self._kept(now))
+    def by_tenant(self, now: float) -> Tallies:
+        """The calls of about the last `KEPT_S` seconds."""
+        self._forget(now)
+        return _sum(self._lately.tenants, self._current.tenants)
 
     def series(self, now: float) -> list[Tally]:
         """All calls of the last `KEPT_S` seconds in steps of `SLICE_S`, oldest first; the last step is not over yet."""
         steps = [Tally() for _ in range(round(KEPT_S / SLICE_S))]
-        last = now // SLICE_S
-        for each in self._kept(now):
-            index = round(last - each.began_at_s // SLICE_S)
-            if 0 <= index < len(steps):
-                steps[-1 - index].add(_sum([each]))
+        self._forget(now)
+        for each, total in (*self._closed, (self._current, self._current.total)):
+            ago = now // SLICE_S - each.began_at_s // SLICE_S
+            if 0 <= ago < len(steps):
+                steps[-1 - int(ago)].add(total)
         return steps
 
-    def _kept(self, now: float) -> Iterable[Slice]:
-        return itertools.dropwhile(lambda each: each.began_at_s < now - KEPT_S, self._slices)
+    def _forget(self, now: float) -> None:
+        """Takes the slices away whose time is over."""
+        if self._current.began_at_s < now - KEPT_S and self._current.classes:
+            self.cut(now)
+        while self._closed and self._closed[0][0].began_at_s < now - KEPT_S:
+            old, _ = self._closed.popleft()
+            _add(self._lately.classes, old.classes, -1)
+            _add(self._lately.tenants, old.tenants, -1)
 
 
-def _sum(slices: Iterable[Slice]) -> Tally:
-    total = Tally()
-    for each in slices:
-        for tally in each.classes.values():
-            total.add(tally)
-    return total
+def _add(total: Tallies, more: Tallies, sign: int = 1) -> None:
+    for name, tally in more.items():
+        total.setdefault(name, Tally()).add(tally, sign)
 
 
-def _merged(slices: Iterable[Mapping[str, Tally]]) -> dict[str, Tally]:
-    total: collections.defaultdict[str, Tally] = collections.defaultdict(Tally)
-    for tallies in slices:
-        for name, tally in tallies.items():
-            total[name].add(tally)
-    return dict(total)
+def _sum(one: Tallies, other: Tallies) -> Tallies:
+    """Both together, without names that have nothing."""
+    total: Tallies = {}
+    _add(total, one)
+    _add(total, other)
+    return {name: tally for name, tally in total.items() if tally.calls or tally.tokens or tally.with_target}
