@@ -92,12 +92,25 @@ def _engines(state: State, paint: Painter, room: int | None) -> list[str]:
                 f"{sent}/{most or 'any'}",
                 number(each["running"]),
                 number(each["waiting"]),
+                terminal_text.cut(_lanes(each["lanes"]) or "-", NAME),
                 percent(each["kv_usage"]),
                 number(each["backlog_s"]),
                 _name(each["policy"] or "-"),
             ]
         )
-    heads = ["ENGINE", "pool", "state", "load", "#sent/most", "#running", "#waiting", "#KV", "#backlog s", "policy"]
+    heads = [
+        "ENGINE",
+        "pool",
+        "state",
+        "load",
+        "#sent/most",
+        "#running",
+        "#waiting",
+        "lanes",
+        "#KV",
+        "#backlog s",
+        "policy",
+    ]
     more = Counter(plain(each["node_pool"] or "no pool") for each in by_need[len(shown) :])
     hidden = ", ".join(f"{count} in {name}" for name, count in more.most_common(8))
     return [
@@ -107,7 +120,7 @@ def _engines(state: State, paint: Painter, room: int | None) -> list[str]:
 
 
 def _queue(state: State) -> list[str]:
-    lanes = [f"{plain(lane['name'])} {lane['calls']:,}" for lane in state["queue"]["lanes"]]
+    lanes = [_lanes(state["queue"]["lanes"])] if state["queue"]["lanes"] else []
     held = state["queue"]["held"]
     lanes += [f"held back {held:,}"] if held else []
     return [f"QUEUE {', '.join(lanes) or 'empty'}"]
@@ -152,6 +165,10 @@ def _timeline(flow: State) -> str:
             columns[begin : end + 1] = [str((index + 1) % 10)] * (min(end, TIMELINE - 1) - begin + 1)
     columns[int(flow["deadline_ms"] / whole * (TIMELINE - 1))] = "|"
     return "".join(columns)
+
+
+def _lanes(lanes: Mapping[str, int]) -> str:
+    return ", ".join(f"{plain(name)}: {calls:,}" for name, calls in lanes.items())
 
 
 def _name(value: object) -> str:

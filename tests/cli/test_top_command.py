@@ -125,7 +125,7 @@ def state(engines: int = 1) -> dict[str, Any]:
     seen = {"answered": 3, "tokens": 9, "with_target": 3, "met": 2, "late": 1, "shed": 0, "failed": 0}
     lately = seen | {"met_ratio": 0.6667, "answer_s": 1.5}
     engine = {"node_pool": "pool", "accepting": True, "reason": None, "policy": "edf", "calls": 1, "calls_of_others": 0}
-    engine |= {"cap": 8, "running": 1, "waiting": 0, "kv_usage": 0.5, "backlog_s": 1.0}
+    engine |= {"cap": 8, "running": 1, "waiting": 0, "lanes": {HOSTILE: 1}, "kv_usage": 0.5, "backlog_s": 1.0}
     return {
         "scope": {"tenant": None},
         "at": "2026-01-01T00:00:00.000Z",
@@ -134,7 +134,7 @@ def state(engines: int = 1) -> dict[str, Any]:
         "model": HOSTILE,
         "policy": {"name": "edf", "source": "override", "reason": HOSTILE, "left_s": 5, "since_s": 1, "switches": []},
         "calls": {"waiting": 0, "out": 1},
-        "queue": {"lanes": [{"name": HOSTILE, "calls": 2}], "held": 1},
+        "queue": {"lanes": {HOSTILE: 2}, "held": 1},
         "objective": 0.95,
         "classes": [{"name": HOSTILE, "waiting": 1, "lately": lately, "since_start": lately, "budget_left": -5.6}],
         "throughput": {"step_s": 5, "answered": [0, 3], "tokens": [0, 9], "missed": [0, 1]},

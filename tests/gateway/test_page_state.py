@@ -55,7 +55,7 @@ async def test_the_queue_is_counted_by_lane_class_and_tenant(up: Any, until: Any
         calls = [asyncio.create_task(client.ask(headers=headers, max_tokens=2)) for _ in range(4)]
         await until(lambda: client.gateway.core.dispatcher.waiting == 3)
         seen = await state(client)
-        assert seen["queue"] == {"lanes": [{"name": "fast", "calls": 3}], "held": 0}
+        assert seen["queue"] == {"lanes": {"fast": 3}, "held": 0}
         assert {each["name"]: each["waiting"] for each in seen["classes"]}["patient"] == 3
         assert {each["name"]: each["waiting"] for each in seen["tenants"]}["acme"] == 3
         await asyncio.gather(*calls)

@@ -150,16 +150,8 @@ class _Waiting:
         for (slo_class, tenant), calls in dispatcher.waiting_by_class_and_tenant.items():
             self.classes[metrics.class_label(slo_class)] += calls
             self.tenants[metrics.label("tenant", tenant or "none")] += calls
-        lanes, one_of = dispatcher.waiting_by_lane()
-        shown = sorted(collections.Counter(lanes).most_common(state_snapshot.SHOWN_LANES))
-        self.lanes = [
-            {"name": state_snapshot.lane_name(dispatcher.policy, lane, one_of[lane].call), "calls": calls}
-            for lane, calls in shown
-        ]
-        in_lanes = sum(lanes.values())
-        if len(lanes) > len(shown):
-            self.lanes.append({"name": "others", "calls": in_lanes - sum(calls for _, calls in shown)})
-        self.held = dispatcher.waiting - in_lanes
+        self.lanes = dispatcher.waiting_by_lane()
+        self.held = dispatcher.waiting - sum(self.lanes.values())
         """Calls beyond their tenant's share, or of workflows that may not start yet."""
 
 

@@ -9,11 +9,6 @@ from typing import Any
 from tidegate_gateway import running_gateway
 from tidegate_gateway.observe import recent_decisions, recent_service
 from tidegate_policy.dispatch import engine_table
-from tidegate_policy.model import Call
-
-LANES = {"two-lane": ("fast", "slow"), "semantic": tuple(f"urgency {level}" for level in range(5))}
-"""Names of the lanes of the policies whose lanes are fixed. Other lanes have the name of their tenant or group."""
-SHOWN_LANES = 20
 
 
 def snapshot(gateway: running_gateway.Gateway) -> dict[str, Any]:
@@ -119,6 +114,7 @@ def _engine(
         "backlog_s": round(engine.cost.backlog_seconds(engine.backlog), 4),
         "running": known.load.running,
         "waiting": known.load.waiting,
+        "lanes": known.lanes,
         "kv_usage": known.load.kv_usage,
     }
 
@@ -155,11 +151,3 @@ def tally(seen: recent_service.Tally) -> dict[str, Any]:
         "met_ratio": None if met is None else round(met, 4),
         "answer_s": None if answer_s is None else round(answer_s, 3),
     }
-
-
-def lane_name(policy_name: str, lane: int, call: Call) -> str:
-    """The name of a lane of a policy, in which `call` waits."""
-    fixed = LANES.get(policy_name, ())
-    if 0 <= lane < len(fixed):
-        return fixed[lane]
-    return "all calls" if lane == 0 else call.group or call.tenant or "others"

@@ -128,10 +128,10 @@ class Dispatcher:
         yet."""
         return [item.call for item in (*self._queue, *self.tenants, *self.gate)]
 
-    def waiting_by_lane(self) -> tuple[Mapping[int, int], Mapping[int, policies.QueuedRequest]]:
-        """How many calls wait in each lane of the queue, and one call of each lane. Calls beyond their tenant's share, and
-        calls of workflows that may not start yet, are in no lane."""
-        return self._queue.lanes(), self._queue.one_of_each_lane()
+    def waiting_by_lane(self) -> dict[str, int]:
+        """How many calls wait in each lane of the queue. Calls beyond their tenant's share, and calls of workflows that may
+        not start yet, are in no lane."""
+        return self._queue.by_lane()
 
     def own_backlog(self, engine: EngineId) -> Backlog:
         """The work of the calls that are out at `engine`."""

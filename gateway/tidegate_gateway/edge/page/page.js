@@ -101,12 +101,12 @@ function throughput({ answered, missed, step_s }) {
 }
 
 function classes(rows, objective) {
-  const heads = ["class", `met (line: ${percent(objective)})`, "#met", "#late", "#shed", "#failed", "#answer s", "#waiting", "error budget left"];
+  const heads = ["class", `targets met, ${percent(objective)} wanted`, "#met", "#late", "#shed", "#failed", "#answer s", "#waiting", "#budget left"];
   return table(heads, rows.map(({ name, lately: seen, waiting, budget_left }) => [
     name,
     h("div", "gauge", bar([[seen.met_ratio ?? 0, tone(seen.met_ratio, objective)]], objective), h("small", "", percent(seen.met_ratio))),
     seen.met, seen.late, seen.shed, seen.failed, seen.answer_s, waiting,
-    h("div", "gauge", bar([[budget_left ?? 0, budget_left > 0.25 ? "good" : "fair"]]), h("small", budget_left < 0 ? "bad" : "", percent(budget_left))),
+    h("b", budget_left === null ? "" : budget_left > 0.25 ? "good" : budget_left > 0 ? "fair" : "bad", percent(budget_left)),
   ]));
 }
 
@@ -137,14 +137,14 @@ function showEngines() {
       bar([[sum(group, load) / group.length, ""]]),
       sum(group, (each) => each.running), sum(group, (each) => each.waiting), sum(group, (each) => each.backlog_s) / group.length,
     ]))] : []));
-  $("engines").replaceChildren(table(["engine", "node pool", "state", "load: here, others", "#sent / most", "#running", "#waiting", "KV cache", "#backlog s", "policy"],
+  $("engines").replaceChildren(table(["engine", "node pool", "state", "load: here, others", "#sent / most", "#running", "#waiting", "lanes", "KV cache", "#backlog s", "policy"],
     shown.map((each) => [
       each.simulated ? `${each.name} (simulated ${each.simulated})` : each.name,
       each.node_pool,
       h("span", each.accepting ? "good" : "bad", condition(each)),
       bar([[each.calls / (each.cap || Math.max(each.calls + each.calls_of_others, 1)), ""], [each.calls_of_others / (each.cap || Math.max(each.calls + each.calls_of_others, 1)), "others"]]),
       `${each.calls + each.calls_of_others} / ${each.cap ?? "any"}`,
-      each.running, each.waiting,
+      each.running, each.waiting, Object.entries(each.lanes).map(([name, calls]) => `${name}: ${number(calls)}`).join(", "),
       h("div", "gauge", bar([[each.kv_usage ?? 0, each.kv_usage > 0.9 ? "bad" : ""]]), h("small", "", percent(each.kv_usage))),
       each.backlog_s,
       each.fallback ? `vLLM's own: ${each.fallback}` : each.policy,
@@ -152,7 +152,7 @@ function showEngines() {
 }
 
 function queue({ lanes, held }) {
-  const rows = [...lanes.map((lane) => [lane.name, lane.calls]), ...(held ? [["held back: tenant share or workflow bound", held]] : [])];
+  const rows = [...Object.entries(lanes), ...(held ? [["held back: tenant share or workflow bound", held]] : [])];
   const most = Math.max(1, ...rows.map(([, calls]) => calls));
   return rows.length ? table(["lane", "", "#calls"], rows.map(([name, calls]) => [name, bar([[calls / most, ""]]), calls])) : h("p", "dim", "no call waits");
 }

@@ -99,7 +99,6 @@ async def page(*, width: int = 1400, height: int = 1000, dark: bool = False) -> 
             PROGRAM,
             *words,
             f"--user-data-dir={folder}",
-            f"--window-size={width},{height}",
             "--remote-debugging-port=0",
             "about:blank",
             stdout=asyncio.subprocess.DEVNULL,
@@ -115,6 +114,9 @@ async def page(*, width: int = 1400, height: int = 1000, dark: bool = False) -> 
                 reading = asyncio.create_task(tab.read())
                 for domain in ("Page", "Network", "Runtime", "Log"):
                     await tab.ask(f"{domain}.enable")
+                await tab.ask(
+                    "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+                )
                 features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
                 await tab.ask("Emulation.setEmulatedMedia", features=features)
                 yield tab
