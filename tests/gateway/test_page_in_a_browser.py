@@ -147,13 +147,20 @@ async def test_the_page_asks_for_a_key_and_shows_what_the_key_may_see(up: Any, t
 
 
 async def test_a_hundred_engines_can_be_sorted_and_filtered(up: Any) -> None:
-    async with fake_engine.engine() as engine:
+    async with fake_engine.engine() as engine, fake_engine.engine(healthy=False) as ill:
         many = [
-            {"url": engine.url, "name": f"engine-{index:03d}", "nodePool": f"pool-{index % 4}"} for index in range(100)
+            {
+                "url": ill.url if index == 77 else engine.url,
+                "name": f"engine-{index:03d}",
+                "nodePool": f"pool-{index % 4}",
+            }
+            for index in range(100)
         ]
-        async with up(*many, health={"interval": "2s"}) as client, chromium_page.page(dark=True) as page:
+        async with up(*many, seen=False, health={"interval": "2s"}) as client, chromium_page.page(dark=True) as page:
             await page.open(client.url + "/")
-            await page.until("document.getElementById('engine-counts').innerText.startsWith('100 of 100 serve')")
+            await page.until("document.getElementById('engine-counts').innerText.startsWith('99 of 100 serve')")
+            first = "document.querySelector('#engines tbody tr').innerText"
+            assert "engine-077" in await page.value(first), "trouble comes first"
             rows = "document.querySelectorAll('#engines tbody tr').length"
             assert await page.value(rows) < 100
             assert await page.value("document.querySelectorAll('#node-pools tbody tr').length") == 4

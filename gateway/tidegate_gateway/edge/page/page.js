@@ -124,7 +124,8 @@ function showEngines() {
   const wanted = $("engine-filter").value.trim().toLowerCase(), by = $("engine-sort").value;
   const condition = (each) => (each.accepting ? "serves" : each.reason || "takes no calls");
   const found = engines.filter((each) => [each.name, each.node_pool, each.policy, condition(each)].join(" ").toLowerCase().includes(wanted));
-  if (by !== "name") found.sort((one, other) => (by === "load" ? load(other) - load(one) : (other[by] ?? -1) - (one[by] ?? -1)));
+  const key = { trouble: (each) => (each.accepting ? load(each) : Infinity), load }[by] ?? ((each) => each[by] ?? -1);
+  if (by !== "name") found.sort((one, other) => (key(other) > key(one)) - (key(other) < key(one)));
   const shown = allEngines ? found : found.slice(0, SHOWN_ENGINES);
   $("engine-counts").textContent = `${engines.filter((each) => each.accepting).length} of ${engines.length} serve; ${shown.length} of ${found.length} shown`;
   $("engine-more").hidden = found.length <= SHOWN_ENGINES;
