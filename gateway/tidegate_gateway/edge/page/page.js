@@ -75,8 +75,8 @@ function tiles() {
   return [
     ...made,
     tile(percent(budget), "error budget left, worst class", budget === null ? "" : budget > 0.25 ? "good" : budget > 0 ? "fair" : "bad"),
-    tile(number(lately(seen.answered)), "answers / s, 30 s"),
-    tile(number(lately(seen.tokens)), "tokens / s, 30 s"),
+    tile(number(lately(seen.answered)), "answers/s (30 s)"),
+    tile(number(lately(seen.tokens)), "tokens/s (30 s)"),
     tile(number(calls.waiting), "calls wait here", calls.waiting > 100 ? "fair" : ""),
     tile(number(calls.out), "calls at engines"),
     tile(`${serving} / ${engines.length}`, "engines serve", serving === engines.length ? "" : "bad"),
