@@ -5,10 +5,13 @@ It needs nothing but a terminal with ANSI escapes, so it works over SSH. Without
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
+from collections.abc import Coroutine
 from typing import Any
 
 import aiohttp
@@ -47,13 +50,20 @@ def run(options: argparse.Namespace) -> int:
         return 0
     sys.stdout.write(SHOW)
     try:
-        asyncio.run(_live(url, max(options.interval, SHORTEST_S)))
-    except KeyboardInterrupt:
-        pass
+        asyncio.run(_until_stopped(_live(url, max(options.interval, SHORTEST_S))))
     finally:
         sys.stdout.write(LEAVE)
         sys.stdout.flush()
     return 0
+
+
+async def _until_stopped(work: Coroutine[None, None, None]) -> None:
+    """Does the work until a signal ends it, such as Ctrl-C or the end of the SSH connection."""
+    task = asyncio.create_task(work)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 async def _once(url: str) -> dict[str, Any]:
@@ -62,7 +72,7 @@ async def _once(url: str) -> dict[str, Any]:
 
 
 async def _live(url: str, interval_s: float) -> None:
-    """Shows the state until Ctrl-C. A gateway that restarts is shown again."""
+    """Shows the state until cancelled. A gateway that restarts is shown again."""
     paint = terminal_text.Painter(colours=_has_colours())
     shown: list[str] = []
     async with _session() as session:

@@ -89,7 +89,8 @@ def test_an_address_without_a_gateway_gives_one_sentence(url: str, capsys: pytes
     assert "give its address with --url" in capsys.readouterr().err
 
 
-async def test_in_a_terminal_the_state_is_drawn_again_and_the_screen_comes_back() -> None:
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGHUP])
+async def test_in_a_terminal_the_state_is_drawn_again_and_the_screen_comes_back(end: signal.Signals) -> None:
     """The terminal is a pseudo terminal, as over SSH."""
     async with gateway() as url:
         ours, theirs = pty.openpty()
@@ -114,7 +115,7 @@ async def test_in_a_terminal_the_state_is_drawn_again_and_the_screen_comes_back(
         seen = await asyncio.wait_for(asyncio.to_thread(until, 3), 60)
         assert seen.count(b"POLICY") >= 3
         assert b"\x1b[?1049h" in seen
-        process.send_signal(signal.SIGINT)
+        process.send_signal(end)
         left = await asyncio.wait_for(asyncio.to_thread(until, 1000), 60)
         assert left.rstrip().endswith(b"\x1b[?1049l")
         assert await asyncio.wait_for(process.wait(), 60) == 0
