@@ -44,6 +44,7 @@ def test_the_steering_rules_are_documented_with_their_thresholds_and_policies() 
         assert f'"{name}: ' in code
         assert all(said in evidence for said in thresholds[name])
         assert f'("{cures[0]}", "{cures[1]}")' in code or cures == ["fcfs", ""]
+        assert f"`{name}`" in (DOCS / "policies" / f"{cures[0]}.md").read_text(), "the page of the policy agrees"
     assert f"at least {default.enough} calls" in (DOCS / "steering.md").read_text()
 
 
