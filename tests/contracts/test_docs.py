@@ -6,7 +6,7 @@ import re
 from tidegate_gateway.openai import error_table
 from tidegate_policy import policies
 from tidegate_policy.engine import regulators
-from tidegate_policy.steer import rules
+from tidegate_policy.steer import guards, rules
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
@@ -46,6 +46,20 @@ def test_the_steering_rules_are_documented_with_their_thresholds_and_policies() 
         assert f'("{cures[0]}", "{cures[1]}")' in code or cures == ["fcfs", ""]
         assert f"`{name}`" in (DOCS / "policies" / f"{cures[0]}.md").read_text(), "the page of the policy agrees"
     assert f"at least {default.enough} calls" in (DOCS / "steering.md").read_text()
+
+
+def test_the_guards_are_documented_with_their_defaults() -> None:
+    page, default = (DOCS / "steering.md").read_text(), guards.GuardSettings()
+    for said in (
+        f"`policy.dwell` ({default.dwell_s:.0f} s",
+        f"`policy.rollback.window` ({default.window_s:.0f} s)",
+        f"`policy.rollback.rho` ({default.rho})",
+        f"{default.floor_ttft_s} s, {default.floor_tpot_s} s and {default.floor_miss_ratio:.0%}",
+        f"again for {default.ban_s:.0f} s",
+        f"at least {default.bypass_s:.0f} s",
+        f"at most {default.per_hour} times in any hour",
+    ):
+        assert said in page
 
 
 def test_every_file_that_the_architecture_names_exists() -> None:
