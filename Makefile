@@ -15,7 +15,7 @@ FIGURES ?= faults.json
 # These tests share no server, so they run on all cores.
 PURE_TESTS := tests/policy tests/sim
 
-.PHONY: help install up test faults lint e2e bench bench-gateway bench-engine bench-real lock proto kubernetes clean
+.PHONY: help install up test faults lint e2e bench bench-gateway bench-engine bench-real lock page-image proto kubernetes clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,9 @@ bench-engine: $(VENV)/.installed-all ## CPU time that our scheduler adds to vLLM
 
 bench-real: $(VENV)/.installed-all ## small cases of the suites in wall-clock time on a real vLLM engine: BENCH_REAL='--suites semantic'
 	$(BIN)/python benchmarks/real_engine $(BENCH_REAL)
+
+page-image: $(VENV)/.installed-all ## docs/images/page.png: a picture of the page under load (needs Debian's package chromium)
+	$(BIN)/python tools/page/screenshot
 
 proto: $(VENV)/.installed-all ## regenerate the gRPC stubs
 	$(BIN)/python proto/generate

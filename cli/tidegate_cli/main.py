@@ -25,6 +25,7 @@ COMMANDS = {
     "gateway": ("tidegate_cli.gateway_command", "the gateway, as its container runs it"),
     "up": ("tidegate_cli.up_command", "the whole system on this machine"),
     "config": ("tidegate_cli.config_command", "check, explain and show the settings of a gateway"),
+    "top": ("tidegate_cli.top_command", "the state of a running gateway, live in the terminal"),
     "replay": ("tidegate_cli.replay_command", "replay a trace against a running gateway, open loop"),
     "profile": ("tidegate_cli.profile_command", "measure the cost profile of a live engine"),
     "policy": ("tidegate_cli.policy_command", "read or override the active policy"),

@@ -8,11 +8,12 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
 
+from tidegate_cli import terminal_text
 from tidegate_cli.command_errors import Failed, Usage
 from tidegate_policy import duration, policies
 
@@ -21,12 +22,15 @@ PROPAGATION_S = 15.0
 """The steering loop observes every few seconds and may need this long to set an override on all engines."""
 POLL_S = 0.5
 IN_FORCE = "in force"
+SHOWN_SWITCHES = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, admin=ADMIN, as_json=False)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="get|set")
-    getting = verbs.add_parser("get", help="print the active policy and its reason")
+    getting = verbs.add_parser(
+        "get", help="print the active policy, its reason, and the last switches with their effect"
+    )
     setting = verbs.add_parser("set", help="override the policy until the override expires")
     setting.add_argument("name", help=f"one of {', '.join(sorted(policies.POLICIES))}, or auto to end the override")
     setting.add_argument(
@@ -56,10 +60,22 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps({**answer, "engines": engines}) + "\n")
         return 0
     left = f", {answer['left_s']:.0f} s left" if answer.get("left_s") is not None else ""
-    reason = "" if answer["reason"] in ("", answer["source"]) else f": {answer['reason']}"
+    reason = "" if answer["reason"] in ("", answer["source"]) else f": {terminal_text.plain(answer['reason'])}"
     sys.stdout.write(f"{answer['name']}  ({answer['source']}{left}{reason})\n")
     sys.stdout.writelines(f"  {name}: {how}\n" for name, how in engines.items())
+    if options.verb == "get":
+        sys.stdout.writelines(_switches(answer.get("switches", ())))
     return 0
+
+
+def _switches(switches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The last switches, newest first, in the gateway's own words."""
+    if switches:
+        yield "last switches (docs/steering.md):\n"
+    for each in switches[:SHOWN_SWITCHES]:
+        yield f"  {each['at']}  {each['from']} -> {each['to']}  ({each['source']}: {terminal_text.plain(each['reason'])})\n"
+        yield f"    evidence, 60 s before: {each['evidence']}\n"
+        yield f"    effect, 60 s after:    {each['effect']}\n"
 
 
 def _held_s(text: str) -> float:

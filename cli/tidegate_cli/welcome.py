@@ -21,7 +21,8 @@ def text(options: argparse.Namespace, wanted: Sequence[engine_spec.Engine], *, u
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\",
         f"    -d '{body}'",
         "",
-        f"The page at {url}/ shows the live state; http://127.0.0.1:{options.admin_port}/admin/state has the same as JSON.",
+        f"The page at {url}/ shows the live state, `tidegate top --url {url}` shows it in a terminal,",
+        f"and http://127.0.0.1:{options.admin_port}/admin/state has it as JSON.",
         "Ctrl-C stops everything.",
     ]
     return "\n".join(lines) + "\n"

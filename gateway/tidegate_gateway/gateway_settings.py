@@ -38,7 +38,7 @@ class Listen:
     port: int = 8000
     """HTTP; 0 picks a free one."""
     status_page: bool = True
-    """The page at / of the HTTP port, which shows engines, tenants and recent decisions to every client of the port."""
+    """The page at / of the HTTP port, and its state. Without API keys it shows all tenants to every client of the port."""
     client_metrics: bool = True
     """/metrics at the HTTP port too."""
     grpc_port: int | None = 9000

@@ -67,7 +67,9 @@ class Gateway:
             self.link, self.metrics, settings.workflows, ends, over=self.placements.workflow_over
         )
         self.tokens = tenant_tokens.TenantTokens(self.link)
-        self.policy = policy_choice.PolicyChoice(settings.policy.name, self.core, self.link, self.metrics, clock=clock)
+        self.policy = policy_choice.PolicyChoice(
+            settings.policy.name, self.core, self.link, self.metrics, clock=clock, wall=wall
+        )
         self.exchange = pool_exchange.PoolExchange(
             settings.store,
             self.link,

@@ -19,11 +19,19 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tidegate_policy import waiting_slots
-from tidegate_policy.model import CallId
+from tidegate_policy.model import LEAST_URGENT, CallId
 from tidegate_policy.policies import Changed, Policy, QueuedRequest
 from tidegate_policy.waiting_slots import EmptyQueue
 
 __all__ = ["DuplicateCall", "EmptyQueue", "Start", "WaitingQueue", "switch"]
+
+
+ONE_LANE = "one lane"
+LANE_NAMES = {
+    "two-lane": {0: "fast", 1: "slow"},
+    "semantic": {level: f"urgency {level}" for level in range(LEAST_URGENT + 1)},
+}
+"""The names of the lanes of the policies whose lanes are fixed."""
 
 
 class DuplicateCall(ValueError):
@@ -159,6 +167,16 @@ class WaitingQueue:
     def ids(self) -> Set[CallId]:
         """The ids of all waiting calls, in no order."""
         return self._heaps.live.keys()
+
+    def by_lane(self) -> dict[str, int]:
+        """The number of waiting calls of each lane by its name. The lanes of tenants and groups, which are many, are one
+        entry."""
+        waiting, names = self._heaps.waiting_in, LANE_NAMES.get(self.policy.name, {})
+        if not waiting:
+            return {}
+        if waiting.keys() <= names.keys():
+            return {names[lane]: waiting[lane] for lane in sorted(waiting)}
+        return {ONE_LANE if len(waiting) == 1 else f"{len(waiting)} lanes": sum(waiting.values())}
 
     def first(self, k: int) -> list[QueuedRequest]:
         """The first k waiting calls in the order of `pop`, in O(k log k)."""

@@ -51,6 +51,21 @@ async def test_options_may_follow_the_verb_and_the_duration_is_used(
     assert (answer["name"], list(answer["engines"])) == ("edf", ["plain"])
 
 
+async def test_get_prints_the_last_switches_with_evidence_and_effect_in_the_words_of_the_api(
+    gateway: Addresses, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await tidegate("--admin", gateway.admin, "set", "sjf") == 0
+    capsys.readouterr()
+    assert await tidegate("--admin", gateway.admin, "get") == 0
+    text = capsys.readouterr().out
+    assert "urgency -> sjf  (override: override)" in text
+    assert await tidegate("--admin", gateway.admin, "--json", "get") == 0
+    (switch,) = json.loads(capsys.readouterr().out)["switches"]
+    assert switch["at"] in text
+    assert f"evidence, 60 s before: {switch['evidence']}" in text
+    assert f"effect, 60 s after:    {switch['effect'].partition(' (first')[0]}" in text
+
+
 async def test_the_error_for_the_client_port_mentions_the_admin_port(
     gateway: Addresses, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ def test_the_message_names_the_page_the_admin_address_and_the_logs() -> None:
     assert text.startswith(f"tidegate is ready: {URL} ")
     assert "engines: a100, a6000; logs in /state/logs" in text
     assert f"The page at {URL}/ shows the live state" in text
+    assert f"`tidegate top --url {URL}`" in text
     assert "http://127.0.0.1:8001/admin/state" in text
 
 

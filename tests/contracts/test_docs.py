@@ -6,6 +6,7 @@ import re
 from tidegate_gateway.openai import error_table
 from tidegate_policy import policies
 from tidegate_policy.engine import regulators
+from tidegate_policy.steer import guards, rules
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
@@ -23,6 +24,42 @@ def test_every_policy_has_its_page() -> None:
 def test_every_regulator_has_its_page() -> None:
     pages = {page.stem for page in (DOCS / "regulators").glob("*.md")} - {"README"}
     assert pages == set(regulators.REGULATORS)
+
+
+def test_the_steering_rules_are_documented_with_their_thresholds_and_policies() -> None:
+    row = re.compile(r"^\| `([a-z]+)` \| (.*) \| (?:emergency: )?`([a-z-]+)`(?:, else `([a-z-]+)`)? \|$", re.MULTILINE)
+    page = {name: (evidence, *cures) for name, evidence, *cures in row.findall((DOCS / "steering.md").read_text())}
+    default = rules.Rules()
+    thresholds = {
+        "silence": ["half"],
+        "thrashing": [f"{default.thrash} preemptions"],
+        "blocking": [f"{default.block_ratio:.0%} of the calls", f"at least {default.dispersion}"],
+        "overload": [f"{default.overload} calls", f"{default.overload_miss_ratio:.0%} of its targets"],
+        "misses": [f"{default.miss_ratio:.0%} of its targets", f"{default.part_miss_ratio:.0%} of its own"],
+        "unfairness": [f"below {default.fairness:.2f}"],
+    }
+    assert page.keys() == thresholds.keys()
+    code = pathlib.Path(rules.__file__).read_text()
+    for name, (evidence, *cures) in page.items():
+        assert f'"{name}: ' in code
+        assert all(said in evidence for said in thresholds[name])
+        assert f'("{cures[0]}", "{cures[1]}")' in code or cures == ["fcfs", ""]
+        assert f"`{name}`" in (DOCS / "policies" / f"{cures[0]}.md").read_text(), "the page of the policy agrees"
+    assert f"at least {default.enough} calls" in (DOCS / "steering.md").read_text()
+
+
+def test_the_guards_are_documented_with_their_defaults() -> None:
+    page, default = (DOCS / "steering.md").read_text(), guards.GuardSettings()
+    for said in (
+        f"`policy.dwell` ({default.dwell_s:.0f} s",
+        f"`policy.rollback.window` ({default.window_s:.0f} s)",
+        f"`policy.rollback.rho` ({default.rho})",
+        f"{default.floor_ttft_s} s, {default.floor_tpot_s} s and {default.floor_miss_ratio:.0%}",
+        f"again for {default.ban_s:.0f} s",
+        f"at least {default.bypass_s:.0f} s",
+        f"at most {default.per_hour} times in any hour",
+    ):
+        assert said in page
 
 
 def test_every_file_that_the_architecture_names_exists() -> None:

@@ -23,6 +23,7 @@ STATE = engine_status.State(
     waiting=2,
     kv_usage=0.25,
     waiting_ids=("a", "b"),
+    waiting_by_lane={"fast": 1, "slow": 1},
     preemptions=7,
     simulated_profile="a100-70b-tp8",
 )

@@ -153,7 +153,10 @@ async def test_an_engine_with_an_open_stream_without_reports_is_silent():
             engine.mute = True
         await until(lambda: loop.engines.silent() == {engine.address for engine in engines[1:]})
         outcome = loop.observe(START_S + 2, None)
-        assert (outcome.verdict.kind, outcome.verdict.reason) == (guards.Kind.BYPASS, "2 of 3 engines do not report")
+        assert (outcome.verdict.kind, outcome.verdict.reason) == (
+            guards.Kind.BYPASS,
+            "silence: 2 of 3 engines do not report",
+        )
 
 
 @pytest.mark.parametrize(("interval_s", "period_s"), [(0.1, 0.1), (1, 0.25), (30, 7.5), (600, 60)])

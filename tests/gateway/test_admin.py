@@ -27,12 +27,20 @@ async def test_an_override_outranks_steering_and_can_be_taken_back(up: Any, unti
         ] == "two-lane"
         assert (await put(client, {"policy": "fcfs"}))[1]["name"] == "fcfs"
         assert (await put(client, {"policy": "sjf", "source": "steered"}))[1]["name"] == "fcfs"
-        assert (await put(client, {"policy": None}))[1] == {
+        active = (await put(client, {"policy": None}))[1]
+        assert {key: active[key] for key in ("name", "source", "reason", "left_s")} == {
             "name": "sjf",
             "source": "steered",
             "reason": "steered",
             "left_s": None,
         }
+        switches = [(each["from"], each["to"], each["source"]) for each in active["switches"]]
+        assert switches == [
+            ("fcfs", "sjf", "steered"),
+            ("two-lane", "fcfs", "override"),
+            ("urgency", "two-lane", "steered"),
+        ]
+        assert active["switches"][-1]["reason"] == "long calls"
         counted = client.gateway.metrics.registry.get_sample_value
         labels = {"from": "urgency", "to": "two-lane", "reason": "steered"}
         assert counted("tidegate_policy_switches_total", labels) == 1.0

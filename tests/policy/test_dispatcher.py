@@ -1,5 +1,6 @@
 """Every call leaves exactly once, backlogs return to zero, and calls wait where the settings say."""
 
+import collections
 import random
 import tracemalloc
 from dataclasses import replace
@@ -369,6 +370,14 @@ class Life(RuleBasedStateMachine):
         waiting = {each.id for each in self.gate.waiting_calls()}
         assert waiting | set(self.at) == self.inside
         assert not waiting & set(self.at)
+
+    @invariant()
+    def the_counts_of_waiting_calls_are_those_of_the_calls(self) -> None:
+        waiting = collections.Counter((each.slo_class, each.tenant) for each in self.gate.waiting_calls())
+        assert self.gate.waiting_by_class_and_tenant == waiting
+        assert sum(self.gate.waiting_by_lane().values()) == self.gate.waiting - len(self.gate.gate) - len(
+            self.gate.tenants
+        )
 
     @invariant()
     def an_engine_without_calls_owes_nothing(self) -> None:

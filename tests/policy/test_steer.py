@@ -53,6 +53,21 @@ def test_misses_under_overload_ask_for_short_calls_first() -> None:
     assert proposed(window(missed=20, arrived=200, finished=100)) == "sjf"
 
 
+def test_deadlines_that_cannot_be_met_ask_for_short_calls_also_once_the_arrivals_have_calmed_down() -> None:
+    calm = {"arrived": 30, "finished": 100}
+    assert proposed(window(missed=100, **calm), active="urgency") == "sjf"
+    assert proposed(window(missed=50, **calm), active="edf") == "sjf"
+    assert proposed(window(missed=49, **calm), active="urgency") == "edf"
+    found = RULES.propose(window(missed=100, window_s=30.0, **calm), "urgency", ALLOW)
+    assert found is not None
+    assert found.reason == "overload: 100% of targets missed in 30 s, 30 calls came and 100 finished"
+
+
+def test_a_part_of_the_pool_that_misses_all_its_targets_is_no_overload() -> None:
+    parts = {"chat": Targets(with_target=20, missed=20), "batch": Targets(with_target=180)}
+    assert proposed(window(calls=200, missed=20, classes=parts)) == "edf"
+
+
 def test_misses_of_one_class_or_tenant_count_when_the_pool_meets_its_targets() -> None:
     for part in (
         {"classes": {"chat": Targets(with_target=40, missed=10), "batch": Targets(with_target=60)}},
@@ -61,7 +76,7 @@ def test_misses_of_one_class_or_tenant_count_when_the_pool_meets_its_targets() -
         found = RULES.propose(window(calls=1000, missed=10, window_s=30.0, **part), "fcfs", ALLOW)
         assert found is not None
         assert found.policy == "edf"
-        assert found.reason.startswith("25% of the targets of")
+        assert found.reason.startswith("misses: 25% of the targets of")
         assert found.reason.endswith("chat missed in 30 s")
 
 

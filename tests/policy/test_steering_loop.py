@@ -41,7 +41,7 @@ def test_the_selector_decides_about_the_whole_interval_and_only_then() -> None:
 def test_an_emergency_does_not_wait_for_the_end_of_the_interval() -> None:
     outcome = loop().observe(1.0, {"a": [CALM], "b": [], "c": []}, silent={"b", "c"})
     assert (outcome.verdict.kind, outcome.verdict.policy) == (guards.Kind.BYPASS, policies.SAFE)
-    assert outcome.verdict.reason == "2 of 3 engines do not report"
+    assert outcome.verdict.reason == "silence: 2 of 3 engines do not report"
 
 
 def test_an_override_carries_its_reason_and_its_end() -> None:

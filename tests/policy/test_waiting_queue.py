@@ -240,6 +240,34 @@ GuardedQueueAgainstList.TestCase.settings = QueueAgainstList.TestCase.settings
 TestGuardedQueueAgainstList = GuardedQueueAgainstList.TestCase
 
 
+@pytest.mark.parametrize(
+    ("policy", "lanes"),
+    [
+        ("two-lane", {"fast": 2, "slow": 1}),
+        ("semantic", {"urgency 0": 1, "urgency 2": 2}),
+        ("urgency", {"one lane": 3}),
+        ("wfq", {"one lane": 3}),
+    ],
+)
+def test_waiting_calls_are_counted_by_the_name_of_their_lane(policy: str, lanes: dict[str, int]) -> None:
+    queue = WaitingQueue(policies.create(policy))
+    assert queue.by_lane() == {}
+    for each in (item("a"), item("b", service_s=900.0), item("c", urgency=0)):
+        queue.policy.on_arrival(0.0, each)
+        queue.push(each)
+    assert queue.by_lane() == lanes
+
+
+def test_many_lanes_without_fixed_names_are_counted_together() -> None:
+    queue = WaitingQueue(policies.create("wfq"))
+    for tenant in ("acme", "other"):
+        call = Call(id=CallId(tenant), arrived_at_s=0.0, prompt_tokens=1, output_predicted=1, tenant=tenant)
+        each = policies.QueuedRequest(call=call, service_s=1.0)
+        queue.policy.on_arrival(0.0, each)
+        queue.push(each)
+    assert queue.by_lane() == {"2 lanes": 2}
+
+
 @pytest.mark.parametrize("policy", sorted(policies.POLICIES))
 def test_iteration_gives_exactly_the_calls_that_pops_give(policy: str) -> None:
     queue = WaitingQueue(policies.create(policy))

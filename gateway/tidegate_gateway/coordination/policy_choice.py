@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from tidegate_gateway.observe import prometheus_metrics
+from tidegate_gateway.observe import policy_switches, prometheus_metrics
 from tidegate_gateway.openai import error_table
 from tidegate_gateway.store import store_contract, store_link
 from tidegate_policy import gateway_core, policies
@@ -47,6 +47,7 @@ class PolicyChoice:
         metrics: prometheus_metrics.Metrics,
         *,
         clock: Callable[[], float],
+        wall: Callable[[], float],
     ) -> None:
         self._configured = ActivePolicy(name=configured, source="settings", reason="the settings")
         self.active = self._configured
@@ -56,6 +57,9 @@ class PolicyChoice:
         self._clock = clock
         self._chosen = store_contract.Exchange()
         self._override_until_at_s: float | None = None
+        self.switches = policy_switches.PolicySwitches(
+            metrics.service, clock=clock, wall=wall, waiting=lambda: core.dispatcher.waiting
+        )
         metrics.on_policy(configured, configured, "")
 
     async def choose(self, source: Source, name: str | None, *, reason: str, for_s: float | None) -> ActivePolicy:
@@ -97,7 +101,9 @@ class PolicyChoice:
             logger.error("policy %r is unknown here (a newer version set it?); %s stays", active.name, before)
             return
         self.active = active
+        self.switches.settle()
         if active.name != before:
+            self.switches.on_switch(before, active.name, source=active.source, reason=active.reason)
             count = self._core.on_policy(self._clock(), active.name)
             self._metrics.on_policy(before, active.name, active.source)
             logger.warning(
@@ -106,6 +112,7 @@ class PolicyChoice:
 
     def count_down(self) -> None:
         """Ends an override whose time is over, where no store does."""
+        self.switches.settle()
         override = self._chosen.override
         if override is None or self._override_until_at_s is None:
             return

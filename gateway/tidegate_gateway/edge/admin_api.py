@@ -35,14 +35,14 @@ class AdminApi:
         self._names = frozenset(map(str.lower, (listen.admin_host, *listen.admin_names)))
 
     def routes(self) -> http_listener.Routes:
-        route, public = http_listener.Route, http_api.HttpApi(self._gateway)
+        route, public = http_listener.Route, http_api.HttpApi(self._gateway, takes_calls=False)
         return http_listener.Routes(
             [
                 route(method="GET", path="/admin/state", handler=self._state),
                 route(method="GET", path="/admin/policy", handler=self._policy),
                 route(method="PUT", path="/admin/policy", handler=self._choose),
                 route(method="GET", path="/metrics", handler=public.metrics),
-                route(method="GET", path="/", handler=public.page),
+                *public.page_routes(),
             ]
         )
 
@@ -88,5 +88,4 @@ class AdminApi:
         return http_messages.reply(self._shown())
 
     def _shown(self) -> dict[str, Any]:
-        state: dict[str, Any] = state_snapshot.snapshot(self._gateway)["policy"]
-        return state
+        return state_snapshot.policy(self._gateway)

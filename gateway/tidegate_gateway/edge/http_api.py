@@ -16,8 +16,8 @@ from tidegate_gateway.edge import (
     http_listener,
     http_messages,
     http_requester,
+    page_state,
     relquery_http,
-    state_snapshot,
     status_page,
 )
 from tidegate_gateway.lifecycle import relay
@@ -35,19 +35,21 @@ from tidegate_gateway.workflows import workflow_declaration, workflow_service, w
 class HttpApi:
     """The handlers of one gateway."""
 
-    def __init__(self, gateway: running_gateway.Gateway) -> None:
+    def __init__(self, gateway: running_gateway.Gateway, *, takes_calls: bool = True) -> None:
+        """Without `takes_calls` its page says that its port takes none."""
         self._gateway = gateway
         self._limits = gateway.settings.limits
         self._workflows = gateway.workflows
+        self._page = page_state.PageState(gateway, takes_calls=takes_calls)
 
     def routes(self) -> http_listener.Routes:
         """The client port: only these paths exist."""
         route = http_listener.Route
         listen = self._gateway.settings.listen
-        shared = not self._gateway.keys.required  # the views show all tenants
+        shared = not self._gateway.keys.required  # the metrics show all tenants
         views = [
             *([route(method="GET", path="/metrics", handler=self.metrics)] if listen.client_metrics and shared else []),
-            *([route(method="GET", path="/", handler=self.page)] if listen.status_page and shared else []),
+            *(self.page_routes() if listen.status_page else []),
         ]
         return http_listener.Routes(
             [
@@ -84,6 +86,16 @@ class HttpApi:
                 *self._health_routes(),
             ]
         )
+
+    def page_routes(self) -> list[http_listener.Route]:
+        """The status page, whose files need no key, and the state that it shows."""
+        return [
+            *(
+                http_listener.Route(method="GET", path=path, handler=status_page.handler(path), without_key=True)
+                for path in status_page.FILES
+            ),
+            http_listener.Route(method="GET", path="/v1/state", handler=self._state),
+        ]
 
     def _health_routes(self) -> list[http_listener.Route]:
         return [
@@ -215,11 +227,10 @@ class HttpApi:
         text, content_type = gateway.metrics.exposition(request.header("accept"))
         return http_messages.Response(body=text, content_type=content_type)
 
-    async def page(self, request: http_messages.Request) -> http_messages.Response:
-        text = status_page.render(state_snapshot.snapshot(self._gateway))
-        return http_messages.Response(
-            body=text.encode(), content_type="text/html; charset=utf-8", headers=status_page.HEADERS
-        )
+    async def _state(self, request: http_messages.Request) -> http_messages.Response:
+        tenant = http_requester.of(request).tenant
+        state = await (self._page.of_pool() if tenant is None else self._page.of_tenant(tenant))
+        return http_messages.Response(body=orjson.dumps(state), headers={"Cache-Control": "no-store"})
 
 
 async def _health(request: http_messages.Request) -> http_messages.Response:

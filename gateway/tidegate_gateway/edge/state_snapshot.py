@@ -1,42 +1,23 @@
-"""The state of the gateway for people and for the steering loop: one JSON object, on the admin port and the status page.
+"""The state of the gateway for people and for the steering loop: one JSON object, on the admin port.
 
-It contains sizes, times and decisions, and never a prompt.
+It contains sizes, times and decisions, and never a prompt. `page_state` makes the smaller one of the status page from the
+same parts. All work is bounded: one pass over the waiting calls, and one over the engines.
 """
 
 from typing import Any
 
 from tidegate_gateway import running_gateway
+from tidegate_gateway.observe import recent_decisions, recent_service
 from tidegate_policy.dispatch import engine_table
 
 
 def snapshot(gateway: running_gateway.Gateway) -> dict[str, Any]:
     """The whole state as JSON."""
     now = gateway.clock()
-    status, reasons = gateway.problems()
-    policy, dispatcher = gateway.policy.active, gateway.core.dispatcher
-    accepting = {engine.facts.id for engine in gateway.core.engines.accepting(now)}
     return {
-        "gateway": getattr(gateway.link.store, "gateway", None),
-        "status": status,
-        "reasons": reasons,
-        "model": gateway.discovery.served.name,
-        "policy": {
-            "name": policy.name,
-            "source": policy.source,
-            "reason": policy.reason,
-            "left_s": policy.left_s,
-        },
-        "dispatch": {
-            "rule": dispatcher.settings.rule,
-            "alpha": dispatcher.settings.alpha,
-            "beta": dispatcher.settings.beta,
-            "cap": gateway.settings.dispatch.cap,
-        },
-        "calls": {"waiting": dispatcher.waiting, "out": dispatcher.inflight},
+        **summary(gateway),
         "workflows": {
-            "active": dispatcher.gate.active,
-            "waiting": dispatcher.gate.held,
-            "limit": dispatcher.gate.limit,
+            **workflow_counts(gateway),
             "templates": {
                 scope: {
                     stage: {"calls": round(seen.calls, 2), "parallel": round(seen.parallel, 2), "seen": seen.seen}
@@ -47,25 +28,72 @@ def snapshot(gateway: running_gateway.Gateway) -> dict[str, Any]:
         },
         "tenant_shares": {tenant: round(share, 4) for tenant, share in gateway.core.tenant_service.shares(now).items()},
         "engines": [
-            _engine(gateway, engine, now, accepting=engine.facts.id in accepting) for engine in gateway.core.engines
+            {
+                **shown,
+                "url": known.address.url,
+                "control": known.address.control,
+                "models": list(known.models),
+                "profile": "none" if known.address.cost is None else "given",
+                "cost_equations": engine.estimate.learned,
+                "cost_error": round(engine.estimate.mean_error, 4),
+            }
+            for engine, shown in zip(gateway.core.engines, engines(gateway), strict=True)
+            if (known := gateway.discovery.known[engine.facts.id])
         ],
         "recent": [
             {
-                "call": item.call,
-                "ago_s": round(now - item.sent_at_s, 3),
-                "tenant": item.tenant,
-                "class": item.slo_class,
-                "attempt": item.attempt,
-                "engine": item.decision.engine,
-                "rule": item.decision.rule,
-                "queue_s": round(item.decision.queue_s, 4),
-                "service_s": round(item.decision.service_s, 4),
-                "slack_s": None if item.decision.slack_s is None else round(item.decision.slack_s, 4),
+                **decision(item, now),
                 "scores": {engine: round(score, 4) for engine, score in item.decision.scores.items()},
             }
             for item in reversed(gateway.recent)
         ],
     }
+
+
+def summary(gateway: running_gateway.Gateway) -> dict[str, Any]:
+    """The part of the state that has no list of engines, tenants or calls."""
+    status, reasons = gateway.problems()
+    dispatcher = gateway.core.dispatcher
+    return {
+        "gateway": getattr(gateway.link.store, "gateway", None),
+        "status": status,
+        "reasons": reasons,
+        "model": gateway.discovery.served.name,
+        "policy": policy(gateway),
+        "dispatch": {
+            "rule": dispatcher.settings.rule,
+            "alpha": dispatcher.settings.alpha,
+            "beta": dispatcher.settings.beta,
+            "cap": gateway.settings.dispatch.cap,
+        },
+        "calls": {"waiting": dispatcher.waiting, "out": dispatcher.inflight},
+    }
+
+
+def policy(gateway: running_gateway.Gateway) -> dict[str, Any]:
+    """The active policy, and its last switches."""
+    active, switches = gateway.policy.active, gateway.policy.switches
+    return {
+        "name": active.name,
+        "source": active.source,
+        "reason": active.reason,
+        "left_s": active.left_s,
+        "since_s": round(switches.since_s, 1),
+        "switches": switches.as_json(),
+    }
+
+
+def workflow_counts(gateway: running_gateway.Gateway) -> dict[str, Any]:
+    """The workflows that are active here, and their bound."""
+    gate = gateway.core.dispatcher.gate
+    return {"active": gate.active, "waiting": gate.held, "limit": gate.limit}
+
+
+def engines(gateway: running_gateway.Gateway) -> list[dict[str, Any]]:
+    """Every engine as its callers may know it, without its addresses."""
+    now = gateway.clock()
+    accepting = {engine.facts.id for engine in gateway.core.engines.accepting(now)}
+    return [_engine(gateway, engine, now, accepting=engine.facts.id in accepting) for engine in gateway.core.engines]
 
 
 def _engine(
@@ -74,17 +102,11 @@ def _engine(
     known = gateway.discovery.known[engine.facts.id]
     return {
         "name": engine.facts.id,
-        "url": known.address.url,
-        "control": known.address.control,
         "node_pool": known.address.node_pool,
         "accepting": accepting,
         "reason": known.reason or ("ejected: its calls fail" if engine.record.ejected(now) else None),
-        "models": list(known.models),
         "policy": known.policy,
         "fallback": known.fallback,
-        "profile": "none" if known.address.cost is None else "given",
-        "cost_equations": engine.estimate.learned,
-        "cost_error": round(engine.estimate.mean_error, 4),
         "simulated": known.simulated,
         "cap": engine.limit,
         "calls": engine.own.calls,
@@ -92,5 +114,40 @@ def _engine(
         "backlog_s": round(engine.cost.backlog_seconds(engine.backlog), 4),
         "running": known.load.running,
         "waiting": known.load.waiting,
+        "lanes": known.lanes,
         "kv_usage": known.load.kv_usage,
+    }
+
+
+def decision(item: recent_decisions.RecentDecision, now: float) -> dict[str, Any]:
+    """A call that was sent, with the predictions at that moment."""
+    slack_s = item.decision.slack_s
+    return {
+        "call": item.call,
+        "ago_s": round(now - item.sent_at_s, 3),
+        "tenant": item.tenant,
+        "class": item.slo_class,
+        "attempt": item.attempt,
+        "engine": item.decision.engine,
+        "rule": item.decision.rule,
+        "queue_s": round(item.queue_s, 4),
+        "engine_wait_s": round(item.decision.queue_s, 4),
+        "service_s": round(item.decision.service_s, 4),
+        "slack_s": None if slack_s is None else round(slack_s, 4),
+    }
+
+
+def tally(seen: recent_service.Tally) -> dict[str, Any]:
+    """Calls that ended."""
+    met, answer_s = seen.met_ratio, seen.mean_answer_s
+    return {
+        "answered": seen.calls,
+        "tokens": seen.tokens,
+        "with_target": seen.with_target,
+        "met": seen.met,
+        "late": seen.late,
+        "shed": seen.shed,
+        "failed": seen.failed,
+        "met_ratio": None if met is None else round(met, 4),
+        "answer_s": None if answer_s is None else round(answer_s, 3),
     }

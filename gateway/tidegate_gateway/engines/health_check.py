@@ -8,8 +8,9 @@ calls go there.
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -26,6 +27,8 @@ from tidegate_policy.model import EngineId
 
 logger = logging.getLogger("tidegate.gateway")
 
+MOST_LANES = 20
+"""Lanes of an engine's queue that are shown."""
 MODELS_EVERY = 30
 """Health checks between two readings of /v1/models."""
 
@@ -56,6 +59,8 @@ class EngineHealth:
     load: metrics_scrape.Load = field(default_factory=metrics_scrape.Load)
     policy: str | None = None
     """The scheduling policy of the engine's own queue, if its control port tells it."""
+    lanes: Mapping[str, int] = field(default_factory=dict)
+    """Waiting calls by the lane of the engine's own queue, if its control port tells them."""
     fallback: str | None = None
     """Why our scheduler does not run in it, if it does not."""
     simulated: str | None = None
@@ -183,6 +188,7 @@ class HealthCheck:
         else:
             health.policy, health.fallback = state.policy or None, state.fallback_reason or None
             health.simulated = state.simulated_profile or None
+            health.lanes = dict(itertools.islice(state.waiting_by_lane.items(), MOST_LANES))
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, exposition
 
-from tidegate_gateway.observe import call_record
+from tidegate_gateway.observe import call_record, recent_service
 from tidegate_policy import gateway_core
 from tidegate_policy.model import Call
 
@@ -32,6 +32,7 @@ class Metrics:
     def __init__(self, classes: Collection[str] = ()) -> None:
         """`classes` are those of the settings. The label of any other class is `other`."""
         self._classes = frozenset(classes)
+        self.service = recent_service.RecentService()
         self.registry = registry = CollectorRegistry()
         p = "tidegate_"
         self.requests = Counter(p + "requests", "Calls by how they ended.", ["outcome", "class"], registry=registry)
@@ -121,13 +122,14 @@ class Metrics:
             return value
         return "other"
 
-    def _class_label(self, slo_class: str) -> str:
+    def class_label(self, slo_class: str) -> str:
+        """The name of a class of the settings, `none` for no class, or `other`."""
         if not slo_class:
             return "none"
         return slo_class if slo_class in self._classes else "other"
 
     def _of_class(self, slo_class: str) -> "_ClassMetrics":
-        name = self._class_label(slo_class)
+        name = self.class_label(slo_class)
         found = self._by_class.get(name)
         if found is None:
             found = self._by_class[name] = _ClassMetrics(self, name)
@@ -138,7 +140,7 @@ class Metrics:
         call = record.call
         if call is None:
             if record.shed:
-                self._on_slo(record, self._of_class(record.slo_class), met=False)
+                self._on_end(record, self._of_class(record.slo_class), met=False)
             return
         slo_class = self._of_class(call.slo_class)
         slo_class.count(record.outcome)
@@ -151,24 +153,26 @@ class Metrics:
             met = self._on_answer(record, call, slo_class, record.first_token_at_s, record.finished_at_s)
         if record.outcome not in UNCOUNTED:
             slo_class.attain(met=met)
-            self._on_slo(record, slo_class, met=met)
+        self._on_end(record, slo_class, met=met)
 
-    def _on_slo(self, record: call_record.CallRecord, slo_class: "_ClassMetrics", *, met: bool) -> None:
-        """Counts a call that had a target."""
-        if not record.has_target:
-            return
-        if record.shed:
-            outcome = "shed"
-        elif met:
-            outcome = "met"
-        else:
-            outcome = "late" if record.outcome == "ok" else "failed"
-        slo_class.count_target(outcome)
-        tenant = self.label("tenant", record.tenant or "none")
-        counter = self._tenant_targets.get((tenant, outcome))
-        if counter is None:
-            counter = self._tenant_targets[tenant, outcome] = self.tenant_slo_calls.labels(tenant, outcome)
-        counter.inc()
+    def _on_end(self, record: call_record.CallRecord, slo_class: "_ClassMetrics", *, met: bool) -> None:
+        """Counts the end of a call, and its outcome if it had a target."""
+        tenant, outcome = self.label("tenant", record.tenant or "none"), _slo_outcome(record, met=met)
+        if outcome is not None:
+            slo_class.count_target(outcome)
+            counter = self._tenant_targets.get((tenant, outcome))
+            if counter is None:
+                counter = self._tenant_targets[tenant, outcome] = self.tenant_slo_calls.labels(tenant, outcome)
+            counter.inc()
+        finished_at_s = record.finished_at_s if record.outcome == "ok" else None
+        self.service.add(
+            record.arrived_at_s if record.ended_at_s is None else record.ended_at_s,
+            slo_class.name,
+            tenant,
+            tokens=record.tokens,
+            answer_s=None if finished_at_s is None else finished_at_s - record.arrived_at_s,
+            outcome=outcome,
+        )
 
     def _on_answer(
         self,
@@ -196,7 +200,7 @@ class Metrics:
         return not late
 
     def on_workflow(self, template: str, outcome: str) -> None:
-        """A workflow ended: met, late, cancelled or expired."""
+        """A workflow ended: met, late, failed, cancelled or expired."""
         self.workflows.labels(self.label("template", template or "none"), outcome).inc()
 
     def on_policy(self, before: str, after: str, reason: str) -> None:
@@ -207,7 +211,9 @@ class Metrics:
 
     def observe(self, now: float, core: gateway_core.GatewayCore) -> None:
         """Refreshes the gauges that are read rather than counted; called before a scrape."""
-        waiting = collections.Counter(self._class_label(call.slo_class) for call in core.dispatcher.waiting_calls())
+        waiting: collections.Counter[str] = collections.Counter()
+        for (slo_class, _), calls in core.dispatcher.waiting_by_class_and_tenant.items():
+            waiting[self.class_label(slo_class)] += calls
         self.queue_depth.clear()
         for slo_class in {*self._by_class, *waiting}:
             self.queue_depth.labels(slo_class).set(waiting[slo_class])
@@ -223,6 +229,19 @@ class Metrics:
         """The metrics as text, and its content type."""
         encode, content_type = exposition.choose_encoder(accept)
         return encode(self.registry), content_type
+
+
+def _slo_outcome(record: call_record.CallRecord, *, met: bool) -> recent_service.Outcome | None:
+    """The outcome of a call that had a target; None for a call without one, or whose end is the client's doing."""
+    if not record.has_target:
+        return None
+    if record.call is not None and record.outcome in UNCOUNTED:
+        return None
+    if record.shed:
+        return "shed"
+    if met:
+        return "met"
+    return "late" if record.outcome == "ok" else "failed"
 
 
 class _ClassMetrics:

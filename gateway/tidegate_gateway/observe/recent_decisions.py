@@ -19,6 +19,8 @@ class RecentDecision:
     tenant: str
     slo_class: str
     attempt: int
+    queue_s: float
+    """Seconds that it had waited in the gateway."""
     decision: Decision
 
 
@@ -45,6 +47,7 @@ class RecentDecisions:
                 tenant=record.call.tenant,
                 slo_class=record.call.slo_class,
                 attempt=record.attempts,
+                queue_s=record.queue_s,
                 decision=record.decision,
             )
         )

@@ -86,7 +86,7 @@ class Trace:
         chosen: dict[str, str | float] = {
             "server.address": decision.engine,
             "tidegate.rule": decision.rule,
-            "tidegate.queue_s": decision.queue_s,
+            "tidegate.engine_wait_s": decision.queue_s,
             "tidegate.service_s": decision.service_s,
         }
         if decision.slack_s is not None:

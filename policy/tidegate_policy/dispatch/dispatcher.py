@@ -95,6 +95,8 @@ class Dispatcher:
         self._warm: Sequence[RoutableEngine] = ()
         """The engines that have `cached_tokens` of the last call."""
         self._waiting: dict[CallId, _Waiting] = {}
+        self.waiting_by_class_and_tenant: Counter[tuple[str, str]] = Counter()
+        """How many calls of each class and tenant wait; no entry is 0."""
         self._expiries: list[tuple[float, CallId]] = []
         """A heap of (expiry, call). Entries of calls that no longer wait are skipped, and removed when they are many."""
         self._out: dict[CallId, _Out] = {}
@@ -126,6 +128,11 @@ class Dispatcher:
         yet."""
         return [item.call for item in (*self._queue, *self.tenants, *self.gate)]
 
+    def waiting_by_lane(self) -> dict[str, int]:
+        """How many calls wait in each lane of the queue. Calls beyond their tenant's share, and calls of workflows that may
+        not start yet, are in no lane."""
+        return self._queue.by_lane()
+
     def own_backlog(self, engine: EngineId) -> Backlog:
         """The work of the calls that are out at `engine`."""
         return sum((out.charge for out in self._out.values() if out.engine == engine), NO_BACKLOG)
@@ -154,7 +161,7 @@ class Dispatcher:
             evicted = self.tenants.largest(now, call.tenant)
             if evicted is None:
                 return [self._shed(call, DropReason.SATURATED)]
-            del self._waiting[evicted.call.id]
+            self._waits_no_more(evicted.call)
             actions.append(self._shed(evicted.call, DropReason.EVICTED))
         prices = Prices(call)
         item = self._queued(call, prices)
@@ -232,8 +239,9 @@ class Dispatcher:
 
     def on_cancel(self, now: float, call_id: CallId) -> list[Action]:
         """The client went away."""
-        if self._take_out(now, call_id) is not None:
-            del self._waiting[call_id]
+        item = self._take_out(now, call_id)
+        if item is not None:
+            self._waits_no_more(item.call)
             return self.pump(now)
         return self.on_end(now, call_id)
 
@@ -299,7 +307,7 @@ class Dispatcher:
             if not allowed:
                 skipped.append(start)
             elif item.call.deadline_at_s is not None and item.call.deadline_at_s <= now:
-                del self._waiting[item.call.id]
+                self._waits_no_more(item.call)
                 self._left(now, item.call)
                 actions.append(self._shed(item.call, DropReason.DEADLINE_UNREACHABLE))
             else:
@@ -350,7 +358,7 @@ class Dispatcher:
     def _send(self, now: float, item: policies.QueuedRequest, engines: Sequence[Engine]) -> Send:
         call = item.call
         routable = [engine.routable for engine in engines]
-        waited = self._waiting.pop(call.id)
+        waited = self._waits_no_more(call)
         self._look_up(call, routable)
         context = RoutingContext(
             now=now,
@@ -429,10 +437,19 @@ class Dispatcher:
 
     def _wait(self, call: Call, waiting: _Waiting) -> None:
         self._waiting[call.id] = waiting
+        self.waiting_by_class_and_tenant[call.slo_class, call.tenant] += 1
         heapq.heappush(self._expiries, (waiting.expires_at_s, call.id))
         if len(self._expiries) > 2 * len(self._waiting) + SLACK_EXPIRIES:
             self._expiries = [entry for entry in self._expiries if self._still_waits(*entry)]
             heapq.heapify(self._expiries)
+
+    def _waits_no_more(self, call: Call) -> _Waiting:
+        """Forgets that the call waits; what was remembered of it."""
+        counts, key = self.waiting_by_class_and_tenant, (call.slo_class, call.tenant)
+        counts[key] -= 1
+        if not counts[key]:
+            del counts[key]
+        return self._waiting.pop(call.id)
 
     def _still_waits(self, expires_at_s: float, call_id: CallId) -> bool:
         waiting = self._waiting.get(call_id)
@@ -440,9 +457,9 @@ class Dispatcher:
 
     def _expire(self, now: float, call_id: CallId) -> Shed:
         item = self._take_out(now, call_id)
-        waiting = self._waiting.pop(call_id)
         if item is None:
             raise AssertionError(f"call {call_id!r} has an expiry but does not wait")
+        waiting = self._waits_no_more(item.call)
         if not self._may_serve(now, waiting):
             return self._shed(item.call, DropReason.NO_ENGINES)
         timed = item.call.deadline_at_s is not None

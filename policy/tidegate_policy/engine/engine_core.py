@@ -359,6 +359,7 @@ class EngineCore:
             controls=self._controls(),
             running=self.running,
             waiting=self.waiting,
+            waiting_by_lane=sum((Counter(queue.by_lane()) for queue in self.queues), Counter()),
             kv_usage=kv_usage,
             preemptions=self.preemptions,
         )

@@ -36,6 +36,8 @@ class State:
     kv_usage: float = 0.0
     waiting_ids: tuple[str, ...] = ()
     """The first waiting calls in the order in which they will start."""
+    waiting_by_lane: Mapping[str, int] = field(default_factory=dict)
+    """The waiting calls of each lane by its name."""
     preemptions: int = 0
     fallback_reason: str = ""
     simulated_profile: str = ""

@@ -189,14 +189,14 @@ def _regret(now: float, state: SteerState, qos: Qos, settings: GuardSettings) ->
     ttft_limit_s = settings.rho * max(state.baseline.ttft_p99_s, settings.floor_ttft_s)
     miss_limit = settings.rho * max(state.baseline.miss_ratio, settings.floor_miss_ratio)
     if ttft_s > ttft_limit_s:
-        return f"after {state.active} TTFT p99 is {ttft_s:.2f} s, limit {ttft_limit_s:.2f} s"
+        return f"rollback: after {state.active} TTFT p99 is {ttft_s:.2f} s, limit {ttft_limit_s:.2f} s"
     if state.baseline.tpot_p99_s is not None and qos.tpot.count >= settings.enough:
         tpot_s = qos.tpot.quantile_s(0.99)
         tpot_limit_s = settings.rho * max(state.baseline.tpot_p99_s, settings.floor_tpot_s)
         if tpot_s > tpot_limit_s:
-            return f"after {state.active} TPOT p99 is {tpot_s:.3f} s, limit {tpot_limit_s:.3f} s"
+            return f"rollback: after {state.active} TPOT p99 is {tpot_s:.3f} s, limit {tpot_limit_s:.3f} s"
     if qos.with_target >= settings.enough and qos.miss_ratio > miss_limit:
-        return f"after {state.active} {qos.miss_ratio:.0%} of targets are missed, limit {miss_limit:.0%}"
+        return f"rollback: after {state.active} {qos.miss_ratio:.0%} of targets are missed, limit {miss_limit:.0%}"
     return None
 
 

@@ -9,7 +9,7 @@ from tidegate_policy.qos import Qos
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A policy and the evidence for it; `emergency` asks the guards for a bypass."""
+    """A policy, and the rule and the evidence for it; `emergency` asks the guards for a bypass."""
 
     policy: str
     reason: str

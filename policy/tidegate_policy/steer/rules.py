@@ -1,7 +1,8 @@
 """The default selector: a short table from symptoms to policies (after H-MAS C.2).
 
 Each rule names a symptom, the evidence for it, and the policies that cure it, best first. The first rule whose evidence
-holds and that has an allowed policy proposes it. Without a symptom nothing is proposed: a policy that works stays.
+holds and that has an allowed policy proposes it. Without a symptom nothing is proposed: a policy that works stays. The
+reason of a proposal is the name of its rule and the evidence. `docs/steering.md` describes the rules.
 """
 
 from collections.abc import Collection
@@ -32,31 +33,35 @@ class Rules:
     """Standard deviation over mean of the calls' work: above this value, short calls can wait behind long ones."""
     overload: float = 1.5
     """Arrivals over completions while a queue stands."""
+    overload_miss_ratio: float = 0.5
+    """Share of the calls of the whole pool that missed their target: from this value on, the calls that wait are late
+    already, also when no more calls arrive than finish. No order by deadlines can meet them."""
     thrash: float = 0.5
     """Preemptions for each completed call: above this value the engine mostly repeats work."""
 
     def propose(self, qos: Qos, active: str, allow: Collection[str]) -> Proposal | None:
         """The policy that cures the symptoms in `qos`; None without a symptom, or when `active` is the cure already."""
         if qos.engines and qos.silent * 2 > qos.engines + qos.silent:
-            return _emergency(active, f"{qos.silent} of {qos.engines + qos.silent} engines do not report")
+            return _emergency(active, f"silence: {qos.silent} of {qos.engines + qos.silent} engines do not report")
         if qos.finished >= self.enough and qos.preemptions > self.thrash * qos.finished:
-            return _emergency(active, f"{qos.preemptions} preemptions for {qos.finished} finished calls")
+            return _emergency(active, f"thrashing: {qos.preemptions} preemptions for {qos.finished} finished calls")
         if qos.ttft.count + qos.waiting < self.enough or not qos.waiting:
             return None
         misses = self._misses(qos)
-        overload = qos.arrived > self.overload * max(qos.finished, 1)
+        growing = qos.arrived > self.overload * max(qos.finished, 1)
+        late = qos.with_target >= self.enough and qos.miss_ratio >= self.overload_miss_ratio
         blocking = qos.block_ratio >= self.block_ratio and qos.service.dispersion >= self.dispersion
         if blocking:
-            evidence = f"{qos.block_ratio:.0%} of calls waited longer than twice their own work"
+            evidence = f"blocking: {qos.block_ratio:.0%} of calls waited longer than twice their own work"
             return _first_allowed(("two-lane", "sjf"), active, allow, evidence)
-        if misses is not None and overload:
-            evidence = f"{misses}, {qos.arrived} calls came and {qos.finished} finished"
+        if misses is not None and (growing or late):
+            evidence = f"overload: {misses}, {qos.arrived} calls came and {qos.finished} finished"
             return _first_allowed(("sjf", "two-lane"), active, allow, evidence)
         if misses is not None:
-            return _first_allowed(("edf", "urgency"), active, allow, misses)
+            return _first_allowed(("edf", "urgency"), active, allow, f"misses: {misses}")
         fairness = qos.fairness
         if fairness is not None and fairness < self.fairness:
-            evidence = f"the fairness index of the waiting tenants is {fairness:.2f}"
+            evidence = f"unfairness: the fairness index of the waiting tenants is {fairness:.2f}"
             return _first_allowed(("wfq", "stride"), active, allow, evidence)
         return None
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftidegate_proto/v1/control.proto\x12\x0btidegate.v1\"\xb8\x01\n\x10SetPolicyRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x41\n\nparameters\x18\x03 \x03(\x0b\x32-.tidegate.v1.SetPolicyRequest.ParametersEntry\x12\x0e\n\x06\x62ypass\x18\x04 \x01(\x08\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"H\n\x11SetPolicyResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x10\n\x08previous\x18\x02 \x01(\t\x12\x11\n\treordered\x18\x03 \x01(\r\"f\n\x08\x43ontrols\x12\x18\n\x0bmax_running\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fmax_step_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x42\x0e\n\x0c_max_runningB\x12\n\x10_max_step_tokens\"=\n\x12SetControlsRequest\x12\'\n\x08\x63ontrols\x18\x01 \x01(\x0b\x32\x15.tidegate.v1.Controls\">\n\x13SetControlsResponse\x12\'\n\x08\x63ontrols\x18\x01 \x01(\x0b\x32\x15.tidegate.v1.Controls\"C\n\x0fGetStateRequest\x12\x1c\n\x0fmax_waiting_ids\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x12\n\x10_max_waiting_ids\"\xb1\x03\n\x0b\x45ngineState\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x15\n\rpolicy_reason\x18\x02 \x01(\t\x12\x14\n\x0cpolicy_age_s\x18\x03 \x01(\x01\x12\'\n\x08\x63ontrols\x18\x04 \x01(\x0b\x32\x15.tidegate.v1.Controls\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x10\n\x08kv_usage\x18\x07 \x01(\x01\x12\x13\n\x0bwaiting_ids\x18\x08 \x03(\t\x12\x16\n\x0e\x65ngine_version\x18\t \x01(\t\x12\x17\n\x0f\x66\x61llback_reason\x18\n \x01(\t\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x19\n\x11simulated_profile\x18\x0c \x01(\t\x12I\n\x11policy_parameters\x18\r \x03(\x0b\x32..tidegate.v1.EngineState.PolicyParametersEntry\x12\x0e\n\x06\x62ypass\x18\x0e \x01(\x08\x1a\x37\n\x15PolicyParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"#\n\x0fWatchQosRequest\x12\x10\n\x08period_s\x18\x01 \x01(\x01\"\xb1\x04\n\tQosReport\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x10\n\x08window_s\x18\x02 \x01(\x01\x12\x0f\n\x07\x61rrived\x18\x03 \x01(\r\x12\x10\n\x08\x66inished\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x13\n\x0bpreemptions\x18\x08 \x01(\r\x12$\n\x04ttft\x18\t \x01(\x0b\x32\x16.tidegate.v1.Histogram\x12$\n\x04tpot\x18\n \x01(\x0b\x32\x16.tidegate.v1.Histogram\x12\'\n\x07service\x18\x0b \x01(\x0b\x32\x16.tidegate.v1.Histogram\x12\x13\n\x0bwith_target\x18\x0c \x01(\r\x12\x0e\n\x06missed\x18\r \x01(\r\x12\x0f\n\x07\x62locked\x18\x0e \x01(\r\x12\'\n\x07tenants\x18\x10 \x03(\x0b\x32\x16.tidegate.v1.TenantQos\x12G\n\x11policy_parameters\x18\x11 \x03(\x0b\x32,.tidegate.v1.QosReport.PolicyParametersEntry\x12\x0e\n\x06\x62ypass\x18\x12 \x01(\x08\x12&\n\x07\x63lasses\x18\x13 \x03(\x0b\x32\x15.tidegate.v1.ClassQos\x1a\x37\n\x15PolicyParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x05\x10\x06J\x04\x08\x07\x10\x08J\x04\x08\x0f\x10\x10R\x07runningR\x08kv_usageR\x06\x62usy_s\"(\n\tHistogram\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\rJ\x04\x08\x02\x10\x03R\x05sum_s\"x\n\tTenantQos\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x15\n\rserved_tokens\x18\x03 \x01(\x04\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x13\n\x0bwith_target\x18\x05 \x01(\r\x12\x0e\n\x06missed\x18\x06 \x01(\r\"B\n\x08\x43lassQos\x12\x11\n\tslo_class\x18\x01 \x01(\t\x12\x13\n\x0bwith_target\x18\x02 \x01(\r\x12\x0e\n\x06missed\x18\x03 \x01(\r2\xb5\x02\n\rEngineControl\x12J\n\tSetPolicy\x12\x1d.tidegate.v1.SetPolicyRequest\x1a\x1e.tidegate.v1.SetPolicyResponse\x12P\n\x0bSetControls\x12\x1f.tidegate.v1.SetControlsRequest\x1a .tidegate.v1.SetControlsResponse\x12\x42\n\x08GetState\x12\x1c.tidegate.v1.GetStateRequest\x1a\x18.tidegate.v1.EngineState\x12\x42\n\x08WatchQos\x12\x1c.tidegate.v1.WatchQosRequest\x1a\x16.tidegate.v1.QosReport0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftidegate_proto/v1/control.proto\x12\x0btidegate.v1\"\xb8\x01\n\x10SetPolicyRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x41\n\nparameters\x18\x03 \x03(\x0b\x32-.tidegate.v1.SetPolicyRequest.ParametersEntry\x12\x0e\n\x06\x62ypass\x18\x04 \x01(\x08\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"H\n\x11SetPolicyResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x10\n\x08previous\x18\x02 \x01(\t\x12\x11\n\treordered\x18\x03 \x01(\r\"f\n\x08\x43ontrols\x12\x18\n\x0bmax_running\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fmax_step_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x42\x0e\n\x0c_max_runningB\x12\n\x10_max_step_tokens\"=\n\x12SetControlsRequest\x12\'\n\x08\x63ontrols\x18\x01 \x01(\x0b\x32\x15.tidegate.v1.Controls\">\n\x13SetControlsResponse\x12\'\n\x08\x63ontrols\x18\x01 \x01(\x0b\x32\x15.tidegate.v1.Controls\"C\n\x0fGetStateRequest\x12\x1c\n\x0fmax_waiting_ids\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x12\n\x10_max_waiting_ids\"\xad\x04\n\x0b\x45ngineState\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x15\n\rpolicy_reason\x18\x02 \x01(\t\x12\x14\n\x0cpolicy_age_s\x18\x03 \x01(\x01\x12\'\n\x08\x63ontrols\x18\x04 \x01(\x0b\x32\x15.tidegate.v1.Controls\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x10\n\x08kv_usage\x18\x07 \x01(\x01\x12\x13\n\x0bwaiting_ids\x18\x08 \x03(\t\x12\x16\n\x0e\x65ngine_version\x18\t \x01(\t\x12\x17\n\x0f\x66\x61llback_reason\x18\n \x01(\t\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x19\n\x11simulated_profile\x18\x0c \x01(\t\x12I\n\x11policy_parameters\x18\r \x03(\x0b\x32..tidegate.v1.EngineState.PolicyParametersEntry\x12\x0e\n\x06\x62ypass\x18\x0e \x01(\x08\x12\x44\n\x0fwaiting_by_lane\x18\x0f \x03(\x0b\x32+.tidegate.v1.EngineState.WaitingByLaneEntry\x1a\x37\n\x15PolicyParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x34\n\x12WaitingByLaneEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"#\n\x0fWatchQosRequest\x12\x10\n\x08period_s\x18\x01 \x01(\x01\"\xb1\x04\n\tQosReport\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x10\n\x08window_s\x18\x02 \x01(\x01\x12\x0f\n\x07\x61rrived\x18\x03 \x01(\r\x12\x10\n\x08\x66inished\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x13\n\x0bpreemptions\x18\x08 \x01(\r\x12$\n\x04ttft\x18\t \x01(\x0b\x32\x16.tidegate.v1.Histogram\x12$\n\x04tpot\x18\n \x01(\x0b\x32\x16.tidegate.v1.Histogram\x12\'\n\x07service\x18\x0b \x01(\x0b\x32\x16.tidegate.v1.Histogram\x12\x13\n\x0bwith_target\x18\x0c \x01(\r\x12\x0e\n\x06missed\x18\r \x01(\r\x12\x0f\n\x07\x62locked\x18\x0e \x01(\r\x12\'\n\x07tenants\x18\x10 \x03(\x0b\x32\x16.tidegate.v1.TenantQos\x12G\n\x11policy_parameters\x18\x11 \x03(\x0b\x32,.tidegate.v1.QosReport.PolicyParametersEntry\x12\x0e\n\x06\x62ypass\x18\x12 \x01(\x08\x12&\n\x07\x63lasses\x18\x13 \x03(\x0b\x32\x15.tidegate.v1.ClassQos\x1a\x37\n\x15PolicyParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x05\x10\x06J\x04\x08\x07\x10\x08J\x04\x08\x0f\x10\x10R\x07runningR\x08kv_usageR\x06\x62usy_s\"(\n\tHistogram\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\rJ\x04\x08\x02\x10\x03R\x05sum_s\"x\n\tTenantQos\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x15\n\rserved_tokens\x18\x03 \x01(\x04\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x13\n\x0bwith_target\x18\x05 \x01(\r\x12\x0e\n\x06missed\x18\x06 \x01(\r\"B\n\x08\x43lassQos\x12\x11\n\tslo_class\x18\x01 \x01(\t\x12\x13\n\x0bwith_target\x18\x02 \x01(\r\x12\x0e\n\x06missed\x18\x03 \x01(\r2\xb5\x02\n\rEngineControl\x12J\n\tSetPolicy\x12\x1d.tidegate.v1.SetPolicyRequest\x1a\x1e.tidegate.v1.SetPolicyResponse\x12P\n\x0bSetControls\x12\x1f.tidegate.v1.SetControlsRequest\x1a .tidegate.v1.SetControlsResponse\x12\x42\n\x08GetState\x12\x1c.tidegate.v1.GetStateRequest\x1a\x18.tidegate.v1.EngineState\x12\x42\n\x08WatchQos\x12\x1c.tidegate.v1.WatchQosRequest\x1a\x16.tidegate.v1.QosReport0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,6 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SETPOLICYREQUEST_PARAMETERSENTRY']._serialized_options = b'8\001'
   _globals['_ENGINESTATE_POLICYPARAMETERSENTRY']._loaded_options = None
   _globals['_ENGINESTATE_POLICYPARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_ENGINESTATE_WAITINGBYLANEENTRY']._loaded_options = None
+  _globals['_ENGINESTATE_WAITINGBYLANEENTRY']._serialized_options = b'8\001'
   _globals['_QOSREPORT_POLICYPARAMETERSENTRY']._loaded_options = None
   _globals['_QOSREPORT_POLICYPARAMETERSENTRY']._serialized_options = b'8\001'
   _globals['_SETPOLICYREQUEST']._serialized_start=49
@@ -52,21 +54,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATEREQUEST']._serialized_start=540
   _globals['_GETSTATEREQUEST']._serialized_end=607
   _globals['_ENGINESTATE']._serialized_start=610
-  _globals['_ENGINESTATE']._serialized_end=1043
-  _globals['_ENGINESTATE_POLICYPARAMETERSENTRY']._serialized_start=988
-  _globals['_ENGINESTATE_POLICYPARAMETERSENTRY']._serialized_end=1043
-  _globals['_WATCHQOSREQUEST']._serialized_start=1045
-  _globals['_WATCHQOSREQUEST']._serialized_end=1080
-  _globals['_QOSREPORT']._serialized_start=1083
-  _globals['_QOSREPORT']._serialized_end=1644
-  _globals['_QOSREPORT_POLICYPARAMETERSENTRY']._serialized_start=988
-  _globals['_QOSREPORT_POLICYPARAMETERSENTRY']._serialized_end=1043
-  _globals['_HISTOGRAM']._serialized_start=1646
-  _globals['_HISTOGRAM']._serialized_end=1686
-  _globals['_TENANTQOS']._serialized_start=1688
-  _globals['_TENANTQOS']._serialized_end=1808
-  _globals['_CLASSQOS']._serialized_start=1810
-  _globals['_CLASSQOS']._serialized_end=1876
-  _globals['_ENGINECONTROL']._serialized_start=1879
-  _globals['_ENGINECONTROL']._serialized_end=2188
+  _globals['_ENGINESTATE']._serialized_end=1167
+  _globals['_ENGINESTATE_POLICYPARAMETERSENTRY']._serialized_start=1058
+  _globals['_ENGINESTATE_POLICYPARAMETERSENTRY']._serialized_end=1113
+  _globals['_ENGINESTATE_WAITINGBYLANEENTRY']._serialized_start=1115
+  _globals['_ENGINESTATE_WAITINGBYLANEENTRY']._serialized_end=1167
+  _globals['_WATCHQOSREQUEST']._serialized_start=1169
+  _globals['_WATCHQOSREQUEST']._serialized_end=1204
+  _globals['_QOSREPORT']._serialized_start=1207
+  _globals['_QOSREPORT']._serialized_end=1768
+  _globals['_QOSREPORT_POLICYPARAMETERSENTRY']._serialized_start=1058
+  _globals['_QOSREPORT_POLICYPARAMETERSENTRY']._serialized_end=1113
+  _globals['_HISTOGRAM']._serialized_start=1770
+  _globals['_HISTOGRAM']._serialized_end=1810
+  _globals['_TENANTQOS']._serialized_start=1812
+  _globals['_TENANTQOS']._serialized_end=1932
+  _globals['_CLASSQOS']._serialized_start=1934
+  _globals['_CLASSQOS']._serialized_end=2000
+  _globals['_ENGINECONTROL']._serialized_start=2003
+  _globals['_ENGINECONTROL']._serialized_end=2312
 # @@protoc_insertion_point(module_scope)

@@ -62,7 +62,7 @@ class GetStateRequest(_message.Message):
     def __init__(self, max_waiting_ids: _Optional[int] = ...) -> None: ...
 
 class EngineState(_message.Message):
-    __slots__ = ("policy", "policy_reason", "policy_age_s", "controls", "running", "waiting", "kv_usage", "waiting_ids", "engine_version", "fallback_reason", "preemptions", "simulated_profile", "policy_parameters", "bypass")
+    __slots__ = ("policy", "policy_reason", "policy_age_s", "controls", "running", "waiting", "kv_usage", "waiting_ids", "engine_version", "fallback_reason", "preemptions", "simulated_profile", "policy_parameters", "bypass", "waiting_by_lane")
     class PolicyParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,13 @@ class EngineState(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class WaitingByLaneEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     POLICY_FIELD_NUMBER: _ClassVar[int]
     POLICY_REASON_FIELD_NUMBER: _ClassVar[int]
     POLICY_AGE_S_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +91,7 @@ class EngineState(_message.Message):
     SIMULATED_PROFILE_FIELD_NUMBER: _ClassVar[int]
     POLICY_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     BYPASS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_BY_LANE_FIELD_NUMBER: _ClassVar[int]
     policy: str
     policy_reason: str
     policy_age_s: float
@@ -98,7 +106,8 @@ class EngineState(_message.Message):
     simulated_profile: str
     policy_parameters: _containers.ScalarMap[str, float]
     bypass: bool
-    def __init__(self, policy: _Optional[str] = ..., policy_reason: _Optional[str] = ..., policy_age_s: _Optional[float] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., waiting_ids: _Optional[_Iterable[str]] = ..., engine_version: _Optional[str] = ..., fallback_reason: _Optional[str] = ..., preemptions: _Optional[int] = ..., simulated_profile: _Optional[str] = ..., policy_parameters: _Optional[_Mapping[str, float]] = ..., bypass: _Optional[bool] = ...) -> None: ...
+    waiting_by_lane: _containers.ScalarMap[str, int]
+    def __init__(self, policy: _Optional[str] = ..., policy_reason: _Optional[str] = ..., policy_age_s: _Optional[float] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., waiting_ids: _Optional[_Iterable[str]] = ..., engine_version: _Optional[str] = ..., fallback_reason: _Optional[str] = ..., preemptions: _Optional[int] = ..., simulated_profile: _Optional[str] = ..., policy_parameters: _Optional[_Mapping[str, float]] = ..., bypass: _Optional[bool] = ..., waiting_by_lane: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class WatchQosRequest(_message.Message):
     __slots__ = ("period_s",)
