@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 from tidegate_cli import engine_spec
 
 
-def text(options: argparse.Namespace, wanted: Sequence[engine_spec.Engine], *, url: str, model: str) -> str:
+def text(
+    options: argparse.Namespace,
+    wanted: Sequence[engine_spec.Engine],
+    *,
+    url: str,
+    model: str,
+    needs_key: bool = False,
+) -> str:
     """The message for a gateway at `url` that serves `model`; `options` are those of `tidegate up`."""
     question = {"role": "user", "content": "What is the capital of France?"}
     body = json.dumps({"model": model, "messages": [question], "max_tokens": 24})
@@ -19,6 +26,7 @@ def text(options: argparse.Namespace, wanted: Sequence[engine_spec.Engine], *, u
         *_notes(wanted),
         "",
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\",
+        *(['    -H "authorization: Bearer $TIDEGATE_API_KEY" \\'] if needs_key else []),
         f"    -d '{body}'",
         "",
         f"The page at {url}/ shows the live state, `tidegate top --url {url}` shows it in a terminal,",

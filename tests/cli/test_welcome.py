@@ -26,6 +26,12 @@ def test_the_message_names_the_page_the_admin_address_and_the_logs() -> None:
     assert "http://127.0.0.1:8001/admin/state" in text
 
 
+def test_the_first_call_has_a_key_where_callers_need_one() -> None:
+    header = '-H "authorization: Bearer $TIDEGATE_API_KEY"'
+    assert header not in said("sim:a100")
+    assert header in welcome.text(OPTIONS, engine_spec.parse("sim:a100", speed=1.0), url=URL, model="m", needs_key=True)
+
+
 @pytest.mark.parametrize(
     ("spec", "simulated", "own_order"),
     [("sim:a100", True, False), ("vllm", False, False), ("http://127.0.0.1:8100", False, True)],
