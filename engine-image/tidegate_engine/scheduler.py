@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import engine_core, engine_status, session_hold
 from tidegate_policy.engine.regulators import Regulator
 from tidegate_policy.model import Call, CallId
+from tidegate_policy.policies import ONE_OUTPUT, Computed
 from tidegate_policy.predict.step_cost import StepWork
 
 log = logging.getLogger("vllm.tidegate")  # below vLLM's logger, which has the handlers
@@ -46,8 +47,6 @@ FINISHED = (
     RequestStatus.FINISHED_REPETITION,
 )
 """The ends of requests whose answer is complete. All others were aborted, or failed."""
-
-ONE_TOKEN = policies.Computed(0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +114,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         self._steps: deque[_Step] = deque(maxlen=STEPS_IN_FLIGHT)
         self._last_step_s = clock()
         self._updating = False
-        self._prefilling: set[str] = set()
+        self._prefilling: dict[str, None] = {}
         """Running requests that have not computed their whole prompt; most other requests compute one token in a step."""
         self._returning: list[Request] = []
         """Sessions that stopped in the present `update_from_output` while they waited."""
@@ -217,7 +216,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self._ended[CallId(request.request_id)] = request.status in FINISHED
-        self._prefilling.discard(request.request_id)
+        self._prefilling.pop(request.request_id, None)
         self._execution.before_free(request)
         return super()._free_request(request, delay_free_blocks=delay_free_blocks)
 
@@ -285,18 +284,21 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
 
     def _prompt_tokens(self, output: SchedulerOutput) -> dict[str, int]:
         """The prompt tokens of each request that computes some; vLLM has just advanced `num_computed_tokens`."""
+        scheduled, prefilling = output.num_scheduled_tokens, self._prefilling
+        prefilling.update((new.req_id, None) for new in output.scheduled_new_reqs)
+        prefilling.update(dict.fromkeys(output.scheduled_cached_reqs.resumed_req_ids))
+        computing: Collection[str] = [request_id for request_id in prefilling if request_id in scheduled]
+        prefilled = sum(map(scheduled.__getitem__, computing))
+        if output.total_num_scheduled_tokens - prefilled != len(scheduled) - len(computing):
+            computing = scheduled  # requests compute drafts, or a prompt again
         found = {}
-        prefilling = self._prefilling
-        prefilling.update(new.req_id for new in output.scheduled_new_reqs)
-        prefilling.update(output.scheduled_cached_reqs.resumed_req_ids)
-        for request_id, tokens in output.num_scheduled_tokens.items():
-            if tokens > 1 or request_id in prefilling:
-                request = self.requests[request_id]
-                left = request.num_prompt_tokens - request.num_computed_tokens + tokens
-                if left > 0:
-                    found[request_id] = min(tokens, left)
-                if left <= tokens:
-                    prefilling.discard(request_id)
+        for request_id in computing:
+            tokens, request = scheduled[request_id], self.requests[request_id]
+            left = request.num_prompt_tokens - request.num_computed_tokens + tokens
+            if left > 0:
+                found[request_id] = min(tokens, left)
+            if left <= tokens:
+                prefilling.pop(request_id, None)
         return found
 
     def _step_seconds(self, now: float, step: _Step, output: SchedulerOutput) -> float:
@@ -357,16 +359,16 @@ def _report(hook: str, error: Exception) -> None:
     log.error("%s failed; requests are served in the order of their arrival meanwhile", hook, exc_info=error)
 
 
-def _computed(step: _Step, results: Mapping[int, Any]) -> dict[CallId, policies.Computed]:
+def _computed(step: _Step, results: Mapping[int, Any]) -> dict[CallId, Computed]:
     """The tokens of a step by call: prompt tokens that it computed, and output tokens that it delivered."""
-    found: dict[CallId, policies.Computed] = {}
-    for batch in results.values():
-        for result in batch.outputs:
-            tokens = len(result.new_token_ids)
-            found[result.request_id] = ONE_TOKEN if tokens == 1 else policies.Computed(0, tokens)
+    found: dict[CallId, Computed] = {
+        result.request_id: ONE_OUTPUT if len(result.new_token_ids) == 1 else Computed(0, len(result.new_token_ids))
+        for batch in results.values()
+        for result in batch.outputs
+    }
     for request_id, tokens in step.prompt_tokens.items():
         call_id = CallId(request_id)
-        found[call_id] = policies.Computed(tokens, found[call_id].output_tokens if call_id in found else 0)
+        found[call_id] = Computed(tokens, found[call_id].output_tokens if call_id in found else 0)
     return found
 
 

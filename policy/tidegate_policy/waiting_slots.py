@@ -293,6 +293,8 @@ class Heaps:
         if self.failing():
             return _by_arrival(self.live.values())
         lanes = {lane: self.lanes[lane].in_order() for lane in self.waiting_in}
+        if len(lanes) <= 1:
+            return itertools.chain.from_iterable(lanes.values())
         return _interleaved(lanes, dict(self.waiting_in), self.policy.turns.copy())
 
     def later(self) -> Iterator[Entry]:

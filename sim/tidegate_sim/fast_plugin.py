@@ -15,9 +15,6 @@ from tidegate_policy.waiting_queue import WaitingQueue
 from tidegate_sim import engine_limits, fast_plan_execution, fast_scheduler
 from tidegate_sim.fast_scheduler import FastRequest, Step
 
-DECODED = policies.Computed(0, 1)
-"""What a step computes for a request that decodes."""
-
 
 class CoreQueue:
     """The plugin's `OrderedQueue`: waiting requests in the order of the active policy."""
@@ -163,7 +160,7 @@ def _computed(step: Step, results: Sequence[tuple[FastRequest, bool]]) -> dict[C
     if not step.prompts:
         found = dict.fromkeys(map(_id, step.tokens), policies.Computed())
         for request, _ in results:
-            found[CallId(request.id)] = DECODED
+            found[CallId(request.id)] = policies.ONE_OUTPUT
         return found
     delivered = {request for request, _ in results}
     return {

@@ -4,8 +4,6 @@ Four floors hold. Each running call gets the tokens of one decode. A waiting cal
 needs. An engine in which no call runs may start at least one. A plan does not pause all calls that run.
 """
 
-from dataclasses import replace
-
 from tidegate_policy.engine.step import EngineLimits, StepPlan
 
 
@@ -31,11 +29,11 @@ def safe(plan: StepPlan, limits: EngineLimits, *, running: int) -> StepPlan:
     starts = plan.max_starts
     if starts is not None:
         starts = max(starts, 0 if active > 0 else 1)
-    return replace(
-        plan,
+    return StepPlan(
         max_running=max_running,
         max_step_tokens=token_bound(limits, max(plan.max_step_tokens, 1), max_running=max_running, running=running),
         max_starts=starts,
+        preempt=plan.preempt,
         # A start can fail for lack of memory, so paused calls alone never make up a step.
         paused=plan.paused if active > 0 else frozenset(),
     )

@@ -22,6 +22,7 @@ from tidegate_policy.engine.regulators.arranger import group_of
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import EndedCall, EngineLimits, StepFacts, StepPlan
 from tidegate_policy.model import Call, CallId
+from tidegate_policy.policies import token_counts
 from tidegate_policy.predict.step_cost import StepCost, StepWork
 
 RATE_WINDOW_S = 10.0
@@ -82,6 +83,8 @@ class EngineCore:
         self._reason = "at start"
         self._since_s = now
         self._calls: dict[CallId, KnownCall] = {}
+        self._tokens = token_counts.TokenCounts()
+        """The tokens that steps computed for each of them."""
         self._groups: Counter[str] = Counter()
         """Calls of each group in the engine."""
         self._wanted = Controls()
@@ -125,15 +128,14 @@ class EngineCore:
 
     def service(self, call_id: CallId) -> policies.Computed:
         """The tokens that steps computed for a call since its arrival. Raises `KeyError`."""
-        known = self._calls[call_id]
-        return policies.Computed(known.prompt_tokens, known.output_tokens)
+        return self._calls[call_id].computed
 
     # Events.
 
     def on_arrival(self, now: float, call: Call) -> policies.QueuedRequest:
         """A call entered the engine. The driver pushes the returned request into a queue."""
         item = policies.QueuedRequest(call=call, service_s=self.cost.call_seconds(call))
-        self._calls[call.id] = KnownCall(item)
+        self._calls[call.id] = KnownCall(item, self._tokens)
         self._groups[group_of(call)] += 1
         if self._holds is not None:
             self._holds.on_arrival(now, call)
@@ -196,6 +198,7 @@ class EngineCore:
             self._released += self._holds.on_used([call_id])
         for watch in self._watches:
             watch.on_end(now, call_id, tokens=known.output_tokens, finished=finished)
+        self._tokens.forget(call_id)
         self._rekey(self.policy.on_end(now, call_id))
 
     def on_step(
@@ -243,11 +246,7 @@ class EngineCore:
         for regulator in self._regulators:
             if regulator.SAFETY or not self.bypass:
                 plan = guarded_policy.shaped(regulator, engine, plan, self.failures)
-        plan = replace(
-            plan,
-            max_running=min(plan.max_running, outer.max_running),
-            max_step_tokens=min(plan.max_step_tokens, outer.max_step_tokens),
-        )
+        plan = plan.at_most(running=outer.max_running, step_tokens=outer.max_step_tokens)
         return bounds.safe(plan, self.limits, running=engine.running_count)
 
     # Memory: which calls yield it, and which contexts are held.
@@ -413,32 +412,32 @@ class EngineCore:
     def _counted(
         self, now: float, computed: Mapping[CallId, policies.Computed]
     ) -> tuple[Mapping[CallId, policies.Computed], int]:
-        """Counts the tokens of a step. Returns those of the known calls, and their sum. It runs for each call and step."""
-        calls = self._calls
-        unknown = prompt_sum = output_sum = most = 0
-        for call_id, (prompt_tokens, output_tokens) in computed.items():
-            known = calls.get(call_id)
-            if known is None:
-                unknown += 1
-                continue
+        """Counts the tokens of a step. Returns those of the known calls, and their sum."""
+        calls, tokens = self._calls, self._tokens
+        others, first = tokens.add(computed), tokens.newest()
+        unknown = [call_id for call_id in (*others, *first) if call_id not in calls]
+        if unknown:
+            for call_id in unknown:
+                tokens.forget(call_id)
+            computed = {call_id: count for call_id, count in computed.items() if call_id in calls}
+            others = [call_id for call_id in others if call_id in calls]
+            first = [call_id for call_id in first if call_id in calls]
+        prompt_sum, output_sum = 0, len(computed) - len(others)
+        most = min(output_sum, 1)
+        for call_id in others:
+            prompt_tokens, output_tokens = computed[call_id]
             if prompt_tokens:
-                known.prompt_tokens += prompt_tokens
-                self._batch.fill(call_id)
                 prompt_sum += prompt_tokens
-            if output_tokens:
-                known.output_tokens += output_tokens
-                if output_tokens > most:
-                    most = output_tokens
-                output_sum += output_tokens
-                if known.first_at_s is None:
-                    known.first_at_s = now
-                    for watch in self._watches:
-                        watch.on_first_token(now, call_id)
+                self._batch.fill(call_id)
+            output_sum += output_tokens
+            most = max(most, output_tokens)
+        for call_id in first:
+            calls[call_id].first_at_s = now
+            for watch in self._watches:
+                watch.on_first_token(now, call_id)
         self.prompt_tokens += prompt_sum
         self.output_tokens += output_sum
         self._batch.bounds.on_step(most)
-        if unknown:
-            computed = {call_id: tokens for call_id, tokens in computed.items() if call_id in calls}
         return computed, prompt_sum + output_sum
 
     def _rekey(self, changed: policies.Changed) -> None:
@@ -457,12 +456,11 @@ class EngineCore:
     def _served_calls(self) -> list[policies.History]:
         """The calls that run, and those that ran and wait again."""
         running = self._batch.running
+        served = {*running, *self._tokens}
         return [
-            policies.History(
-                known.item, policies.Computed(known.prompt_tokens, known.output_tokens), call_id not in running
-            )
+            policies.History(known.item, known.computed, call_id not in running)
             for call_id, known in self._calls.items()
-            if known.prompt_tokens or known.output_tokens or call_id in running
+            if call_id in served
         ]
 
     def _controls(self) -> Controls:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tidegate_policy.model import Call
-from tidegate_policy.policies import QueuedRequest
+from tidegate_policy.policies import Computed, QueuedRequest, token_counts
 
 
 @dataclass(slots=True, eq=False)
@@ -13,9 +13,8 @@ class KnownCall:
     `kv_tokens` is as old as the last snapshot that looked at the call."""
 
     item: QueuedRequest
-    prompt_tokens: int = 0
-    """Prompt tokens that steps computed for it so far."""
-    output_tokens: int = 0
+    tokens: token_counts.TokenCounts
+    """The tokens of all calls of the engine."""
     first_at_s: float | None = None
     """The instant of its first output token; None = none yet."""
     preempted_at_output: int = -1
@@ -28,12 +27,23 @@ class KnownCall:
         return self.item.call
 
     @property
+    def computed(self) -> Computed:
+        """The tokens that steps computed for it so far."""
+        return self.tokens.of(self.item.call.id)
+
+    @property
+    def output_tokens(self) -> int:
+        """Output tokens that it has delivered."""
+        return self.tokens.outputs(self.item.call.id)
+
+    @property
     def uncached_tokens(self) -> int:
         """Tokens of its prompt (and of its output, after a preemption) that must still be computed before it decodes; 0 =
         it decodes."""
         # The last token of a decoding call is computed by the step that produces the next one.
-        uncached = self.item.call.prompt_tokens + self.output_tokens - self.kv_tokens
-        return 0 if uncached <= (1 if self.output_tokens else 0) else uncached
+        output_tokens = self.output_tokens
+        uncached = self.item.call.prompt_tokens + output_tokens - self.kv_tokens
+        return 0 if uncached <= (1 if output_tokens else 0) else uncached
 
     @property
     def decodes(self) -> bool:

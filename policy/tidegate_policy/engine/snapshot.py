@@ -48,6 +48,10 @@ class EngineSnapshot:
         self._calls = calls
         self._probe = probe
         self._batch = batch
+        self._first: list[QueuedRequest] = []
+        """The first waiting calls that were asked for."""
+        self._others = chain.from_iterable(queues)
+        """The waiting calls behind them, in the order of their starts."""
 
     # The running calls.
 
@@ -162,19 +166,16 @@ class EngineSnapshot:
     @functools.cached_property
     def head(self) -> QueuedRequest | None:
         """The call that would start next."""
-        return next(self.in_order(), None)
+        return next(iter(self.first(1)), None)
 
     @functools.cached_property
     def waiting(self) -> int:
         return sum(map(len, self._queues))
 
-    def in_order(self) -> Iterator[QueuedRequest]:
-        """The waiting calls in the order of their starts."""
-        return chain.from_iterable(self._queues)
-
     def first(self, k: int) -> list[QueuedRequest]:
         """The first k waiting calls in the order of their starts."""
-        return list(islice(self.in_order(), k))
+        self._first += islice(self._others, max(k - len(self._first), 0))
+        return self._first[:k]
 
     def rank(self, item: QueuedRequest) -> Key:
         """The position of a call among calls that run: the greatest is preempted first."""

@@ -3,8 +3,9 @@
 The driver measures, `engine_core` completes the facts, regulators shape the plan, and the driver carries the plan out.
 """
 
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Computed
@@ -66,3 +67,11 @@ class StepPlan:
     """Running calls that yield their place and their memory before this step. Ids that do not run are ignored."""
     paused: frozenset[CallId] = frozenset()
     """Running calls that compute nothing in this step and keep their memory."""
+
+    def at_most(self, *, running: int = sys.maxsize, step_tokens: int = sys.maxsize) -> "StepPlan":
+        """The plan with no greater bounds than these."""
+        if self.max_running <= running and self.max_step_tokens <= step_tokens:
+            return self
+        return replace(
+            self, max_running=min(self.max_running, running), max_step_tokens=min(self.max_step_tokens, step_tokens)
+        )

@@ -17,6 +17,7 @@ from tidegate_policy.policies.mlfq import Mlfq
 from tidegate_policy.policies.policy_contract import (
     GENERIC_COST,
     NONE_CHANGED,
+    ONE_OUTPUT,
     Changed,
     Computed,
     History,
@@ -100,6 +101,7 @@ __all__ = [
     "DEFAULT",
     "GENERIC_COST",
     "NONE_CHANGED",
+    "ONE_OUTPUT",
     "POLICIES",
     "SAFE",
     "BadParameter",

@@ -30,7 +30,7 @@ class Fence:
     def __init__(self) -> None:
         self._bound = ConformalBound()
         self._margins: dict[int, int] = {}
-        """The positive margins of the bound, by the `bit_length` of the prompt."""
+        """The margins of the bound, by the `bit_length` of the prompt."""
         self._most = 0
         """A bound of the output that is promised to the running calls, without the margins."""
         self._counted = 0
@@ -44,7 +44,7 @@ class Fence:
             if ended.finished:
                 prompt_tokens = ended.call.prompt_tokens
                 self._bound.observe(prompt_tokens, ended.call.output_predicted, ended.output_tokens)
-                self._margins[prompt_tokens.bit_length()] = max(self._bound.margin(prompt_tokens), 0)
+                self._margins[prompt_tokens.bit_length()] = self._bound.margin(prompt_tokens)
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
         if engine.head is None:
@@ -75,7 +75,7 @@ class Fence:
         for known in engine.started_after(self._counted):
             self._most += max(max(known.call.output_predicted, known.call.output_upper) - known.output_tokens, 1)
         self._counted = engine.starts
-        return self._most + max(self._margins.values(), default=0) * engine.running_count
+        return self._most + max(0, *self._margins.values()) * engine.running_count
 
     def _output(self, engine: EngineSnapshot) -> int:
         """Output tokens that the running calls may still add: `max(_upper - output_tokens, output_left)` of each. A call
@@ -83,10 +83,10 @@ class Fence:
         tokens = 0
         for known in engine.running:
             call = known.call
-            upper = call.output_predicted + self._margins.get(call.prompt_tokens.bit_length(), 0)
+            upper = call.output_predicted + max(self._margins.get(call.prompt_tokens.bit_length(), 0), 0)
             tokens += max(max(upper, call.output_upper) - known.output_tokens, 1)
         return tokens
 
     def _upper(self, call: Call) -> int:
         """The calibrated bound, or what the gateway sent with the call if that is greater."""
-        return max(self._bound.upper(call.prompt_tokens, call.output_predicted), call.output_upper)
+        return max(call.output_predicted + self._margins.get(call.prompt_tokens.bit_length(), 0), call.output_upper, 1)

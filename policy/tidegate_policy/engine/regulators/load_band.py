@@ -53,13 +53,14 @@ class LoadBand:
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
         self._target_s = min((target_s for _, target_s in engine.with_target), default=None)
         limits = engine.limits
+        fresh, self._fresh = self._fresh, False
         if self._target_s is None:  # nothing to protect: the bounds are the operator's
             self._tokens, self._running = plan.max_step_tokens, plan.max_running
             self._errors.clear()
-        elif self._fresh:
+            return plan
+        if fresh:
             self._tokens -= self.token_gain * self._error * limits.max_step_tokens
             self._running -= self.running_gain * fmean(self._errors) * limits.max_running
-        self._fresh = False
         self._tokens = min(max(self._tokens, self.least_share * limits.max_step_tokens), plan.max_step_tokens)
         self._running = min(max(self._running, self.least_share * limits.max_running), plan.max_running)
         return replace(plan, max_step_tokens=round(self._tokens), max_running=max(round(self._running), 1))

@@ -4,8 +4,6 @@
 offline; here it is `--max-num-batched-tokens`, with which the operator has sized the engine.
 """
 
-from dataclasses import replace
-
 from tidegate_policy.engine.regulators.regulator import Memoryless
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepPlan
@@ -25,4 +23,4 @@ class MemoryLimit(Memoryless):
         available = engine.free_kv_tokens + RECLAIMABLE * engine.pinned_kv_tokens
         limit = engine.limits.max_step_tokens
         budget = round(min(max(available, LEAST * limit), MOST * limit))
-        return replace(plan, max_step_tokens=min(plan.max_step_tokens, budget))
+        return plan.at_most(step_tokens=budget)

@@ -5,8 +5,6 @@ A call with a target for its time per output token has slack: the seconds by whi
 tightest target. Without such targets the plan stays as it is.
 """
 
-from dataclasses import replace
-
 from tidegate_policy.engine.regulators.regulator import Memoryless
 from tidegate_policy.engine.regulators.stage_awareness import prefill_tokens
 from tidegate_policy.engine.snapshot import EngineSnapshot
@@ -26,4 +24,4 @@ class SlackChunks(Memoryless):
         if not allowed:
             return plan
         tokens = max(prefill_tokens(engine, min(allowed)), 0) + engine.decode_count
-        return replace(plan, max_step_tokens=min(plan.max_step_tokens, tokens))
+        return plan.at_most(step_tokens=tokens)

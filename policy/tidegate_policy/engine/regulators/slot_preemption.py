@@ -29,22 +29,26 @@ class SlotPreemption(Memoryless):
         if head is None or not engine.running_count or plan.max_starts == 0:
             return plan
         places = plan.max_running - engine.running_count
-        if places > 0 and engine.most_uncached_tokens(head) + BLOCK_TOKENS <= engine.free_kv_tokens:
-            return plan
-        missing = engine.uncached_tokens(head) + BLOCK_TOKENS - engine.free_kv_tokens
-        if places > 0 and missing <= 0:
+        if places > 0 and fits(engine, head, freed=0):
             return plan
         taken: list[KnownCall] = []
+        freed = 0
         for victim in islice(engine.victims(), MOST_VICTIMS):
             if victim.protected or not worthwhile(engine, head, victim):
                 break
             taken.append(victim)
             places += 1
-            missing -= victim.kv_tokens
-            if places > 0 and missing <= 0:
+            freed += victim.kv_tokens
+            if places > 0 and fits(engine, head, freed=freed):
                 ids = tuple(call.call.id for call in taken)
                 return replace(plan, preempt=plan.preempt + ids)
         return plan
+
+
+def fits(engine: EngineSnapshot, head: QueuedRequest, *, freed: int) -> bool:
+    """Whether `head` can start when `freed` tokens more are free. The prefix cache is asked only if it matters."""
+    free = engine.free_kv_tokens + freed - BLOCK_TOKENS
+    return engine.most_uncached_tokens(head) <= free or engine.uncached_tokens(head) <= free
 
 
 def worthwhile(engine: EngineSnapshot, head: QueuedRequest, victim: KnownCall) -> bool:

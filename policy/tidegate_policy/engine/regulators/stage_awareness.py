@@ -6,7 +6,6 @@ call of a higher level decodes, no call of a lower level prefills. Within one le
 """
 
 from dataclasses import replace
-from itertools import islice
 
 from tidegate_policy.engine.regulators.regulator import Memoryless, fewer_starts
 from tidegate_policy.engine.snapshot import EngineSnapshot
@@ -28,7 +27,7 @@ class StageAwareness(Memoryless):
         target_s = min(target_s for call, target_s in engine.with_target if call.call.urgency == level)
         chunk = prefill_tokens(engine, target_s)
         if chunk >= LEAST_CHUNK:
-            return replace(plan, max_step_tokens=min(plan.max_step_tokens, chunk + engine.decode_count))
+            return plan.at_most(step_tokens=chunk + engine.decode_count)
         return _without_lower_prefills(engine, plan, level)
 
 
@@ -50,12 +49,9 @@ def prefill_tokens(engine: EngineSnapshot, step_s: float) -> int:
 def _without_lower_prefills(engine: EngineSnapshot, plan: StepPlan, level: int) -> StepPlan:
     """The plan with all prefills of levels below `level` (greater numbers) paused, running and waiting."""
     paused = [call.call.id for call in engine.prefills if call.call.urgency > level]
-    starts = 0
-    for item in islice(engine.in_order(), MOST_STARTS):
-        if item.call.urgency > level:
-            break
-        starts += 1
-    bounded = starts < min(engine.waiting, MOST_STARTS)
+    first = engine.first(MOST_STARTS)
+    starts = next((place for place, item in enumerate(first) if item.call.urgency > level), len(first))
+    bounded = starts < len(first)
     return replace(
         plan,
         paused=plan.paused.union(paused),
