@@ -41,10 +41,12 @@ class Batch:
         self.filling[call_id] = None
 
     def decode(self, call: KnownCall) -> None:
-        """A running call has computed its prompt."""
-        del self.filling[call.call.id]
-        if call.call.tpot_s is not None:
-            self.targets[call.call.id] = call.call.tpot_s
+        """A call has computed its prompt. It may have ended or wait again."""
+        call_id = call.call.id
+        if call_id in self.filling:
+            del self.filling[call_id]
+            if call.call.tpot_s is not None:
+                self.targets[call_id] = call.call.tpot_s
 
     def fill(self, call_id: CallId) -> None:
         """A call computed a part of a prompt."""

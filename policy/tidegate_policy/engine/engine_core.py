@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from tidegate_policy import policies, waiting_queue, window
 from tidegate_policy.cost import CostModel
-from tidegate_policy.engine import batch, bounds, guarded_policy, output_prior, session_hold
+from tidegate_policy.engine import batch, bounds, guarded_policy, output_prior, session_hold, size_bounds
 from tidegate_policy.engine.engine_probe import EngineProbe, NoProbe
 from tidegate_policy.engine.engine_status import KEPT_REASON, SHOWN_WAITING, Controls, State, Switched, WatchReport
 from tidegate_policy.engine.known_call import KnownCall
@@ -85,6 +85,7 @@ class EngineCore:
         self._calls: dict[CallId, KnownCall] = {}
         self._tokens = token_counts.TokenCounts()
         """The tokens that steps computed for each of them."""
+        self._sizes = size_bounds.SizeBounds()
         self._groups: Counter[str] = Counter()
         """Calls of each group in the engine."""
         self._wanted = Controls()
@@ -135,7 +136,8 @@ class EngineCore:
     def on_arrival(self, now: float, call: Call) -> policies.QueuedRequest:
         """A call entered the engine. The driver pushes the returned request into a queue."""
         item = policies.QueuedRequest(call=call, service_s=self.cost.call_seconds(call))
-        self._calls[call.id] = KnownCall(item, self._tokens)
+        known = self._calls[call.id] = KnownCall(item, self._tokens)
+        self._sizes.add(known, self._calls.values())
         self._groups[group_of(call)] += 1
         if self._holds is not None:
             self._holds.on_arrival(now, call)
@@ -150,6 +152,7 @@ class EngineCore:
         self._forget_group(known.item.call)
         self._groups[group_of(call)] += 1
         known.item = policies.QueuedRequest(call=call, service_s=self.cost.call_seconds(call))
+        self._sizes.add(known, self._calls.values())
         self._batch.change(call.id)
         for queue in self.queues:
             if call.id in queue:
@@ -167,6 +170,7 @@ class EngineCore:
         service_s = self.cost.remaining_seconds(call, output_tokens=output_tokens, uncached_tokens=uncached)
         known.item = policies.QueuedRequest(call=call, service_s=service_s)
         known.preempted_at_output = known.output_tokens
+        self._sizes.add(known, self._calls.values())
         self._batch.leave(call_id)
         self.preemptions += 1
         if self._regulators:
@@ -264,6 +268,7 @@ class EngineCore:
             live_groups=len(self._groups),
             pinned_kv_tokens=self.held_kv_tokens,
             batch=self._batch,
+            sizes=self._sizes,
         )
 
     def victims(self, now: float) -> list[CallId]:
@@ -429,10 +434,13 @@ class EngineCore:
             if prompt_tokens:
                 prompt_sum += prompt_tokens
                 self._batch.fill(call_id)
-            output_sum += output_tokens
-            most = max(most, output_tokens)
+            if output_tokens:
+                output_sum += output_tokens
+                most = max(most, output_tokens)
+                self._batch.decode(calls[call_id])
         for call_id in first:
             calls[call_id].first_at_s = now
+            self._batch.decode(calls[call_id])
             for watch in self._watches:
                 watch.on_first_token(now, call_id)
         self.prompt_tokens += prompt_sum

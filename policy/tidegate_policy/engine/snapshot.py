@@ -13,6 +13,7 @@ from tidegate_policy.cost import CostModel
 from tidegate_policy.engine.batch import Batch
 from tidegate_policy.engine.engine_probe import EngineProbe
 from tidegate_policy.engine.known_call import KnownCall
+from tidegate_policy.engine.size_bounds import SizeBounds
 from tidegate_policy.engine.step import EngineLimits
 from tidegate_policy.model import CallId
 from tidegate_policy.policies import Key, Policy, QueuedRequest
@@ -35,6 +36,7 @@ class EngineSnapshot:
         live_groups: int,
         pinned_kv_tokens: int,
         batch: Batch,
+        sizes: SizeBounds,
     ) -> None:
         self.now = now
         self.limits = limits
@@ -47,6 +49,8 @@ class EngineSnapshot:
         self._queues = queues
         self._calls = calls
         self._probe = probe
+        self.sizes = sizes
+        """Sizes that no call exceeds."""
         self._batch = batch
         self._first: list[QueuedRequest] = []
         """The first waiting calls that were asked for."""

@@ -12,6 +12,7 @@ from tidegate_policy.engine.regulators.slot_preemption import MOST_VICTIMS
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepFacts, StepPlan
 from tidegate_policy.model import Call
+from tidegate_policy.policies import QueuedRequest
 from tidegate_policy.predict.conformal_bound import ConformalBound
 
 MARGIN = 0.03
@@ -47,35 +48,43 @@ class Fence:
                 self._margins[prompt_tokens.bit_length()] = self._bound.margin(prompt_tokens)
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
-        if engine.head is None:
+        if not engine.waiting:
             return plan
-        capacity = engine.limits.kv_tokens * (1 - MARGIN)
-        promised = engine.limits.kv_tokens - engine.free_kv_tokens - engine.pinned_kv_tokens
-        promised += sum(call.uncached_tokens for call in engine.prefills)
         places = max(plan.max_running - engine.running_count + len(plan.preempt), 0)
-        first = engine.first(min(places + MOST_VICTIMS, MOST_STARTS))
-        uppers = [self._upper(item.call) for item in first]
-        starts = len(first)
-        most = sum(uppers) + sum(map(engine.most_uncached_tokens, first))
-        if promised + self._most_output(engine) + most > capacity:
-            promised += self._output(engine)
-            starts = 0
-            for item, upper in zip(first, uppers, strict=True):
-                promised += engine.uncached_tokens(item) + upper
-                if promised > capacity:
-                    break
-                starts += 1
+        wanted = min(places + MOST_VICTIMS, MOST_STARTS, engine.waiting)
+        room = int(engine.limits.kv_tokens * (1 - MARGIN))
+        room -= engine.limits.kv_tokens - engine.free_kv_tokens - engine.pinned_kv_tokens
+        room -= sum(call.uncached_tokens for call in engine.prefills)
+        most_margin = max((0, *self._margins.values()))
+        most_output = self._most_output(engine) + most_margin * engine.running_count
+        largest = engine.sizes.context_tokens + engine.sizes.output_tokens + most_margin
+        starts = wanted
+        if most_output + wanted * largest > room:
+            starts = self._fitting(engine, engine.first(wanted), room, most_output)
         return replace(plan, max_starts=fewer_starts(plan, starts))
 
+    def _fitting(self, engine: EngineSnapshot, first: list[QueuedRequest], room: int, most_output: int) -> int:
+        """How many of the calls fit into `room` tokens beside the output that is promised to the running calls."""
+        uppers = [self._upper(item.call) for item in first]
+        if most_output + sum(uppers) + sum(map(engine.most_uncached_tokens, first)) <= room:
+            return len(first)
+        room -= self._output(engine)
+        for starts, (item, upper) in enumerate(zip(first, uppers, strict=True)):
+            room -= engine.uncached_tokens(item) + upper
+            if room < 0:
+                return starts
+        return len(first)
+
     def _most_output(self, engine: EngineSnapshot) -> int:
-        """A bound of `_output`. Progress only lowers the promise to a call, so only calls that are new are looked at."""
+        """A bound of `_output` without the margins. Progress only lowers the promise to a call, so only calls that are new
+        are looked at."""
         self._steps += 1
         if self._steps >= COUNT_AGAIN or self._changes != engine.changes:
             self._steps, self._changes, self._most, self._counted = 0, engine.changes, 0, 0
         for known in engine.started_after(self._counted):
             self._most += max(max(known.call.output_predicted, known.call.output_upper) - known.output_tokens, 1)
         self._counted = engine.starts
-        return self._most + max(0, *self._margins.values()) * engine.running_count
+        return self._most
 
     def _output(self, engine: EngineSnapshot) -> int:
         """Output tokens that the running calls may still add: `max(_upper - output_tokens, output_left)` of each. A call
