@@ -19,6 +19,7 @@ from tidegate_policy.engine.engine_status import KEPT_REASON, SHOWN_WAITING, Con
 from tidegate_policy.engine.known_call import KnownCall
 from tidegate_policy.engine.regulators import Regulator
 from tidegate_policy.engine.regulators.arranger import group_of
+from tidegate_policy.engine.regulators.regulator import Memoryless
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import EndedCall, EngineLimits, StepFacts, StepPlan
 from tidegate_policy.model import Call, CallId
@@ -75,6 +76,8 @@ class EngineCore:
         """Whether the operator's bounds are lifted and only the regulators that protect memory act."""
         self.output_prior = output_prior.OutputPrior()
         self._regulators = regulators
+        self._learners = [each for each in regulators if not isinstance(each, Memoryless)]
+        """The regulators that see the steps that ended."""
         self._holds = (
             None if hold is None else session_hold.SessionHolds(capacity_tokens=limits.kv_tokens, settings=hold)
         )
@@ -173,7 +176,7 @@ class EngineCore:
         self._sizes.add(known, self._calls.values())
         self._batch.leave(call_id)
         self.preemptions += 1
-        if self._regulators:
+        if self._learners:
             self._preempted.append(call_id)
         for watch in self._watches:
             watch.on_preemption()
@@ -196,7 +199,7 @@ class EngineCore:
         if finished:
             self.output_prior.observe(known.output_tokens)
         self._forget_group(known.item.call)
-        if self._regulators:
+        if self._learners:
             self._ended.append(EndedCall(call=known.item.call, output_tokens=known.output_tokens, finished=finished))
         if self._holds is not None:
             self._released += self._holds.on_used([call_id])
@@ -227,7 +230,7 @@ class EngineCore:
             self._released += self._holds.on_used(computed)
         for call_id, finished in ended.items():
             self.on_end(now, call_id, finished=finished)
-        if self._regulators:
+        if self._learners:
             facts = StepFacts(
                 now=now,
                 step_s=step_s,
@@ -237,7 +240,7 @@ class EngineCore:
             )
             self._preempted.clear()
             self._ended.clear()
-            for regulator in self._regulators:
+            for regulator in self._learners:
                 guarded_policy.observed(regulator, facts, self.failures)
 
     def take_plan(self, now: float) -> StepPlan:

@@ -46,23 +46,21 @@ class EngineSnapshot:
         self.pinned_kv_tokens = pinned_kv_tokens
         """Tokens in the KV cache that the engine holds for sessions whose tool runs. They are not free."""
         self._policy = policy
-        self._queues = queues
         self._calls = calls
         self._probe = probe
         self.sizes = sizes
         """Sizes that no call exceeds."""
         self._batch = batch
+        self.running_count = len(batch.running)
+        """The number of the running calls."""
+        self.waiting = sum(map(len, queues))
+        """The number of the waiting calls."""
         self._first: list[QueuedRequest] = []
         """The first waiting calls that were asked for."""
         self._others = chain.from_iterable(queues)
         """The waiting calls behind them, in the order of their starts."""
 
     # The running calls.
-
-    @property
-    def running_count(self) -> int:
-        """The number of the running calls."""
-        return len(self._batch.running)
 
     @functools.cached_property
     def prefills(self) -> list[KnownCall]:
@@ -75,7 +73,7 @@ class EngineSnapshot:
                 found.append(call)
         return found
 
-    @functools.cached_property
+    @property
     def decode_count(self) -> int:
         """The number of the calls that decode."""
         return self.running_count - len(self.prefills)
@@ -171,10 +169,6 @@ class EngineSnapshot:
     def head(self) -> QueuedRequest | None:
         """The call that would start next."""
         return next(iter(self.first(1)), None)
-
-    @functools.cached_property
-    def waiting(self) -> int:
-        return sum(map(len, self._queues))
 
     def first(self, k: int) -> list[QueuedRequest]:
         """The first k waiting calls in the order of their starts."""

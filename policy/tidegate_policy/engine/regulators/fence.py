@@ -55,17 +55,18 @@ class Fence:
         room = int(engine.limits.kv_tokens * (1 - MARGIN))
         room -= engine.limits.kv_tokens - engine.free_kv_tokens - engine.pinned_kv_tokens
         room -= sum(call.uncached_tokens for call in engine.prefills)
-        most_margin = max((0, *self._margins.values()))
-        most_output = self._most_output(engine) + most_margin * engine.running_count
-        largest = engine.sizes.context_tokens + engine.sizes.output_tokens + most_margin
+        margin = max((0, *self._margins.values()))
+        output = engine.sizes.output_tokens + margin
         starts = wanted
-        if most_output + wanted * largest > room:
-            starts = self._fitting(engine, engine.first(wanted), room, most_output)
+        if engine.running_count * output + wanted * (engine.sizes.context_tokens + output) > room:
+            starts = self._fitting(engine, engine.first(wanted), room, margin)
         return replace(plan, max_starts=fewer_starts(plan, starts))
 
-    def _fitting(self, engine: EngineSnapshot, first: list[QueuedRequest], room: int, most_output: int) -> int:
-        """How many of the calls fit into `room` tokens beside the output that is promised to the running calls."""
+    def _fitting(self, engine: EngineSnapshot, first: list[QueuedRequest], room: int, margin: int) -> int:
+        """How many of the calls fit into `room` tokens beside the output that is promised to the running calls. No margin
+        is greater than `margin`."""
         uppers = [self._upper(item.call) for item in first]
+        most_output = self._most_output(engine) + margin * engine.running_count
         if most_output + sum(uppers) + sum(map(engine.most_uncached_tokens, first)) <= room:
             return len(first)
         room -= self._output(engine)

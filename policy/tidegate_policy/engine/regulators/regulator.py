@@ -21,7 +21,7 @@ class Regulator(Protocol):
 
 
 class Memoryless:
-    """The base of regulators that learn nothing from past steps."""
+    """The base of regulators that learn nothing from past steps. The engine does not tell them of any."""
 
     SAFETY: ClassVar[bool] = False
 
