@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol, cast
 
+from tidegate_policy import heap_order
 from tidegate_policy.policies import Key, Policy, QueuedRequest, Turns
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class _Lane:
 
     def in_order(self) -> Iterator[Entry]:
         """The live entries in order, found by walking down the heap: k entries cost O(k log k)."""
-        return (slot[3] for slot in self._merged(self._walk()) if slot[3].alive)
+        return (slot[3] for slot in self._merged(heap_order.ascending(self.heap)) if slot[3].alive)
 
     def copy(self) -> "_Lane":
         return _Lane(self.heap[:], self.front[:])
@@ -109,19 +110,6 @@ class _Lane:
         heap, pop = self.heap, heapq.heappop
         while heap:
             yield pop(heap)
-
-    def _walk(self) -> Iterator[_Slot]:
-        heap, push, pop = self.heap, heapq.heappush, heapq.heappop
-        frontier = [(heap[0], 0)] if heap else []
-        while frontier:
-            slot, index = pop(frontier)
-            yield slot
-            child = 2 * index + 1
-            if child < len(heap):
-                push(frontier, (heap[child], child))
-            child += 1
-            if child < len(heap):
-                push(frontier, (heap[child], child))
 
 
 class _Guard(Protocol):

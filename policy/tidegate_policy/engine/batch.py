@@ -7,6 +7,7 @@ each step, and a bound of each call's rank moves with the steps instead of being
 import heapq
 from collections.abc import Iterator, Mapping
 
+from tidegate_policy import heap_order
 from tidegate_policy.cost import CostModel
 from tidegate_policy.engine.known_call import KnownCall
 from tidegate_policy.model import CallId
@@ -123,8 +124,7 @@ class RankBounds:
             bound = self._bounds[call_id] = (self._steps_s + self._token_s * steps - end, call_id)
             heapq.heappush(self._heap, bound)
         self._added = batch.starts
-        heap, bounds = self._heap.copy(), self._bounds
-        while heap:
-            bound = heapq.heappop(heap)
+        bounds = self._bounds
+        for bound in heap_order.ascending(self._heap):
             if bounds.get(bound[1]) is bound:
                 yield self._steps_s - bound[0], calls[bound[1]]

@@ -47,6 +47,7 @@ class EngineSnapshot:
         """Tokens in the KV cache that the engine holds for sessions whose tool runs. They are not free."""
         self._policy = policy
         self._calls = calls
+        self._queues = queues
         self._probe = probe
         self.sizes = sizes
         """Sizes that no call exceeds."""
@@ -168,7 +169,7 @@ class EngineSnapshot:
     @functools.cached_property
     def head(self) -> QueuedRequest | None:
         """The call that would start next."""
-        return next(iter(self.first(1)), None)
+        return next((queue.peek() for queue in self._queues if len(queue)), None)
 
     def first(self, k: int) -> list[QueuedRequest]:
         """The first k waiting calls in the order of their starts."""

@@ -5,7 +5,7 @@ The driver measures, `engine_core` completes the facts, regulators shape the pla
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Computed
@@ -68,10 +68,17 @@ class StepPlan:
     paused: frozenset[CallId] = frozenset()
     """Running calls that compute nothing in this step and keep their memory."""
 
-    def at_most(self, *, running: int = sys.maxsize, step_tokens: int = sys.maxsize) -> "StepPlan":
+    def at_most(
+        self, *, running: int = sys.maxsize, step_tokens: int = sys.maxsize, starts: int = sys.maxsize
+    ) -> "StepPlan":
         """The plan with no greater bounds than these."""
-        if self.max_running <= running and self.max_step_tokens <= step_tokens:
+        present = sys.maxsize if self.max_starts is None else self.max_starts
+        if self.max_running <= running and self.max_step_tokens <= step_tokens and present <= starts:
             return self
-        return replace(
-            self, max_running=min(self.max_running, running), max_step_tokens=min(self.max_step_tokens, step_tokens)
+        return StepPlan(
+            max_running=min(self.max_running, running),
+            max_step_tokens=min(self.max_step_tokens, step_tokens),
+            max_starts=starts if starts < present else self.max_starts,
+            preempt=self.preempt,
+            paused=self.paused,
         )

@@ -8,10 +8,8 @@ The paper's engine pauses all decodes for a prefill batch. With chunked prefill 
 decodes only by its own tokens (`prefill_s` times the tokens), and the fixed step time is paid once for both.
 """
 
-from dataclasses import replace
-
 from tidegate_policy.engine.known_call import KnownCall
-from tidegate_policy.engine.regulators.regulator import Memoryless, fewer_starts
+from tidegate_policy.engine.regulators.regulator import Memoryless
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepPlan
 from tidegate_policy.model import Call
@@ -34,8 +32,8 @@ class Arranger(Memoryless):
         same = group_of(best.call) == group_of(candidate[0].call)
         waiting_first = engine.rank(candidate[0]) < rank
         if same or waiting_first or added_latency_s(engine, decodes, candidate) < 0:
-            return replace(plan, max_starts=fewer_starts(plan, len(candidate)))
-        return replace(plan, max_starts=0)
+            return plan.at_most(starts=len(candidate))
+        return plan.at_most(starts=0)
 
 
 def added_latency_s(engine: EngineSnapshot, decodes: list[KnownCall], candidate: list[QueuedRequest]) -> float:

@@ -4,10 +4,8 @@ Each call is charged its prompt and a calibrated upper bound of its output. Prom
 once, because used memory is measured, not added up. Memory held for sessions is reclaimable and is not charged.
 """
 
-from dataclasses import replace
 from typing import ClassVar
 
-from tidegate_policy.engine.regulators.regulator import fewer_starts
 from tidegate_policy.engine.regulators.slot_preemption import MOST_VICTIMS
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepFacts, StepPlan
@@ -60,7 +58,7 @@ class Fence:
         starts = wanted
         if engine.running_count * output + wanted * (engine.sizes.context_tokens + output) > room:
             starts = self._fitting(engine, engine.first(wanted), room, margin)
-        return replace(plan, max_starts=fewer_starts(plan, starts))
+        return plan.at_most(starts=starts)
 
     def _fitting(self, engine: EngineSnapshot, first: list[QueuedRequest], room: int, margin: int) -> int:
         """How many of the calls fit into `room` tokens beside the output that is promised to the running calls. No margin

@@ -51,7 +51,8 @@ class LoadBand:
         self._fresh = True
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
-        self._target_s = min((target_s for _, target_s in engine.with_target), default=None)
+        targets = engine.with_target
+        self._target_s = min(target_s for _, target_s in targets) if targets else None
         limits = engine.limits
         fresh, self._fresh = self._fresh, False
         if self._target_s is None:  # nothing to protect: the bounds are the operator's

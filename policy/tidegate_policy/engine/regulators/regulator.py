@@ -27,8 +27,3 @@ class Memoryless:
 
     def observe(self, facts: StepFacts) -> None:
         return None
-
-
-def fewer_starts(plan: StepPlan, starts: int) -> int:
-    """`max_starts` of a plan that also allows at most `starts`."""
-    return starts if plan.max_starts is None else min(plan.max_starts, starts)

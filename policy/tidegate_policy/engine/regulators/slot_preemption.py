@@ -25,13 +25,13 @@ class SlotPreemption(Memoryless):
     """The regulator."""
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
-        if not engine.waiting or not engine.running_count or plan.max_starts == 0:
+        if not engine.running_count or plan.max_starts == 0:
             return plan
         places = plan.max_running - engine.running_count
         if places > 0 and engine.sizes.context_tokens + BLOCK_TOKENS <= engine.free_kv_tokens:
             return plan
-        head = engine.first(1)[0]
-        if places > 0 and fits(engine, head, freed=0):
+        head = engine.head
+        if head is None or (places > 0 and fits(engine, head, freed=0)):
             return plan
         taken: list[KnownCall] = []
         freed = 0

@@ -7,7 +7,7 @@ call of a higher level decodes, no call of a lower level prefills. Within one le
 
 from dataclasses import replace
 
-from tidegate_policy.engine.regulators.regulator import Memoryless, fewer_starts
+from tidegate_policy.engine.regulators.regulator import Memoryless
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepPlan
 from tidegate_policy.model import LEAST_URGENT
@@ -51,9 +51,6 @@ def _without_lower_prefills(engine: EngineSnapshot, plan: StepPlan, level: int) 
     paused = [call.call.id for call in engine.prefills if call.call.urgency > level]
     first = engine.first(MOST_STARTS)
     starts = next((place for place, item in enumerate(first) if item.call.urgency > level), len(first))
-    bounded = starts < len(first)
-    return replace(
-        plan,
-        paused=plan.paused.union(paused),
-        max_starts=fewer_starts(plan, starts) if bounded else plan.max_starts,
-    )
+    if starts < len(first):
+        plan = plan.at_most(starts=starts)
+    return replace(plan, paused=plan.paused.union(paused))
