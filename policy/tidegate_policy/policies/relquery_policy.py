@@ -58,15 +58,6 @@ LAST: Place = (2.0, 0.0, 0.0)
 
 
 @dataclass(slots=True, eq=False)
-class _Member:
-    """A call of a group."""
-
-    group: "_Group"
-    output: int
-    """Predicted output tokens."""
-
-
-@dataclass(slots=True, eq=False)
 class _Group:
     """A group of which at least one call is in the scheduler."""
 
@@ -78,7 +69,8 @@ class _Group:
     waiting: dict[CallId, int] = field(default_factory=dict)
     """Prompt tokens of the waiting calls, in the order of arrival."""
     waiting_tokens: int = 0
-    running: dict[CallId, _Member] = field(default_factory=dict)
+    running: dict[CallId, int] = field(default_factory=dict)
+    """Predicted output tokens of the running calls."""
     seen: int = 0
     declared: int = 0
     output: int = 1
@@ -131,7 +123,8 @@ class RelQuery(StaticPolicy):
         super().__init__(context, **parameters)
         self._patience_s = self.parameters["patience_s"]
         self._groups: dict[str, _Group] = {}
-        self._members: dict[CallId, _Member] = {}
+        self._members: dict[CallId, _Group] = {}
+        """The groups of the calls that have one."""
         self.places: dict[int, Place] = {SINGLES: LAST}
         """The place of each lane without its lift; that of the singles is made up to date whenever lanes are compared."""
         self.lifts: dict[int, int] = {}
@@ -151,20 +144,32 @@ class RelQuery(StaticPolicy):
         self.turns = self._group_turns
 
     def lane(self, item: QueuedRequest) -> int:
-        member = self._members.get(item.call.id)
-        return SINGLES if member is None else member.group.lane
+        group = self._members.get(item.call.id)
+        return SINGLES if group is None else group.lane
+
+    def lanes(self, items: Sequence[QueuedRequest]) -> list[int]:
+        members = self._members
+        return [members[call_id].lane if (call_id := item.call.id) in members else SINGLES for item in items]
 
     def key(self, item: QueuedRequest) -> Key:
-        if item.call.id in self._members:
-            return ()
-        single = self._singles.get(item.call.id)
-        lifted = single is not None and not single.place[1]
-        return (float(item.call.urgency != MOST_URGENT), 0.0 if lifted else item.service_s)
+        return self.keys((item,))[0]
+
+    def keys(self, items: Sequence[QueuedRequest]) -> list[Key]:
+        members, singles = self._members, self._singles
+        return [
+            ()
+            if (call_id := item.call.id) in members
+            else (
+                float(item.call.urgency != MOST_URGENT),
+                item.service_s if call_id not in singles or singles[call_id].place[1] else 0.0,
+            )
+            for item in items
+        ]
 
     def rank(self, item: QueuedRequest) -> Key:
-        member = self._members.get(item.call.id)
-        if member is not None:
-            return (*self._group_turns.place(member.group.lane), item.call.arrived_at_s)
+        group = self._members.get(item.call.id)
+        if group is not None:
+            return (*self._group_turns.place(group.lane), item.call.arrived_at_s)
         return (float(item.call.urgency != MOST_URGENT), item.service_s, 0.0, item.call.arrived_at_s)
 
     @property
@@ -205,11 +210,10 @@ class RelQuery(StaticPolicy):
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         call = item.call
-        member, single = self._members.get(call.id), self._singles.get(call.id)
-        if member is not None and call.id in member.group.waiting:
-            group = member.group
+        group, single = self._members.get(call.id), self._singles.get(call.id)
+        if group is not None and call.id in group.waiting:
             group.waiting_tokens -= group.waiting.pop(call.id)
-            group.running[call.id] = member
+            group.running[call.id] = call.output_predicted
             group.since_s = now
             group.sampled = False
             if self.lifts.get(group.lane) == 0:
@@ -241,9 +245,8 @@ class RelQuery(StaticPolicy):
         if self._singles.pop(call_id, None) is not None:
             self._single_patience.forget(call_id)
         self._tokens.forget(call_id)
-        member = self._members.pop(call_id, None)
-        if member is not None:
-            group = member.group
+        group = self._members.pop(call_id, None)
+        if group is not None:
             group.waiting_tokens -= group.waiting.pop(call_id, 0)
             group.running.pop(call_id, None)
             if group.waiting or group.running:
@@ -273,7 +276,7 @@ class RelQuery(StaticPolicy):
         return single
 
     def _join(self, group: _Group, call: Call, cost: CostModel) -> None:
-        self._members[call.id] = _Member(group, call.output_predicted)
+        self._members[call.id] = group
         group.waiting[call.id] = call.prompt_tokens
         group.waiting_tokens += call.prompt_tokens
         group.seen += 1
@@ -294,9 +297,8 @@ class RelQuery(StaticPolicy):
 
     def _wait_again(self, item: QueuedRequest) -> None:
         call_id = item.call.id
-        member, single = self._members.get(call_id), self._singles.get(call_id)
-        if member is not None and member.group.running.pop(call_id, None) is not None:
-            group = member.group
+        group, single = self._members.get(call_id), self._singles.get(call_id)
+        if group is not None and group.running.pop(call_id, None) is not None:
             group.waiting[call_id] = item.call.prompt_tokens
             group.waiting_tokens += item.call.prompt_tokens
             self._changed[group.name] = None
@@ -352,7 +354,7 @@ class RelQuery(StaticPolicy):
     def _decoding(self, group: _Group) -> list[int]:
         """Output tokens that each running call of a group still needs."""
         outputs = self._tokens.outputs
-        return [max(member.output - outputs(call_id), 1) for call_id, member in group.running.items()]
+        return [max(output - outputs(call_id), 1) for call_id, output in group.running.items()]
 
     def _sample(self, group: _Group) -> None:
         """Equation 11: the uncached share of a few waiting calls stands for the group."""

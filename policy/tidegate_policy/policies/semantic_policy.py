@@ -102,15 +102,19 @@ class Semantic(StaticPolicy):
         return self._lift(now)
 
     def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
-        means = self._mean_s
-        for item in items:
-            level, service_s = item.call.urgency, item.service_s
+        means, waiting, patience_s = self._mean_s, self._waiting, self._patience_s
+        levels: list[int] = []
+        ends: dict[str, float] = {}
+        for item in items:  # in one pass, because the calls come from far memory
+            call, service_s = item.call, item.service_s
+            call_id, level = call.id, call.urgency
             mean_s = means.get(level, service_s)
             means[level] = mean_s + MEMORY * (service_s - mean_s)
-        levels = {item.call.id: item.call.urgency for item in items}
-        self._waiting.update(levels)
-        self._levels.update(levels.values())
-        self._patience.watch_all({item.call.id: item.call.arrived_at_s + self._patience_s for item in items})
+            waiting[call_id] = level
+            levels.append(level)
+            ends[call_id] = call.arrived_at_s + patience_s
+        self._levels.update(levels)
+        self._patience.watch_all(ends)
         changed: list[CallId] = []
         while now >= self._patience.first_at_s:
             changed += self._lift(now)

@@ -9,6 +9,7 @@ Victims are chosen by slack without regard to the lane. A rank that begins with 
 turns of their lane have just admitted, and the turns admit them again.
 """
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
@@ -80,6 +81,10 @@ class TwoLane(StaticPolicy):
 
     def key(self, item: QueuedRequest) -> Key:
         return (item.call.due_or_patience_at_s - item.service_s,)
+
+    def lanes(self, items: Sequence[QueuedRequest]) -> list[int]:
+        threshold_s = self._threshold_s
+        return [FAST if item.service_s <= threshold_s else SLOW for item in items]
 
     def rank(self, item: QueuedRequest) -> Key:
         """The slack. A call without a due instant counts as due in proportion to its size, else short calls would have the
