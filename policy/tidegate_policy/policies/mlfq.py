@@ -96,10 +96,16 @@ class Mlfq(StaticPolicy):
         return self._boost(now)
 
     def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
-        calls = [item.call for item in items]
-        levels = {tokens: self._entry_level(tokens) for tokens in {call.prompt_tokens for call in calls}}
-        self._entry.update({call.id: levels[call.prompt_tokens] for call in calls})
-        self._waits.watch_all({call.id: call.arrived_at_s + self._boost_s for call in calls})
+        levels: dict[int, int] = {}
+        ends: dict[str, float] = {}
+        for item in items:  # in one pass, because the calls come from far memory
+            call = item.call
+            call_id, prompt_tokens = call.id, call.prompt_tokens
+            if prompt_tokens not in levels:
+                levels[prompt_tokens] = self._entry_level(prompt_tokens)
+            self._entry[call_id] = levels[prompt_tokens]
+            ends[call_id] = call.arrived_at_s + self._boost_s
+        self._waits.watch_all(ends)
         changed: list[CallId] = []
         while now >= self._waits.first_at_s:
             changed += self._boost(now)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 LIFTS_PER_EVENT = 32
 """Members that one event lifts at most, so that no event is long. The members that became overdue first come first."""
+FEW = 8
+"""Members that are pushed one by one; more are merged with the heap at once."""
 _SLACK = 64
 
 
@@ -33,11 +35,15 @@ class Overdue:
             heapq.heapify(self._heap)
 
     def watch_all(self, ends: Mapping[str, float]) -> None:
-        """`watch` for many members at once."""
+        """`watch` for many members."""
+        if len(ends) <= FEW:
+            for member, ends_at_s in ends.items():
+                self.watch(member, ends_at_s)
+            return
         self._ends.update(ends)
         self._heap += zip(ends.values(), ends, strict=True)
         heapq.heapify(self._heap)
-        self.first_at_s = self._heap[0][0] if self._heap else math.inf
+        self.first_at_s = self._heap[0][0]
 
     def forget(self, member: str) -> float | None:
         """The end of the member's patience; None if it was not watched."""

@@ -186,25 +186,48 @@ class RelQuery(StaticPolicy):
     # Events.
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
-        single = self._arrives(item, self.context.cost())
-        if single is not None:
-            self._single_waits(item.call.id, single)
-        return self._lift(now)
+        return self.on_arrivals(now, (item,))
 
     def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
-        cost = self.context.cost()
+        cost, members = self.context.cost(), self._members
+        output_s = _output_s(cost)
         singles: dict[CallId, _Single] = {}
-        for item in items:
-            single = self._arrives(item, cost)
-            if single is not None:
-                singles[item.call.id] = single
-            elif now >= self._group_patience.first_at_s:
+        joined: dict[int, _Group] = {}
+        for item in items:  # in one pass, because the calls come from far memory
+            call = item.call
+            call_id, prompt_tokens, output = call.id, call.prompt_tokens, call.output_predicted
+            self._number += 1
+            group = None if call.group is None else self._groups.get(call.group) or self._new_group(call)
+            if group is None:
+                place = (float(call.urgency != MOST_URGENT), item.service_s, float(self._number))
+                singles[call_id] = _Single(place, call.arrived_at_s + self._patience_s)
+                continue
+            members[call_id] = joined[group.lane] = group
+            group.waiting[call_id] = prompt_tokens
+            group.waiting_tokens += prompt_tokens
+            group.seen += 1
+            if call.group_size > group.declared:
+                group.declared = call.group_size
+            if output > group.output:
+                group.output = output
+            if group.seen == 1:
+                self._estimate(group)
+                self._group_patience.watch(group.name, self._group_ends_at_s(group))
+                self._changed[group.name] = None
+            else:
+                more_s = cost.prefill_s * (prompt_tokens * group.miss_ratio) + output_s * output
+                group.work_s += more_s
+                group.remaining_s += more_s
+                if group.seen > group.estimated_at * (1 + MATERIAL):
+                    self._changed[group.name] = None
+            if len(items) > 1 and now >= self._group_patience.first_at_s:
                 self._lift_groups(now)
-        self._heads += [(single.place, call_id) for call_id, single in singles.items()]
-        heapq.heapify(self._heads)
-        self._single_patience.watch_all({name: each.ends_at_s for name, each in singles.items() if each.place[1]})
+        for lane, group in joined.items():
+            self.places[lane] = group.place
+        self._singles.update(singles)
+        self._singles_wait(singles)
         changed = [*self._lift(now)]
-        while now >= self._single_patience.first_at_s:
+        while len(items) > 1 and now >= self._single_patience.first_at_s:
             changed += self._lift(now)
         return changed
 
@@ -260,40 +283,13 @@ class RelQuery(StaticPolicy):
 
     # Groups.
 
-    def _arrives(self, item: QueuedRequest, cost: CostModel) -> _Single | None:
-        """Adds a call to its group. Returns a call without a group, which does not wait yet."""
-        call = item.call
-        self._number += 1
-        group = None if call.group is None else self._groups.get(call.group)
-        if group is None and call.group is not None and len(self._groups) < MAX_GROUPS:
-            group = _Group(call.group, self._number, call.urgency == MOST_URGENT, call.arrived_at_s)
-            self._groups[call.group] = group
-        if group is not None:
-            self._join(group, call, cost)
+    def _new_group(self, call: Call) -> _Group | None:
+        """The group of its first call; None if there are too many."""
+        if call.group is None or len(self._groups) >= MAX_GROUPS:
             return None
-        place = (float(call.urgency != MOST_URGENT), item.service_s, float(self._number))
-        single = self._singles[call.id] = _Single(place, call.arrived_at_s + self._patience_s)
-        return single
-
-    def _join(self, group: _Group, call: Call, cost: CostModel) -> None:
-        self._members[call.id] = group
-        group.waiting[call.id] = call.prompt_tokens
-        group.waiting_tokens += call.prompt_tokens
-        group.seen += 1
-        if call.group_size > group.declared:
-            group.declared = call.group_size
-        if call.output_predicted > group.output:
-            group.output = call.output_predicted
-        if group.seen == 1:
-            self._estimate(group)
-            self._group_patience.watch(group.name, self._group_ends_at_s(group))
-        else:
-            more_s = _call_s(cost, call.prompt_tokens * group.miss_ratio, call.output_predicted)
-            group.work_s += more_s
-            group.remaining_s += more_s
-            self.places[group.lane] = group.place
-        if group.seen > group.estimated_at * (1 + MATERIAL) or group.seen == 1:
-            self._changed[group.name] = None
+        group = _Group(call.group, self._number, call.urgency == MOST_URGENT, call.arrived_at_s)
+        self._groups[call.group] = group
+        return group
 
     def _wait_again(self, item: QueuedRequest) -> None:
         call_id = item.call.id
@@ -303,16 +299,26 @@ class RelQuery(StaticPolicy):
             group.waiting_tokens += item.call.prompt_tokens
             self._changed[group.name] = None
         elif single is not None:
-            self._single_waits(call_id, single)
+            self._singles_wait({call_id: single})
 
-    def _single_waits(self, call_id: CallId, single: _Single) -> None:
-        single.waits = True
-        heapq.heappush(self._heads, (single.place, call_id))
+    def _singles_wait(self, singles: Mapping[CallId, _Single]) -> None:
+        heads = []
+        ends: dict[str, float] = {}
+        for call_id, single in singles.items():
+            single.waits = True
+            heads.append((single.place, call_id))
+            if single.place[1]:
+                ends[call_id] = single.ends_at_s
+        if len(heads) <= overdue.FEW:
+            for head in heads:
+                heapq.heappush(self._heads, head)
+        else:
+            self._heads += heads
+            heapq.heapify(self._heads)
         if len(self._heads) > 2 * len(self._singles) + SLACK_HEADS:
             self._heads = [head for head in self._heads if self.counts(head)]
             heapq.heapify(self._heads)
-        if single.place[1]:
-            self._single_patience.watch(call_id, single.ends_at_s)
+        self._single_patience.watch_all(ends)
 
     def _estimate_changed(self) -> None:
         for name in list(islice(self._changed, ESTIMATES_PER_STEP)):
@@ -349,7 +355,8 @@ class RelQuery(StaticPolicy):
     def _work_s(self, group: _Group) -> float:
         """The work that is left of a group. It costs O(running calls), and an estimate costs O(calls)."""
         left = group.output * len(group.waiting) + sum(self._decoding(group))
-        return _call_s(self.context.cost(), group.waiting_tokens * group.miss_ratio, left)
+        cost = self.context.cost()
+        return cost.prefill_s * (group.waiting_tokens * group.miss_ratio) + _output_s(cost) * left
 
     def _decoding(self, group: _Group) -> list[int]:
         """Output tokens that each running call of a group still needs."""
@@ -460,6 +467,6 @@ class GroupTurns:
         return heads[0][0] if heads else LAST
 
 
-def _call_s(cost: CostModel, uncached_tokens: float, output_tokens: int) -> float:
-    """Seconds of the engine's time in a full batch."""
-    return cost.prefill_s * uncached_tokens + (cost.decode_s + cost.step_s / cost.max_batch) * output_tokens
+def _output_s(cost: CostModel) -> float:
+    """Seconds of the engine's time that an output token takes in a full batch."""
+    return cost.decode_s + cost.step_s / cost.max_batch

@@ -88,6 +88,8 @@ class Semantic(StaticPolicy):
 
     def keys(self, items: Sequence[QueuedRequest]) -> list[Key]:
         lifted = self._lifted
+        if not lifted:
+            return [(item.service_s,) for item in items]
         return [LIFTED if item.call.id in lifted else (item.service_s,) for item in items]
 
     def key(self, item: QueuedRequest) -> Key:
