@@ -9,7 +9,7 @@ CACHE := $(or $(TIDEGATE_CACHE),$(HOME)/.cache/tidegate)
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
-SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles tests tools proto/generate
+SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles client examples tests tools proto/generate
 SUITE ?= text2sql
 FIGURES ?= faults.json
 # These tests share no server, so they run on all cores.

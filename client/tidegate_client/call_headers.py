@@ -1,0 +1,50 @@
+"""The headers by which a call tells the gateway its tenant, targets and place in a workflow (docs/http.md)."""
+
+from typing import TypeVar
+
+import openai
+
+Client = TypeVar("Client", openai.OpenAI, openai.AsyncOpenAI)
+
+
+def headers(
+    *,
+    tenant: str | None = None,
+    slo_class: str | None = None,
+    urgency: int | None = None,
+    deadline_s: float | None = None,
+    ttft_s: float | None = None,
+    tpot_s: float | None = None,
+    session: str | None = None,
+    workflow: str | None = None,
+    stage: str | None = None,
+) -> dict[str, str]:
+    """The headers of what is given, for `default_headers` of a client or `extra_headers` of a call."""
+    values = {
+        "x-tidegate-tenant": tenant,
+        "x-tidegate-class": slo_class,
+        "x-tidegate-urgency": urgency,
+        "x-tidegate-deadline-ms": milliseconds(deadline_s),
+        "x-tidegate-slo-ttft-ms": milliseconds(ttft_s),
+        "x-tidegate-slo-tpot-ms": milliseconds(tpot_s),
+        "x-session-id": session,
+        "x-tidegate-workflow": workflow,
+        "x-tidegate-stage": stage,
+    }
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def milliseconds(seconds: float | None) -> int | None:
+    """Whole milliseconds, as the gateway counts."""
+    return None if seconds is None else round(seconds * 1000)
+
+
+def with_headers(client: Client, added: dict[str, str]) -> Client:
+    """A copy of the client that adds these headers to its requests. It shares the connections of the client.
+
+    Each of its POST requests has an `Idempotency-Key` of its own, and its retries have the same key: the SDK makes and
+    keeps the keys, and sends them where a client names the header.
+    """
+    copy = client.with_options(default_headers=added)
+    copy._idempotency_header = "idempotency-key"
+    return copy

@@ -1,0 +1,96 @@
+"""A workflow of the client helper begins, ends and repeats its calls as the API says."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+import tidegate_client
+
+MESSAGES: Any = [{"role": "user", "content": "Plan a query."}]
+
+
+@pytest.fixture
+def client(running_up: Any) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{running_up.url}/v1", api_key="none") as made:
+        yield made
+
+
+def ask(client: openai.OpenAI) -> str:
+    answer = client.chat.completions.create(model="sim", messages=MESSAGES, max_tokens=4)
+    return answer.choices[0].message.content or ""
+
+
+def test_a_workflow_is_met_when_its_block_ends_before_the_deadline(client: openai.OpenAI) -> None:
+    with tidegate_client.Workflow(client, deadline_s=60, tenant="product", session="chat-1") as flow:
+        assert 0 < flow.left_s <= 60
+        assert flow.outcome is None
+        ask(flow.stage("plan"))
+        ask(flow.stage("answer"))
+    assert flow.outcome == "met"
+    assert flow.record.ended_at is not None
+    assert [(stage.name, stage.state, stage.calls_done) for stage in flow.record.stages] == [
+        ("plan", "done", 1),
+        ("answer", "done", 1),
+    ]
+
+
+def test_a_workflow_is_late_when_its_block_ends_after_the_deadline(client: openai.OpenAI) -> None:
+    with tidegate_client.Workflow(client, deadline_s=0.1) as flow:
+        time.sleep(flow.left_s + 0.01)
+    assert flow.outcome == "late"
+    assert flow.record.left_ms < 0
+
+
+def test_an_exception_in_the_block_cancels_the_workflow_and_is_raised(client: openai.OpenAI) -> None:
+    flow = tidegate_client.Workflow(client, deadline_s=60)
+    with pytest.raises(ZeroDivisionError), flow:
+        raise ZeroDivisionError
+    assert flow.outcome == "cancelled"
+
+
+def test_a_declared_workflow_takes_its_stages_and_completes_the_stage_of_a_tool(client: openai.OpenAI) -> None:
+    stages = [tidegate_client.Stage(name="plan"), tidegate_client.Stage(name="tool", after=["plan"])]
+    with tidegate_client.Workflow(client, deadline_s=60, stages=stages) as flow:
+        ask(flow.stage("plan", urgency=2, deadline_s=30))
+        assert flow.complete_stage("tool").outcome == "met"
+    assert flow.outcome == "met"
+
+
+def test_a_workflow_of_a_template_has_the_deadline_and_the_stages_of_the_template(client: openai.OpenAI) -> None:
+    with tidegate_client.Workflow(client, template="text2sql") as flow:
+        assert 110 < flow.left_s <= 120
+        assert [stage.name for stage in flow.record.stages] == ["link", "candidates", "correct", "evaluate"]
+
+
+def test_a_workflow_that_was_ended_elsewhere_tells_how(client: openai.OpenAI) -> None:
+    with tidegate_client.Workflow(client, deadline_s=60) as flow:
+        client.delete(f"/workflows/{flow.id}", cast_to=tidegate_client.WorkflowRecord)
+    assert flow.outcome == "cancelled"
+
+
+def test_a_workflow_that_has_not_begun_has_no_record() -> None:
+    client = openai.OpenAI(base_url="http://127.0.0.1:1/v1", api_key="none")
+    with pytest.raises(RuntimeError, match="begins with its `with` block"):
+        _ = tidegate_client.Workflow(client, deadline_s=1).record
+    client.close()
+
+
+async def test_an_async_workflow_runs_calls_of_a_stage_together(running_up: Any) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{running_up.url}/v1", api_key="none") as client:
+        stages = [tidegate_client.Stage(name="draft", parallel=3)]
+        async with tidegate_client.AsyncWorkflow(client, deadline_s=60, stages=stages) as flow:
+            drafts = (
+                flow.stage("draft").chat.completions.create(model="sim", messages=MESSAGES, max_tokens=4)
+                for _ in range(3)
+            )
+            await asyncio.gather(*drafts)
+            assert (await flow.refresh()).outcome == "met"
+        assert flow.outcome == "met"
+        with pytest.raises(ZeroDivisionError):
+            async with tidegate_client.AsyncWorkflow(client, deadline_s=60) as flow:
+                raise ZeroDivisionError
+        assert flow.outcome == "cancelled"

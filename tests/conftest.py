@@ -1,0 +1,60 @@
+"""One `tidegate up` with simulated engines, for the tests of the client, the examples and the documents."""
+
+import contextlib
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import pytest
+
+from tidegate_cli import processes
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+STOP_S = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """Where a running `tidegate up` is."""
+
+    url: str
+    grpc: str
+    admin_url: str
+
+
+@contextlib.contextmanager
+def up(state: pathlib.Path, *words: str) -> Iterator[System]:
+    """A `tidegate up` with these options, on free ports."""
+    http, grpc, admin = (processes.free_port() for _ in range(3))
+    ports = [f"--port={http}", f"--grpc-port={grpc}", f"--admin-port={admin}"]
+    command = [sys.executable, "-m", "tidegate_cli.main", "up", f"--state={state}", *ports, *words]
+    with (state / "errors").open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("tidegate is ready"), (state / "errors").read_text()
+        yield System(url=f"http://127.0.0.1:{http}", grpc=f"127.0.0.1:{grpc}", admin_url=f"http://127.0.0.1:{admin}")
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=STOP_S)
+
+
+@pytest.fixture(scope="session")
+def running_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A system with the tenants, classes and the template of the worked example. Tests share it."""
+    example = ROOT / "docs" / "examples" / "pool.yaml"
+    with up(
+        tmp_path_factory.mktemp("up"), "--engines=sim:a100,a6000", "--sim-speed=20", f"--config={example}"
+    ) as system:
+        yield system
+
+
+@pytest.fixture
+def up_with(tmp_path: pathlib.Path) -> Callable[..., AbstractContextManager[System]]:
+    """`with up_with("--engines=...") as system` for a test that needs a system of its own."""
+    return lambda *words: up(tmp_path, *words)
