@@ -15,13 +15,15 @@ FIGURES ?= faults.json
 # These tests share no server, so they run on all cores.
 PURE_TESTS := tests/policy tests/sim
 
-.PHONY: help install up test faults lint e2e bench bench-gateway bench-engine bench-real lock page-image proto kubernetes clean
+.PHONY: help client install up test lint e2e bench bench-gateway bench-engine bench-real lock proto kubernetes clean faults page-image
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 up: $(VENV)/.installed-$(if $(filter vllm%,$(ENGINES)),all,up) ## the whole system on this machine: gateway, Valkey, engines (ENGINES=vllm for real ones)
 	@$(BIN)/tidegate up --engines "$(ENGINES)" $(UP)
+
+client: $(VENV)/.installed-client ## the OpenAI SDK, for the client helper and the examples
 
 install: $(VENV)/.installed-all kubernetes ## everything: Python environment with vLLM (CPU), Kubernetes binaries
 
@@ -71,9 +73,11 @@ proto: $(VENV)/.installed-all ## regenerate the gRPC stubs
 lock: $(UV) ## resolve dependencies again
 	$(UV) pip compile -q pyproject.toml --extra up --extra tracing --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --custom-compile-command 'make lock' -o requirements/up.txt
-	$(UV) pip compile -q pyproject.toml --extra up --extra operator --extra tracing --extra bench --extra engine-cpu \
-	  --extra demo-model --group dev --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	$(UV) pip compile -q pyproject.toml --extra up --extra operator --extra tracing --extra bench --extra client \
+	  --extra engine-cpu --extra demo-model --group dev --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  -c requirements/up.txt --custom-compile-command 'make lock' -o requirements/all.txt
+	$(UV) pip compile -q pyproject.toml --extra client --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url -c requirements/all.txt --custom-compile-command 'make lock' -o requirements/client.txt
 	$(UV) pip compile -q pyproject.toml --extra operator --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url -c requirements/up.txt --custom-compile-command 'make lock' -o operator/requirements.txt
 

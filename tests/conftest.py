@@ -54,7 +54,7 @@ def running_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         yield system
 
 
-@pytest.fixture
-def up_with(tmp_path: pathlib.Path) -> Callable[..., AbstractContextManager[System]]:
-    """`with up_with("--engines=...") as system` for a test that needs a system of its own."""
-    return lambda *words: up(tmp_path, *words)
+@pytest.fixture(scope="module")
+def up_system(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractContextManager[System]]:
+    """`with up_system("--engines=...") as system` for tests that need a system of their own."""
+    return lambda *words: up(tmp_path_factory.mktemp("own"), *words)

@@ -42,7 +42,7 @@ class _Declared(Generic[call_headers.Client]):
         slo_class: str | None = None,
         session: str | None = None,
     ) -> None:
-        """A workflow has a deadline or a template of the gateway's settings. Without declared stages it may have any stage."""
+        """A workflow has a deadline, or a template of the settings. Without declared stages it may have any stage."""
         self._headers = call_headers.headers(tenant=tenant, slo_class=slo_class, session=session)
         self._client: call_headers.Client = call_headers.with_headers(client, self._headers)
         self._declaration: dict[str, Any] = {

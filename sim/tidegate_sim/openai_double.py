@@ -113,6 +113,9 @@ class SimulatedEngine:
         start = asyncio.get_running_loop().time()
         async for index, done in self.engine.generate(parsed.calls, parsed.output_tokens):
             self._metrics.on_token(parsed.calls[index], done, asyncio.get_running_loop().time() - start)
+            if parsed.stub is not None:
+                yield index, parsed.stub.pieces[done - 1]
+                continue
             word = text[(done - 1) % len(text)]
             yield index, word if done == 1 else f" {word}"
 
@@ -160,7 +163,10 @@ class _Metrics:
 
 def _whole(parsed: sim_request.SimRequest, texts: list[str]) -> dict[str, object]:
     said: list[dict[str, object]] = [
-        {"message": {"role": "assistant", "content": text}} if parsed.chat else {"text": text} for text in texts
+        {"message": {"role": "assistant", "content": None, **_said(parsed, text, index)}}
+        if parsed.chat
+        else {"text": text}
+        for index, text in enumerate(texts)
     ]
     return {
         "choices": [_choice(index, words, _reason(parsed)) for index, words in enumerate(said)],
@@ -176,12 +182,24 @@ async def _events(
     for index in range(len(left) if parsed.chat else 0):
         yield _event(head, _choice(index, {"delta": {"role": "assistant", "content": ""}}, None))
     async for index, word in words:
-        yield _event(head, _choice(index, {"delta": {"content": word}} if parsed.chat else {"text": word}, None))
+        first = left[index] == parsed.output_tokens
+        delta: dict[str, object] = {"delta": _said(parsed, word, index, first=first)} if parsed.chat else {"text": word}
+        yield _event(head, _choice(index, delta, None))
         left[index] -= 1
         if not left[index]:
             yield _event(head, _choice(index, {"delta": {}} if parsed.chat else {"text": ""}, _reason(parsed)))
     if parsed.include_usage:
         yield orjson.dumps({**head, "choices": [], "usage": _usage(parsed)})
+
+
+def _said(parsed: sim_request.SimRequest, text: str, index: int, *, first: bool = True) -> dict[str, object]:
+    """A text in a message or a delta, or as the arguments of a tool; the first delta of a tool's call names it."""
+    if parsed.stub is None or parsed.stub.tool is None:
+        return {"content": text}
+    named = {"id": f"call_{index}", "type": "function"} if first else {}
+    function = {"name": parsed.stub.tool, "arguments": text} if first else {"arguments": text}
+    place = {"index": 0} if parsed.stream else {}
+    return {"tool_calls": [{**place, **named, "function": function}]}
 
 
 def _event(head: dict[str, object], choice: dict[str, object]) -> bytes:
@@ -193,6 +211,8 @@ def _choice(index: int, said: dict[str, object], finish_reason: str | None) -> d
 
 
 def _reason(parsed: sim_request.SimRequest) -> str:
+    if parsed.stub is not None and parsed.stub.tool is not None and not parsed.limited:
+        return "tool_calls"
     return "length" if parsed.limited else "stop"
 
 

@@ -26,6 +26,9 @@ def as_chat(body: bytes) -> bytes:
     for item in given if isinstance(given, list) else [given]:
         text = item.get("content") or item.get("output") if isinstance(item, dict) else item
         messages.append({"role": "user", "content": text or ""})
+    for name in ("tool_choice", "text"):  # forms that this endpoint has no stubs for
+        if fields.get(name) not in (None, "none", "auto", {"format": {"type": "text"}}):
+            raise sim_request.BadRequest(f"simulated engines have no answer of this form: {name}", param=name)
     kept = {name: fields[name] for name in ("model", "stream", "temperature", "vllm_xargs") if name in fields}
     return orjson.dumps({**kept, "messages": messages, "max_tokens": fields.get("max_output_tokens")})
 

@@ -12,6 +12,7 @@ import orjson
 
 from tidegate_policy import labels
 from tidegate_policy.model import Call, CallId
+from tidegate_sim import stub_answers
 
 DEFAULT_OUTPUT_TOKENS = 48
 CHARACTERS_A_TOKEN = 4
@@ -36,6 +37,8 @@ class SimRequest:
     include_usage: bool
     limited: bool
     """Whether `max_tokens` ends the answer."""
+    stub: stub_answers.Stub | None = None
+    """The answer in the form that the request asks for; None = filler."""
 
 
 class BadRequest(ValueError):
@@ -63,7 +66,13 @@ def parse(body: bytes, *, chat: bool, model: str) -> SimRequest:
     choices = _choices(fields)
     if len(lengths) * choices > MAX_CHOICES:
         raise BadRequest(f"an answer has at most {MAX_CHOICES} choices", param="n")
+    try:
+        stub = stub_answers.of(fields)
+    except stub_answers.NoStub as error:
+        raise BadRequest(str(error), param=error.param) from error
     output_tokens = limit or DEFAULT_OUTPUT_TOKENS
+    if stub is not None:
+        output_tokens = min(limit or len(stub.pieces), len(stub.pieces))
     extra = fields.get("vllm_xargs")
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict):
@@ -86,7 +95,8 @@ def parse(body: bytes, *, chat: bool, model: str) -> SimRequest:
         chat=chat,
         stream=bool(fields.get("stream")),
         include_usage=bool(options.get("include_usage")),
-        limited=limit is not None,
+        limited=limit is not None if stub is None else output_tokens < len(stub.pieces),
+        stub=stub,
     )
 
 

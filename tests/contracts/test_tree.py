@@ -26,7 +26,18 @@ def test_no_hand_written_file_is_longer_than_500_lines() -> None:
 
 
 def test_no_package_is_importable_from_the_root_under_a_standard_name() -> None:
-    for folder in ("operator", "gateway", "engine-image", "proto", "policy", "sim", "cli", "control", "tests"):
+    for folder in (
+        "operator",
+        "gateway",
+        "engine-image",
+        "proto",
+        "policy",
+        "sim",
+        "cli",
+        "control",
+        "client",
+        "tests",
+    ):
         assert not (ROOT / folder / "__init__.py").exists()
     assert not tracked("tests/**/__init__.py")
 
@@ -44,7 +55,9 @@ def test_no_two_files_are_told_apart_by_their_folder_alone() -> None:
 def test_modules_open_with_their_story() -> None:
     silent = [
         path.relative_to(ROOT)
-        for path in tracked("policy", "gateway", "operator", "engine-image", "sim", "cli", "profiles", "control")
+        for path in tracked(
+            "policy", "gateway", "operator", "engine-image", "sim", "cli", "profiles", "control", "client", "examples"
+        )
         if path.suffix == ".py" and path.read_text().strip() and not path.read_text().lstrip().startswith('"""')
     ]
     assert not silent

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import aiohttp
 import grpc
+import openai
 import pytest
 from aiohttp import web
 
@@ -305,3 +306,30 @@ async def test_a_response_has_vllms_shape_whole_and_streamed(rig: Rig) -> None:
     for bad in ({"input": []}, {"input": "x", "model": "other"}, {"input": "x", "max_output_tokens": 0}):
         async with rig.http.post(rig.url + "/v1/responses", json={"model": "m", **bad}) as response:
             assert response.status in (400, 404)
+
+
+async def test_a_required_tool_is_called_whole_and_streamed(rig: Rig) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    asked: dict[str, object] = {
+        "tools": [{"type": "function", "function": {"name": "weather", "parameters": parameters}}],
+        "tool_choice": "required",
+    }
+    _, answer = await rig.ask(**asked)
+    choice = answer["choices"][0]  # type: ignore[index]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    (call,) = choice["message"]["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("weather", {"city": "simulated"})
+    _, cut = await rig.ask(**asked, max_tokens=1)
+    assert cut["choices"][0]["finish_reason"] == "length"  # type: ignore[index]
+    client = openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none")
+    deltas = await client.chat.completions.create(
+        model="m",
+        messages=[{"role": "user", "content": "?"}],
+        stream=True,
+        **asked,  # type: ignore[call-overload]
+    )
+    calls = [chunk.choices[0].delta.tool_calls[0] async for chunk in deltas if chunk.choices[0].delta.tool_calls]
+    await client.close()
+    assert calls[0].function.name == "weather"
+    assert json.loads("".join(part.function.arguments for part in calls)) == {"city": "simulated"}
