@@ -53,6 +53,7 @@ def test_no_two_files_are_told_apart_by_their_folder_alone() -> None:
 
 
 def test_modules_open_with_their_story() -> None:
+    ours = ("policy", "gateway", "operator", "engine-image", "sim", "cli", "profiles", "control", "client", "examples")
     silent = [
         path.relative_to(ROOT)
         for path in tracked(

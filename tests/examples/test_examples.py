@@ -45,9 +45,7 @@ def scripted(body: dict[str, Any]) -> dict[str, Any]:
         call = {"name": "calculate", "arguments": json.dumps({"expression": "240*0.175"})}
         return {"tool_calls": [{"id": "c1", "type": "function", "function": call}]}
     if "This query failed" in said:
-        return {
-            "content": "```sql\nSELECT city, SUM(euros) FROM customer JOIN orders ON customer.id = customer_id GROUP BY 1\n```"
-        }
+        return {"content": f"```sql\n{CORRECT}\n```"}
     if "SQLite query" in said:
         return {"content": "SELECT town FROM customer" if body["temperature"] == 0 else "DELETE FROM orders"}
     if "Rate the urgency" in said:
