@@ -56,9 +56,7 @@ def test_modules_open_with_their_story() -> None:
     ours = ("policy", "gateway", "operator", "engine-image", "sim", "cli", "profiles", "control", "client", "examples")
     silent = [
         path.relative_to(ROOT)
-        for path in tracked(
-            "policy", "gateway", "operator", "engine-image", "sim", "cli", "profiles", "control", "client", "examples"
-        )
+        for path in tracked(*ours)
         if path.suffix == ".py" and path.read_text().strip() and not path.read_text().lstrip().startswith('"""')
     ]
     assert not silent
