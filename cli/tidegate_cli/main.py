@@ -1,11 +1,12 @@
 """The `tidegate` program: the table of its commands.
 
-A command is a module with `add_arguments(parser)` and `run(options) -> exit code`. A component that runs in a container
-has a parser of its own and receives the rest of the command line. A module is imported when its command runs, so
+A command is a module with `add_arguments(parser)` and `run(options) -> exit code`. A component that runs in a container has
+`parser()` and `main(words)`, and receives the rest of the command line. A module is imported when its command runs, so
 `tidegate version` loads neither vLLM nor a Kubernetes client.
 """
 
 import argparse
+import contextlib
 import importlib
 import importlib.metadata
 import logging
@@ -29,6 +30,8 @@ COMMANDS = {
     "replay": ("tidegate_cli.replay_command", "replay a trace against a running gateway, open loop"),
     "profile": ("tidegate_cli.profile_command", "measure the cost profile of a live engine"),
     "policy": ("tidegate_cli.policy_command", "read or override the active policy"),
+    "trace": ("tidegate_cli.trace_command", "make a trace of a public data set"),
+    "completion": ("tidegate_cli.completion_command", "print the completion script of a shell"),
     "version": ("tidegate_cli.version_command", "versions of Tidegate and of the packages that it uses"),
 }
 
@@ -63,7 +66,14 @@ def _run(words: list[str]) -> int:
         return error.exit_code
 
 
-def _parser(chosen: str) -> argparse.ArgumentParser:
+def whole_parser() -> argparse.ArgumentParser:
+    """The parser with the options of every command, for the reference and the completion of shells. A component whose
+    packages are not installed has no options in it."""
+    return _parser(*COMPONENTS, *COMMANDS)
+
+
+def _parser(*chosen: str) -> argparse.ArgumentParser:
+    """The parser with the options of the chosen commands."""
     parser = argparse.ArgumentParser(
         prog="tidegate",
         description="Deadline-aware LLM serving.",
@@ -72,11 +82,14 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     version = f"tidegate {importlib.metadata.version('tidegate')}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, (_, summary) in COMPONENTS.items():
-        commands.add_parser(name, help=summary, add_help=False)
+    for name, (module_name, summary) in COMPONENTS.items():
+        parents = []
+        with contextlib.suppress(ModuleNotFoundError):
+            parents = [importlib.import_module(module_name).parser()] if name in chosen else []
+        commands.add_parser(name, help=summary, add_help=False, parents=parents)
     for name, (module_name, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        if name == chosen:
+        if name in chosen:
             module = importlib.import_module(module_name)
             module.add_arguments(command)
             command.set_defaults(run=module.run)

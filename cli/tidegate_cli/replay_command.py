@@ -9,6 +9,7 @@ import pathlib
 import secrets
 import statistics
 import sys
+import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 from tidegate_cli import openloop
 from tidegate_cli.command_errors import Failed, Usage
 from tidegate_policy import duration
-from tidegate_sim import trace_format
+from tidegate_sim import time_left, trace_format
 
 FORMATS = ("auto", "tidegate", "azure")
 SHOWN_ERRORS = 5
@@ -205,11 +206,13 @@ async def _replay(planned: Sequence[openloop.Planned], options: argparse.Namespa
 
 async def _show(progress: asyncio.Queue[openloop.Outcome], total: int) -> None:
     done = errors = 0
+    began_s = time.monotonic()
     while True:
         outcome = await progress.get()
         done, errors = done + 1, errors + bool(outcome.error)
         if done % max(total // 20, 1) == 0:
-            sys.stderr.write(f"{done}/{total} calls, {errors} errors\n")
+            left = time_left.text(done, total, time.monotonic() - began_s)
+            sys.stderr.write(f"{done}/{total} calls, {errors} errors{left and ', ' + left}\n")
 
 
 def _met(call: trace_format.TraceCall, outcome: openloop.Outcome) -> bool | None:

@@ -47,38 +47,44 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(vllm_args)
 
 
-def parse(argv: Sequence[str]) -> tuple[engine_settings.Settings, list[str]]:
-    """Tidegate's settings, and vLLM's arguments completed with Tidegate's choices. Exits with 2 on a usage error."""
+def parser() -> argparse.ArgumentParser:
+    """Tidegate's own part of the command line."""
     defaults = engine_settings.load()
-    parser = argparse.ArgumentParser(
+    made = argparse.ArgumentParser(
         prog="tidegate engine",
         description="vLLM's OpenAI server with Tidegate's scheduler.",
         epilog="All other options go to vLLM; `--model DIR --port 8000` is the usual minimum.",
         allow_abbrev=False,
     )
-    parser.add_argument(
+    made.add_argument(
         "--control",
         default=defaults.control_address,
         metavar="HOST:PORT",
         help="EngineControl's address; data-parallel rank r of a host adds r to the port",
     )
-    parser.add_argument(
+    made.add_argument(
         "--policy", default=defaults.policy, choices=sorted(policies.POLICIES), help="the scheduling policy at start"
     )
-    parser.add_argument(
+    made.add_argument(
         "--regulators", default=defaults.regulators, metavar="NAMES", help="regulators of each step, by commas"
     )
-    parser.add_argument(
+    made.add_argument(
         "--hold", default=defaults.hold, metavar="SHARE", help="share of the KV cache for sessions whose tool runs"
     )
-    parser.add_argument("--profile", default=defaults.profile, metavar="NAME|FILE", help="cost profile of this engine")
-    ours, rest = parser.parse_known_args(argv)
+    made.add_argument("--profile", default=defaults.profile, metavar="NAME|FILE", help="cost profile of this engine")
+    return made
+
+
+def parse(argv: Sequence[str]) -> tuple[engine_settings.Settings, list[str]]:
+    """Tidegate's settings, and vLLM's arguments completed with Tidegate's choices. Exits with 2 on a usage error."""
+    commands = parser()
+    ours, rest = commands.parse_known_args(argv)
     try:
         plugin.cost_model(ours.profile)
         regulators.create(engine_settings.names(ours.regulators))
         session_hold.settings(float(ours.hold))
     except (ValueError, OSError) as error:
-        parser.error(str(error))
+        commands.error(str(error))
     rest += _dtype(rest)
     given = {argument.split("=", 1)[0].replace("_", "-") for argument in rest}
     defaulted = [part for flag, value in OURS.items() if flag not in given for part in (flag, value)]

@@ -38,7 +38,7 @@ SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/names
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("kopf").setLevel(logging.WARNING)
     try:
@@ -52,11 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command line of the operator."""
+    made = argparse.ArgumentParser(
         prog="tidegate operator", description="Turns ServingPools into running pools, and steers them."
     )
-    add = parser.add_argument
+    add = made.add_argument
     add("--namespace", action="append", default=[], help="serve this namespace only (repeatable); default: its own")
     add("--all-namespaces", action="store_true", help="serve every namespace")
     add(
@@ -79,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         help="check each pool this often without an event (1m)",
     )
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
-    return parser
+    return made
 
 
 def _duration(text: str) -> float:

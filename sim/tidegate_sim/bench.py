@@ -31,12 +31,12 @@ class UnknownName(ValueError):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if vLLM is missing or the trace cannot be read. Exits with 2 on a usage error."""
-    parser = _parser()
-    options = parser.parse_args(argv)
+    commands = parser()
+    options = commands.parse_args(argv)
     for name in TRACE_OPTIONS if options.trace is None else SUITE_OPTIONS:
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
-            parser.error(f"--{flag} goes with {'--trace' if options.trace is None else 'a suite'}")
+            commands.error(f"--{flag} goes with {'--trace' if options.trace is None else 'a suite'}")
     if importlib.util.find_spec("vllm") is None:
         if options.scheduler == "vllm" or options.checked_share:
             sys.stderr.write(
@@ -94,39 +94,38 @@ def _check(options: argparse.Namespace, chosen: "suite.Suite") -> None:
                 raise UnknownName(f"the suite {chosen.name} has no {given!r} among its {name}: {', '.join(known)}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command line of the benchmarks."""
+    made = argparse.ArgumentParser(
         prog="tidegate bench", description="Evaluates policies in virtual time with vLLM's scheduler."
     )
-    what = parser.add_mutually_exclusive_group(required=True)
+    what = made.add_mutually_exclusive_group(required=True)
     what.add_argument("suite", nargs="?", choices=suites.NAMES, help="a suite")
     what.add_argument("--trace", type=Path, metavar="FILE", help="any trace (JSON lines)")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"), metavar="DIR", help="folder of report.json")
-    parser.add_argument("--json", action="store_true", help="print the report instead of the table")
-    parser.add_argument(
-        "--jobs", type=_positive, metavar="N", help="with a suite: processes; default: one for each core"
-    )
-    parser.add_argument("--workflows", type=_positive, metavar="N", help="with a suite: workflows in each trace")
-    parser.add_argument(
+    made.add_argument("--out", type=Path, default=Path("out/bench"), metavar="DIR", help="folder of report.json")
+    made.add_argument("--json", action="store_true", help="print the report instead of the table")
+    made.add_argument("--jobs", type=_positive, metavar="N", help="with a suite: processes; default: one for each core")
+    made.add_argument("--workflows", type=_positive, metavar="N", help="with a suite: workflows in each trace")
+    made.add_argument(
         "--scheduler", choices=engine_models.MODELS, help="vLLM's own scheduler, or the fast model of it (default)"
     )
-    parser.add_argument(
+    made.add_argument(
         "--checked-share", type=_share, metavar="X", help="with a suite: cells that run on both schedulers (0.1)"
     )
-    parser.add_argument("--seeds", type=_positive, metavar="N", help="with a suite that has seeds: their number (10)")
-    parser.add_argument("--rates", type=_rates, metavar="R,...", help="with a suite: these loads only")
-    parser.add_argument("--traces", type=_names, metavar="NAMES", help="with a suite: these traces only")
-    parser.add_argument("--parts", type=_names, metavar="NAMES", help="with a suite that has parts: these parts only")
-    parser.add_argument(
+    made.add_argument("--seeds", type=_positive, metavar="N", help="with a suite that has seeds: their number (10)")
+    made.add_argument("--rates", type=_rates, metavar="R,...", help="with a suite: these loads only")
+    made.add_argument("--traces", type=_names, metavar="NAMES", help="with a suite: these traces only")
+    made.add_argument("--parts", type=_names, metavar="NAMES", help="with a suite that has parts: these parts only")
+    made.add_argument(
         "--trace-file", type=Path, metavar="PATH", help="with the suite prefix: the published Mooncake trace"
     )
-    parser.add_argument("--pool", metavar="NAME", help="with --trace: a pool, or profiles a,b,... (hetero-1)")
-    parser.add_argument(
+    made.add_argument("--pool", metavar="NAME", help="with --trace: a pool, or profiles a,b,... (hetero-1)")
+    made.add_argument(
         "--policy", metavar="NAMES", type=_policies, help=f"with --trace: policies (fcfs,{policies.DEFAULT})"
     )
-    parser.add_argument("--dispatch", choices=sorted(rules.RULES), help="with --trace: a dispatch rule (least-delay)")
-    parser.add_argument("--learn", type=Path, metavar="FILE", help="with --trace: another trace, to learn lengths from")
-    return parser
+    made.add_argument("--dispatch", choices=sorted(rules.RULES), help="with --trace: a dispatch rule (least-delay)")
+    made.add_argument("--learn", type=Path, metavar="FILE", help="with --trace: another trace, to learn lengths from")
+    return made
 
 
 def _positive(text: str) -> int:

@@ -8,8 +8,9 @@ import asyncio
 import contextlib
 import math
 import signal
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
@@ -23,28 +24,36 @@ from tidegate_sim import loop_governor, openai_double, realtime
 SLOWEST, FASTEST = 0.01, 1000.0
 """The range of `--speed`. Beyond it a step is shorter than the clock's resolution. The ServingPool schema has the same."""
 DRAIN_S = 5.0
+CONTROL = "127.0.0.1:9010"
 BACKLOG = 1024
 """Connections that may wait to be accepted. A burst of clients opens many at once."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--profile", default="a100-70b-tp8", help="cost profile that paces the engine")
-    parser.add_argument("--model", default="sim", help="model name that it serves")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="HTTP port")
-    parser.add_argument("--control", default="127.0.0.1:9010", metavar="HOST:PORT", help="EngineControl's address")
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """The command line of a simulated engine."""
+    made = argparse.ArgumentParser(prog="tidegate sim-engine", description="A simulated engine.", allow_abbrev=False)
+    made.add_argument("--profile", default="a100-70b-tp8", help="cost profile that paces the engine")
+    made.add_argument("--model", default="sim", help="model name that it serves")
+    made.add_argument("--host", default="127.0.0.1")
+    made.add_argument("--port", type=int, default=8000, help="HTTP port; 0 picks a free one (default: 8000)")
+    made.add_argument(
+        "--control",
+        metavar="HOST:PORT",
+        help=f"EngineControl's address (default: {CONTROL}, or a free port if that is taken)",
+    )
+    made.add_argument(
         "--policy", default=policies.DEFAULT, choices=sorted(policies.POLICIES), help="the scheduling policy at start"
     )
-    parser.add_argument("--regulators", default="", metavar="NAMES", help="regulators of each step, by commas")
-    parser.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="run X times as fast as the profile")
-    parser.add_argument(
+    made.add_argument("--regulators", default="", metavar="NAMES", help="regulators of each step, by commas")
+    made.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="run X times as fast as the profile")
+    made.add_argument(
         "--shutdown-timeout",
         type=_shutdown_timeout,
         default=DRAIN_S,
         metavar="SECONDS",
         help="after SIGTERM, for running calls to finish (default: %(default)g)",
     )
+    return made
 
 
 def _speed(text: str) -> float:
@@ -64,9 +73,7 @@ def _shutdown_timeout(text: str) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until SIGTERM or SIGINT, then lets running calls finish. Returns 1 when an address is taken, or when the
     profile or a regulator is unknown."""
-    parser = argparse.ArgumentParser(prog="tidegate sim-engine", description="A simulated engine.", allow_abbrev=False)
-    add_arguments(parser)
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     try:
         model = cost.from_mapping(tidegate_profiles.load(options.profile)["cost"])
         asyncio.run(_serve(options, cost.scaled(model, 1 / options.speed)))
@@ -100,11 +107,9 @@ async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
         loop.add_signal_handler(signum, stopped.set)
     try:
         await web.TCPSite(runner, options.host, options.port, backlog=BACKLOG).start()
-        stop_control = control_server.serve(
-            loop_governor.LoopGovernor(engine, options.profile, loop),
-            address=options.control,
-            engine_version=openai_double.VERSION,
-        )
+        control, stop_control = _control(loop_governor.LoopGovernor(engine, options.profile, loop), options.control)
+        host, port = runner.addresses[0][:2]
+        sys.stderr.write(f"simulated engine {options.profile}: http://{host}:{port}, EngineControl at {control}\n")
         async with asyncio.TaskGroup() as tasks:
             stepping = tasks.create_task(engine.run())
             await stopped.wait()
@@ -114,3 +119,17 @@ async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
     finally:
         with contextlib.suppress(asyncio.CancelledError):
             await runner.cleanup()
+
+
+def _control(governor: loop_governor.LoopGovernor, given: str | None) -> tuple[str, Callable[[], None]]:
+    """Serves EngineControl: its address, and the function that stops it. Raises `control_server.CannotListen`."""
+    address = given or CONTROL
+    try:
+        return address, control_server.serve(governor, address=address, engine_version=openai_double.VERSION)
+    except control_server.CannotListen:
+        if given is not None:
+            raise
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    return address, control_server.serve(governor, address=address, engine_version=openai_double.VERSION)

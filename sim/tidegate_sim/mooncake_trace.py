@@ -4,12 +4,11 @@ Each line has `timestamp` (milliseconds), `input_length`, `output_length` and `h
 all blocks before it.
 """
 
-import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tidegate_sim.trace_format import BadTrace, TraceCall
+from tidegate_sim.trace_format import BadTrace, TraceCall, opened
 
 BLOCK_TOKENS = 512
 
@@ -17,7 +16,7 @@ BLOCK_TOKENS = 512
 def read(path: Path) -> Sequence[TraceCall]:
     """The calls of the trace in their order. Raises `BadTrace`, `OSError`."""
     calls: list[TraceCall] = []
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+    with opened(path) as lines:
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)

@@ -11,12 +11,13 @@ import logging
 import math
 import multiprocessing
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tidegate_sim import bench_report, cell, engine_models, pools, suites
+from tidegate_sim import bench_report, cell, engine_models, pools, suites, time_left
 from tidegate_sim.bench_report import Report
 from tidegate_sim.trace_format import TraceCall
 
@@ -183,9 +184,12 @@ def run_cells(keys: Sequence[CellKey], options: Options, checks: Checks, tell: T
     checked = _checked(keys, options.checked_share) if options.scheduler == "fast" else []
     results: dict[CellKey, Report] = {}
     every = [*keys, *checked]
+    began_s = time.monotonic()
     for key, result in _finished(every, options.jobs):
         results[key] = result
-        tell(f"{len(results)}/{len(every)}  {key.pool}  {key.rate:g} q/s  {key.row}  {key.trace}  {key.scheduler}")
+        left = time_left.text(len(results), len(every), time.monotonic() - began_s)
+        cell_name = f"{key.pool}  {key.rate:g} q/s  {key.row}  {key.trace}  {key.scheduler}"
+        tell(f"{len(results)}/{len(every)}  {cell_name}  {left}".rstrip())
     checks.cells += len(keys)
     checks.checked += len(checked)
     for key in checked:

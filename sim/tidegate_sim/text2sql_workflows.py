@@ -7,7 +7,6 @@ deviations of logarithms. The data does not say which prompts share text, so by 
 shared is an assumption (`SharedPrefix`). SQL execution between calls takes no time.
 """
 
-import gzip
 import json
 import math
 import random
@@ -15,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tidegate_sim.trace_format import BadTrace, TraceCall
+from tidegate_sim.trace_format import BadTrace, TraceCall, opened
 
 LINK, KEYWORDS = "Information Retriever", "extract_keywords"
 CANDIDATE, REVISE = "generate_candidate_llama-agent", "revise"
@@ -110,7 +109,7 @@ def learned() -> list[TraceCall]:
 
 def imported(path: Path, rng: random.Random, *, rate: float) -> list[TraceCall]:
     """The published workflows themselves (`workflows.jsonl.gz`), Poisson at `rate`. Raises `BadTrace`, `OSError`."""
-    with gzip.open(path, "rt") as lines:
+    with opened(path) as lines:
         try:
             steps = [
                 [(step["step"], step["input_length"], step["output_length"]) for step in json.loads(line)["steps"]]

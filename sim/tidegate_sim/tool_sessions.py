@@ -7,14 +7,13 @@ ends early before its context exceeds `MAX_CONTEXT`.
 """
 
 import csv
-import gzip
 import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidegate_sim.trace_format import BadTrace, Tool, TraceCall
+from tidegate_sim.trace_format import BadTrace, Tool, TraceCall, opened
 
 MAX_CONTEXT = 4096
 """Tokens of a session's longest prompt and its output."""
@@ -124,7 +123,7 @@ def trace(rng: random.Random, *, sessions: int, rate: float, variation: float = 
 def imported(path: Path, rng: random.Random, *, rate: float) -> list[TraceCall]:
     """The published sessions themselves (`segments.csv.gz`), Poisson at `rate`. Raises `BadTrace`, `OSError`."""
     by_session: dict[str, list[dict[str, str]]] = {}
-    with gzip.open(path, "rt") as lines:
+    with opened(path) as lines:
         for row in csv.DictReader(lines):
             by_session.setdefault(row.get("request_id", ""), []).append(row)
     calls: list[TraceCall] = []

@@ -72,8 +72,8 @@ def read(path: Path) -> list[TraceCall]:
     """The calls of a trace file (`.gz` is unpacked). Raises `BadTrace`, `OSError`."""
     calls: list[TraceCall] = []
     known: set[str] = set()
-    with _open(path) as lines:
-        for number, line in enumerate(lines, 1):
+    with opened(path) as given:
+        for number, line in enumerate(given, 1):
             if not line.strip():
                 continue
             where = f"{path}:{number}"
@@ -89,7 +89,12 @@ def read(path: Path) -> list[TraceCall]:
 
 def write(path: Path, calls: Iterable[TraceCall]) -> None:
     """Writes a trace file."""
-    path.write_text("".join(f"{json.dumps(_written(call))}\n" for call in calls))
+    path.write_text("".join(lines(calls)))
+
+
+def lines(calls: Iterable[TraceCall]) -> Iterator[str]:
+    """The lines of a trace file."""
+    return (f"{json.dumps(_written(call))}\n" for call in calls)
 
 
 def from_azure(path: Path) -> Iterator[TraceCall]:
@@ -98,8 +103,8 @@ def from_azure(path: Path) -> Iterator[TraceCall]:
     Instants are relative to the first call's. Raises `BadTrace`, `OSError`.
     """
     start: datetime.datetime | None = None
-    with _open(path) as lines:
-        for number, row in enumerate(csv.DictReader(lines), 1):
+    with opened(path) as given:
+        for number, row in enumerate(csv.DictReader(given), 1):
             try:
                 at = datetime.datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=datetime.UTC)
                 sizes = int(row["ContextTokens"]), int(row["GeneratedTokens"])
@@ -112,7 +117,8 @@ def from_azure(path: Path) -> Iterator[TraceCall]:
             )
 
 
-def _open(path: Path) -> IO[str]:
+def opened(path: Path) -> IO[str]:
+    """The text of a file; `.gz` is unpacked."""
     return gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
 
 

@@ -1,8 +1,9 @@
-"""`tidegate sim-engine` as a process: how it ends."""
+"""`tidegate sim-engine` as a process: its ports, and how it ends."""
 
 import contextlib
 import http.client
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -88,3 +89,31 @@ def test_a_call_that_takes_too_long_is_cut(start: Start) -> None:
     assert process.wait(30) == 0
     with contextlib.suppress(http.client.HTTPException, OSError):
         assert b"data: [DONE]" not in [*lines]
+
+
+def test_two_engines_without_a_control_address_both_serve() -> None:
+    command = [sys.executable, "-c", PROGRAM, "--port=0"]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        lines = [
+            next(line for line in process.stderr if line.startswith("simulated engine"))
+            for process in processes
+            if process.stderr is not None
+        ]
+        urls = [re.findall(r"http://[0-9.:]+", line)[0] for line in lines]
+        assert all(answers(url) for url in urls)
+        assert len({line.rsplit(" ", 1)[-1] for line in lines}) == 2
+    finally:
+        for process in processes:
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+def test_a_control_address_that_is_given_and_taken_is_an_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        command = [sys.executable, "-c", PROGRAM, "--port=0", f"--control=127.0.0.1:{taken.getsockname()[1]}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "EngineControl cannot listen on" in done.stderr
