@@ -9,13 +9,13 @@ CACHE := $(or $(TIDEGATE_CACHE),$(HOME)/.cache/tidegate)
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
-SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles client examples tests tools proto/generate
+SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles client examples tests tools tools/reference/generate proto/generate
 SUITE ?= text2sql
 FIGURES ?= faults.json
 # These tests share no server, so they run on all cores.
 PURE_TESTS := tests/policy tests/sim
 
-.PHONY: help client install up test lint e2e bench bench-gateway bench-engine bench-real lock proto kubernetes clean faults page-image
+.PHONY: help client install up test lint e2e bench bench-gateway bench-engine bench-real docs lock proto kubernetes clean faults page-image
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -69,6 +69,9 @@ page-image: $(VENV)/.installed-all ## docs/images/page.png: a picture of the pag
 
 proto: $(VENV)/.installed-all ## regenerate the gRPC stubs
 	$(BIN)/python proto/generate
+
+docs: $(VENV)/.installed-all ## make the reference pages in docs/ from the code
+	$(BIN)/python tools/reference/generate
 
 lock: $(UV) ## resolve dependencies again
 	$(UV) pip compile -q pyproject.toml --extra up --extra tracing --universal --python-version 3.11 --generate-hashes \

@@ -18,7 +18,7 @@ from tidegate_cli.command_errors import CommandError
 
 COMPONENTS = {
     "operator": ("tidegate_operator.__main__", "the Kubernetes operator, as its container runs it"),
-    "engine": ("tidegate_engine.vllm_server", "vLLM with Tidegate's scheduler; vLLM's flags pass through"),
+    "engine": ("tidegate_engine.vllm_server", "run vLLM with Tidegate's scheduler; vLLM's flags pass through"),
     "sim-engine": ("tidegate_sim.engine_double", "a simulated engine with vLLM's HTTP API"),
     "bench": ("tidegate_sim.bench", "evaluate policies in virtual time with vLLM's real scheduler"),
 }

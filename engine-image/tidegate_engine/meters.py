@@ -83,13 +83,17 @@ class Prometheus:
             "tidegate_engine_schedule_seconds", "Time to decide a step.", buckets=SCHEDULE_BOUNDS_S
         )
         self._preemptions = prometheus_client.Counter(
-            "tidegate_engine_preemptions_total", "Running requests that lost their KV cache to others."
+            "tidegate_engine_preemptions_total", "Running calls that lost their KV cache to other calls."
         )
         self._bad_labels = prometheus_client.Counter(
-            "tidegate_engine_bad_labels_total", "Labels of requests that were not taken as they are.", ["label"]
+            "tidegate_engine_bad_labels_total",
+            "Labels of requests that had no sense or were out of bounds, by key; unknown keys are other.",
+            ["label"],
         )
         self._calls = prometheus_client.Counter(
-            "tidegate_engine_calls_total", "Calls that ended, by SLO class and outcome.", ["class", "outcome"]
+            "tidegate_engine_calls_total",
+            "Calls that ended, by SLO class (none without one): met or missed their targets, no-target, aborted.",
+            ["class", "outcome"],
         )
         self._ttft = prometheus_client.Histogram(
             "tidegate_engine_ttft_seconds",
@@ -108,13 +112,13 @@ class Prometheus:
         )
         self._held = prometheus_client.Gauge(
             "tidegate_engine_kv_held_bytes",
-            "Bytes of the KV cache that are held for sessions, on each GPU.",
+            "Bytes of the KV cache on each GPU that are held for sessions; a block that two sessions share counts twice.",
             ["action"],
             multiprocess_mode="livesum",
         ).labels("preserve")
         self._cost_error = prometheus_client.Gauge(
             "tidegate_engine_cost_error_ratio",
-            "Relative error of the latest predictions of step times.",
+            "Relative error of the latest 256 predictions of step times: mean and p95.",
             ["statistic"],
             multiprocess_mode="livemax",
         )

@@ -22,6 +22,11 @@ TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15,
 RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2, 4, 10)
 UNCOUNTED = ("cancelled", "rejected")
 """Outcomes for which the client is the cause. They neither meet nor miss a target."""
+SLO_CALLS = (
+    "Ended calls that had a target (of their class, their own, or their workflow's deadline): met, late, shed or failed. "
+    "Calls that the client cancelled or that the engine rejected do not count. Without traffic there are no new counts, so "
+    "ratios over a window make no false alarm."
+)
 ATTAINMENT_CALLS = 200
 """Calls of a class that its attainment is measured over."""
 
@@ -35,23 +40,40 @@ class Metrics:
         self.service = recent_service.RecentService()
         self.registry = registry = CollectorRegistry()
         p = "tidegate_"
-        self.requests = Counter(p + "requests", "Calls by how they ended.", ["outcome", "class"], registry=registry)
+        self.requests = Counter(
+            p + "requests",
+            "Admitted calls by outcome: ok, cancelled, rejected (by the engine), or a code of docs/http.md.",
+            ["outcome", "class"],
+            registry=registry,
+        )
         self.ttft = Histogram(
-            p + "request_ttft_seconds", "Arrival to first token.", ["class"], buckets=SECONDS, registry=registry
+            p + "request_ttft_seconds",
+            "Time from arrival to the first token, of streamed calls.",
+            ["class"],
+            buckets=SECONDS,
+            registry=registry,
         )
         self.tpot = Histogram(
-            p + "request_tpot_seconds", "Mean time between tokens.", ["class"], buckets=TOKEN_SECONDS, registry=registry
+            p + "request_tpot_seconds",
+            "Mean time between tokens, of streamed calls.",
+            ["class"],
+            buckets=TOKEN_SECONDS,
+            registry=registry,
         )
         self.e2e = Histogram(
-            p + "request_e2e_seconds", "Arrival to last token.", ["class"], buckets=SECONDS, registry=registry
+            p + "request_e2e_seconds",
+            "Time from arrival to the last token.",
+            ["class"],
+            buckets=SECONDS,
+            registry=registry,
         )
         self.queue_depth = Gauge(p + "queue_depth", "Calls waiting in the gateway.", ["class"], registry=registry)
         self.queue = Histogram(
-            p + "queue_seconds", "Wait in the gateway.", ["class"], buckets=SECONDS, registry=registry
+            p + "queue_seconds", "Waiting time of calls in the gateway.", ["class"], buckets=SECONDS, registry=registry
         )
         self.dispatch = Histogram(
             p + "dispatch_seconds",
-            "From a request's last byte to its engine, for calls that did not wait.",
+            "Time from arrival to an engine, of calls that did not wait: the cost of the gateway itself.",
             buckets=(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05),
             registry=registry,
         )
@@ -63,44 +85,54 @@ class Metrics:
         )
         self.slo_calls = Counter(
             p + "slo_calls",
-            "Ended calls that had a target: met, late, shed or failed.",
+            SLO_CALLS,
             ["class", "outcome"],
             registry=registry,
         )
         self.tenant_slo_calls = Counter(
             p + "tenant_slo_calls",
-            "Ended calls that had a target: met, late, shed or failed.",
+            SLO_CALLS,
             ["tenant", "outcome"],
             registry=registry,
         )
         self.workflows = Counter(
-            p + "workflow_deadline", "Ended workflows.", ["template", "outcome"], registry=registry
+            p + "workflow_deadline",
+            "Ended workflows: met, late, failed, cancelled or expired (docs/http.md).",
+            ["template", "outcome"],
+            registry=registry,
         )
         self.relquery_rows = Counter(
             p + "relquery_rows",
-            "Rows of relQueries whose result this gateway recorded.",
+            "Rows of relQueries whose result this gateway recorded: completed or failed.",
             ["outcome"],
             registry=registry,
         )
         self.backlog = Gauge(
-            p + "engine_backlog_seconds", "Predicted work, all gateways together.", ["engine"], registry=registry
+            p + "engine_backlog_seconds", "Predicted work of all gateways on the engine.", ["engine"], registry=registry
         )
         self.prediction = Histogram(
-            p + "prediction_error_ratio", "Observed over predicted.", ["kind"], buckets=RATIOS, registry=registry
+            p + "prediction_error_ratio",
+            "Observed over predicted time and output length.",
+            ["kind"],
+            buckets=RATIOS,
+            registry=registry,
         )
-        self.alpha = Gauge(p + "alpha", "Weight of speed against load in dispatch.", registry=registry)
+        self.alpha = Gauge(p + "alpha", "Weight of speed against load in the dispatch rule score.", registry=registry)
         self.policy = Gauge(p + "policy_info", "The active scheduling policy.", ["policy"], registry=registry)
         self.switches = Counter(
             p + "policy_switches", "Switches of the scheduling policy.", ["from", "to", "reason"], registry=registry
         )
-        self.shed = Counter(p + "shed", "Calls that were shed.", ["reason"], registry=registry)
-        self.retries = Counter(p + "retries", "Attempts after the first one.", registry=registry)
-        self.engine_up = Gauge(p + "engine_up", "1 while calls may go there.", ["engine"], registry=registry)
+        self.shed = Counter(p + "shed", "Calls that were shed, by x-tidegate-reason.", ["reason"], registry=registry)
+        self.retries = Counter(p + "retries", "Attempts of calls after their first one.", registry=registry)
+        self.engine_up = Gauge(p + "engine_up", "1 while calls may go to the engine.", ["engine"], registry=registry)
         self.unrecorded = Gauge(
             p + "workflow_unrecorded", "Ends of calls that the store does not know yet.", registry=registry
         )
         self.background_errors = Counter(
-            p + "background_errors", "Exceptions in background loops, which go on.", ["loop"], registry=registry
+            p + "background_errors",
+            "Exceptions in background loops. The loop goes on, and the log shows the first exception of each kind.",
+            ["loop"],
+            registry=registry,
         )
         self._seen: dict[str, set[str]] = collections.defaultdict(set)
         self._by_class: dict[str, _ClassMetrics] = {}
