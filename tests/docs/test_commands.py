@@ -1,4 +1,4 @@
-"""The commands of the start page and of the how-to pages run, and answer what the pages say.
+"""The commands of the README and of the pages run, and answer what the pages say.
 
 A block of code with `run` after its language runs. A block `text output` after it is what it prints, where `...` stands
 for any text. The blocks of a page run in order, in one folder.
@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ("start.md", "how-to-application.md", "how-to-platform.md", "how-to-research.md", "client.md")
+PAGES = (
+    "../README.md", "start.md", "how-to-application.md", "how-to-platform.md", "how-to-research.md", "client.md", "http.md",
+    "relqueries.md",
+)  # fmt: skip
 FENCE = re.compile(r"^```(\w+) (run|output)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TIME_S = 180
 
@@ -49,7 +52,7 @@ def run(language: str, code: str, folder: pathlib.Path) -> str:
 
 
 def fits(output: str, expected: str) -> bool:
-    pattern = ".*".join(re.escape(part) for part in expected.strip().split("..."))
+    pattern = ".*".join(re.escape(part.strip("\n")) for part in expected.strip().split("..."))
     return re.search(pattern, output.replace("\r", ""), re.DOTALL) is not None
 
 
