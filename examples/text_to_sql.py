@@ -57,7 +57,12 @@ async def answered(options: argparse.Namespace) -> int:
     task = f"Schema:{SCHEMA}\nQuestion: {options.question}\nAnswer with one SQLite query and nothing else."
     async with openai.AsyncOpenAI(base_url=f"{options.url}/v1", api_key=options.key) as client:
         model = options.model or (await client.models.list()).data[0].id
-        async with tidegate_client.AsyncWorkflow(client, deadline_s=options.deadline_s) as flow:
+        stages = [
+            tidegate_client.Stage(name="draft", parallel=2),
+            tidegate_client.Stage(name="correct", after=["draft"], repeat=max(options.corrections, 1)),
+            tidegate_client.Stage(name="answer", after=["correct"]),
+        ]
+        async with tidegate_client.AsyncWorkflow(client, deadline_s=options.deadline_s, stages=stages) as flow:
             drafts = [ask(flow.stage("draft"), model, task, temperature=heat) for heat in (0.0, 0.8)]
             tried = [(sql, *run(connection, sql)) for sql in await asyncio.gather(*drafts)]
             sql, rows, fault = min(tried, key=lambda attempt: bool(attempt[2]))

@@ -20,11 +20,13 @@ from tidegate_client.answers import Outcome, WorkflowRecord
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A declared stage: it begins after the stages that it names, and makes `parallel` calls at the same time."""
+    """A declared stage: it begins after the stages that it names, makes `parallel` calls at the same time, and repeats
+    them at most `repeat` times."""
 
     name: str
     after: Sequence[str] = ()
     parallel: int | None = None
+    repeat: int = 1
 
 
 class _Declared(Generic[call_headers.Client]):
@@ -157,5 +159,5 @@ class AsyncWorkflow(_Declared[openai.AsyncOpenAI]):
 
 
 def _stage(stage: Stage) -> dict[str, Any]:
-    declared: dict[str, Any] = {"name": stage.name, "after": list(stage.after)}
+    declared: dict[str, Any] = {"name": stage.name, "after": list(stage.after), "repeat": stage.repeat}
     return declared if stage.parallel is None else declared | {"parallel": stage.parallel}

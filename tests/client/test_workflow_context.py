@@ -60,6 +60,19 @@ def test_a_declared_workflow_takes_its_stages_and_completes_the_stage_of_a_tool(
     assert flow.outcome == "met"
 
 
+def test_a_stage_may_be_repeated_as_often_as_it_is_declared(client: openai.OpenAI) -> None:
+    stages = [
+        tidegate_client.Stage(name="correct", repeat=3),
+        tidegate_client.Stage(name="answer", after=["correct"]),
+    ]
+    with tidegate_client.Workflow(client, deadline_s=60, stages=stages) as flow:
+        for state in ("running", "running", "done"):
+            ask(flow.stage("correct"))
+            assert flow.refresh().stages[0].state == state
+        ask(flow.stage("answer"))
+    assert flow.outcome == "met"
+
+
 def test_a_workflow_of_a_template_has_the_deadline_and_the_stages_of_the_template(client: openai.OpenAI) -> None:
     with tidegate_client.Workflow(client, template="text2sql") as flow:
         assert 110 < flow.left_s <= 120

@@ -67,7 +67,7 @@ def test_text_to_sql_gives_up_honestly_when_no_draft_is_sql(running_up: Any) -> 
     name, ended = outcome(done.stdout)
     assert ended == "met"
     stages = {stage["name"]: stage["calls_done"] for stage in workflow(running_up.url, name)["stages"]}
-    assert stages == {"draft": 2, "correct": 2}
+    assert stages == {"draft": 2, "correct": 2, "answer": 0}
 
 
 def test_text_to_sql_corrects_its_query_by_the_error_of_sqlite(scripted_url: str) -> None:

@@ -444,6 +444,7 @@ async def test_a_clients_own_id_exists_once(up: Any) -> None:
         pytest.param(
             {"deadline_ms": 1000, "stages": [{"name": "a", "parallel": 0}]}, "stages[0].parallel", id="no parallel"
         ),
+        pytest.param({"deadline_ms": 1000, "stages": [{"name": "a", "repeat": 0}]}, "stages[0].repeat", id="repeat"),
         pytest.param({"deadline_ms": 1000, "stages": [{"name": "a\nb"}]}, "stages[0].name", id="control character"),
         pytest.param({"deadline_ms": 1000, "surprise": 1}, "surprise", id="unknown field"),
         pytest.param({"deadline_ms": 1000, "tenant": 7}, "tenant", id="tenant as number"),

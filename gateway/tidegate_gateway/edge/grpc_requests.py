@@ -104,7 +104,9 @@ def declaration(request: inference_pb2.CreateWorkflowRequest) -> workflow_declar
     except stage_declaration.BadStages as error:
         raise workflow_declaration.bad_stages(error) from error
     stages = tuple(
-        workflow_declaration.stage(stage.name, stage.after, stage.parallel or None, f"stages[{i}]")
+        workflow_declaration.stage(
+            stage.name, stage.after, stage.parallel or None, stage.repeat or None, f"stages[{i}]"
+        )
         for i, stage in enumerate(request.stages)
     )
     workflow_declaration.check_stages(stages)

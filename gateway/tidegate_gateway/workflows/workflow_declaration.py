@@ -73,18 +73,25 @@ def deadline_s(value: object) -> float | None:
     return None if value is None else request_fields.duration_s(value, "deadline_ms")
 
 
-def stage(name: object, after: Iterable[object], parallel: object, where: str) -> stage_declaration.StageDeclaration:
+def stage(
+    name: object, after: Iterable[object], parallel: object, repeat: object, where: str
+) -> stage_declaration.StageDeclaration:
     """One stage of a declaration. Raises `BadRequest`."""
-    most = stage_declaration.MOST_PARALLEL
-    if parallel is not None and (
-        isinstance(parallel, bool) or not isinstance(parallel, int) or not 1 <= parallel <= most
-    ):
-        raise BadRequest(f"{where}.parallel must be a whole number from 1 to {most}", param=f"{where}.parallel")
     return stage_declaration.StageDeclaration(
         name=request_fields.name(name, f"{where}.name"),
         after=tuple(request_fields.name(before, f"{where}.after") for before in after),
-        parallel=parallel,
+        parallel=_count(parallel, f"{where}.parallel"),
+        repeat=_count(repeat, f"{where}.repeat") or 1,
     )
+
+
+def _count(value: object, where: str) -> int | None:
+    most = stage_declaration.MOST_PARALLEL
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise BadRequest(f"{where} must be a whole number from 1 to {most}", param=where)
+    return value
 
 
 def check_stages(stages: tuple[stage_declaration.StageDeclaration, ...]) -> None:
@@ -111,8 +118,8 @@ def _stages(value: object) -> tuple[stage_declaration.StageDeclaration, ...]:
     after_lists: list[list[object]] = []
     for i, item in enumerate(value):
         where = f"stages[{i}]"
-        if not isinstance(item, dict) or set(item) - {"name", "after", "parallel"}:
-            raise BadRequest(f"{where} must be an object with name, after and parallel", param=where)
+        if not isinstance(item, dict) or set(item) - {"name", "after", "parallel", "repeat"}:
+            raise BadRequest(f"{where} must be an object with name, after, parallel and repeat", param=where)
         after = item.get("after")
         if after is not None and not isinstance(after, list):
             raise BadRequest(f"{where}.after must be a list of stage names", param=f"{where}.after")
@@ -122,7 +129,8 @@ def _stages(value: object) -> tuple[stage_declaration.StageDeclaration, ...]:
     except stage_declaration.BadStages as error:
         raise bad_stages(error) from error
     stages = tuple(
-        stage(item.get("name"), after_lists[i], item.get("parallel"), f"stages[{i}]") for i, item in enumerate(value)
+        stage(item.get("name"), after_lists[i], item.get("parallel"), item.get("repeat"), f"stages[{i}]")
+        for i, item in enumerate(value)
     )
     check_stages(stages)
     return stages

@@ -281,14 +281,16 @@ class Finished(_message.Message):
     def __init__(self, finish_reason: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
 
 class StageSpec(_message.Message):
-    __slots__ = ("name", "after", "parallel")
+    __slots__ = ("name", "after", "parallel", "repeat")
     NAME_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    REPEAT_FIELD_NUMBER: _ClassVar[int]
     name: str
     after: _containers.RepeatedScalarFieldContainer[str]
     parallel: int
-    def __init__(self, name: _Optional[str] = ..., after: _Optional[_Iterable[str]] = ..., parallel: _Optional[int] = ...) -> None: ...
+    repeat: int
+    def __init__(self, name: _Optional[str] = ..., after: _Optional[_Iterable[str]] = ..., parallel: _Optional[int] = ..., repeat: _Optional[int] = ...) -> None: ...
 
 class CreateWorkflowRequest(_message.Message):
     __slots__ = ("template", "deadline_ms", "tenant", "stages", "idempotency_key", "id")
