@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.add_argument("--out", type=pathlib.Path, metavar="TRACE", help="the trace to write (default: output)")
         one.add_argument("--limit", type=_positive_int, metavar="N", help="only the first N calls")
         if name in DRAWN:
-            one.add_argument("--seed", type=int, default=0, help="of what is drawn (default: %(default)s)")
+            one.add_argument("--seed", type=int, default=0, help="seed of the drawn values (default: %(default)s)")
         if name == "servegen":
             one.add_argument("--start", type=_time, default=0.0, metavar="TIME", help="such as 9h (default: 0s)")
             one.add_argument("--span", type=_time, default=600.0, metavar="TIME", help="how much of it (default: 10m)")

@@ -1,6 +1,6 @@
 """Tidegate for programs that use the OpenAI SDK: workflows with deadlines, targets of calls, and relQueries.
 
-The clients of the SDK stay what they are. This package adds headers to their calls and reads outcomes (docs/client.md).
+The clients of the SDK do not change: this package adds headers to their calls and reads outcomes (docs/client.md).
 It needs `openai` and nothing else of Tidegate.
 """
 

@@ -19,7 +19,7 @@ def headers(
     workflow: str | None = None,
     stage: str | None = None,
 ) -> dict[str, str]:
-    """The headers of what is given, for `default_headers` of a client or `extra_headers` of a call."""
+    """The headers of the given values, for `default_headers` of a client or `extra_headers` of a call."""
     values = {
         "x-tidegate-tenant": tenant,
         "x-tidegate-class": slo_class,

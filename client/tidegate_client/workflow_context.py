@@ -30,7 +30,7 @@ class Stage:
 
 
 class _Declared(Generic[call_headers.Client]):
-    """What both kinds of workflows know: the declaration, the client, and the last record."""
+    """The part that both kinds of workflows share: the declaration, the client, and the last record."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""What does a simulated engine answer where a request asks for a form? A call of a tool, or JSON that fits a schema.
+"""The answers of a simulated engine to requests that ask for a form: a call of a tool, or JSON that fits a schema.
 
-The values carry no meaning. A form that has no stub here is rejected, so that no client takes filler for what it asked.
+The values carry no meaning. A form without a stub is rejected, so that no client takes filler for an answer in its form.
 """
 
 from collections.abc import Mapping

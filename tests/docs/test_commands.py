@@ -1,6 +1,6 @@
-"""The commands of the README and of the pages run, and answer what the pages say.
+"""The commands of the README and of the pages run, and print the output that the pages show.
 
-A block of code with `run` after its language runs. A block `text output` after it is what it prints, where `...` stands
+A block of code with `run` after its language runs. A block `text output` after it shows its output, where `...` stands
 for any text. The blocks of a page run in order, in one folder.
 """
 
@@ -25,7 +25,7 @@ TIME_S = 180
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """A block to run, and what it prints."""
+    """A block to run, and its expected output."""
 
     language: str
     code: str

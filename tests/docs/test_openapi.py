@@ -37,6 +37,15 @@ def test_the_headers_of_calls_are_those_that_the_gateway_reads() -> None:
     assert used == set(DOCUMENT["components"]["parameters"])
 
 
+def test_the_page_about_http_names_every_header() -> None:
+    page = (ROOT / "docs" / "http.md").read_text().lower()
+    answers = set(re.findall(r"^ +(x-[a-z-]+):", (ROOT / "docs" / "openapi.yaml").read_text(), re.MULTILINE))
+    assert len(answers) >= 6
+    assert not [
+        name for name in {names[0] for names in http_headers.ALIASES.values()} | answers if f"`{name}" not in page
+    ]
+
+
 def test_the_codes_of_errors_are_those_of_the_table() -> None:
     codes = DOCUMENT["components"]["schemas"]["Error"]["properties"]["error"]["properties"]["code"]["enum"]
     assert codes == [str(code) for code in error_table.TABLE]

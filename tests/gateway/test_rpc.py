@@ -112,7 +112,14 @@ async def test_errors_name_fields_not_headers(up: Any) -> None:
         ([{"name": "a", "parallel": 1001}], "stages[0].parallel"),
         ([{"name": "a", "repeat": 1001}], "stages[0].repeat"),
     ],
-    ids=["one name 300000 times", "one name twice", "too many stages", "a bad name", "too many calls", "too many repeats"],
+    ids=[
+        "one name 300000 times",
+        "one name twice",
+        "too many stages",
+        "a bad name",
+        "too many calls",
+        "too many repeats",
+    ],
 )
 async def test_a_declaration_has_the_bounds_that_it_has_over_http(up: Any, stages: list[Any], param: str) -> None:
     async with up(listen=LISTEN) as client, grpc.aio.insecure_channel(client.grpc) as channel:

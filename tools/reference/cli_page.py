@@ -12,7 +12,7 @@ OPENING = """# Command line
 The exit code is 0, or 1 for a failure, or 2 for a wrong command line. Errors go to the standard error in one sentence.
 `tidegate completion` makes a shell complete commands and options.
 
-| command | what it does |
+| command | task |
 |---|---|
 """
 

@@ -9,7 +9,7 @@ OPENING = """# gRPC
 
 `tools/reference/generate` makes this page from `proto/tidegate_proto/v1`. A gateway serves `Inference`, `Workflows` and
 `RelQueries` (port 9000); an engine serves `EngineControl`. All have reflection and `grpc.health.v1`. Fields without a
-comment mean what the fields and headers of the same names mean over HTTP ([http.md](http.md)); its table of errors has
+comment have the meaning of the fields and headers of the same names over HTTP ([http.md](http.md)); its table of errors has
 the codes. Errors carry `ErrorInfo`, and `RetryInfo` where a repetition makes sense.
 """
 COLUMNS = {
