@@ -4,12 +4,10 @@ The deadline counts from the beginning of the block. If the block ends without a
 `record.outcome` is `met` or `late`. An exception cancels the workflow and its running calls.
 """
 
-import contextlib
 import dataclasses
 import time
 import urllib.parse
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Generic, Self
 
 import openai
@@ -101,19 +99,17 @@ class Workflow(_Declared[openai.OpenAI]):
         self._begun(self._client.post("/workflows", cast_to=WorkflowRecord, body=self._declaration))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.ExitStack() as ending:
-            if kind is not None:  # the exception of the block is the one to show
-                ending.enter_context(contextlib.suppress(openai.APIError))
-            try:
-                if kind is None:
-                    self._record = self._client.post(self._path("complete"), cast_to=WorkflowRecord)
-                else:
-                    self._record = self._client.delete(self._path(), cast_to=WorkflowRecord)
-            except openai.ConflictError:  # it had ended before
-                self.refresh()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._record = self._client.post(self._path("complete"), cast_to=WorkflowRecord)
+            else:
+                self._record = self._client.delete(self._path(), cast_to=WorkflowRecord)
+        except openai.ConflictError:  # it had ended before
+            self.refresh()
+        except openai.APIError:
+            if kind is None:  # else the exception of the block is raised
+                raise
 
     def refresh(self) -> WorkflowRecord:
         """The workflow as it is now."""
@@ -133,19 +129,17 @@ class AsyncWorkflow(_Declared[openai.AsyncOpenAI]):
         self._begun(await self._client.post("/workflows", cast_to=WorkflowRecord, body=self._declaration))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.ExitStack() as ending:
-            if kind is not None:
-                ending.enter_context(contextlib.suppress(openai.APIError))
-            try:
-                if kind is None:
-                    self._record = await self._client.post(self._path("complete"), cast_to=WorkflowRecord)
-                else:
-                    self._record = await self._client.delete(self._path(), cast_to=WorkflowRecord)
-            except openai.ConflictError:
-                await self.refresh()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._record = await self._client.post(self._path("complete"), cast_to=WorkflowRecord)
+            else:
+                self._record = await self._client.delete(self._path(), cast_to=WorkflowRecord)
+        except openai.ConflictError:  # it had ended before
+            await self.refresh()
+        except openai.APIError:
+            if kind is None:  # else the exception of the block is raised
+                raise
 
     async def refresh(self) -> WorkflowRecord:
         """The workflow as it is now."""
