@@ -72,11 +72,8 @@ async def answered(options: argparse.Namespace) -> int:
                 sql = await ask(flow.stage("correct"), model, f"{task}\nThis query failed: {sql}\nSQLite: {fault}")
                 rows, fault = run(connection, sql)
             if not fault:
-                print(
-                    await ask(
-                        flow.stage("answer"), model, f"{options.question}\nThe query gave {rows}. Answer briefly."
-                    )
-                )
+                phrase = f"{options.question}\nThe query gave {rows}. Answer briefly."
+                print(await ask(flow.stage("answer"), model, phrase))
     print(f"SQL after {corrections} corrections: {sql}\n" + (f"It fails: {fault}" if fault else f"Rows: {rows}"))
     print(f"Workflow {flow.id}: {flow.outcome}, {flow.record.left_ms} ms left")
     return 1 if fault else 0

@@ -36,6 +36,13 @@ class Stub:
 
 def of(fields: Mapping[str, Any]) -> Stub | None:
     """The stub for a chat or completion request; None if the request asks for no form. Raises `NoStub`."""
+    try:
+        return _stub(fields)
+    except (TypeError, KeyError, AttributeError, IndexError) as error:
+        raise NoStub("its schema is not a JSON schema", "response_format") from error
+
+
+def _stub(fields: Mapping[str, Any]) -> Stub | None:
     if fields.get("logprobs") or fields.get("top_logprobs") or fields.get("prompt_logprobs"):
         raise NoStub("logprobs", "logprobs")
     chosen = fields.get("tool_choice")

@@ -3,6 +3,7 @@
 Lengths are learned from another trace if one is given, and from the calls that end during the run, as in a gateway.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from statistics import fmean
 
 from tidegate_policy import gateway_core, policies
 from tidegate_policy.dispatch.routing import DispatchSettings
-from tidegate_sim import bench_report, cell, engine_models, pools, suite, trace_format
+from tidegate_sim import bench_report, cell, engine_models, pools, suite, time_left, trace_format
 from tidegate_sim.bench_report import Report
 
 
@@ -34,6 +35,7 @@ def run(options: TraceOptions, tell: suite.Tell = lambda line: None) -> Report:
         raise trace_format.BadTrace(f"{options.trace} holds no calls")
     learned = trace_format.read(options.learn) if options.learn else ()
     rows: dict[str, Report] = {}
+    began_s = time.monotonic()
     for policy in options.policies:
         settings = gateway_core.CoreSettings(policy=policy, dispatch=DispatchSettings(rule=options.rule))
         with suite.without_warnings():
@@ -41,7 +43,8 @@ def run(options: TraceOptions, tell: suite.Tell = lambda line: None) -> Report:
                 calls
             )
         rows[policy] = {**_latencies(outcome), **_targets(calls, outcome)}
-        tell(f"{len(rows)}/{len(options.policies)}  {policy}")
+        left = time_left.text(len(rows), len(options.policies), time.monotonic() - began_s)
+        tell(f"{len(rows)}/{len(options.policies)}  {policy}  {left}".rstrip())
     return {
         "trace": options.trace.name,
         "pool": options.pool,

@@ -50,6 +50,7 @@ def test_a_required_tool_is_called_with_arguments_of_its_schema(choice: Any, nam
         ({"response_format": {"type": "grammar"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"pattern": "a"}}}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": 7}}}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
     ],
