@@ -14,6 +14,8 @@ Units are seconds and ratios. A label whose values clients choose has at most 10
 """
 CLOSING = """## Look at these first
 
+`tidegate top` and the page at `/` show the most important of them without a Prometheus ([operations.md](operations.md)).
+
 - `tidegate_slo_attainment_ratio` below the promised share;
 - `tidegate_shed_total` rising;
 - `tidegate_engine_up` at 0;

@@ -69,7 +69,11 @@ class Metrics:
         )
         self.queue_depth = Gauge(p + "queue_depth", "Calls waiting in the gateway.", ["class"], registry=registry)
         self.queue = Histogram(
-            p + "queue_seconds", "Waiting time of calls in the gateway.", ["class"], buckets=SECONDS, registry=registry
+            p + "queue_seconds",
+            "Time that sent calls had waited in the gateway, as in x-tidegate-queue-ms.",
+            ["class"],
+            buckets=SECONDS,
+            registry=registry,
         )
         self.dispatch = Histogram(
             p + "dispatch_seconds",
