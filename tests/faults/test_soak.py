@@ -105,7 +105,7 @@ async def test_kills_every_few_seconds_lose_nothing_and_leave_nothing_behind(
 
     def shared(name: str) -> dict[str, Any]:
         journal = str(rig.folder / f"{name}.jsonl")
-        return {"url": store.url, "sync": "100ms", "lease": "3s", "retention": "1m", "journal": journal}
+        return {"url": store.url, "sync": "100ms", "lease": "3s", "retention": "10m", "journal": journal}
 
     steady = await rig.gateway(engines, store.url, store=shared("steady"))
     killed_port = free_port()
