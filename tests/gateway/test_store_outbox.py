@@ -100,6 +100,16 @@ async def test_an_end_whose_client_went_away_is_still_recorded_as_it_was() -> No
     assert store.ends == [("served", True)]
 
 
+async def test_a_connection_that_breaks_in_a_write_is_a_store_that_does_not_answer() -> None:
+    async def write() -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    store = valkey_store.Valkey(gateway_settings.Store(url="redis://127.0.0.1:1/0", pool="p"), gateway="g1")
+    with pytest.raises(store_contract.Unavailable, match="the store does not answer"):
+        await store.guard(write())
+    await store.close()
+
+
 async def test_a_store_in_cluster_mode_has_its_own_error() -> None:
     async def moved(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer):

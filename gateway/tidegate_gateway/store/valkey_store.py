@@ -263,7 +263,8 @@ class Valkey:
             raise store_contract.Unavailable(
                 "the store answers in cluster mode, which is not supported; name a store without it"
             ) from error
-        except (exceptions.RedisError, OSError) as error:
+        except (exceptions.RedisError, OSError, RuntimeError) as error:
+            # uvloop raises a RuntimeError for a write to a connection that has just broken.
             raise store_contract.Unavailable(f"the store does not answer ({type(error).__name__})") from error
 
     async def _within_time(self, command: Any) -> Any:
