@@ -101,12 +101,13 @@ class Workflow(_Declared[openai.OpenAI]):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if kind is None:
-                self._record = self._client.post(self._path("complete"), cast_to=WorkflowRecord)
-            else:
-                self._record = self._client.delete(self._path(), cast_to=WorkflowRecord)
-        except openai.ConflictError:  # it had ended before
-            self.refresh()
+            try:
+                if kind is None:
+                    self._record = self._client.post(self._path("complete"), cast_to=WorkflowRecord)
+                else:
+                    self._record = self._client.delete(self._path(), cast_to=WorkflowRecord)
+            except openai.ConflictError:  # it had ended before
+                self.refresh()
         except openai.APIError:
             if kind is None:  # else the exception of the block is raised
                 raise
@@ -131,12 +132,13 @@ class AsyncWorkflow(_Declared[openai.AsyncOpenAI]):
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if kind is None:
-                self._record = await self._client.post(self._path("complete"), cast_to=WorkflowRecord)
-            else:
-                self._record = await self._client.delete(self._path(), cast_to=WorkflowRecord)
-        except openai.ConflictError:  # it had ended before
-            await self.refresh()
+            try:
+                if kind is None:
+                    self._record = await self._client.post(self._path("complete"), cast_to=WorkflowRecord)
+                else:
+                    self._record = await self._client.delete(self._path(), cast_to=WorkflowRecord)
+            except openai.ConflictError:  # it had ended before
+                await self.refresh()
         except openai.APIError:
             if kind is None:  # else the exception of the block is raised
                 raise

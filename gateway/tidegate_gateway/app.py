@@ -137,11 +137,9 @@ async def _site(
     """Opens one listener; its address as host:port, None if it is not wanted. Raises `OSError` for a port in use."""
     if port is None:
         return None
-    server = http_listener.Server(routes, gateway.settings.limits, leaving=lambda: gateway.draining, guard=guard)
-    handshake_s = None if encryption is None else gateway.settings.limits.idle_s
-    opened = await asyncio.get_running_loop().create_server(
-        server, host, port, backlog=1024, ssl=encryption, ssl_handshake_timeout=handshake_s
-    )
+    limits = gateway.settings.limits
+    server = http_listener.Server(routes, limits, leaving=lambda: gateway.draining, guard=guard, encryption=encryption)
+    opened = await asyncio.get_running_loop().create_server(server, host, port, backlog=1024)
     stack.push_async_callback(http_listener.close, opened, server)
     return f"{host}:{opened.sockets[0].getsockname()[1]}"
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -83,6 +84,26 @@ def test_a_workflow_that_was_ended_elsewhere_tells_how(client: openai.OpenAI) ->
     with tidegate_client.Workflow(client, deadline_s=60) as flow:
         client.delete(f"/workflows/{flow.id}", cast_to=tidegate_client.WorkflowRecord)
     assert flow.outcome == "cancelled"
+
+
+def test_the_exception_of_the_block_is_raised_also_if_the_gateway_has_forgotten_the_workflow() -> None:
+    record = {"id": "w", "state": "running", "deadline": "2026-01-01T00:00:00Z", "deadline_ms": 1000, "left_ms": 1000}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        status = {"POST": 201, "DELETE": 409, "GET": 404}[request.method]
+        return httpx.Response(
+            status, json={**record, "stages": []} if status == 201 else {"error": {"message": "gone"}}
+        )
+
+    transport = httpx.MockTransport(answer)
+    with (
+        openai.OpenAI(
+            base_url="http://gateway/v1", api_key="x", http_client=httpx.Client(transport=transport)
+        ) as client,
+        pytest.raises(ZeroDivisionError),
+        tidegate_client.Workflow(client, deadline_s=1),
+    ):
+        raise ZeroDivisionError
 
 
 def test_a_workflow_that_has_not_begun_has_no_record() -> None:

@@ -55,8 +55,11 @@ async def test_lines_that_a_crash_cut_or_another_program_wrote_are_left_out(tmp_
     path = tmp_path / "ends.jsonl"
     path.write_bytes(b'["w","whole",true]\n[1,2,3]\n{}\n\xff\n["w","c",1]\n["w","cut",tr')
     ends = call_ends.CallEnds(path)
-    assert await delivered(ends) == [("whole", True)]
+    ends.add("w", "after", ok=True)
     ends.close()
+    again = call_ends.CallEnds(path)
+    assert await delivered(again) == [("whole", True), ("after", True)], "the next line does not follow the cut one"
+    again.close()
 
 
 def test_two_gateways_cannot_use_one_journal(tmp_path: pathlib.Path) -> None:

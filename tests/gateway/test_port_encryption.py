@@ -9,13 +9,14 @@ from typing import Any
 
 import aiohttp
 import grpc
+import orjson
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tidegate_gateway import fake_engine, gateway_settings
-from tidegate_gateway.edge import port_encryption
+from tidegate_gateway.edge import http_listener, http_messages, port_encryption
 from tidegate_gateway.settings_decoder import BadSettings
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
@@ -63,12 +64,65 @@ async def shown(url: str) -> str:
 
 async def test_calls_and_streams_pass_over_tls(up: Any, tmp_path: pathlib.Path) -> None:
     tls = certificate(tmp_path)
-    async with fake_engine.engine() as engine, up(engine, store=False, tls=tls) as client:
+    body = {**CALL, "max_tokens": 20}
+    async with (
+        fake_engine.engine(tokens=20, token_s=0.02) as engine,
+        up(engine, store=False, tls=tls, limits={"write": "1s"}) as client,
+    ):
         url = client.url.replace("http:", "https:") + "/v1/completions"
-        for stream in (False, True, True):
-            async with client.http.post(url, json={**CALL, "stream": stream}, ssl=trusting(tls)) as answer:
+        for stream in (False, True, True, False):
+            async with client.http.post(url, json={**body, "stream": stream}, ssl=trusting(tls)) as answer:
                 assert answer.status == 200
-                assert (await answer.read()).endswith(b"[DONE]\n\n") is stream
+                text = await answer.read()
+                assert (
+                    text.count(b"data: {") >= 20 if stream else orjson.loads(text)["usage"]["completion_tokens"] == 20
+                )
+        await asyncio.sleep(1.2)  # a connection that is silent after an answer has lost nothing
+        counted = client.gateway.metrics.registry.get_sample_value
+        assert counted("tidegate_requests_total", {"outcome": "ok", "class": "none"}) == 4
+
+
+async def test_connections_in_a_handshake_count(up: Any, until: Any, tmp_path: pathlib.Path) -> None:
+    tls = certificate(tmp_path)
+    async with up(store=False, tls=tls, limits={"connections": 4}) as client:
+        host, port = client.url.removeprefix("http://").split(":")
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(8)]
+        for reader, _ in silent[:4]:
+            assert await asyncio.wait_for(reader.read(), 10) == b"", "it made room for a later one"
+        url = client.url.replace("http:", "https:") + "/health"
+        async with client.http.get(url, ssl=trusting(tls)) as answer:
+            assert answer.status == 200
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_a_client_that_comes_as_the_port_closes_is_answered_over_tls_and_not_in_plain_text(
+    tmp_path: pathlib.Path,
+) -> None:
+    tls = certificate(tmp_path)
+    encryption = port_encryption.PortEncryption(gateway_settings.from_mapping({"tls": tls}).tls)
+
+    async def health(request: http_messages.Request) -> http_messages.Response:
+        return http_messages.Response(body=b"{}")
+
+    routes = http_listener.Routes([http_listener.Route(method="GET", path="/health", handler=health)])
+    server = http_listener.Server(
+        routes, gateway_settings.Limits(), leaving=lambda: True, encryption=encryption.http_context()
+    )
+    listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+    host, port = listening.sockets[0].getsockname()
+    plain_reader, plain = await asyncio.open_connection(host, port)
+    plain.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    late = asyncio.create_task(asyncio.open_connection(host, port, ssl=trusting(tls)))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(http_listener.close(listening, server))
+    reader, writer = await late
+    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 200")
+    assert not (await plain_reader.read()).startswith(b"HTTP")
+    await closing
+    plain.close()
+    writer.close()
 
 
 async def test_grpc_has_the_same_certificate(up: Any, tmp_path: pathlib.Path) -> None:

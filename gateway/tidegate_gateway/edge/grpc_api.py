@@ -23,7 +23,7 @@ from tidegate_proto.v1 import inference_pb2_grpc
 HEALTH_S = 0.2
 KEEPALIVE_S, ANSWERED_S = 30, 10
 """A silent connection gets a ping so often, and is closed when a ping is not answered for so long."""
-IDLE_S = 300
+IDLE_S = 60
 """A connection without calls is closed after so long; clients connect again by themselves."""
 STOP_S = 1.0
 UNREAD_BYTES = 4096

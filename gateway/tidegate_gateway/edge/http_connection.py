@@ -11,13 +11,13 @@ One task serves a connection, one request after the other. The loss of the conne
 import asyncio
 import collections
 import logging
-import select
+import ssl
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from tidegate_gateway.edge import framing_errors, http_messages
+from tidegate_gateway.edge import client_transport, framing_errors, http_messages
 from tidegate_gateway.openai import error_table
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy.model import DropReason
@@ -55,6 +55,7 @@ class Connection(asyncio.Protocol):
         self._ignoring = False  # nothing more is parsed
         self._paused = False  # nothing more is read while a request waits behind the present one
         self._held = b""  # the head of a stream that has not left yet
+        self._early: bytearray | None = None  # what came with the last bytes of a handshake
         self._frame_bytes = 0  # since the last byte of a body, or the last request
         self._url = b""
         self._headers: list[tuple[str, str]] = []
@@ -128,18 +129,43 @@ class Connection(asyncio.Protocol):
     # The transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self.address = (self._transport.get_extra_info("peername") or ("",))[0]
+        self._transport = plain = cast("asyncio.Transport", transport)
+        self.address = (plain.get_extra_info("peername") or ("",))[0]
         if not self._listener.opened(self):
             self._ignoring = True
-            self._transport.abort()
+            plain.abort()
             return
-        self._transport.set_write_buffer_limits(0)  # an answer has left when the kernel has all of it
+        if self._listener.encryption is None:
+            self._begin_reading(plain)
+        else:
+            plain.pause_reading()
+            self.task = self._loop.create_task(self._encrypt(plain, self._listener.encryption))
+
+    def _begin_reading(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        transport.set_write_buffer_limits(1, 0)  # an answer has left when the kernel has all of it
         self._limit(self._limits.idle_s)
         self.task = self._loop.create_task(self._serve())
 
+    async def _encrypt(self, plain: asyncio.Transport, encryption: ssl.SSLContext) -> None:
+        """Makes the TLS handshake. A client that fails it, or takes too long for it, is gone."""
+        self._early = bytearray()
+        handshake_s = self._limits.idle_s
+        transport = await client_transport.encrypted(plain, self, encryption, handshake_s=handshake_s)
+        early, self._early = self._early, None
+        if transport is None or self._ignoring:
+            plain.abort()
+            self.connection_lost(None)
+            return
+        self._begin_reading(transport)
+        if early:
+            self.data_received(bytes(early))
+
     def data_received(self, data: bytes) -> None:
         if self._ignoring:
+            return
+        if self._early is not None:
+            self._early += data
             return
         self._frame_bytes += len(data)
         try:
@@ -178,6 +204,8 @@ class Connection(asyncio.Protocol):
             self._drained.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self not in self._listener.connections:
+            return
         self._ignoring = True
         self._charge(-self._charged)
         self._listener.closed(self)
@@ -439,19 +467,11 @@ class Connection(asyncio.Protocol):
         elif self._idle_before:
             self.close()
         elif self._paused:
-            if self._client_is_gone():
+            if self._transport is None or client_transport.hung_up(self._transport):
                 self.abort()
             else:
                 self._limit(HANG_UP_LOOK_S)
         # Otherwise an answer is being made. The wait for the next request sets a limit again.
-
-    def _client_is_gone(self) -> bool:
-        """The client has closed its side, which the transport does not notice while it reads nothing."""
-        if self._transport is None:
-            return True
-        look = select.poll()
-        look.register(self._transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
-        return bool(look.poll(0))
 
     def _reject(self, error: error_table.GatewayError) -> None:
         """Nothing more is parsed; the error is answered after the requests before it."""

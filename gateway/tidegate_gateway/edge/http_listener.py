@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -97,9 +98,11 @@ class Server:
         *,
         leaving: Callable[[], bool],
         guard: Guard | None = None,
+        encryption: ssl.SSLContext | None = None,
     ) -> None:
-        """While `leaving`, each connection is closed after its next answer."""
+        """While `leaving`, each connection is closed after its next answer. With `encryption` each begins with TLS."""
         self._guard = guard
+        self.encryption = encryption
         self.limits = limits
         self.connections: set[http_connection.Connection] = set()
         self.unoccupied: dict[http_connection.Connection, None] = {}

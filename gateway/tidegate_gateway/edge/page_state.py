@@ -1,7 +1,8 @@
 """What the status page and `tidegate top` show: one JSON object, `GET /v1/state`.
 
-It has no addresses, no prompts and no keys. A caller whose API key belongs to one tenant gets the policy and what concerns
-this tenant; everybody else gets the whole pool. The whole state is made at most once in `FRESH_S`, however many pages ask.
+It has no addresses, no prompts and no keys. A caller whose API key belongs to one tenant, or whose request names one, gets
+the policy and what concerns this tenant; all others get the whole pool. The whole state is made at most once in `FRESH_S`,
+however many pages ask.
 """
 
 import collections
@@ -17,6 +18,8 @@ from tidegate_gateway.workflows import workflow_service, workflow_view
 from tidegate_policy.steer import rules
 
 FRESH_S = 0.5
+SHARED_LABELS = ("none", "other")
+"""Labels of calls without a tenant, and of the tenants beyond the first ones."""
 SHOWN_WORKFLOWS, SHOWN_TENANTS, SHOWN_RECENT = 16, 50, 12
 OBJECTIVE = 1 - rules.Rules().miss_ratio
 """The share of targets to meet. Steering acts when a pool misses more."""
@@ -49,10 +52,16 @@ class PageState:
             "scope": {"tenant": tenant},
             **_head(gateway),
             "policy": {"name": gateway.policy.active.name},
-            "tenants": [_tenant(tenant, gateway.metrics.service.by_tenant(now).get(tenant), None, None)],
+            "tenants": [_tenant(tenant, self._lately(tenant, now), None, None)],
             "workflows": {"newest": await self._workflows(tenant)},
             "recent": _recent(gateway, now, tenant),
         }
+
+    def _lately(self, tenant: str, now: float) -> recent_service.Tally | None:
+        """The service of a tenant. Names that are labels of several tenants, and tenants without a label, have none."""
+        if tenant in SHARED_LABELS:
+            return None
+        return self._gateway.metrics.service.by_tenant(now).get(tenant)
 
     async def _workflows(self, tenant: str | None) -> list[dict[str, Any]] | None:
         """The newest workflows as timelines; None without a store, or while it does not answer."""
@@ -149,7 +158,7 @@ class _Waiting:
         self.tenants: collections.Counter[str] = collections.Counter()
         for (slo_class, tenant), calls in dispatcher.waiting_by_class_and_tenant.items():
             self.classes[metrics.class_label(slo_class)] += calls
-            self.tenants[metrics.label("tenant", tenant or "none")] += calls
+            self.tenants[metrics.known_label("tenant", tenant or "none")] += calls
         self.lanes = dispatcher.waiting_by_lane()
         self.held = dispatcher.waiting - sum(self.lanes.values())
         """Calls beyond their tenant's share, or of workflows that may not start yet."""

@@ -72,21 +72,30 @@ class PortEncryption:
             await asyncio.to_thread(self._load, chain, key)
 
     def _load(self, chain: str, key: str) -> None:
-        files = _bytes(chain, "certFile"), _bytes(key, "keyFile")
+        files = _read(chain, key)
         if files == self._files:
             return
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["http/1.1"])
-        try:
-            context.load_cert_chain(chain, key, password="")
-        except (ssl.SSLError, ValueError, OSError) as error:
-            raise BadSettings(
-                f"tls.certFile and tls.keyFile must be a certificate chain and its key without a password, in PEM: {error}"
-            ) from error
+        while True:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.set_alpn_protocols(["http/1.1"])
+            try:
+                context.load_cert_chain(chain, key, password="")
+            except (ssl.SSLError, ValueError, OSError) as error:
+                raise BadSettings(
+                    "tls.certFile and tls.keyFile must be a certificate chain and its key without a password, in PEM:"
+                    f" {error}"
+                ) from error
+            before, files = files, _read(chain, key)
+            if files == before:
+                break  # they were not replaced while they were read
         if self._context is not None:
             logger.info("the certificate of the client ports has changed")
         self._context, self._files = context, files
+
+
+def _read(chain: str, key: str) -> Files:
+    return _bytes(chain, "certFile"), _bytes(key, "keyFile")
 
 
 def _bytes(path: str, name: str) -> bytes:

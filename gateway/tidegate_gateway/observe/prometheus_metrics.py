@@ -158,6 +158,11 @@ class Metrics:
             return value
         return "other"
 
+    def known_label(self, kind: str, value: str) -> str:
+        """The label that `value` has, or would get now; a look takes none of the places of labels."""
+        seen = self._seen[kind]
+        return value if value in seen or len(seen) < MOST_LABELS else "other"
+
     def class_label(self, slo_class: str) -> str:
         """The name of a class of the settings, `none` for no class, or `other`."""
         if not slo_class:

@@ -7,6 +7,7 @@ machine that loses its power.
 
 import collections
 import contextlib
+import errno
 import fcntl
 import io
 import logging
@@ -38,7 +39,10 @@ class CallEnds:
         self._lines = 0
         if journal is not None:
             self._journal = _opened(journal)
-            for workflow, call, ok in _ends(self._journal.readall()):
+            content = self._journal.readall()
+            if content and not content.endswith(b"\n"):
+                self._journal.write(b"\n")  # a crash cut the last line; the next one must not follow it
+            for workflow, call, ok in _ends(content):
                 self._waiting[ok].append((workflow, call))
                 self._lines += 1
             if self._lines:
@@ -91,9 +95,12 @@ class CallEnds:
                     self._write(_line(workflow, call, ok))
 
     def _write(self, line: bytes) -> None:
-        if self._journal is not None:
-            self._journal.write(line)
-            self._lines += 1
+        if self._journal is None:
+            return
+        self._lines += 1
+        if self._journal.write(line) != len(line):
+            self._journal.write(b"\n")
+            raise OSError(errno.ENOSPC, "the disk is full")
 
 
 def _opened(path: pathlib.Path) -> io.FileIO:

@@ -7,14 +7,20 @@ const PERIOD_MS = 1000;
 const SHOWN_ENGINES = 16;
 let state = null;
 let allEngines = false;
+let keys = 0; // changes of the key; an answer to a request with an earlier key is not shown
 
 async function ask() {
+  const asked = keys;
   const answer = await fetch("v1/state", { headers: headers({}), cache: "no-store" });
+  if (asked !== keys) return;
   const locked = answer.status === 401 || answer.status === 403;
   $("key-form").hidden = !locked;
   $("forget-key").hidden = !hasKey();
-  if (!answer.ok) throw new Error((await answer.json()).error.message);
-  state = await answer.json();
+  if (locked) $("main").hidden = true;
+  const found = await answer.json();
+  if (asked !== keys) return;
+  if (!answer.ok) throw new Error(found.error.message);
+  state = found;
   $("trouble").hidden = true;
   show();
 }
@@ -47,6 +53,8 @@ function show() {
   $("tenants").replaceChildren(tenants(state.tenants));
   $("recent").replaceChildren(recent(state.recent));
   $("workflows").replaceChildren(...timelines(workflows.newest));
+  $("workflow-counts").textContent = "";
+  $("class-names").replaceChildren();
   if (state.engines === undefined) return;
   $("workflow-counts").textContent = `${workflows.active} active, ${workflows.waiting} wait, at most ${workflows.limit ?? "any number"} at a time; the newest are shown`;
   $("throughput").replaceChildren(throughput(state.throughput));
@@ -207,6 +215,8 @@ $("engine-more").addEventListener("click", () => {
   showEngines();
 });
 setUp(() => {
+  keys += 1;
+  $("main").hidden = true; // until the state that the new key may see is here
   ask().catch((error) => {
     $("main").hidden = true;
     $("trouble").textContent = error.message;

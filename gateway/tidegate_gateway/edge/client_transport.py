@@ -1,0 +1,35 @@
+"""What the transport of a client needs beyond reading and writing: TLS, and a look whether the client is still there."""
+
+import asyncio
+import select
+import ssl
+
+CLOSING_S = 2.0
+"""For a client to answer the end of an encrypted connection."""
+
+
+async def encrypted(
+    plain: asyncio.Transport, protocol: asyncio.Protocol, encryption: ssl.SSLContext, *, handshake_s: float
+) -> asyncio.Transport | None:
+    """The transport after a TLS handshake; None if the client fails it or does not end it in time."""
+    try:
+        return await asyncio.get_running_loop().start_tls(
+            plain,
+            protocol,
+            encryption,
+            server_side=True,
+            ssl_handshake_timeout=handshake_s,
+            ssl_shutdown_timeout=CLOSING_S,
+        )
+    except OSError:  # errors of TLS among them
+        return None
+
+
+def hung_up(transport: asyncio.Transport) -> bool:
+    """The client has closed its side, which the transport does not notice while it reads nothing."""
+    descriptor = transport.get_extra_info("socket").fileno()
+    if descriptor < 0:
+        return True
+    look = select.poll()
+    look.register(descriptor, select.POLLRDHUP)
+    return bool(look.poll(0))
