@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tidegate_policy import waiting_slots
-from tidegate_policy.model import LEAST_URGENT, CallId
+from tidegate_policy.model import CallId
 from tidegate_policy.policies import Changed, Policy, QueuedRequest
 from tidegate_policy.waiting_slots import EmptyQueue
 
@@ -27,11 +27,6 @@ __all__ = ["DuplicateCall", "EmptyQueue", "Start", "WaitingQueue", "switch"]
 
 
 ONE_LANE = "one lane"
-LANE_NAMES = {
-    "two-lane": {0: "fast", 1: "slow"},
-    "semantic": {level: f"urgency {level}" for level in range(LEAST_URGENT + 1)},
-}
-"""The names of the lanes of the policies whose lanes are fixed."""
 
 
 class DuplicateCall(ValueError):
@@ -171,7 +166,7 @@ class WaitingQueue:
     def by_lane(self) -> dict[str, int]:
         """The number of waiting calls of each lane by its name. The lanes of tenants and groups, which are many, are one
         entry."""
-        waiting, names = self._heaps.waiting_in, LANE_NAMES.get(self.policy.name, {})
+        waiting, names = self._heaps.waiting_in, self.policy.lane_names
         if not waiting:
             return {}
         if waiting.keys() <= names.keys():

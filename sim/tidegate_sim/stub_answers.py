@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 PIECE_CHARACTERS = 4
-DEEPEST = 32
+DEEPEST, MOST_VALUES = 32, 10_000
 _TEXTS = {"date-time": "2026-01-01T00:00:00Z", "date": "2026-01-01", "time": "00:00:00Z", "email": "stub@example.com",
           "uri": "https://example.com/", "uuid": "00000000-0000-4000-8000-000000000000"}  # fmt: skip
 _UNKNOWN = ("pattern", "allOf", "not", "if", "patternProperties", "dependentRequired", "multipleOf", "contains")
@@ -58,7 +58,7 @@ def _stub(fields: Mapping[str, Any]) -> Stub | None:
         raise NoStub(f"type {kind!r}", "response_format")
     described = wanted.get("json_schema")
     schema = described.get("schema") if isinstance(described, dict) else None
-    return Stub(pieces=_pieces(_instance(schema, schema, "response_format")))
+    return Stub(pieces=_pieces(_Values(root=schema, param="response_format").of(schema)))
 
 
 def _tool_call(fields: Mapping[str, Any], chosen: Any) -> Stub:
@@ -70,7 +70,7 @@ def _tool_call(fields: Mapping[str, Any], chosen: Any) -> Stub:
     if not tools:
         raise NoStub("tools has no such function", "tool_choice")
     schema = tools[0].get("parameters") or {"type": "object"}
-    return Stub(pieces=_pieces(_instance(schema, schema, "tools")), tool=str(tools[0]["name"]))
+    return Stub(pieces=_pieces(_Values(root=schema, param="tools").of(schema)), tool=str(tools[0]["name"]))
 
 
 def _pieces(value: Any) -> tuple[str, ...]:
@@ -78,38 +78,56 @@ def _pieces(value: Any) -> tuple[str, ...]:
     return tuple(text[i : i + PIECE_CHARACTERS] for i in range(0, len(text), PIECE_CHARACTERS))
 
 
-def _instance(schema: Any, root: Any, param: str, depth: int = 0) -> Any:
-    """A value that fits the schema. Raises `NoStub` for keywords that it does not know."""
-    if not isinstance(schema, dict) or depth > DEEPEST:
-        raise NoStub("the schema is no object, or refers to itself without an end", param)
-    if unknown := [name for name in _UNKNOWN if name in schema]:
-        raise NoStub(f"{unknown[0]} in a schema", param)
-    if "const" in schema:
-        return schema["const"]
-    if schema.get("enum"):
-        return schema["enum"][0]
-    if "$ref" in schema:
-        return _instance(_referred(schema["$ref"], root, param), root, param, depth + 1)
-    for name in ("anyOf", "oneOf"):
-        if schema.get(name):
-            return _instance(schema[name][0], root, param, depth + 1)
-    kind = schema.get("type", "object" if "properties" in schema else "string")
-    kind = kind[0] if isinstance(kind, list) else kind
-    if kind == "object":
-        properties, required = schema.get("properties", {}), schema.get("required", ())
-        return {name: _instance(properties.get(name, {}), root, param, depth + 1) for name in required}
-    if kind == "array":
-        item = schema.get("items", {})
-        return [_instance(item, root, param, depth + 1) for _ in range(schema.get("minItems", 0))]
-    if kind in ("integer", "number"):
-        return _number(schema)
-    simple: dict[str, Any] = {"boolean": False, "null": None}
-    if kind in simple:
-        return simple[kind]
-    if kind != "string":
-        raise NoStub(f"type {kind!r} in a schema", param)
-    text = _TEXTS.get(schema.get("format", ""), "simulated").ljust(schema.get("minLength", 0), ".")
-    return text[: schema["maxLength"]] if "maxLength" in schema else text
+@dataclass(slots=True, kw_only=True)
+class _Values:
+    """Makes the values that fit the parts of one schema."""
+
+    root: Any
+    param: str
+    left: int = MOST_VALUES
+    """Values, and characters of texts, that may still be made."""
+
+    def of(self, schema: Any, depth: int = 0) -> Any:
+        """A value that fits the schema. Raises `NoStub` for keywords that it does not know."""
+        if not isinstance(schema, dict) or depth > DEEPEST:
+            raise NoStub("the schema is no object, or refers to itself without an end", self.param)
+        self._take(1)
+        if unknown := [name for name in _UNKNOWN if name in schema]:
+            raise NoStub(f"{unknown[0]} in a schema", self.param)
+        if "const" in schema:
+            return schema["const"]
+        if schema.get("enum"):
+            return schema["enum"][0]
+        if "$ref" in schema:
+            return self.of(_referred(schema["$ref"], self.root, self.param), depth + 1)
+        for name in ("anyOf", "oneOf"):
+            if schema.get(name):
+                return self.of(schema[name][0], depth + 1)
+        kind = schema.get("type", "object" if "properties" in schema else "string")
+        kind = kind[0] if isinstance(kind, list) else kind
+        if kind == "object":
+            properties, required = schema.get("properties", {}), schema.get("required", ())
+            return {name: self.of(properties.get(name, {}), depth + 1) for name in required}
+        if kind == "array":
+            item, count = schema.get("items", {}), schema.get("minItems", 0)
+            self._take(count)
+            return [self.of(item, depth + 1) for _ in range(count)]
+        if kind in ("integer", "number"):
+            return _number(schema)
+        simple: dict[str, Any] = {"boolean": False, "null": None}
+        if kind in simple:
+            return simple[kind]
+        if kind != "string":
+            raise NoStub(f"type {kind!r} in a schema", self.param)
+        shortest = schema.get("minLength", 0)
+        self._take(shortest)
+        text = _TEXTS.get(schema.get("format", ""), "simulated").ljust(shortest, ".")
+        return text[: schema["maxLength"]] if "maxLength" in schema else text
+
+    def _take(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise NoStub(f"the schema wants more than {MOST_VALUES} values", self.param)
 
 
 def _number(schema: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from tidegate_policy.model import LEAST_URGENT, MOST_URGENT
 
@@ -88,8 +88,9 @@ def read(path: Path) -> list[TraceCall]:
 
 
 def write(path: Path, calls: Iterable[TraceCall]) -> None:
-    """Writes a trace file."""
-    path.write_text("".join(lines(calls)))
+    """Writes a trace file; one whose name ends in `.gz` is packed."""
+    with opened(path, "wt") as written:
+        written.writelines(lines(calls))
 
 
 def lines(calls: Iterable[TraceCall]) -> Iterator[str]:
@@ -117,9 +118,9 @@ def from_azure(path: Path) -> Iterator[TraceCall]:
             )
 
 
-def opened(path: Path) -> IO[str]:
-    """The text of a file; `.gz` is unpacked."""
-    return gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
+def opened(path: Path, mode: Literal["rt", "wt"] = "rt") -> IO[str]:
+    """A file of text; `.gz` is unpacked and packed."""
+    return gzip.open(path, mode) if path.suffix == ".gz" else path.open(mode)
 
 
 def _parsed(line: str, where: str) -> TraceCall:

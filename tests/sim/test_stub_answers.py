@@ -23,6 +23,10 @@ WEATHER = {"name": "weather", "parameters": CITY}
 TOOLS = [{"type": "function", "function": {"name": "clock"}}, {"type": "function", "function": WEATHER}]
 
 
+def schema_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+
+
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_json_fits_the_schema(schema: Any) -> None:
     stub = stub_answers.of({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}})
@@ -51,6 +55,18 @@ def test_a_required_tool_is_called_with_arguments_of_its_schema(choice: Any, nam
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"pattern": "a"}}}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": 7}}}}, "response_format"),
+        (
+            schema_of(
+                {
+                    "type": "object",
+                    "required": list("abcdefghij"),
+                    "properties": {key: {"$ref": "#"} for key in "abcdefghij"},
+                }
+            ),
+            "response_format",
+        ),
+        (schema_of({"type": "array", "minItems": 10**9}), "response_format"),
+        (schema_of({"type": "string", "minLength": 10**9}), "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
     ],

@@ -82,6 +82,10 @@ class GuardedPolicy:
         """The waiting calls to which the policy gave no usable lane or key, with the hook that failed."""
 
     @property
+    def lane_names(self) -> Mapping[int, str]:
+        return self.unguarded.lane_names
+
+    @property
     def keys_change(self) -> bool:
         return self.unguarded.keys_change
 

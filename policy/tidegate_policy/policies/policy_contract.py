@@ -122,6 +122,10 @@ class Policy(Protocol):
         """The state that shares starts between the lanes. All queues of a scheduler share it."""
 
     @property
+    def lane_names(self) -> Mapping[int, str]:
+        """The names of the lanes, if they are few and fixed; else empty."""
+
+    @property
     def keys_change(self) -> bool:
         """Whether events can change the order of waiting calls: their keys, lanes or turns. If not, the scheduler need not
         report tokens."""
@@ -228,6 +232,7 @@ class StaticPolicy(ABC):
 
     name: ClassVar[str]
     PARAMETERS: ClassVar[tuple[Parameter, ...]] = ()
+    lane_names: ClassVar[Mapping[int, str]] = {}
     keys_change: ClassVar[bool] = False
     protects_progress: ClassVar[bool] = True
     rank_falls: ClassVar[bool] = False

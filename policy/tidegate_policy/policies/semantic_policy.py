@@ -9,11 +9,12 @@ The paper's victims are the lowest level and the longest remaining time. A call 
 level ranks with the most urgent level, else the victim rule would take back what the share has just given.
 """
 
+import types
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from tidegate_policy.model import MOST_URGENT, CallId
+from tidegate_policy.model import LEAST_URGENT, MOST_URGENT, CallId
 from tidegate_policy.policies import overdue
 from tidegate_policy.policies.policy_contract import (
     NONE_CHANGED,
@@ -36,6 +37,7 @@ class Semantic(StaticPolicy):
     """The lane is the urgency level; the key is the remaining seconds, or `LIFTED`."""
 
     name = "semantic"
+    lane_names = types.MappingProxyType({level: f"urgency {level}" for level in range(LEAST_URGENT + 1)})
     PARAMETERS = (
         Parameter(
             name="level_share",

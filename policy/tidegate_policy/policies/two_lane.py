@@ -9,6 +9,7 @@ Victims are chosen by slack without regard to the lane. A rank that begins with 
 turns of their lane have just admitted, and the turns admit them again.
 """
 
+import types
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -52,6 +53,7 @@ class TwoLane(StaticPolicy):
     """A fast and a slow lane; the smallest slack goes first within each lane."""
 
     name = "two-lane"
+    lane_names = types.MappingProxyType({FAST: "fast", SLOW: "slow"})
     PARAMETERS = (
         Parameter(
             name="threshold_s",
