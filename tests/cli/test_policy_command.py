@@ -58,7 +58,7 @@ async def test_get_prints_the_last_switches_with_evidence_and_effect_in_the_word
     capsys.readouterr()
     assert await tidegate("--admin", gateway.admin, "get") == 0
     text = capsys.readouterr().out
-    assert "urgency -> sjf  (override: override)" in text
+    assert "urgency -> sjf  (override: set by hand)" in text
     assert await tidegate("--admin", gateway.admin, "--json", "get") == 0
     (switch,) = json.loads(capsys.readouterr().out)["switches"]
     assert switch["at"] in text

@@ -21,6 +21,8 @@ logger = logging.getLogger("tidegate.gateway")
 LONGEST_OVERRIDE_S = 7 * 24 * 3600.0
 DEFAULT_OVERRIDE_S = 600.0
 """The length of an override that names none."""
+SET_BY_HAND, OVERRIDE_ENDED = "set by hand", "the override has ended"
+"""Reasons of switches, in the words of the steering loop (`steer.guards`)."""
 
 Source = Literal["override", "steered"]
 SOURCES: tuple[Source, ...] = ("override", "steered")
@@ -96,19 +98,18 @@ class PolicyChoice:
             active = _active("steered", learned.steered)
         else:
             active = self._configured
-        before = self._core.dispatcher.policy
+        before, ended = self._core.dispatcher.policy, self.active.source == "override" != active.source
         if active.name not in policies.POLICIES:
             logger.error("policy %r is unknown here (a newer version set it?); %s stays", active.name, before)
             return
         self.active = active
         self.switches.settle()
         if active.name != before:
-            self.switches.on_switch(before, active.name, source=active.source, reason=active.reason)
+            reason = OVERRIDE_ENDED if ended else active.reason
+            self.switches.on_switch(before, active.name, source=active.source, reason=reason)
             count = self._core.on_policy(self._clock(), active.name)
             self._metrics.on_policy(before, active.name, active.source)
-            logger.warning(
-                "policy %s -> %s (%s): %d waiting calls ordered anew", before, active.name, active.reason, count
-            )
+            logger.warning("policy %s -> %s (%s): %d waiting calls ordered anew", before, active.name, reason, count)
 
     def count_down(self) -> None:
         """Ends an override whose time is over, where no store does."""
@@ -122,4 +123,5 @@ class PolicyChoice:
 
 
 def _active(source: Source, chosen: store_contract.Chosen) -> ActivePolicy:
-    return ActivePolicy(name=chosen.policy, source=source, reason=chosen.reason or source, left_s=chosen.left_s)
+    reason = chosen.reason or (SET_BY_HAND if source == "override" else source)
+    return ActivePolicy(name=chosen.policy, source=source, reason=reason, left_s=chosen.left_s)

@@ -1,12 +1,14 @@
 """What happens when a background loop meets an error that its author did not expect? The loop goes on.
 
 Each step of each loop of the gateway runs through `BackgroundLoops.step`: an exception is logged once for each loop
-and kind of exception, counted in `tidegate_background_errors_total`, and never ends the process. Cancellation passes.
+and kind of exception, counted in `tidegate_background_errors_total`, and never ends the process. Cancellation passes. A
+file that cannot be used is the mistake of a person, so its log entry is a sentence without a traceback.
 """
 
 import logging
 from collections.abc import Awaitable, Callable
 
+from tidegate_gateway import settings_decoder
 from tidegate_gateway.observe import prometheus_metrics
 
 logger = logging.getLogger("tidegate.gateway")
@@ -17,12 +19,19 @@ class BackgroundLoops:
 
     def __init__(self, metrics: prometheus_metrics.Metrics) -> None:
         self._metrics = metrics
-        self._logged: set[tuple[str, type[Exception]]] = set()
+        self._logged: set[tuple[str, type[Exception] | str]] = set()
 
     async def step(self, loop: str, work: Callable[[], Awaitable[object]]) -> bool:
         """Runs one step of the loop of this name; whether it ended without an exception."""
         try:
             await work()
+        except settings_decoder.BadSettings as error:
+            self._metrics.background_errors.labels(loop).inc()
+            sentence = str(error)
+            if (loop, sentence) not in self._logged:
+                self._logged.add((loop, sentence))
+                logger.error("%s: %s; what was in force stays", loop, sentence)
+            return False
         except Exception as error:
             self._metrics.background_errors.labels(loop).inc()
             kind = (loop, type(error))
