@@ -1,6 +1,7 @@
 """TLS of the client ports, with real certificates and handshakes."""
 
 import asyncio
+import contextlib
 import datetime
 import ipaddress
 import pathlib
@@ -51,6 +52,13 @@ def trusting(tls: dict[str, str]) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=tls["certFile"])
 
 
+async def close(writer: asyncio.StreamWriter) -> None:
+    """Closes a connection and waits until its socket is closed."""
+    writer.transport.abort()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
 async def shown(url: str) -> str:
     """The name in the certificate that a new connection gets."""
     context = ssl.create_default_context()
@@ -58,7 +66,7 @@ async def shown(url: str) -> str:
     host, port = url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port), ssl=context)
     raw = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    writer.close()
+    await close(writer)
     return str(x509.load_der_x509_certificate(raw).subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value)
 
 
@@ -93,7 +101,7 @@ async def test_connections_in_a_handshake_count(up: Any, until: Any, tmp_path: p
         async with client.http.get(url, ssl=trusting(tls)) as answer:
             assert answer.status == 200
         for _, writer in silent:
-            writer.close()
+            await close(writer)
 
 
 async def test_a_client_that_comes_as_the_port_closes_is_answered_over_tls_and_not_in_plain_text(
@@ -121,8 +129,8 @@ async def test_a_client_that_comes_as_the_port_closes_is_answered_over_tls_and_n
     assert (await reader.read()).startswith(b"HTTP/1.1 200")
     assert not (await plain_reader.read()).startswith(b"HTTP")
     await closing
-    plain.close()
-    writer.close()
+    await close(plain)
+    await close(writer)
 
 
 async def test_grpc_has_the_same_certificate(up: Any, tmp_path: pathlib.Path) -> None:

@@ -206,7 +206,9 @@ async def test_cancelling_the_stream_stops_the_engine(up: Any, until: Any) -> No
         await until(lambda: client.gateway.placements.in_progress == 0)
 
 
-async def test_clients_that_do_not_read_give_their_places_back(up: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_clients_that_do_not_read_give_their_places_back(
+    up: Any, until: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     event = b'data: {"choices":[{"delta":{"content":"' + b"x" * 4000 + b'"}}]}\n\n'
     settings = {"dispatch": {"cap": 2}, "limits": {"write": "500ms"}}
     async with (
@@ -221,6 +223,7 @@ async def test_clients_that_do_not_read_give_their_places_back(up: Any, caplog: 
         engine.garbage = None
         status, _, _ = await client.ask()
         assert status == 200, "it waited for a place of the two"
+        await until(lambda: client.gateway.core.dispatcher.inflight == 0)
         slow[0].cancel()
         with pytest.raises(grpc.aio.AioRpcError, match=r"was not read within 0\.5 s") as caught:
             await to_its_end(slow[1])
