@@ -60,4 +60,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (OSError, openai.APIError) as error:
+        sys.exit(f"spreadsheet.py: {error}")

@@ -1,12 +1,15 @@
 """What do the settings of a gateway mean? Sentences for `tidegate config check`, and warnings about unusual values."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import tidegate_profiles
 from tidegate_cli import settings_reference
 from tidegate_gateway import gateway_settings, settings_decoder
+from tidegate_gateway.edge import port_encryption
+from tidegate_gateway.lifecycle import api_keys
 from tidegate_policy import duration
 from tidegate_policy.admit import promises
 
@@ -32,7 +35,10 @@ def sentences(settings: gateway_settings.Settings) -> Iterator[str]:
     ports = (
         [f"HTTP {listen.port}", f"gRPC {listen.grpc_port}"] if listen.grpc_port is not None else [f"HTTP {listen.port}"]
     )
-    yield f"Clients connect to {listen.host}: {', '.join(ports)}."
+    secured = "" if settings.tls.cert_file is None else f", with TLS and the certificate {settings.tls.cert_file}"
+    yield f"Clients connect to {listen.host}: {', '.join(ports)}{secured}."
+    if settings.auth.keys_file is not None:
+        yield f"Callers need an API key of {settings.auth.keys_file}, and the key decides their tenant."
     if settings.engines or settings.services:
         names = [item.name or item.url for item in settings.engines] + [
             f"{item.name} (DNS)" for item in settings.services
@@ -62,7 +68,15 @@ def sentences(settings: gateway_settings.Settings) -> Iterator[str]:
 
 
 def warnings(settings: gateway_settings.Settings) -> Iterator[str]:
-    """What is allowed and probably not meant."""
+    """What is allowed and probably not meant. The gateway may run on another machine, so files may be absent here."""
+    for load in (lambda: api_keys.ApiKeys(settings.auth), lambda: port_encryption.PortEncryption(settings.tls)):
+        try:
+            load()
+        except settings_decoder.BadSettings as error:
+            yield str(error)
+    ports = [settings.listen.port, settings.listen.grpc_port, settings.listen.admin_port, settings.listen.metrics_port]
+    if taken := [port for port, count in Counter(ports).items() if port and count > 1]:
+        yield f"listen: several ports are {taken[0]}, and a port serves one protocol"
     for slo_class in settings.classes:
         if slo_class.tpot_s is not None and slo_class.tpot_s >= SLOWEST_TPOT_S:
             target = duration.text(slo_class.tpot_s)

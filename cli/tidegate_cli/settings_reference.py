@@ -252,7 +252,8 @@ _OPENING = """\
 `tidegate config reference` makes this page from the code. A settings file is YAML or JSON. `tidegate gateway --config FILE`
 and `tidegate up --config FILE` read the same file. A file names only the settings that differ from the defaults.
 
-- `tidegate config check FILE` names every problem of a file with its line, and says in words what the file means.
+- `tidegate config check FILE` names the problems of a file with their lines, and says in words what the file means. It
+  compares values with each other once all names and types are right.
 - `tidegate config show --config FILE` prints all settings that are in force and marks the defaults. `tidegate up` writes
   the file that its gateway reads to `gateway.yaml` in its state folder.
 - [examples/pool.yaml](examples/pool.yaml) is a worked example: two tenants, two classes, token limits, a workflow template.
