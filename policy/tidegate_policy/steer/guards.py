@@ -147,11 +147,11 @@ def _decide(
     if state.kind is Kind.OVERRIDE and state.before is not None:
         return _switch(now, state, Kind.SWITCH, state.before, "the override has ended", None)
     if proposal is not None and proposal.emergency and state.active != policies.SAFE:
-        if _switches(now, state) >= settings.per_hour:
+        if len(_of_last_hour(now, state)) >= settings.per_hour:
             return state, _keep(state)
         return _switch(now, state, Kind.BYPASS, policies.SAFE, proposal.reason, None)
     regret = _regret(now, state, qos, settings)
-    if regret is not None and state.before is not None and _switches(now, state) < settings.per_hour - 1:
+    if regret is not None and state.before is not None and len(_of_last_hour(now, state)) < settings.per_hour - 1:
         strikes = state.strikes.get(state.active, 0) + 1
         ban_s = min(settings.ban_s * 2 ** min(strikes - 1, 20), MAX_BAN_S)
         punished = replace(
@@ -165,7 +165,7 @@ def _decide(
     dwell_s = minimum_dwell_s(state, settings)
     if now - state.since_at_s < dwell_s or now < state.banned_until_at_s.get(proposal.policy, now):
         return state, _keep(state)
-    if _switches(now, state) >= settings.per_hour - 2:
+    if len(_of_last_hour(now, state)) >= settings.per_hour - 2:
         return state, _keep(state)
     again = now - state.left_at_s.get(proposal.policy, -math.inf) <= SOON_DWELLS * dwell_s
     remembered = replace(
@@ -204,7 +204,7 @@ def _switch(
     now: float, state: SteerState, kind: Kind, policy: str, reason: str, baseline: Baseline | None
 ) -> tuple[SteerState, Verdict]:
     counted = kind in (Kind.BYPASS, Kind.ROLLBACK) or baseline is not None
-    recent = tuple(at_s for at_s in state.switched_at_s if now - HOUR_S < at_s <= now)
+    recent = _of_last_hour(now, state)
     after = replace(
         state,
         switched_at_s=(*recent, now) if counted else recent,
@@ -219,9 +219,9 @@ def _switch(
     return after, Verdict(kind=kind, policy=policy, reason=reason)
 
 
-def _switches(now: float, state: SteerState) -> int:
+def _of_last_hour(now: float, state: SteerState) -> tuple[float, ...]:
     """The switches of the last hour. An instant in the future, which a clock that was set back leaves, does not count."""
-    return sum(now - HOUR_S < at_s <= now for at_s in state.switched_at_s)
+    return tuple(at_s for at_s in state.switched_at_s if now - HOUR_S < at_s <= now)
 
 
 def _keep(state: SteerState) -> Verdict:
