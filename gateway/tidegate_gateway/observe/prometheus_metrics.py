@@ -140,7 +140,9 @@ class Metrics:
         )
         self._seen: dict[str, set[str]] = collections.defaultdict(set)
         self._by_class: dict[str, _ClassMetrics] = {}
-        self._tenant_targets: dict[tuple[str, str], Counter] = {}
+        self.requests_of = _Children(self.requests)
+        self.slo_calls_of = _Children(self.slo_calls)
+        self._tenant_slo_calls_of = _Children(self.tenant_slo_calls)
 
     @functools.cached_property
     def _time_error(self) -> Histogram:
@@ -201,10 +203,7 @@ class Metrics:
         tenant, outcome = self.label("tenant", record.tenant or "none"), _slo_outcome(record, met=met)
         if outcome is not None:
             slo_class.count_target(outcome)
-            counter = self._tenant_targets.get((tenant, outcome))
-            if counter is None:
-                counter = self._tenant_targets[tenant, outcome] = self.tenant_slo_calls.labels(tenant, outcome)
-            counter.inc()
+            self._tenant_slo_calls_of[tenant, outcome].inc()
         finished_at_s = record.finished_at_s if record.outcome == "ok" else None
         self.service.add(
             record.arrived_at_s if record.ended_at_s is None else record.ended_at_s,
@@ -285,14 +284,24 @@ def _slo_outcome(record: call_record.CallRecord, *, met: bool) -> recent_service
     return "late" if record.outcome == "ok" else "failed"
 
 
+class _Children(dict[tuple[str, str], Counter]):
+    """The counters of one metric by its two labels, each looked up once."""
+
+    def __init__(self, metric: Counter) -> None:
+        super().__init__()
+        self._metric = metric
+
+    def __missing__(self, labels: tuple[str, str]) -> Counter:
+        child = self[labels] = self._metric.labels(*labels)
+        return child
+
+
 class _ClassMetrics:
     """The metrics of one class of calls, looked up once."""
 
     def __init__(self, metrics: Metrics, name: str) -> None:
         self.name = name
         self._metrics = metrics
-        self._outcomes: dict[str, Counter] = {}
-        self._targets: dict[str, Counter] = {}
         self._met: collections.deque[bool] = collections.deque(maxlen=ATTAINMENT_CALLS)
         self._met_count = 0
 
@@ -318,17 +327,11 @@ class _ClassMetrics:
 
     def count(self, outcome: str) -> None:
         """Counts a call with this outcome."""
-        counter = self._outcomes.get(outcome)
-        if counter is None:
-            counter = self._outcomes[outcome] = self._metrics.requests.labels(outcome, self.name)
-        counter.inc()
+        self._metrics.requests_of[outcome, self.name].inc()
 
     def count_target(self, outcome: str) -> None:
         """Counts a call that had a target."""
-        counter = self._targets.get(outcome)
-        if counter is None:
-            counter = self._targets[outcome] = self._metrics.slo_calls.labels(self.name, outcome)
-        counter.inc()
+        self._metrics.slo_calls_of[self.name, outcome].inc()
 
     def attain(self, *, met: bool) -> None:
         """A call met its targets, or missed them."""
