@@ -32,6 +32,14 @@ class SettingsFile:
         return f"{self.path}:{line}: {problem}"
 
 
+def named(path: str, setting: str) -> bytes:
+    """The content of the file that a setting names. Raises `BadSettings`."""
+    try:
+        return pathlib.Path(path).read_bytes()
+    except OSError as error:
+        raise BadSettings(f"{setting}: cannot read {path}: {error.strerror}") from error
+
+
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         known = set()

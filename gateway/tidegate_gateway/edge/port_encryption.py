@@ -4,12 +4,11 @@ kubelet change them, and new connections get the new one. A certificate that can
 
 import asyncio
 import logging
-import pathlib
 import ssl
 
 import grpc
 
-from tidegate_gateway import gateway_settings
+from tidegate_gateway import gateway_settings, settings_file
 from tidegate_gateway.observe import background_loop
 from tidegate_gateway.settings_decoder import BadSettings
 
@@ -95,11 +94,4 @@ class PortEncryption:
 
 
 def _read(chain: str, key: str) -> Files:
-    return _bytes(chain, "certFile"), _bytes(key, "keyFile")
-
-
-def _bytes(path: str, name: str) -> bytes:
-    try:
-        return pathlib.Path(path).read_bytes()
-    except OSError as error:
-        raise BadSettings(f"tls.{name}: cannot read {path}: {error.strerror}") from error
+    return settings_file.named(chain, "tls.certFile"), settings_file.named(key, "tls.keyFile")

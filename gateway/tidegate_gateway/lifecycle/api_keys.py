@@ -9,14 +9,13 @@ import asyncio
 import hashlib
 import hmac
 import logging
-import pathlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import yaml
 
-from tidegate_gateway import gateway_settings, settings_decoder
+from tidegate_gateway import gateway_settings, settings_decoder, settings_file
 from tidegate_gateway.observe import background_loop
 from tidegate_gateway.openai import error_table, http_headers, request_fields
 from tidegate_gateway.settings_decoder import BadSettings
@@ -89,9 +88,9 @@ class ApiKeys:
 
     def __init__(self, settings: gateway_settings.Auth) -> None:
         """Raises `BadSettings` for a file that cannot be used."""
-        self._path = None if settings.keys_file is None else pathlib.Path(settings.keys_file)
+        self._path = settings.keys_file
         self._reload_s = settings.reload_s
-        self._raw = b"" if self._path is None else _bytes(self._path)
+        self._raw = b"" if self._path is None else settings_file.named(self._path, "auth.keysFile")
         self._callers = {} if self._path is None else parsed(self._raw)
 
     @property
@@ -123,7 +122,7 @@ class ApiKeys:
         """Takes the keys that the file has now. Raises `BadSettings`."""
         if self._path is None:
             return
-        raw = await asyncio.to_thread(_bytes, self._path)
+        raw = await asyncio.to_thread(settings_file.named, self._path, "auth.keysFile")
         if raw != self._raw:
             self._callers = await asyncio.to_thread(parsed, raw)
             self._raw = raw
@@ -154,13 +153,6 @@ def parsed(raw: bytes) -> dict[bytes, Caller]:
 
 def forbidden(message: str, *, param: str | None = None) -> error_table.GatewayError:
     return error_table.GatewayError("forbidden", message, param=param)
-
-
-def _bytes(path: pathlib.Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadSettings(f"auth.keysFile: cannot read {path}: {error.strerror}") from error
 
 
 def _unauthenticated(message: str) -> error_table.GatewayError:
