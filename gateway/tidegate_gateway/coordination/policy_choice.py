@@ -98,7 +98,8 @@ class PolicyChoice:
             active = _active("steered", learned.steered)
         else:
             active = self._configured
-        before, ended = self._core.dispatcher.policy, self.active.source == "override" != active.source
+        before = self._core.dispatcher.policy
+        ended = self.active.source == "override" and active.source != "override"
         if active.name not in policies.POLICIES:
             logger.error("policy %r is unknown here (a newer version set it?); %s stays", active.name, before)
             return

@@ -139,15 +139,11 @@ def decision(item: recent_decisions.RecentDecision, now: float) -> dict[str, Any
 
 def tally(seen: recent_service.Tally) -> dict[str, Any]:
     """Calls that ended."""
-    met, answer_s = seen.met_ratio, seen.mean_answer_s
     return {
-        "answered": seen.calls,
+        **seen.summary(),
         "tokens": seen.tokens,
-        "with_target": seen.with_target,
         "met": seen.met,
         "late": seen.late,
         "shed": seen.shed,
         "failed": seen.failed,
-        "met_ratio": None if met is None else round(met, 4),
-        "answer_s": None if answer_s is None else round(answer_s, 3),
     }

@@ -33,15 +33,7 @@ class Measured:
         return f"{share}{took}, {self.waiting} {'call' if self.waiting == 1 else 'calls'} waited"
 
     def as_json(self) -> dict[str, Any]:
-        met, answer_s = self.tally.met_ratio, self.tally.mean_answer_s
-        return {
-            "seconds": round(self.seconds, 1),
-            "answered": self.tally.calls,
-            "with_target": self.tally.with_target,
-            "met_ratio": None if met is None else round(met, 4),
-            "answer_s": None if answer_s is None else round(answer_s, 3),
-            "waiting": self.waiting,
-        }
+        return {"seconds": round(self.seconds, 1), **self.tally.summary(), "waiting": self.waiting}
 
 
 @dataclass(slots=True, kw_only=True)

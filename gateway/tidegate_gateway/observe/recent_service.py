@@ -7,7 +7,7 @@ switch of the policy begins a slice, so that the time before and the time after 
 import collections
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 SLICE_S = 5.0
 KEPT_S = 300.0
@@ -44,6 +44,16 @@ class Tally:
     @property
     def mean_answer_s(self) -> float | None:
         return self.answer_s / self.calls if self.calls else None
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON: the calls, their share of met targets, and their mean time."""
+        met, answer_s = self.met_ratio, self.mean_answer_s
+        return {
+            "answered": self.calls,
+            "with_target": self.with_target,
+            "met_ratio": None if met is None else round(met, 4),
+            "answer_s": None if answer_s is None else round(answer_s, 3),
+        }
 
     def count(self, tokens: int, answer_s: float | None, outcome: Outcome | None) -> None:
         """Counts the end of one call; without `answer_s` it was not answered, without an `outcome` it had no target."""
