@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from tidegate_policy import policies, waiting_queue, window
 from tidegate_policy.cost import CostModel
@@ -465,13 +466,11 @@ class EngineCore:
         return guarded_policy.replayed(policy, lambda: self._policy(name, parameters), now, items, self._served_calls())
 
     def _served_calls(self) -> list[policies.History]:
-        """The calls that run, and those that ran and wait again."""
-        running = self._batch.running
-        served = {*running, *self._tokens}
+        """The calls that run, in the order of their starts, and those that ran and wait again."""
+        calls, running = self._calls, self._batch.running
+        served = dict.fromkeys(chain(running, self._tokens))
         return [
-            policies.History(known.item, known.computed, call_id not in running)
-            for call_id, known in self._calls.items()
-            if call_id in served
+            policies.History(calls[call_id].item, calls[call_id].computed, call_id not in running) for call_id in served
         ]
 
     def _controls(self) -> Controls:

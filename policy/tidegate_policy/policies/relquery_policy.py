@@ -90,17 +90,7 @@ class _Group:
 
     @property
     def place(self) -> Place:
-        return (0.0 if self.urgent else 1.0, self.remaining_s, float(self.lane))
-
-
-@dataclass(slots=True, eq=False)
-class _Single:
-    """A call without a group."""
-
-    place: Place
-    ends_at_s: float
-    """The end of its patience."""
-    waits: bool = True
+        return (0.0 if self.urgent else 1.0, self.remaining_s, self.lane)
 
 
 class RelQuery(StaticPolicy):
@@ -129,7 +119,10 @@ class RelQuery(StaticPolicy):
         """The place of each lane without its lift; that of the singles is made up to date whenever lanes are compared."""
         self.lifts: dict[int, int] = {}
         """The starts that are left of the lift of a lane. A spent lift stays as 0 until the next start of the lane."""
-        self._singles: dict[CallId, _Single] = {}
+        self._singles: dict[CallId, Place] = {}
+        """The places of the calls without a group."""
+        self._started: dict[CallId, float | None] = {}
+        """The singles that have started, with the end of their patience; None = it had been lifted."""
         self._heads: list[tuple[Place, CallId]] = []
         """A heap of the waiting singles. An entry counts while it holds the present place of a single that waits."""
         self._changed: dict[str, None] = {}
@@ -148,29 +141,24 @@ class RelQuery(StaticPolicy):
         return SINGLES if group is None else group.lane
 
     def lanes(self, items: Sequence[QueuedRequest]) -> list[int]:
-        members = self._members
-        return [members[call_id].lane if (call_id := item.call.id) in members else SINGLES for item in items]
+        group_of = self._members.get
+        return [SINGLES if (group := group_of(item.call.id)) is None else group.lane for item in items]
 
     def key(self, item: QueuedRequest) -> Key:
-        return self.keys((item,))[0]
+        call = item.call
+        if call.id in self._members:
+            return ()
+        return self._singles.get(call.id) or (_level(call), item.service_s)
 
     def keys(self, items: Sequence[QueuedRequest]) -> list[Key]:
-        members, singles = self._members, self._singles
-        return [
-            ()
-            if (call_id := item.call.id) in members
-            else (
-                float(item.call.urgency != MOST_URGENT),
-                item.service_s if call_id not in singles or singles[call_id].place[1] else 0.0,
-            )
-            for item in items
-        ]
+        places = self._singles
+        return [places[call_id] if (call_id := item.call.id) in places else self.key(item) for item in items]
 
     def rank(self, item: QueuedRequest) -> Key:
         group = self._members.get(item.call.id)
         if group is not None:
             return (*self._group_turns.place(group.lane), item.call.arrived_at_s)
-        return (float(item.call.urgency != MOST_URGENT), item.service_s, 0.0, item.call.arrived_at_s)
+        return (_level(item.call), item.service_s, 0.0, item.call.arrived_at_s)
 
     @property
     def heads(self) -> list[tuple[Place, CallId]]:
@@ -180,8 +168,7 @@ class RelQuery(StaticPolicy):
         return self._heads
 
     def counts(self, head: tuple[Place, CallId]) -> bool:
-        single = self._singles.get(head[1])
-        return single is not None and single.waits and single.place == head[0]
+        return self._singles.get(head[1]) == head[0] and head[1] not in self._started
 
     # Events.
 
@@ -189,19 +176,23 @@ class RelQuery(StaticPolicy):
         return self.on_arrivals(now, (item,))
 
     def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
-        cost, members = self.context.cost(), self._members
-        output_s = _output_s(cost)
-        singles: dict[CallId, _Single] = {}
+        cost, members, groups, patience_s = self.context.cost(), self._members, self._groups, self._patience_s
+        output_s, number, many = _output_s(cost), self._number, len(items) > 1
+        singles: dict[CallId, Place] = {}
+        ends: dict[str, float] = {}
         joined: dict[int, _Group] = {}
         for item in items:  # in one pass, because the calls come from far memory
             call = item.call
-            call_id, prompt_tokens, output = call.id, call.prompt_tokens, call.output_predicted
-            self._number += 1
-            group = None if call.group is None else self._groups.get(call.group) or self._new_group(call)
+            call_id, name = call.id, call.group
+            number += 1
+            group = None if name is None else groups.get(name)
+            if group is None and name is not None and len(groups) < MAX_GROUPS:
+                group = groups[name] = _Group(name, number, call.urgency == MOST_URGENT, call.arrived_at_s)
             if group is None:
-                place = (float(call.urgency != MOST_URGENT), item.service_s, float(self._number))
-                singles[call_id] = _Single(place, call.arrived_at_s + self._patience_s)
+                singles[call_id] = (_level(call), item.service_s, number)
+                ends[call_id] = call.arrived_at_s + patience_s
                 continue
+            prompt_tokens, output = call.prompt_tokens, call.output_predicted
             members[call_id] = joined[group.lane] = group
             group.waiting[call_id] = prompt_tokens
             group.waiting_tokens += prompt_tokens
@@ -220,20 +211,21 @@ class RelQuery(StaticPolicy):
                 group.remaining_s += more_s
                 if group.seen > group.estimated_at * (1 + MATERIAL):
                     self._changed[group.name] = None
-            if len(items) > 1 and now >= self._group_patience.first_at_s:
+            if many and now >= self._group_patience.first_at_s:
                 self._lift_groups(now)
+        self._number = number
         for lane, group in joined.items():
             self.places[lane] = group.place
         self._singles.update(singles)
-        self._singles_wait(singles)
+        self._singles_wait(singles, ends)
         changed = [*self._lift(now)]
-        while len(items) > 1 and now >= self._single_patience.first_at_s:
+        while many and now >= self._single_patience.first_at_s:
             changed += self._lift(now)
         return changed
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         call = item.call
-        group, single = self._members.get(call.id), self._singles.get(call.id)
+        group = self._members.get(call.id)
         if group is not None and call.id in group.waiting:
             group.waiting_tokens -= group.waiting.pop(call.id)
             group.running[call.id] = call.output_predicted
@@ -241,9 +233,8 @@ class RelQuery(StaticPolicy):
             group.sampled = False
             if self.lifts.get(group.lane) == 0:
                 self._group_patience.watch(group.name, self._group_ends_at_s(group))
-        elif single is not None:
-            single.waits = False
-            self._single_patience.forget(call.id)
+        elif call.id in self._singles and call.id not in self._started:
+            self._started[call.id] = self._single_patience.forget(call.id)
         return self._lift(now)
 
     def on_skip(self, now: float, item: QueuedRequest) -> Changed:
@@ -257,16 +248,18 @@ class RelQuery(StaticPolicy):
         return self._lift(now)
 
     def on_preemption(self, now: float, item: QueuedRequest) -> Changed:
-        single = self._singles.get(item.call.id)
-        if single is not None:
-            single.place = (single.place[0], item.service_s, single.place[2])
-            single.ends_at_s = now + self._patience_s
+        call_id = item.call.id
+        if call_id in self._started:
+            level, _, number = self._singles[call_id]
+            self._singles[call_id] = (level, item.service_s, number)
+            self._started[call_id] = now + self._patience_s
         self._wait_again(item)
         return self._lift(now)
 
     def on_end(self, now: float, call_id: CallId) -> Changed:
         if self._singles.pop(call_id, None) is not None:
             self._single_patience.forget(call_id)
+            self._started.pop(call_id, None)
         self._tokens.forget(call_id)
         group = self._members.pop(call_id, None)
         if group is not None:
@@ -283,33 +276,21 @@ class RelQuery(StaticPolicy):
 
     # Groups.
 
-    def _new_group(self, call: Call) -> _Group | None:
-        """The group of its first call; None if there are too many."""
-        if call.group is None or len(self._groups) >= MAX_GROUPS:
-            return None
-        group = _Group(call.group, self._number, call.urgency == MOST_URGENT, call.arrived_at_s)
-        self._groups[call.group] = group
-        return group
-
     def _wait_again(self, item: QueuedRequest) -> None:
         call_id = item.call.id
-        group, single = self._members.get(call_id), self._singles.get(call_id)
+        group = self._members.get(call_id)
         if group is not None and group.running.pop(call_id, None) is not None:
             group.waiting[call_id] = item.call.prompt_tokens
             group.waiting_tokens += item.call.prompt_tokens
             self._changed[group.name] = None
-        elif single is not None:
-            self._singles_wait({call_id: single})
+        elif call_id in self._started:
+            ends_at_s = self._started.pop(call_id)
+            self._singles_wait({call_id: self._singles[call_id]}, {} if ends_at_s is None else {call_id: ends_at_s})
 
-    def _singles_wait(self, singles: Mapping[CallId, _Single]) -> None:
-        heads = []
-        ends: dict[str, float] = {}
-        for call_id, single in singles.items():
-            single.waits = True
-            heads.append((single.place, call_id))
-            if single.place[1]:
-                ends[call_id] = single.ends_at_s
-        if len(heads) <= overdue.FEW:
+    def _singles_wait(self, singles: Mapping[CallId, Place], ends: Mapping[str, float]) -> None:
+        """These singles wait from now on, with the ends of their patience unless they have been lifted."""
+        heads = zip(singles.values(), singles, strict=True)
+        if len(singles) <= overdue.FEW:
             for head in heads:
                 heapq.heappush(self._heads, head)
         else:
@@ -360,6 +341,8 @@ class RelQuery(StaticPolicy):
 
     def _decoding(self, group: _Group) -> list[int]:
         """Output tokens that each running call of a group still needs."""
+        if not group.running:
+            return []
         outputs = self._tokens.outputs
         return [max(output - outputs(call_id), 1) for call_id, output in group.running.items()]
 
@@ -396,9 +379,9 @@ class RelQuery(StaticPolicy):
             return NONE_CHANGED
         changed = [CallId(name) for name in self._single_patience.take(now)]
         for call_id in changed:
-            single = self._singles[call_id]
-            single.place = (single.place[0], 0.0, single.place[2])
-            heapq.heappush(self._heads, (single.place, call_id))
+            level, _, number = self._singles[call_id]
+            place = self._singles[call_id] = (level, 0.0, number)
+            heapq.heappush(self._heads, (place, call_id))
         return changed
 
 
@@ -465,6 +448,11 @@ class GroupTurns:
             while heads and not self._policy.counts(heads[0]):
                 heapq.heappop(heads)
         return heads[0][0] if heads else LAST
+
+
+def _level(call: Call) -> float:
+    """The first part of a place and of a rank."""
+    return 0.0 if call.urgency == MOST_URGENT else 1.0
 
 
 def _output_s(cost: CostModel) -> float:
