@@ -8,8 +8,8 @@ from typing import Any
 import tidegate_profiles
 from tidegate_cli import settings_reference
 from tidegate_gateway import gateway_settings, settings_decoder
+from tidegate_gateway.callers import authentication
 from tidegate_gateway.edge import port_encryption
-from tidegate_gateway.lifecycle import api_keys
 from tidegate_policy import duration
 from tidegate_policy.admit import promises
 
@@ -39,6 +39,8 @@ def sentences(settings: gateway_settings.Settings) -> Iterator[str]:
     yield f"Clients connect to {listen.host}: {', '.join(ports)}{secured}."
     if settings.auth.keys_file is not None:
         yield f"Callers need an API key of {settings.auth.keys_file}, and the key decides their tenant."
+    if (jwt := settings.auth.jwt).issuer is not None:
+        yield f"Callers with a token of {jwt.issuer} may call; its claim {jwt.tenant_claim} decides their tenant."
     if settings.engines or settings.services:
         names = [item.name or item.url for item in settings.engines] + [
             f"{item.name} (DNS)" for item in settings.services
@@ -69,7 +71,10 @@ def sentences(settings: gateway_settings.Settings) -> Iterator[str]:
 
 def warnings(settings: gateway_settings.Settings) -> Iterator[str]:
     """What is allowed and probably not meant. The gateway may run on another machine, so files may be absent here."""
-    for load in (lambda: api_keys.ApiKeys(settings.auth), lambda: port_encryption.PortEncryption(settings.tls)):
+    for load in (
+        lambda: authentication.Authentication(settings.auth),
+        lambda: port_encryption.PortEncryption(settings.tls),
+    ):
         try:
             load()
         except settings_decoder.BadSettings as error:

@@ -123,7 +123,7 @@ async def _serve(
     started = starting.result()
     url = up_start.gateway_url(options, encrypted=combined.settings.tls.cert_file is not None)
     model = await up_start.served_model(options) or "MODEL"
-    needs_key = combined.settings.auth.keys_file is not None
+    needs_key = combined.settings.auth.required
     sys.stdout.write(welcome.text(options, combined.wanted, url=url, model=model, needs_key=needs_key))
     sys.stdout.flush()
     controls = [engine.control for engine in started if engine.control]

@@ -1,4 +1,5 @@
-"""The settings of a gateway, in one file so that all names, defaults and units can be read together.
+"""The settings of a gateway, in one file so that all names, defaults and units can be read together. Those of the
+authentication and encryption of clients are in `access_settings`.
 
 They come from one YAML or JSON file and the few environment variables of `from_environment`.
 
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tidegate_gateway import settings_decoder, settings_file, stage_declaration
+from tidegate_gateway import access_settings, settings_decoder, settings_file, stage_declaration
 from tidegate_gateway.settings_decoder import BadSettings
 from tidegate_policy import gateway_core, policies
 from tidegate_policy.admit import outliers, promises
@@ -25,7 +26,6 @@ AUTO_ALPHA = 0.2
 """The meaning of `alpha: auto`; HexGen's best values lie between 0.1 and 0.4."""
 ROWS_URL = re.compile(r"https?://[^/?#@\\\s]+/[^?#@\\\s]*")
 """An address of rows, and a prefix of such addresses."""
-LOOPBACK = re.compile(r"localhost|::1|127(\.\d{1,3}){3}")
 STORE_URLS = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://")
 
 
@@ -53,30 +53,6 @@ class Listen:
     """Further host names by which browsers and tools may call the admin port (docs/http.md, Admin port)."""
     metrics_port: int | None = None
     """/metrics, /health and /ready on a port without clients; null = the admin port (metrics) and the HTTP port (all)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Auth:
-    """The authentication of callers (docs/http.md, Authentication)."""
-
-    keys_file: str | None = None
-    """A YAML file with the hashes of API keys and their tenants; null = callers need no key."""
-    reload_s: float = 5.0
-    """Between two looks at the file."""
-    allow_unauthenticated: bool = False
-    """Serve without keys on an address beyond loopback; the network or a proxy must then authenticate clients."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
-    """TLS of the client ports, HTTP and gRPC. The admin and metrics ports speak plain text."""
-
-    cert_file: str | None = None
-    """The certificate and its chain in PEM; null = the client ports speak plain text."""
-    key_file: str | None = None
-    """The private key of the certificate in PEM, without a password."""
-    reload_s: float = 10.0
-    """Between two looks at the files. New connections get a changed certificate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,8 +293,8 @@ class Settings:
     model: str | None = None
     """The model that every engine serves; null = the first model that an engine lists."""
     listen: Listen = field(default_factory=Listen)
-    auth: Auth = field(default_factory=Auth)
-    tls: Tls = field(default_factory=Tls)
+    auth: access_settings.Auth = field(default_factory=access_settings.Auth)
+    tls: access_settings.Tls = field(default_factory=access_settings.Tls)
     engines: tuple[StaticEngine, ...] = ()
     services: tuple[EngineService, ...] = ()
     health: Health = field(default_factory=Health)
@@ -410,15 +386,7 @@ def _checked(settings: Settings) -> Settings:
 
 
 def _problems(settings: Settings) -> list[str]:
-    problems = []
-    open_to_all = settings.auth.keys_file is None and not settings.auth.allow_unauthenticated
-    if open_to_all and not LOOPBACK.fullmatch(settings.listen.host):
-        problems.append(
-            f"listen.host {settings.listen.host!r} lets other machines call, and callers need no API key: set"
-            " auth.keysFile, or auth.allowUnauthenticated: true if the network or a proxy authenticates clients"
-        )
-    if (settings.tls.cert_file is None) != (settings.tls.key_file is None):
-        problems.append("tls needs both certFile and keyFile, or none of them")
+    problems = access_settings.problems(settings.auth, settings.tls, host=settings.listen.host)
     if settings.policy.name not in policies.POLICIES:
         near = settings_decoder.suggestion(settings.policy.name, policies.POLICIES)
         problems.append(f"policy.name {settings.policy.name!r} is not a policy; {near}")

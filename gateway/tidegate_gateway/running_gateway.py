@@ -11,11 +11,11 @@ from collections.abc import Callable
 import aiohttp
 
 from tidegate_gateway import gateway_settings
+from tidegate_gateway.callers import authentication
 from tidegate_gateway.coordination import policy_choice, pool_exchange
 from tidegate_gateway.engines import discovery
 from tidegate_gateway.lifecycle import (
     admission,
-    api_keys,
     calls,
     engine_client,
     engine_connections,
@@ -52,7 +52,7 @@ class Gateway:
         self.settings = settings
         self.clock = clock
         self.draining = False
-        self.keys = api_keys.ApiKeys(settings.auth)
+        self.authentication = authentication.Authentication(settings.auth)
         self.link = store_link.StoreLink(store)
         self.metrics = prometheus_metrics.Metrics({item.name for item in settings.classes})
         self.recent = recent_decisions.RecentDecisions()
@@ -132,7 +132,7 @@ class Gateway:
         async with asyncio.TaskGroup() as group:
             for part in (
                 self.discovery,
-                self.keys,
+                self.authentication,
                 self.placements,
                 self.workflows,
                 self.tokens,

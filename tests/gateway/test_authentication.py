@@ -8,8 +8,8 @@ import grpc
 import pytest
 import yaml
 
-from tidegate_gateway import fake_engine, gateway_settings, settings_decoder
-from tidegate_gateway.lifecycle import api_keys
+from tidegate_gateway import access_settings, fake_engine, gateway_settings, settings_decoder
+from tidegate_gateway.callers import api_keys, authentication
 from tidegate_gateway.openai.error_table import GatewayError
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
@@ -131,10 +131,10 @@ def test_a_file_of_keys_that_cannot_be_used_says_why(text: str, says: str) -> No
 
 
 def test_two_keys_in_one_request_are_refused(keys_file: pathlib.Path) -> None:
-    keys = api_keys.ApiKeys(gateway_settings.Auth(keys_file=str(keys_file)))
-    assert keys.caller([("authorization", f"bearer {ACME}")]).tenant == "acme"
+    keys = authentication.Authentication(access_settings.Auth(keys_file=str(keys_file)))
+    assert keys.caller_of([("authorization", f"bearer {ACME}")]).tenant == "acme"
     with pytest.raises(GatewayError):
-        keys.caller([("authorization", f"Bearer {ACME}"), ("authorization", f"Bearer {OTHER}")])
+        keys.caller_of([("authorization", f"Bearer {ACME}"), ("authorization", f"Bearer {OTHER}")])
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gateway.example", ""])

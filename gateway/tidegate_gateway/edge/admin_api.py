@@ -5,9 +5,9 @@ import re
 from typing import Any
 
 from tidegate_gateway import running_gateway
+from tidegate_gateway.callers import caller
 from tidegate_gateway.coordination import policy_choice
 from tidegate_gateway.edge import http_api, http_listener, http_messages, state_snapshot
-from tidegate_gateway.lifecycle import api_keys
 from tidegate_gateway.openai.error_table import BadRequest
 
 _PORT = re.compile(r":\d+$")
@@ -52,12 +52,12 @@ class AdminApi:
         host, origin = request.header("host").lower(), request.header("origin").lower()
         name = host.rpartition(":")[0] if _PORT.search(host) else host
         if not _is_own_name(name, self._names):
-            raise api_keys.forbidden(
+            raise caller.forbidden(
                 "the admin port does not have this host name; call it by its address, or set listen.adminNames",
                 param="host",
             )
         if origin and origin not in (f"http://{host}", f"https://{host}"):
-            raise api_keys.forbidden("the admin port takes no requests of other origins", param="origin")
+            raise caller.forbidden("the admin port takes no requests of other origins", param="origin")
 
     async def _state(self, request: http_messages.Request) -> http_messages.Response:
         return http_messages.reply(state_snapshot.snapshot(self._gateway))

@@ -72,9 +72,9 @@ async def serving(
     the port is taken."""
     limits = gateway.settings.limits
     open_services = (health.SERVICE_NAME, reflection.SERVICE_NAME)
-    authentication = grpc_authentication.Authentication(gateway.keys, without_key=open_services)
+    authentication = grpc_authentication.Authentication(gateway.authentication, without_key=open_services)
     server = grpc.aio.server(
-        interceptors=[*([authentication] if gateway.keys.required else []), Readable()],
+        interceptors=[*([authentication] if gateway.authentication.required else []), Readable()],
         maximum_concurrent_rpcs=limits.connections,
         options=[
             ("grpc.max_receive_message_length", limits.body_bytes),

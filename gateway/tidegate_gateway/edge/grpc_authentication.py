@@ -1,17 +1,17 @@
-"""Authenticates gRPC calls: all services but health and reflection need an API key, if the gateway has keys."""
+"""Authenticates gRPC calls: if the gateway knows callers, all services but health and reflection need a key or a token."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 
+from tidegate_gateway.callers import authentication
 from tidegate_gateway.edge import grpc_answers
-from tidegate_gateway.lifecycle import api_keys
 from tidegate_gateway.openai import error_table
 
 
 class CallerContext:
-    """The context of a call, with metadata that the caller's key has bound."""
+    """The context of a call, with metadata that the caller's key or token has bound."""
 
     def __init__(self, context: grpc_answers.Context, metadata: list[tuple[str, str]]) -> None:
         self._context = context
@@ -27,9 +27,9 @@ class CallerContext:
 class Authentication(grpc.aio.ServerInterceptor):
     """Answers UNAUTHENTICATED and PERMISSION_DENIED, and binds the tenant of all other calls."""
 
-    def __init__(self, keys: api_keys.ApiKeys, *, without_key: tuple[str, ...]) -> None:
+    def __init__(self, callers: authentication.Authentication, *, without_key: tuple[str, ...]) -> None:
         """`without_key` names the services that need none."""
-        self._keys = keys
+        self._callers = callers
         self._without_key = without_key
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
@@ -50,7 +50,7 @@ class Authentication(grpc.aio.ServerInterceptor):
     async def _bound(self, request: Any, context: grpc_answers.Context) -> CallerContext:
         given = [(name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str)]
         try:
-            caller = self._keys.caller(given)
+            caller = self._callers.caller_of(given)
             caller.check_class(getattr(request, "slo_class", ""), "slo_class")
             return CallerContext(context, caller.bound(given))
         except error_table.GatewayError as error:

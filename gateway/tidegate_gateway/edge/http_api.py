@@ -46,7 +46,7 @@ class HttpApi:
         """The client port: only these paths exist."""
         route = http_listener.Route
         listen = self._gateway.settings.listen
-        shared = not self._gateway.keys.required  # the metrics show all tenants
+        shared = not self._gateway.authentication.required  # the metrics show all tenants
         views = [
             *([route(method="GET", path="/metrics", handler=self.metrics)] if listen.client_metrics and shared else []),
             *(self.page_routes() if listen.status_page else []),
@@ -73,10 +73,10 @@ class HttpApi:
         )
 
     def guard(self, request: http_messages.Request, route: http_listener.Route) -> None:
-        """Binds a request to the tenant of its API key, if the gateway has keys. Raises `GatewayError`."""
-        keys = self._gateway.keys
-        if keys.required and not route.without_key:
-            request.headers = keys.caller(request.headers).bound(request.headers)
+        """Binds a request to the tenant of its API key or token, if the gateway knows callers. Raises `GatewayError`."""
+        authentication = self._gateway.authentication
+        if authentication.required and not route.without_key:
+            request.headers = authentication.caller_of(request.headers).bound(request.headers)
 
     def probes(self) -> http_listener.Routes:
         """The paths that Kubernetes and Prometheus read, for a port of their own that clients cannot fill."""

@@ -8,7 +8,7 @@ import ssl
 
 import grpc
 
-from tidegate_gateway import gateway_settings, settings_file
+from tidegate_gateway import access_settings, settings_file
 from tidegate_gateway.observe import background_loop
 from tidegate_gateway.settings_decoder import BadSettings
 
@@ -21,7 +21,7 @@ Files = tuple[bytes, bytes]
 class PortEncryption:
     """The certificate of one gateway."""
 
-    def __init__(self, settings: gateway_settings.Tls) -> None:
+    def __init__(self, settings: access_settings.Tls) -> None:
         """Raises `BadSettings` for files that cannot be used."""
         self._settings = settings
         self._files: Files = (b"", b"")

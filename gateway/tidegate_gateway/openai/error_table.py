@@ -49,6 +49,7 @@ TABLE: dict[str, Row] = {
     "internal_error": Row(status=500, grpc="INTERNAL", type="server_error"),
     "engine_failed": Row(status=502, grpc="UNAVAILABLE", type="server_error"),
     "engine_timeout": Row(status=504, grpc="DEADLINE_EXCEEDED", type="server_error"),
+    "keys_unavailable": Row(status=503, grpc="UNAVAILABLE", type="server_error"),
     DropReason.SATURATED: Row(status=429, grpc="RESOURCE_EXHAUSTED", type="rate_limit_error"),
     DropReason.TTL_EXPIRED: Row(status=429, grpc="RESOURCE_EXHAUSTED", type="rate_limit_error"),
     DropReason.DEADLINE_UNREACHABLE: Row(status=429, grpc="DEADLINE_EXCEEDED", type="rate_limit_error"),

@@ -1,0 +1,158 @@
+"""Which tenant does a token of an identity provider belong to? (JSON Web Tokens, RFC 7519, RFC 8725)
+
+PyJWT checks the signature with a public key of the issuer, and the claims `iss`, `aud`, `exp` and `nbf`. Signatures with a
+shared secret, and tokens without one, are refused: the public keys would be their secret. A token that was verified is
+remembered until it expires or the public keys change, because a signature costs more than the rest of a request.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from typing import Any
+
+import aiohttp
+import jwt
+import orjson
+
+from tidegate_gateway import access_settings, settings_file
+from tidegate_gateway.callers import caller
+from tidegate_gateway.openai import error_table, request_fields
+from tidegate_gateway.settings_decoder import BadSettings
+
+logger = logging.getLogger("tidegate.gateway")
+
+LONGEST_TOKEN = 16_384
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+LEEWAY_S = 30.0
+"""The clocks of the issuer and of the gateway may differ by this much."""
+REMEMBERED = 10_000
+FETCH_S, FETCHED_BYTES = 10.0, 1 << 20
+RETRY_S = 5.0
+"""Between two attempts to read the public keys, while there are none."""
+
+
+class WebTokens:
+    """The tokens of one issuer."""
+
+    def __init__(self, settings: access_settings.Jwt) -> None:
+        """Raises `BadSettings` for a file that cannot be used. An address is first read by `refresh`."""
+        self._settings = settings
+        self._raw = b""
+        self._keys: dict[str | None, jwt.PyJWK] = {}
+        """The public keys by their `kid`."""
+        self._known: dict[bytes, tuple[float, caller.Caller]] = {}
+        """By the SHA-256 of a verified token: when it expires, in seconds of the wall clock, and its caller."""
+        if settings.jwks_file is not None:
+            self._take(settings_file.named(settings.jwks_file, "auth.jwt.jwksFile"))
+
+    @property
+    def next_refresh_s(self) -> float:
+        """Seconds from one reading of the public keys to the next."""
+        return self._settings.refresh_s if self._keys else min(RETRY_S, self._settings.refresh_s)
+
+    def caller_of(self, token: str) -> caller.Caller:
+        """The caller with this token. Raises `GatewayError`."""
+        if len(token) > LONGEST_TOKEN or not token.isascii():
+            raise caller.unauthenticated(f"a token has at most {LONGEST_TOKEN} characters, all of them ASCII")
+        digest = hashlib.sha256(token.encode()).digest()
+        expires_at_s, found = self._known.get(digest, (0.0, None))
+        if found is not None and time.time() < expires_at_s:
+            return found
+        claims = self._verified(token)
+        found = self._bound(claims)
+        if len(self._known) >= REMEMBERED:
+            self._known.clear()
+        self._known[digest] = (float(claims["exp"]) + LEEWAY_S, found)
+        return found
+
+    async def refresh(self) -> None:
+        """Reads the public keys again. Raises `BadSettings`; then the keys stay as they were."""
+        if self._settings.jwks_file is not None:
+            raw = await asyncio.to_thread(settings_file.named, self._settings.jwks_file, "auth.jwt.jwksFile")
+        else:
+            raw = await _fetched(self._settings.jwks_url or "")
+        if raw != self._raw:
+            self._take(raw)
+            logger.info("%d public keys of %s", len(self._keys), self._settings.issuer)
+
+    def _take(self, raw: bytes) -> None:
+        self._keys, self._raw = _parsed(raw), raw
+        self._known.clear()
+
+    def _verified(self, token: str) -> dict[str, Any]:
+        """The claims of a token. Raises `GatewayError`."""
+        if not self._keys:
+            raise error_table.GatewayError(
+                "keys_unavailable",
+                "the public keys of the token's issuer could not be read yet; send the request again later",
+                retry_after_s=RETRY_S,
+            )
+        try:
+            name = jwt.get_unverified_header(token).get("kid")
+            key = self._keys.get(name) or (next(iter(self._keys.values())) if name is None else None)
+            if key is None:
+                raise caller.unauthenticated("the token is signed with a key that its issuer does not publish")
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                key,
+                algorithms=ALGORITHMS,
+                audience=self._settings.audience,
+                issuer=self._settings.issuer,
+                leeway=LEEWAY_S,
+                options={"require": ["exp", "iss", "aud"]},
+            )
+        except jwt.ExpiredSignatureError as error:
+            raise caller.unauthenticated("the token has expired; get a new one from its issuer") from error
+        except (jwt.PyJWTError, ValueError) as error:
+            raise caller.unauthenticated(f"the token is not valid here: {error}") from error
+        return claims
+
+    def _bound(self, claims: dict[str, Any]) -> caller.Caller:
+        """The caller of verified claims. Raises `GatewayError`."""
+        name = self._settings.tenant_claim
+        try:
+            tenant = request_fields.text(claims.get(name), name)
+        except error_table.BadRequest as error:
+            raise caller.forbidden(f"the claim that holds the tenant cannot be used: {error.message}") from error
+        if tenant == caller.ANY_TENANT:
+            raise caller.forbidden(f"the claim {name} names no single tenant")
+        if (listed := self._settings.classes_claim) is None:
+            return caller.Caller(tenant=tenant, classes=None)
+        classes = claims.get(listed, [])
+        classes = classes.split() if isinstance(classes, str) else classes
+        if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
+            raise caller.forbidden(f"the claim {listed} must be a list of classes")
+        return caller.Caller(tenant=tenant, classes=frozenset(classes))
+
+
+def _parsed(raw: bytes) -> dict[str | None, jwt.PyJWK]:
+    """The public keys of a JSON Web Key Set that can verify a signature. Raises `BadSettings`."""
+    try:
+        found = jwt.PyJWKSet.from_dict(orjson.loads(raw)).keys
+    except (orjson.JSONDecodeError, jwt.PyJWTError, AttributeError, TypeError) as error:
+        raise BadSettings(f"the public keys of auth.jwt are no JSON Web Key Set ({type(error).__name__})") from error
+    keys = {
+        key.key_id: key for key in found if key.algorithm_name in ALGORITHMS and key.public_key_use in (None, "sig")
+    }
+    if not keys:
+        raise BadSettings(f"auth.jwt: the JSON Web Key Set has no key for a signature by {', '.join(ALGORITHMS)}")
+    return keys
+
+
+async def _fetched(url: str) -> bytes:
+    """The document at `url`. Raises `BadSettings`."""
+    timeout = aiohttp.ClientTimeout(total=FETCH_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
+            session.get(url, allow_redirects=False) as answer,
+        ):
+            if answer.status != 200:
+                raise BadSettings(f"auth.jwt.jwksUrl answered with status {answer.status}")
+            raw = await answer.content.read(FETCHED_BYTES)
+            if not answer.content.at_eof():
+                raise BadSettings(f"auth.jwt.jwksUrl has more than {FETCHED_BYTES} bytes")
+            return raw
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise BadSettings(f"auth.jwt.jwksUrl cannot be read ({type(error).__name__})") from error
