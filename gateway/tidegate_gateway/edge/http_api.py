@@ -5,6 +5,7 @@ its handler, and with it the call. `http_listener` cuts a client that does not r
 engines have endpoints that need no key, and none of them can be reached through the gateway.
 """
 
+import asyncio
 import functools
 from typing import Any
 
@@ -30,6 +31,9 @@ from tidegate_gateway.openai import (
     request_fields,
 )
 from tidegate_gateway.workflows import workflow_declaration, workflow_service, workflow_view
+
+LARGE_BODY_BYTES = 1 << 20
+"""Other clients are served between the steps of a larger body: the parse, the look at its fields, and the call."""
 
 
 class HttpApi:
@@ -114,8 +118,14 @@ class HttpApi:
         gateway = self._gateway
         now = gateway.clock()
         fields = http_headers.read(http_headers.headers_of(request.headers))
-        parsed = parsed_request.from_json(kind, request.body, fields, most_choices=self._limits.choices)
+        is_large = len(request.body) > LARGE_BODY_BYTES
+        body = parsed_request.decoded(request.body)
+        if is_large:
+            await asyncio.sleep(0)
+        parsed = parsed_request.from_body(kind, body, fields, most_choices=self._limits.choices)
         request.body = b""  # the parsed request has it
+        if is_large:
+            await asyncio.sleep(0)
         async with gateway.calls.answer(now, parsed) as answer:
             headers = _headers(fields, answer)
             reply = answer.reply

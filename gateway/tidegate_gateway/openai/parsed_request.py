@@ -14,7 +14,7 @@ from tidegate_gateway.openai.error_table import BadRequest
 
 MOST_FIELDS = 256
 """Fields at the top of a body; OpenAI's API has about forty."""
-MOST_PARTS = 200_000
+MOST_PARTS = 120_000
 """Lists, objects and fields of a body."""
 
 
