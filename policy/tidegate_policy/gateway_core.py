@@ -15,9 +15,9 @@ store.
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from tidegate_policy import budget, policies
+from tidegate_policy import budget, immutable, policies
 from tidegate_policy.admit import fairness, outliers, promises, retries
 from tidegate_policy.dispatch import core_actions, dispatcher, engine_table
 from tidegate_policy.dispatch.core_actions import Action
@@ -50,7 +50,7 @@ class UnknownSloClass(ValueError):
     """A call names a class that is not configured; the message lists the configured classes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class StageFacts:
     """A stage of a workflow as the store records it."""
 
@@ -66,7 +66,7 @@ class StageFacts:
     """False for a stage that its first call added to the workflow."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class WorkflowFacts:
     """A workflow as the store records it, with instants of the driver's clock."""
 
@@ -79,7 +79,7 @@ class WorkflowFacts:
     stages: Sequence[StageFacts]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class CallResult:
     """What an ended call has shown."""
 
@@ -346,7 +346,13 @@ class GatewayCore:
         )
         if result.output_tokens:
             each = max(round(result.output_tokens / call.sequences), 1)
-            real = replace(call, prompt_tokens=max(result.prompt_tokens, 1), output_predicted=each)
+            real = Call(
+                id=call.id,
+                arrived_at_s=call.arrived_at_s,
+                prompt_tokens=max(result.prompt_tokens, 1),
+                output_predicted=each,
+                sequences=call.sequences,
+            )
             admitted.own_s, admitted.demand_s = self.engines.measure(real, admitted.cached_tokens)
             self.dispatcher.tenants.observe(admitted.own_s, admitted.demand_s)
         if admitted.engine is not None:

@@ -12,7 +12,7 @@ engine that has room (late binding).
 import heapq
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidegate_policy import policies
@@ -95,7 +95,7 @@ class Dispatcher:
         self._warm: Sequence[RoutableEngine] = ()
         """The engines that have `cached_tokens` of the last call."""
         self._waiting: dict[CallId, _Waiting] = {}
-        self.waiting_by_class_and_tenant: Counter[tuple[str, str]] = Counter()
+        self.waiting_by_class_and_tenant: dict[tuple[str, str], int] = {}
         """How many calls of each class and tenant wait; no entry is 0."""
         self._expiries: list[tuple[float, CallId]] = []
         """A heap of (expiry, call). Entries of calls that no longer wait are skipped, and removed when they are many."""
@@ -260,6 +260,13 @@ class Dispatcher:
     def on_cache_lost(self, engine: EngineId) -> None:
         """The engine restarted, so its KV cache is empty."""
         self.prefixes.on_cleared(engine)
+
+    def on_sent_elsewhere(self, sent: Iterable[prefix_index.SentPrompt]) -> None:
+        """Other gateways have sent these prompts to engines. Engines that are not known here are left out."""
+        for prompt in sent:
+            engine = self._engines.get(prompt.engine)
+            if engine is not None:
+                self.prefixes.record(prompt, engine.cost.kv_tokens)
 
     def on_policy(self, now: float, policy: policies.Policy) -> int:
         """Orders the waiting calls by another policy; returns their number. The policy is told of all calls that are here,
@@ -437,7 +444,8 @@ class Dispatcher:
 
     def _wait(self, call: Call, waiting: _Waiting) -> None:
         self._waiting[call.id] = waiting
-        self.waiting_by_class_and_tenant[call.slo_class, call.tenant] += 1
+        counts, key = self.waiting_by_class_and_tenant, (call.slo_class, call.tenant)
+        counts[key] = counts.get(key, 0) + 1
         heapq.heappush(self._expiries, (waiting.expires_at_s, call.id))
         if len(self._expiries) > 2 * len(self._waiting) + SLACK_EXPIRIES:
             self._expiries = [entry for entry in self._expiries if self._still_waits(*entry)]

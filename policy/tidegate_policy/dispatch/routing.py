@@ -6,8 +6,9 @@ rest. The price of a call is computed once for each distinct cost model, because
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from tidegate_policy import immutable
 from tidegate_policy.cost import MICROSECONDS, CostModel
 from tidegate_policy.dispatch import prefix_index
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, EngineId
@@ -78,8 +79,10 @@ class Price:
     def charge(self) -> Backlog:
         """What the call adds to the engine's backlog."""
         if self._saved_s:
-            work_us = self._charge.work_us - round(self._saved_s * MICROSECONDS)
-            self._charge, self._saved_s = replace(self._charge, work_us=work_us), 0.0
+            whole = self._charge
+            work_us = whole.work_us - round(self._saved_s * MICROSECONDS)
+            self._charge = Backlog(calls=whole.calls, work_us=work_us, output_tokens=whole.output_tokens)
+            self._saved_s = 0.0
         return self._charge
 
 
@@ -172,7 +175,7 @@ class RoutingContext:
         return [row for row in rows if left_s - row[2] >= 0] or rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class Choice:
     """The engine that a rule names, and the scores by which it did (empty for rules without scores)."""
 
