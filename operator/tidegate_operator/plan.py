@@ -7,7 +7,7 @@ carries them out, and `pool_status` reports the progress.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidegate_operator import objects, pool_status
+from tidegate_operator import objects, pool_status, quantity
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 
@@ -73,8 +73,11 @@ def _stamped(manifest: Json) -> Json:
 
 
 def _is_so(manifest: Json, body: Json | None) -> bool:
-    """Whether `body` already agrees with `manifest`, apart from defaults and the fields of other owners."""
-    return body is not None and not _is_being_deleted(body) and _covers(body, manifest)
+    """Whether `body` already agrees with `manifest`, apart from defaults, the fields of other owners, and the way in which
+    quantities are written."""
+    if body is None or _is_being_deleted(body):
+        return False
+    return _covers(body, manifest) or _covers(quantity.normalised(body), quantity.normalised(manifest))
 
 
 def _is_being_deleted(body: Json) -> bool:

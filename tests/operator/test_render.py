@@ -109,8 +109,9 @@ def test_a_gateway_restarts_when_its_settings_change_and_only_then():
     def digest(**changes):
         return pick(manifests(**changes), "Deployment", "chat-gateway")["spec"]["template"]["metadata"]["annotations"]
 
-    assert digest() != digest(tenants=[])
+    assert digest() != digest(model={"name": "other"})
     assert digest() == digest(replicas=3)
+    assert digest() == digest(tenants=[], classes=[], workflows=[])  # a running gateway takes these from the file
 
 
 def test_a_simulated_engine_runs_tidegates_image_at_its_profile():
@@ -121,7 +122,7 @@ def test_a_simulated_engine_runs_tidegates_image_at_its_profile():
     assert container["command"] == ["tidegate", "sim-engine"]
     assert container["args"] == [
         "--model=Qwen/Qwen3-8B", "--host=0.0.0.0", "--port=8000", "--control=0.0.0.0:9001",
-        "--speed=10", "--shutdown-timeout=120", "--profile=a100-70b-tp8",
+        "--speed=10", "--shutdown-timeout=600", "--profile=a100-70b-tp8",
     ]  # fmt: skip
     assert "nvidia.com/gpu" not in container["resources"].get("limits", {})
 

@@ -7,7 +7,7 @@ each node pool, and DNS resolves that name to the engines.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -21,9 +21,10 @@ COMPONENT = "gateway"
 PUBLIC_PORTS = {"http": child_metadata.HTTP_PORT, "grpc": child_metadata.GRPC_PORT}
 INTERNAL_PORTS = {"admin": child_metadata.ADMIN_PORT, "metrics": child_metadata.METRICS_PORT}
 SETTINGS, KEYS, TLS = "/etc/tidegate", "/etc/tidegate-keys", "/etc/tidegate-tls"
+RELOADED = ("classes", "defaultClass", "tenants", "workflows")
+"""Settings that a running gateway takes from its file."""
 JOURNAL = "/tmp/ends.jsonl"
 """It outlives a container that was killed, and is lost with the pod."""
-DRAIN_S = 60
 LEAVE_S = 5
 """Seconds in which a stopping gateway still accepts calls, while load balancers learn that it stops."""
 
@@ -71,9 +72,14 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
             "pool": f"{pool.namespace}.{pool.name}",
             "journal": JOURNAL,
         },
-        "timeouts": {"drain": duration.text(DRAIN_S)},
+        "timeouts": {"drain": duration.text(pool.gateway.drain_s)},
         **({"tracing": {"endpoint": pool.gateway.traces_to}} if pool.gateway.traces_to else {}),
     }
+
+
+def _read_at_start(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a gateway reads at its start only; it takes over changes of the others from the file."""
+    return {key: value for key, value in config.items() if key not in RELOADED}
 
 
 def _cost(engine: spec.Engine, node_pool: spec.NodePool) -> dict[str, Any]:
@@ -112,7 +118,7 @@ def manifests(pool: spec.Pool, *, image: pods.Image, operator_namespace: str) ->
             "template": {
                 "metadata": {
                     "labels": {"app.kubernetes.io/name": "tidegate-gateway", **selector},
-                    "annotations": {child_metadata.CONFIG_DIGEST: child_metadata.digest(config)},
+                    "annotations": {child_metadata.CONFIG_DIGEST: child_metadata.digest(_read_at_start(config))},
                 },
                 "spec": _pod(pool, image),
             },
@@ -150,7 +156,7 @@ def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
             {"name": "settings", "configMap": {"name": name}},
             *({"name": volume, "secret": secret} for volume, secret in secrets.items()),
         ],
-        terminationGracePeriodSeconds=LEAVE_S + DRAIN_S + 10,
+        terminationGracePeriodSeconds=LEAVE_S + pool.gateway.drain_s + 10,
         topologySpreadConstraints=[
             {
                 "maxSkew": 1,
