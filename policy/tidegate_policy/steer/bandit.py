@@ -20,7 +20,7 @@ LEVELS_S = (4.0, 20.0)
 """Waits that separate the levels of pressure."""
 PRIOR = 6.0
 """Windows for which the choice of the rules counts as better by `PRIOR_GAIN`."""
-PRIOR_GAIN = 0.15
+PRIOR_GAIN = 0.05
 MOST_WINDOWS = 60.0
 """Older windows fade: no policy counts for more windows than this."""
 
@@ -29,7 +29,7 @@ MOST_WINDOWS = 60.0
 class Bandit:
     """The selector. Its memory is, by level and policy, the windows and the mean reward."""
 
-    width: float = 0.12
+    width: float = 0.2
     """How much an untried policy is preferred."""
     margin: float = 0.03
     """By how much the bound of another policy must exceed that of the active one."""
