@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from tidegate_policy import policies
 from tidegate_policy.qos import Histogram, Qos, Tally, Targets, TenantService
-from tidegate_policy.steer import bandit, changepoint, classifier, features, guards, selectors, steering_loop
-from tidegate_policy.steer.proposal import Memory
+from tidegate_policy.steer import bandit, changepoint, classifier, features, guards, proposal, selectors, steering_loop
 
 ALLOW = ("two-lane", "edf", "sjf", "urgency", "fcfs")
 WEIGHTS = {"edf": [0.0] * len(features.NAMES) + [1.0], "sjf": [9.0] + [0.0] * len(features.NAMES)}
@@ -63,8 +62,8 @@ WINDOWS = st.builds(
 def test_a_selector_proposes_only_allowed_policies_and_survives_a_restart_between_any_two_decisions(
     name: str, history: list[Qos], allow: set[str]
 ) -> None:
-    kept: Memory = {}
-    restarted: Memory = {}
+    kept: proposal.Memory = {}
+    restarted: proposal.Memory = {}
     active = "fcfs"
     for qos in history:
         proposed = selectors.SELECTORS[name]().propose(qos, active, sorted(allow), kept)
@@ -105,7 +104,7 @@ def test_the_names_that_clients_choose_do_not_reach_a_learned_selector(name: str
         classes={injected: Targets(with_target=1, missed=0)},
     )
     for qos in (plain, named):
-        memory: Memory = {}
+        memory: proposal.Memory = {}
         selectors.SELECTORS[name]().propose(window(), "edf", ALLOW, memory)
         found = selectors.SELECTORS[name]().propose(qos, "edf", ALLOW, memory)
         assert injected not in json.dumps([memory, str(found)])
