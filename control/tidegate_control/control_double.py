@@ -92,7 +92,7 @@ async def _babble(request: bytes, context: Any) -> AsyncIterator[bytes]:
 def calm() -> control_pb2.QosReport:
     """A window in which every target was met."""
     return control_pb2.QosReport(
-        arrived=30, finished=30, with_target=30, ttft=control_pb2.Histogram(counts=[0] * 8 + [30])
+        window_s=10.0, arrived=30, finished=30, with_target=30, ttft=control_pb2.Histogram(counts=[0] * 8 + [30])
     )
 
 
@@ -100,13 +100,14 @@ def blocked() -> control_pb2.QosReport:
     """A window in which short calls waited behind long ones."""
     mixed = control_pb2.Histogram(counts=[0] * 8 + [25] + [0] * 20 + [5])
     return control_pb2.QosReport(
-        arrived=30, finished=30, waiting=20, with_target=30, missed=12, blocked=15, service=mixed,
+        window_s=10.0, arrived=30, finished=30, waiting=5, with_target=30, missed=6, blocked=15, service=mixed,
         ttft=control_pb2.Histogram(counts=[0] * 16 + [30]),
     )  # fmt: skip
 
 
 def worse() -> control_pb2.QosReport:
-    """A window in which first tokens took ten times as long as in `blocked`."""
+    """A window in which first tokens took ten times as long as in `blocked`, so that no target was met."""
     report = blocked()
+    report.missed = 30
     report.ttft.counts[:] = [0] * 24 + [30]
     return report

@@ -148,7 +148,7 @@ class Prometheus:
             self._calls.labels(slo_class, "aborted").inc()
             return
         tpot_s = window.tpot(now, first_at_s=known.first_at_s, tokens=known.output_tokens)
-        missed = window.missed_target(now, call, first_at_s=known.first_at_s, tpot_s=tpot_s)
+        missed = window.missed_target(now, call, first_at_s=known.first_at_s, tpot_s=tpot_s, tokens=known.output_tokens)
         outcome = "no-target" if missed is None else "missed" if missed else "met"
         self._calls.labels(slo_class, outcome).inc()
         self._ttft.labels(slo_class).observe(known.first_at_s - call.arrived_at_s)

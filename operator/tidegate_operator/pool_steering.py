@@ -8,7 +8,7 @@ after each one the gateways receive the policy too.
 import datetime
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tidegate_control import steering_driver
@@ -16,7 +16,7 @@ from tidegate_operator import cluster, pool_status, reconcile, spec
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 from tidegate_policy import qos
-from tidegate_policy.steer import guards, selectors, steering_loop
+from tidegate_policy.steer import guards, selectors, steer_memory, steering_loop
 
 log = logging.getLogger(__name__)
 
@@ -218,7 +218,7 @@ def of_steering(
             "reason": state.reason,
             "override": state.kind is guards.Kind.OVERRIDE,
         },
-        "steering": _memory(state),
+        "steering": steer_memory.written(state),
         "conditions": pool_status.timed(
             [_silence(silent, node_pool_of) or _stability(state, settings_of(pool.steering).guards, now.timestamp())],
             before.get("conditions", ()),
@@ -290,27 +290,13 @@ def _event(pool: spec.Pool, outcome: steering_loop.Outcome) -> pool_status.Event
     )
 
 
-def _memory(state: guards.SteerState) -> dict[str, Any]:
-    """The loop's memory as the status stores it."""
-    memory = {**asdict(state), "switched_at_s": list(state.switched_at_s)}
-    return {key: value for key, value in memory.items() if value not in (None, {}, [])}
-
-
 def _remembered(body: Json) -> guards.SteerState | None:
     """The loop's memory in the status; None when there is none that this version can read."""
     kept = body.get("status", {}).get("steering")
     if kept is None:
         return None
     try:
-        baseline = kept.get("baseline")
-        return guards.SteerState(
-            **{
-                **kept,
-                "kind": guards.Kind(kept["kind"]),
-                "switched_at_s": tuple(kept.get("switched_at_s", ())),
-                "baseline": None if baseline is None else guards.Baseline(**baseline),
-            }
-        )
+        return steer_memory.read(kept)
     except (KeyError, TypeError, ValueError) as error:
         log.warning(
             "the steering loop starts without memory, because its memory in the status cannot be read: %s", error

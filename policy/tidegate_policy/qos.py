@@ -14,6 +14,7 @@ from typing import TypeVar
 
 BOUNDS_S: tuple[float, ...] = tuple(0.001 * 2 ** (index / 2) for index in range(48))
 """Upper bounds of the buckets in seconds, from 1 ms to three hours; a last bucket takes the rest."""
+_MIDDLES_S = tuple(bound / 2**0.25 for bound in (*BOUNDS_S, BOUNDS_S[-1] * 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +46,18 @@ class Histogram:
         return 0.0
 
     @property
+    def mean_s(self) -> float:
+        """The mean, from the buckets' geometric middles; 0 when empty."""
+        total = sum(c * m for c, m in zip(self.counts, _MIDDLES_S, strict=False))
+        return total / self.count if self.count else 0.0
+
+    @property
     def dispersion(self) -> float:
         """Standard deviation over mean, from the buckets' geometric middles; 0 when empty."""
         if not self.count:
             return 0.0
-        middles = [bound / 2**0.25 for bound in (*BOUNDS_S, BOUNDS_S[-1] * 2)]
-        mean = sum(c * m for c, m in zip(self.counts, middles, strict=False)) / self.count
-        variance = sum(c * (m - mean) ** 2 for c, m in zip(self.counts, middles, strict=False)) / self.count
+        mean = self.mean_s
+        variance = sum(c * (m - mean) ** 2 for c, m in zip(self.counts, _MIDDLES_S, strict=False)) / self.count
         return math.sqrt(variance) / mean
 
 

@@ -86,7 +86,7 @@ class Recorder:
         tpot_s = tpot(now, first_at_s=record.first_s, tokens=tokens)
         if tpot_s is not None:
             window.tpot.add(tpot_s)
-        missed = missed_target(now, record.call, first_at_s=record.first_s, tpot_s=tpot_s)
+        missed = missed_target(now, record.call, first_at_s=record.first_s, tpot_s=tpot_s, tokens=tokens)
         if missed is not None:
             window.with_target += 1
             window.missed += missed
@@ -154,13 +154,20 @@ def tpot(now: float, *, first_at_s: float, tokens: int) -> float | None:
     return (now - first_at_s) / (tokens - 1) if tokens > 1 else None
 
 
-def missed_target(now: float, call: Call, *, first_at_s: float, tpot_s: float | None) -> bool | None:
-    """Whether a call that finishes now missed any of its targets; None when it had no target."""
+def missed_target(now: float, call: Call, *, first_at_s: float, tpot_s: float | None, tokens: int) -> bool | None:
+    """Whether a call that finishes now missed any of its targets; None when it had no target.
+
+    Targets for the first token and for each further token imply a due instant for the *predicted* length. A call whose
+    output of `tokens` is longer is due later by the time that its further tokens may take."""
     verdicts = []
     if call.ttft_s is not None:
         verdicts.append(first_at_s - call.arrived_at_s > call.ttft_s)
     if call.tpot_s is not None and tpot_s is not None:
         verdicts.append(tpot_s > call.tpot_s)
     if call.due_at_s is not None:
-        verdicts.append(now > call.due_at_s)
+        implied = call.ttft_s is not None and call.tpot_s is not None
+        further_s = max(tokens - call.output_predicted, 0) * call.tpot_s if implied and call.tpot_s else 0.0
+        verdicts.append(now > call.due_at_s + further_s)
+    if call.deadline_at_s is not None:
+        verdicts.append(now > call.deadline_at_s)
     return any(verdicts) if verdicts else None

@@ -117,7 +117,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--traces", type=_names, metavar="NAMES", help="with a suite: these traces only")
     made.add_argument("--parts", type=_names, metavar="NAMES", help="with a suite that has parts: these parts only")
     made.add_argument(
-        "--trace-file", type=Path, metavar="PATH", help="with the suite prefix: the published Mooncake trace"
+        "--trace-file",
+        type=Path,
+        metavar="PATH",
+        help="with the suites prefix and maas: the published trace of Mooncake or Azure",
     )
     made.add_argument("--pool", metavar="NAME", help="with --trace: a pool, or profiles a,b,... (hetero-1)")
     made.add_argument(

@@ -165,7 +165,11 @@ class Cell:
         for name, profile in beliefs.of(row.profiles, pool, seed).items():
             self._carry_out(self.core.on_engine(0.0, engine_table.EngineFacts(id=name, cost=profile)))
         self._steering = (
-            None if row.steering is None else virtual_steering.VirtualSteering(self.core, self._engines, row.steering)
+            None
+            if row.steering is None
+            else virtual_steering.VirtualSteering(
+                self.core, self._engines, row.steering, start=row.engine_policy or row.gateway.policy
+            )
         )
         history.learn(self.core, learned_from if row.learn else (), list(pool.values()), model=MODEL)
         self._trace: dict[str, TraceCall] = {}

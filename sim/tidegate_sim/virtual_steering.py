@@ -1,6 +1,7 @@
 """Steers the engines of a benchmark's cell in virtual time, as `SteeringDriver` steers engines over EngineControl.
 
-`tidegate_policy.steer.steering_loop` decides. The cell calls `observe` once in each observation period.
+`tidegate_policy.steer.steering_loop` decides. A trace begins when the pool has had its first policy for one dwell, so the
+first decision may change it. The cell calls `observe` once in each observation period.
 """
 
 from collections.abc import Mapping
@@ -19,12 +20,16 @@ class VirtualSteering:
         core: gateway_core.GatewayCore,
         engines: Mapping[EngineId, engine_models.Engine],
         settings: steering_loop.Settings,
+        *,
+        start: str,
     ) -> None:
+        """`start` is the policy with which the trace begins."""
         self.period_s = settings.observation_period_s
         self.switches: list[tuple[float, str, str]] = []
         self._core = core
         self._engines = engines
-        self._loop = steering_loop.SteeringLoop(None, settings, now=0.0)
+        began = guards.SteerState(active=start, since_at_s=-settings.guards.dwell_s)
+        self._loop = steering_loop.SteeringLoop(began, settings, now=0.0)
         self._watches = {name: engine.watch() for name, engine in engines.items()}
         self._enforce(0.0)
 

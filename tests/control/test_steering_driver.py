@@ -90,7 +90,7 @@ async def test_a_switch_that_worsens_the_service_is_rolled_back_and_not_repeated
     async with steered() as (loop, engines):
         await decide(loop, engines, START_S + 1)
         await decide(loop, engines, START_S + 100, control_double.blocked())
-        outcome, _ = await decide(loop, engines, START_S + 110, control_double.worse())
+        outcome, _ = await decide(loop, engines, START_S + 130, control_double.worse())
         assert outcome.verdict.kind is guards.Kind.ROLLBACK
         assert [engine.policy for engine in engines] == ["urgency", "urgency"]
         outcome, _ = await decide(loop, engines, START_S + 200, control_double.blocked())
@@ -343,7 +343,7 @@ async def test_a_successor_continues_from_the_persisted_state():
         successor = steering_driver.SteeringDriver(outcome.state, SETTINGS, now=START_S + 105)
         try:
             await successor.engines.retarget(addresses)
-            later, _ = await decide(successor, engines, START_S + 110, control_double.worse())
+            later, _ = await decide(successor, engines, START_S + 130, control_double.worse())
             assert later.verdict.kind is guards.Kind.ROLLBACK
         finally:
             await successor.engines.close()

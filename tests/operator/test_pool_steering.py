@@ -137,7 +137,7 @@ async def test_a_rollback_is_a_warning_event(cluster, kubectl, namespace, rules)
         await observe(steering, namespace, clock, engines, 0)
         await observe(steering, namespace, clock, engines, 100)
         await observe(steering, namespace, clock, engines, 1, control_double.blocked())
-        await observe(steering, namespace, clock, engines, 5, control_double.worse())
+        await observe(steering, namespace, clock, engines, 30, control_double.worse())
         assert [engine.policy for engine in engines.values()] == ["urgency", "urgency"]
         assert "Warning" in kubectl("events", "--for", "servingpool/chat")
         assert "PolicyRolledBack" in kubectl("events", "--for", "servingpool/chat")
@@ -153,7 +153,7 @@ async def test_a_successor_continues_with_the_memory_in_the_status(cluster, kube
         await first.close()
         second = make(clock)
         await observe(second, namespace, clock, engines, 1)
-        await observe(second, namespace, clock, engines, 5, control_double.worse())
+        await observe(second, namespace, clock, engines, 30, control_double.worse())
         assert status(kubectl)["activePolicy"]["name"] == "urgency"  # it knew what the switch had to be compared with
 
 

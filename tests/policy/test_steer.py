@@ -3,12 +3,12 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tidegate_policy import policies
 from tidegate_policy.qos import Histogram, Qos, Tally, Targets, TenantService
-from tidegate_policy.steer import guards, proposal, rules
+from tidegate_policy.steer import emergency, guards, proposal, rules
 
 ALLOW = frozenset(policies.POLICIES)
 RULES = rules.Rules()
@@ -60,7 +60,7 @@ def test_deadlines_that_cannot_be_met_ask_for_short_calls_also_once_the_arrivals
     assert proposed(window(missed=49, **calm), active="urgency") == "edf"
     found = RULES.propose(window(missed=100, window_s=30.0, **calm), "urgency", ALLOW)
     assert found is not None
-    assert found.reason == "overload: 100% of targets missed in 30 s, 30 calls came and 100 finished"
+    assert found.reason == "overload: 100% of targets missed in 30 s, 10 calls wait, 3 s at the rate of completions"
 
 
 def test_a_part_of_the_pool_that_misses_all_its_targets_is_no_overload() -> None:
@@ -110,10 +110,15 @@ def test_few_calls_are_no_evidence() -> None:
 
 
 def test_thrashing_and_silence_are_emergencies() -> None:
-    for qos in (window(preemptions=90), window(engines=1, silent=2)):
-        proposal = RULES.propose(qos, "edf", ALLOW)
-        assert proposal is not None
-        assert (proposal.policy, proposal.emergency) == ("fcfs", True)
+    for qos in (window(preemptions=600), window(engines=1, silent=2)):
+        bypass = emergency.found(qos, "edf")
+        assert bypass is not None
+        assert (bypass.policy, bypass.emergency) == ("fcfs", True)
+        assert emergency.found(qos, "fcfs") is None
+
+
+def test_preemptions_of_an_engine_whose_memory_is_full_are_no_emergency() -> None:
+    assert emergency.found(window(preemptions=300), "edf") is None
 
 
 def test_a_policy_that_is_not_allowed_is_not_proposed() -> None:
@@ -153,8 +158,8 @@ def test_a_bypass_does_not_wait() -> None:
 
 
 def test_a_switch_that_worsened_the_service_is_rolled_back_and_banned() -> None:
-    after, _ = guards.step(60.0, state(), window(ttft_s=0.1), EDF, CAREFUL)
-    back, verdict = guards.step(70.0, after, window(ttft_s=0.5), None, CAREFUL)
+    after, _ = guards.step(60.0, state(), window(ttft_s=0.1, with_target=0), EDF, CAREFUL)
+    back, verdict = guards.step(70.0, after, window(ttft_s=0.5, with_target=0), None, CAREFUL)
     assert (verdict.kind, verdict.policy) == (guards.Kind.ROLLBACK, "fcfs")
     assert "TTFT p99" in verdict.reason
     _, verdict = guards.step(200.0, back, window(), EDF, CAREFUL)
@@ -164,11 +169,11 @@ def test_a_switch_that_worsened_the_service_is_rolled_back_and_banned() -> None:
 
 
 def test_a_switch_that_slows_the_tokens_is_rolled_back() -> None:
-    after, _ = guards.step(60.0, state(), window(tpot=histogram(*[0.1] * 50)), EDF, CAREFUL)
-    _, verdict = guards.step(70.0, after, window(tpot=histogram(*[0.4] * 50)), None, CAREFUL)
+    after, _ = guards.step(60.0, state(), window(tpot=histogram(*[0.1] * 50), with_target=0), EDF, CAREFUL)
+    _, verdict = guards.step(70.0, after, window(tpot=histogram(*[0.4] * 50), with_target=0), None, CAREFUL)
     assert verdict.kind is guards.Kind.ROLLBACK
     assert "TPOT p99" in verdict.reason
-    _, verdict = guards.step(70.0, after, window(tpot=histogram(*[0.4] * 5)), None, CAREFUL)
+    _, verdict = guards.step(70.0, after, window(tpot=histogram(*[0.4] * 5), with_target=0), None, CAREFUL)
     assert verdict.kind is guards.Kind.KEEP
 
 
@@ -242,7 +247,12 @@ HISTORIES = st.lists(
     st.tuples(
         st.floats(0.1, 120),
         PROPOSALS,
-        st.builds(window, ttft_s=st.floats(0, 10), calls=st.integers(0, 100), missed=st.just(0)),
+        st.builds(
+            lambda ttft_s, calls, share: window(ttft_s=ttft_s, calls=calls, missed=int(calls * share)),
+            st.floats(0, 10),
+            st.integers(0, 100),
+            st.floats(0, 1),
+        ),
     ),
     max_size=60,
 )
@@ -283,7 +293,7 @@ def test_a_proposal_that_always_worsens_the_service_is_tried_less_and_less_often
     while now < 86_400:
         now += 10.0
         ttft_s = 5.0 if current.active == "edf" else 0.1
-        current, verdict = guards.step(now, current, window(ttft_s=ttft_s), EDF, UNCOUNTED)
+        current, verdict = guards.step(now, current, window(ttft_s=ttft_s, with_target=0), EDF, UNCOUNTED)
         if verdict.kind is guards.Kind.SWITCH:
             switches.append(now)
     gaps = [later - earlier for earlier, later in itertools.pairwise(switches)]
@@ -322,7 +332,7 @@ def test_alternating_symptoms_cause_fewer_and_fewer_switches() -> None:
         max_size=400,
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_in_any_hour_there_are_fewer_than_six_switches_and_a_bypass_is_never_held_back(
     symptoms: list[tuple[str, float, float]],
 ) -> None:
@@ -331,8 +341,9 @@ def test_in_any_hour_there_are_fewer_than_six_switches_and_a_bypass_is_never_hel
         now += pause_s
         emergency = wanted == "emergency"
         asked = proposal.Proposal(policy=policies.SAFE if emergency else wanted, reason="x", emergency=emergency)
+        qos = window(ttft_s=ttft_s, missed=int(10 * ttft_s))
         current, verdict = guards.step(
-            now, current, window(ttft_s=ttft_s), asked if wanted else None, guards.GuardSettings(dwell_s=10, ban_s=10)
+            now, current, qos, asked if wanted else None, guards.GuardSettings(dwell_s=10, ban_s=10)
         )
         if verdict.kind is not guards.Kind.KEEP:
             switches.append(now)

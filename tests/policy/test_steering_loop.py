@@ -68,5 +68,5 @@ def test_an_end_that_moves_by_less_than_two_seconds_is_the_same_end(
 def test_every_selector_proposes_only_what_is_allowed() -> None:
     for make in selectors.SELECTORS.values():
         selector: proposal.Selector = make()
-        proposed = selector.propose(LATE, "two-lane", ("urgency",))
+        proposed = selector.propose(LATE, "two-lane", ("urgency",), {})
         assert proposed is None or proposed.policy in ("urgency", policies.SAFE)

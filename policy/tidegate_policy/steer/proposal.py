@@ -2,9 +2,13 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from tidegate_policy.qos import Qos
+
+Memory = dict[str, Any]
+"""What a selector remembers between two decisions: values of JSON only. The loop stores it with its state, so an operator
+may die between any two decisions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,10 +18,15 @@ class Proposal:
     policy: str
     reason: str
     emergency: bool = False
+    alternatives: tuple[str, ...] = ()
+    """The other policies that the selector compared, best first."""
+    expected: str = ""
+    """What the selector expects of the switch; empty when it predicts nothing."""
 
 
 class Selector(Protocol):
-    """Chooses the policy that a pool should have. A selector keeps no state between proposals."""
+    """Chooses the policy that a pool should have. A selector is a value: all that it learns is in its memory."""
 
-    def propose(self, qos: Qos, active: str, allow: Collection[str]) -> Proposal | None:
-        """The policy that `qos` asks for, out of `allow`; None when the `active` policy should stay."""
+    def propose(self, qos: Qos, active: str, allow: Collection[str], memory: Memory) -> Proposal | None:
+        """The policy that `qos`, the service of the last interval under `active`, asks for, out of `allow`; None when the
+        active policy should stay. The selector may change `memory`; it is empty at first."""

@@ -8,9 +8,8 @@ reason of a proposal is the name of its rule and the evidence. `docs/steering.md
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from tidegate_policy import policies
 from tidegate_policy.qos import Qos, Targets
-from tidegate_policy.steer.proposal import Proposal
+from tidegate_policy.steer.proposal import Memory, Proposal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,38 +30,45 @@ class Rules:
     """Share of the calls that waited longer than twice their own work."""
     dispersion: float = 1.0
     """Standard deviation over mean of the calls' work: above this value, short calls can wait behind long ones."""
-    overload: float = 1.5
-    """Arrivals over completions while a queue stands."""
+    growth: float = 1.5
+    """Arrivals over completions: from this value on a backlog follows soon."""
+    overload_wait_s: float = 2.0
+    """Seconds in which the pool finishes as many calls as wait. From this value on a backlog makes calls late, whatever is
+    served first."""
+    overload_first_misses: float = 0.02
+    """Share of missed targets that is enough with such a backlog. It is small, because a call counts when it finishes, and
+    the calls that wait will be late."""
     overload_miss_ratio: float = 0.5
     """Share of the calls of the whole pool that missed their target: from this value on, the calls that wait are late
-    already, also when no more calls arrive than finish. No order by deadlines can meet them."""
-    thrash: float = 0.5
-    """Preemptions for each completed call: above this value the engine mostly repeats work."""
+    already, also without such a backlog. No order by deadlines can meet them."""
 
-    def propose(self, qos: Qos, active: str, allow: Collection[str]) -> Proposal | None:
+    def propose(self, qos: Qos, active: str, allow: Collection[str], memory: Memory | None = None) -> Proposal | None:
         """The policy that cures the symptoms in `qos`; None without a symptom, or when `active` is the cure already."""
-        if qos.engines and qos.silent * 2 > qos.engines + qos.silent:
-            return _emergency(active, f"silence: {qos.silent} of {qos.engines + qos.silent} engines do not report")
-        if qos.finished >= self.enough and qos.preemptions > self.thrash * qos.finished:
-            return _emergency(active, f"thrashing: {qos.preemptions} preemptions for {qos.finished} finished calls")
         if qos.ttft.count + qos.waiting < self.enough or not qos.waiting:
             return None
-        misses = self._misses(qos)
-        growing = qos.arrived > self.overload * max(qos.finished, 1)
-        late = qos.with_target >= self.enough and qos.miss_ratio >= self.overload_miss_ratio
-        blocking = qos.block_ratio >= self.block_ratio and qos.service.dispersion >= self.dispersion
-        if blocking:
+        if overload := self._overload(qos):
+            return _first_allowed(("sjf", "two-lane"), active, allow, overload, "more targets are met, long calls wait")
+        if qos.block_ratio >= self.block_ratio and qos.service.dispersion >= self.dispersion:
             evidence = f"blocking: {qos.block_ratio:.0%} of calls waited longer than twice their own work"
-            return _first_allowed(("two-lane", "sjf"), active, allow, evidence)
-        if misses is not None and (growing or late):
-            evidence = f"overload: {misses}, {qos.arrived} calls came and {qos.finished} finished"
-            return _first_allowed(("sjf", "two-lane"), active, allow, evidence)
-        if misses is not None:
-            return _first_allowed(("edf", "urgency"), active, allow, f"misses: {misses}")
+            return _first_allowed(("two-lane", "sjf"), active, allow, evidence, "short calls wait less")
+        if misses := self._misses(qos):
+            return _first_allowed(("edf", "urgency"), active, allow, f"misses: {misses}", "fewer targets are missed")
         fairness = qos.fairness
         if fairness is not None and fairness < self.fairness:
             evidence = f"unfairness: the fairness index of the waiting tenants is {fairness:.2f}"
-            return _first_allowed(("wfq", "stride"), active, allow, evidence)
+            return _first_allowed(("wfq", "stride"), active, allow, evidence, "the fairness index rises")
+        return None
+
+    def _overload(self, qos: Qos) -> str | None:
+        """The evidence that the pool cannot meet all its targets in any order."""
+        wait_s = qos.waiting * qos.window_s / max(qos.finished, 1)
+        late = qos.with_target >= self.enough and qos.miss_ratio >= self.overload_miss_ratio
+        beginning = qos.with_target >= self.enough and qos.miss_ratio >= self.overload_first_misses
+        misses = self._misses(qos)
+        growing = misses and qos.arrived > self.growth * max(qos.finished, 1)
+        if late or growing or (wait_s >= self.overload_wait_s and (beginning or misses)):
+            shown = misses or f"{qos.miss_ratio:.0%} of targets missed in {qos.window_s:.0f} s"
+            return f"overload: {shown}, {qos.waiting} calls wait, {wait_s:.0f} s at the rate of completions"
         return None
 
     def _misses(self, qos: Qos) -> str | None:
@@ -80,12 +86,10 @@ class Rules:
         return f"{worst.miss_ratio:.0%} of the targets of {name} missed in {qos.window_s:.0f} s"
 
 
-def _emergency(active: str, reason: str) -> Proposal | None:
-    return None if active == policies.SAFE else Proposal(policy=policies.SAFE, reason=reason, emergency=True)
-
-
-def _first_allowed(cures: tuple[str, ...], active: str, allow: Collection[str], reason: str) -> Proposal | None:
+def _first_allowed(
+    cures: tuple[str, ...], active: str, allow: Collection[str], reason: str, expected: str
+) -> Proposal | None:
     allowed = [cure for cure in cures if cure in allow]
     if not allowed or active == allowed[0]:
         return None
-    return Proposal(policy=allowed[0], reason=reason)
+    return Proposal(policy=allowed[0], reason=reason, alternatives=tuple(allowed[1:]), expected=expected)

@@ -2,6 +2,12 @@
 
 from collections.abc import Callable
 
-from tidegate_policy.steer import proposal, rules
+from tidegate_policy.steer import bandit, changepoint, classifier, fixed_choice, proposal, rules
 
-SELECTORS: dict[str, Callable[[], proposal.Selector]] = {"rules": rules.Rules}
+SELECTORS: dict[str, Callable[[], proposal.Selector]] = {
+    "rules": rules.Rules,
+    "classifier": classifier.Classifier,
+    "bandit": bandit.Bandit,
+    "changepoint": changepoint.Changepoint,
+    "fixed": fixed_choice.FixedChoice,
+}

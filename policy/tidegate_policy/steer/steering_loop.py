@@ -1,18 +1,19 @@
 """One pool's steering loop: reports of its engines and the time in, the policy that should be in force out.
 
 A driver calls `SteeringLoop.observe` at least once in `Settings.observation_period_s`. An observation is what the
-engines delivered since the previous one. Every `Settings.interval_s` the selector may propose any policy, from the
-whole interval; in between it may only propose an emergency, and the guards judge the last switch by the latest
-observation. `guards.SteerState` is all that must be kept for a successor.
+engines delivered since the previous one. Every `Settings.interval_s` the selector may propose a policy, from the
+whole interval. Every observation may be an emergency, and the guards judge the last switch by the observations since it.
+`guards.SteerState` is all that must be kept for a successor.
 
 Instants are seconds of the wall clock, because the state outlives the process.
 """
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidegate_policy import qos
-from tidegate_policy.steer import credible_reports, guards, proposal, rules
+from tidegate_policy.steer import credible_reports, emergency, guards, proposal, rules, switch_regret
 
 SHORTEST_REPORT_PERIOD_S, LONGEST_REPORT_PERIOD_S = 0.1, 60.0
 """Time between two reports of an engine that EngineControl accepts."""
@@ -79,6 +80,8 @@ class SteeringLoop:
         self._decided_at_s = now
         self._observations: list[dict[str, qos.Qos]] = []
         """What each engine delivered in each observation since the selector's last decision."""
+        self._trial: list[qos.Qos] = []
+        """What the pool delivered in each observation that counts for or against the last switch."""
 
     def observe(
         self,
@@ -99,12 +102,34 @@ class SteeringLoop:
         believed = credible_reports.believed(window)
         window = believed.reports
         together = replace(qos.across(window.values()), engines=len(reports) - len(silent), silent=len(silent))
+        if self._is_on_trial(now):
+            self._trial.append(qos.across(credible_reports.believed(latest).reports.values()))
         self.state, verdict = _decide(
-            now, self.state, together, self.settings, override, only_emergencies=not is_decision
+            now,
+            self.state,
+            together,
+            qos.over_time(self._trial),
+            self.settings,
+            override,
+            only_emergencies=not is_decision,
         )
+        if verdict.kind is not guards.Kind.KEEP:
+            self._trial = []
+        elif self._trial and now >= self.state.since_at_s + guards.trial_s(self.state, self.settings.guards):
+            self.state = replace(
+                self.state, effect=self.state.effect or switch_regret.effect(qos.over_time(self._trial))
+            )
+            self._trial = []
         return Outcome(
             state=self.state, verdict=verdict, window=window if is_decision else None, outliers=believed.outliers
         )
+
+    def _is_on_trial(self, now: float) -> bool:
+        """Whether the service of the latest observation counts for or against the last switch."""
+        state = self.state
+        if state.baseline is None or state.effect:
+            return False
+        return now >= state.since_at_s + state.baseline.settle_s
 
     def active_override(self, now: float) -> Override | None:
         """The override in force unless its time is over: the best guess while its source cannot be asked."""
@@ -125,16 +150,21 @@ def _decide(
     now: float,
     state: guards.SteerState,
     together: qos.Qos,
+    trial: qos.Qos,
     settings: Settings,
     override: Override | None,
     *,
     only_emergencies: bool,
 ) -> tuple[guards.SteerState, guards.Verdict]:
-    proposed = settings.selector.propose(together, state.active, settings.allow)
-    if proposed is not None and only_emergencies and not proposed.emergency:
-        proposed = None
+    proposed = emergency.found(together, state.active)
+    if proposed is None and not only_emergencies:
+        memory = copy.deepcopy(state.memory)
+        proposed = settings.selector.propose(together, state.active, settings.allow, memory)
+        state = replace(state, memory=memory)
     policy = None if override is None else override.policy
-    state, verdict = guards.step(now, state, together, proposed, settings.guards, override=policy, allow=settings.allow)
+    state, verdict = guards.step(
+        now, state, together, proposed, settings.guards, trial=trial, override=policy, allow=settings.allow
+    )
     if override is not None and verdict.kind is guards.Kind.OVERRIDE:
         state = replace(state, reason=override.reason)
         verdict = replace(verdict, reason=override.reason)

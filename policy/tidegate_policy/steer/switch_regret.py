@@ -1,0 +1,143 @@
+"""Did a switch of the policy make the service worse than the load explains?
+
+The baseline is what the pool delivered just before the switch, extrapolated: calls that came faster than they were served
+wait behind one another under every policy, so waits grow and targets are missed without any fault of the new policy. The
+growth of the queue follows from the arrivals and from the *earlier* rate of completions. So a policy that serves fewer
+calls does not excuse itself by the queue that it causes.
+
+Where calls have targets, met targets decide. A switch is a mistake if the share of met targets and also the number of met
+targets a second are below what was expected. A switch that makes long calls wait and meets more targets is no mistake,
+whatever its tail latency is. Under a load that rises so fast that most targets are lost anyway, a switch is a mistake if
+more targets are missed and also fewer calls finish than before, although calls wait. Where calls have no targets, TTFT p99
+and TPOT p99 decide.
+"""
+
+import math
+from dataclasses import dataclass
+
+from tidegate_policy.qos import Qos
+
+FLOOR_TTFT_S, FLOOR_TPOT_S, FLOOR_MISS_RATIO = 0.05, 0.1, 0.02
+"""A lower baseline counts as this value: smaller differences are noise, text that comes faster than 0.1 s a token is faster
+than people read, and one miss after none would otherwise be infinitely worse."""
+TOLERABLE_S = 2.0
+"""A wait of this length misses few targets."""
+LONGEST_SETTLE_S = 30.0
+COLLAPSE = 0.5
+"""With fewer completions than this share of the expected ones no misses need be seen: the calls that will miss wait."""
+NOISE = 2.0
+"""Standard deviations by which the misses must exceed their limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """The quality of service just before a switch. The fields with defaults are absent from a state of an earlier
+    version."""
+
+    ttft_p99_s: float
+    miss_ratio: float
+    tpot_p99_s: float | None = None
+    """None when no call with two tokens finished."""
+    ttft_p50_s: float = 0.0
+    target_rate: float = 0.0
+    """Finished calls with a target, a second."""
+    finish_rate: float = 0.0
+    """Finished calls a second."""
+    grown: float = 0.0
+    """Calls by which the queue grew in the window of the baseline. The misses that they will cause are still to come."""
+    work_s: float = 0.0
+    """Mean work of the calls that came."""
+    settle_s: float = 0.0
+    """Seconds after the switch in which most calls that finish had started before it."""
+
+
+def baseline(qos: Qos) -> Baseline:
+    """The baseline of a switch now; `qos` is the last window before it."""
+    window_s = max(qos.window_s, 1e-3)
+    return Baseline(
+        ttft_p99_s=qos.ttft.quantile_s(0.99),
+        miss_ratio=qos.miss_ratio,
+        tpot_p99_s=qos.tpot.quantile_s(0.99) if qos.tpot.count else None,
+        ttft_p50_s=qos.ttft.quantile_s(0.5),
+        target_rate=qos.with_target / window_s,
+        finish_rate=qos.finished / window_s,
+        grown=float(max(qos.arrived - qos.finished, 0)),
+        work_s=qos.service.mean_s,
+        settle_s=min(qos.service.quantile_s(0.9), LONGEST_SETTLE_S),
+    )
+
+
+def found(before: Baseline, trial: Qos, age_s: float, *, rho: float, enough: int) -> str | None:
+    """What is worse than expected `age_s` seconds after the switch, as the end of a sentence; None when nothing is."""
+    waits_s = _further_wait_s(before, trial, age_s)
+    if before.target_rate and before.finish_rate * trial.window_s >= enough:
+        return _fewer_finished(before, trial, rho) or _fewer_met(before, trial, waits_s, rho)
+    if trial.ttft.count >= enough:
+        ttft_s, limit_s = trial.ttft.quantile_s(0.99), rho * (max(before.ttft_p99_s, FLOOR_TTFT_S) + waits_s)
+        if ttft_s > limit_s:
+            return f"TTFT p99 is {ttft_s:.2f} s, limit {limit_s:.2f} s"
+    if before.tpot_p99_s is not None and trial.tpot.count >= enough:
+        tpot_s, limit_s = trial.tpot.quantile_s(0.99), rho * max(before.tpot_p99_s, FLOOR_TPOT_S)
+        if tpot_s > limit_s:
+            return f"TPOT p99 is {tpot_s:.3f} s, limit {limit_s:.3f} s"
+    return None
+
+
+def _further_wait_s(before: Baseline, trial: Qos, age_s: float) -> float:
+    """Seconds by which waits would have grown under the earlier policy."""
+    if not before.finish_rate or not trial.window_s:
+        return 0.0
+    grown = before.grown + (trial.arrived / trial.window_s - before.finish_rate) * age_s
+    return max(grown, 0.0) / before.finish_rate
+
+
+def _fewer_finished(before: Baseline, trial: Qos, rho: float) -> str | None:
+    """Whether fewer calls finish although calls wait. Longer calls may finish more slowly."""
+    longer = max(trial.service.mean_s / before.work_s, 1.0) if before.work_s else 1.0
+    expected = before.finish_rate * trial.window_s / (rho * longer)
+    if not trial.waiting or trial.finished >= expected - NOISE * math.sqrt(expected):
+        return None
+    limit = _tolerated(before, rho)
+    collapsed = trial.finished < COLLAPSE * expected
+    if not collapsed and not _exceeds(trial, limit):
+        return None
+    return (
+        f"{trial.finished} calls finished in {trial.window_s:.0f} s, expected {expected:.0f}, and {trial.miss_ratio:.0%} "
+        f"of targets are missed, limit {limit:.0%}"
+    )
+
+
+def _fewer_met(before: Baseline, trial: Qos, waits_s: float, rho: float) -> str | None:
+    usual_s = before.ttft_p50_s + TOLERABLE_S
+    expected = (1 - _tolerated(before, rho)) * usual_s / (usual_s + waits_s)
+    limit = 1 - expected
+    if not _exceeds(trial, limit):
+        return None
+    met_rate = (trial.with_target - trial.missed) / max(trial.window_s, 1e-3)
+    if met_rate >= before.target_rate * expected:
+        return None
+    return (
+        f"{trial.miss_ratio:.0%} of targets are missed, limit {limit:.0%}, and {met_rate:.2f} targets a second are met, "
+        f"expected {before.target_rate * expected:.2f}"
+    )
+
+
+def _tolerated(before: Baseline, rho: float) -> float:
+    """The share of targets that may be missed under the load of the baseline."""
+    tolerated = min(rho * max(before.miss_ratio, FLOOR_MISS_RATIO), 1 - (1 - before.miss_ratio) / rho)
+    return max(tolerated, FLOOR_MISS_RATIO)
+
+
+def _exceeds(trial: Qos, limit: float) -> bool:
+    noise = NOISE * math.sqrt(trial.with_target * limit * (1 - limit))
+    return trial.missed > limit * trial.with_target + noise
+
+
+def effect(trial: Qos) -> str:
+    """What a switch that stayed did, in words."""
+    parts = [f"{trial.finished} calls finished in {trial.window_s:.0f} s"]
+    if trial.with_target:
+        parts.append(f"{1 - trial.miss_ratio:.0%} of {trial.with_target} targets met")
+    if trial.ttft.count:
+        parts.append(f"TTFT p50 {trial.ttft.quantile_s(0.5):.2f} s, p99 {trial.ttft.quantile_s(0.99):.2f} s")
+    return ", ".join(parts)
