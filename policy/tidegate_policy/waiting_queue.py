@@ -7,8 +7,8 @@ slots are dropped when they surface, so no sequence of operations loses or doubl
 A scheduler that cannot start each call that it looks at scans the queue. `peek` gives the next candidate, `pass_over` sets
 it aside, and `end_scan` makes all waiting calls candidates again. A call that was passed over still waits, in its place,
 and takes no turn from its lane. Calls that one scan passed over stand in a sorted list before the heap, so the next scan
-passes over each of them in O(1). `start` begins to serve any waiting call, also one that was passed over. `skip` undoes a
-`pop`. `push_preempted`: the call ran, lost its place, and comes back before its equals with new work.
+passes over each of them in O(1). `start` begins to serve any waiting call, also one that was passed over.
+`push_preempted`: the call ran, lost its place, and comes back before its equals with new work.
 
 While a guarded policy fails (`engine.guarded_policy`), calls are served in the order of their arrival. This module does
 not know time, engines or the reason why a call leaves.
@@ -17,12 +17,12 @@ not know time, engines or the reason why a call leaves.
 from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import islice
 
-from tidegate_policy import immutable, waiting_slots
+from tidegate_policy import waiting_slots
 from tidegate_policy.model import CallId
 from tidegate_policy.policies import Changed, Policy, QueuedRequest
 from tidegate_policy.waiting_slots import EmptyQueue
 
-__all__ = ["DuplicateCall", "EmptyQueue", "Start", "WaitingQueue", "switch"]
+__all__ = ["DuplicateCall", "EmptyQueue", "WaitingQueue", "switch"]
 
 
 ONE_LANE = "one lane"
@@ -30,19 +30,6 @@ ONE_LANE = "one lane"
 
 class DuplicateCall(ValueError):
     """A call with this id already waits in the queue."""
-
-
-@immutable.value(frozen=True, slots=True, kw_only=True)
-class Start:
-    """A call that `pop` took, with all that `skip` needs to undo the start."""
-
-    item: QueuedRequest
-    lane: int
-    lanes: frozenset[int]
-    """The lanes in which candidates waited just before the start."""
-    rank: int
-    policy: Policy
-    queue: "WaitingQueue"
 
 
 def _ignored(call_id: CallId) -> None:
@@ -60,7 +47,7 @@ class WaitingQueue:
         started: Callable[[CallId], object] = _ignored,
         waits: Callable[[CallId], object] = _ignored,
     ) -> None:
-        """`rekey` receives the ids whose keys a start or skip changed; by default this queue re-keys them. A scheduler
+        """`rekey` receives the ids whose keys a start changed; by default this queue re-keys them. A scheduler
         with several queues under one policy re-keys them in each queue. `started` and `waits` receive each call that
         starts, and each that begins to wait here."""
         self._heaps = waiting_slots.Heaps(policy)
@@ -109,27 +96,13 @@ class WaitingQueue:
         """All waiting calls are candidates again."""
         self._heaps.end_scan()
 
-    def pop(self, now: float) -> Start:
+    def pop(self, now: float) -> QueuedRequest:
         """Starts the next candidate: its lane's turn is used, and the policy is told. Raises `EmptyQueue`."""
         return self._start(now, self._heaps.head())
 
-    def start(self, now: float, call_id: CallId) -> Start:
+    def start(self, now: float, call_id: CallId) -> QueuedRequest:
         """Starts a waiting call, also one that the scan passed over. Raises `KeyError` if it does not wait here."""
         return self._start(now, self._heaps.live[call_id])
-
-    def skip(self, now: float, start: Start) -> None:
-        """Undoes a start: the call stands where it stood, and its lane has its turn back. Raises `DuplicateCall`.
-
-        A call that started from another queue of the same scheduler stands before its equals."""
-        policy = self._heaps.policy
-        if start.queue is self:
-            self._begins_to_wait(start.item)
-            self._heaps.insert(start.item, start.rank)
-        else:
-            self.push_preempted(start.item)
-        if start.policy is policy:
-            policy.turns.give_back(start.lane, start.lanes)
-        self._changed(policy.on_skip(now, start.item))
 
     def remove(self, call_id: CallId) -> QueuedRequest | None:
         """Takes a call out of turn (cancelled, expired); None if it does not wait here. No lane loses a turn."""
@@ -193,7 +166,7 @@ class WaitingQueue:
         """All waiting calls in the order in which `pop` would give them if no other event came."""
         return (entry.item for entry in self._heaps.in_order())
 
-    def _start(self, now: float, entry: waiting_slots.Entry) -> Start:
+    def _start(self, now: float, entry: waiting_slots.Entry) -> QueuedRequest:
         heaps = self._heaps
         lanes = frozenset((*heaps.open_in, entry.lane))
         heaps.forget(entry)
@@ -201,7 +174,7 @@ class WaitingQueue:
         if not heaps.failing():
             heaps.policy.turns.take(entry.lane, lanes)
         self._changed(heaps.policy.on_start(now, entry.item))
-        return Start(item=entry.item, lane=entry.lane, lanes=lanes, rank=entry.rank, policy=heaps.policy, queue=self)
+        return entry.item
 
     def _begins_to_wait(self, item: QueuedRequest) -> None:
         if item.call.id in self._heaps.live:

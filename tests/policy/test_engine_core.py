@@ -111,10 +111,6 @@ class Remembering(policies.StaticPolicy):
         self.heard.append(("start", item.call.id))
         return ()
 
-    def on_skip(self, now, item):  # type: ignore[no-untyped-def]
-        self.heard.append(("skip", item.call.id))
-        return ()
-
     def on_tokens(self, now, computed):  # type: ignore[no-untyped-def]
         self.heard += [("tokens", call_id, *tokens) for call_id, tokens in computed.items()]
         return ()
@@ -137,14 +133,15 @@ def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_policy_hears_every_event_of_a_call() -> None:
     core = core_with("a", policy="remembering")
     queue = core.queues[0]
-    queue.skip(0.0, queue.pop(0.0))
+    queue.pass_over()
+    queue.end_scan()
     queue.pop(0.0)
     step(core, 1.0, {"a": Computed(50, 1)})
     queue.push_preempted(core.on_preemption(1.0, CallId("a"), output_tokens=1))
     queue.pop(2.0)
     step(core, 3.0, {"a": Computed(50, 1)}, a=True)
     assert [event[0] for event in core.policy.unguarded.heard] == [  # type: ignore[attr-defined]
-        "arrival", "start", "skip", "start", "tokens", "preemption", "start", "tokens", "end",
+        "arrival", "start", "tokens", "preemption", "start", "tokens", "end",
     ]  # fmt: skip
 
 

@@ -130,7 +130,7 @@ def test_the_most_over_served_tenant_is_preempted_first_and_its_newest_call_befo
 
 
 @pytest.mark.parametrize("name", FAIR)
-def test_a_skipped_start_costs_a_tenant_nothing(name: str) -> None:
+def test_a_blocked_call_costs_its_tenant_nothing(name: str) -> None:
     tenants = Tenants(create(name))
     tenants.engine.arrive(small_engine.call("blocked", tenant="a", weight=1.0))
     blocked = [CallId("blocked")]
@@ -202,17 +202,3 @@ def test_a_policy_that_gives_credit_for_idle_time_is_found() -> None:
     tenants.busy(20.0, {"a": (1.0, SMALL), "b": (1.0, SMALL)})
     gained = {tenant: tenants.engine.work_s[tenant] - before[tenant] for tenant in "ab"}
     assert gained["b"] / (gained["a"] + gained["b"]) > 0.9
-
-
-@pytest.mark.parametrize("name", FAIR)
-def test_a_start_that_is_given_back_and_made_again_leaves_the_turns_of_one_start(name: str) -> None:
-    tenants = Tenants(create(name))
-    tenants.busy(20.0, {"a": (1.0, SMALL), "b": (2.0, LARGE), "c": (1.0, LARGE)})
-    queue = tenants.engine.queue
-    while len(queue):
-        start = queue.pop(tenants.engine.now)
-        once = queue.policy.turns.copy()
-        queue.skip(tenants.engine.now, start)
-        again = queue.pop(tenants.engine.now)
-        assert again.item == start.item
-        assert queue.policy.turns.copy() == once

@@ -352,7 +352,7 @@ def test_the_decisions_are_those_of_a_look_at_every_running_call(policy: str, kv
             )  # fmt: skip
         queue = world.core.queues[0]
         if len(queue) and len(world.kv) < 12:
-            world.kv[queue.pop(now).item.call.id] = 0
+            world.kv[queue.pop(now).call.id] = 0
         world.free = max(kv_tokens - sum(world.kv.values()), 0)
         engine = world.engine(now)
         assert [call.call.id for call in engine.victims()] == _slow_victims(engine)

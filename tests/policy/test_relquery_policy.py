@@ -210,16 +210,15 @@ def test_the_listed_order_of_a_lifted_group_ends_with_its_lift() -> None:
     served = lifted()
     listed = [item.call.id for item in served.queue]
     assert [name.split("-")[0] for name in listed] == ["large"] * 2 + ["small"] * 3 + ["large"]
-    assert [served.queue.pop(served.now).item.call.id for _ in listed] == listed
+    assert [served.queue.pop(served.now).call.id for _ in listed] == listed
 
 
-@pytest.mark.parametrize("starts", [1, 2])
-def test_a_skipped_start_of_a_lifted_group_uses_nothing_of_its_lift(starts: int) -> None:
+def test_a_call_that_is_passed_over_uses_nothing_of_the_lift_of_its_group() -> None:
     served = lifted()
     listed = [item.call.id for item in served.queue]
-    taken = [served.queue.pop(served.now) for _ in range(starts)]
-    served.queue.skip(served.now, taken[-1])
-    assert [item.call.id for item in served.queue] == listed[starts - 1 :]
+    served.queue.pass_over()
+    served.queue.end_scan()
+    assert [item.call.id for item in served.queue] == listed
 
 
 def test_a_group_is_lifted_again_when_it_has_lost_its_patience_again() -> None:

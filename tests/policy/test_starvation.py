@@ -155,7 +155,7 @@ def test_the_slow_lane_gets_its_share_of_any_consecutive_starts(share: float, lo
         long = longs[number % len(longs)]
         for name, output in (("slow", 400 if long else 300), ("fast", 3)):
             engine.arrive(small_engine.call(f"{name}{number}", output_predicted=output))
-    starts = [queue.pop(0.0).item.call.id.startswith("slow") for _ in range(200)]
+    starts = [queue.pop(0.0).call.id.startswith("slow") for _ in range(200)]
     for count in (1, 5, 20, 100, 200):
         for begin in range(0, 200 - count + 1, 7):
             assert sum(starts[begin : begin + count]) >= count * (1 - share) - 1 - 1e-6
@@ -181,7 +181,7 @@ def test_a_tenant_of_the_lottery_waits_as_its_probability_says() -> None:
             engine.arrive(small_engine.call(f"many{number}", tenant="many", weight=3.0))
         engine.arrive(small_engine.call("one", tenant="one", weight=1.0))
         starts = 0
-        while len(engine.queue) and engine.queue.pop(0.0).item.call.id != "one":
+        while len(engine.queue) and engine.queue.pop(0.0).call.id != "one":
             starts += 1
         waits.append(starts)
     for count in (1, 3, 6):
@@ -231,7 +231,7 @@ def test_each_level_of_semantic_gets_its_share_of_the_work_that_starts(share: fl
         for number in range(3000 if not level else 300):
             engine.arrive(small_engine.call(f"{level}-{number}", urgency=level, output_predicted=size))
     for _ in range(1200):
-        item = engine.queue.pop(0.0).item
+        item = engine.queue.pop(0.0)
         work_s[item.call.urgency] += item.service_s
         total_s = sum(work_s.values())
         for level in range(1, 5):

@@ -22,7 +22,7 @@ from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.engine_table import Engine, EngineTable
 from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutableEngine, RoutingContext
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, Decision, DropReason, EngineId, WorkflowId
-from tidegate_policy.waiting_queue import Start, WaitingQueue
+from tidegate_policy.waiting_queue import WaitingQueue
 
 SLACK_EXPIRIES = 64
 """Expiries of calls that no longer wait, tolerated beyond one for each waiting call."""
@@ -302,25 +302,25 @@ class Dispatcher:
             for item in self.tenants.release(now):
                 self._enqueue(now, item)
         actions: list[Action] = []
-        skipped: list[Start] = []
-        while self._queue:
+        while self._queue.candidates:
             rooms = self._engines.with_room(now)
             if not rooms:
                 break
-            start = self._queue.pop(now)
-            item = start.item
-            avoid = self._waiting[item.call.id].avoid
+            item = self._queue.peek()
+            call = item.call
+            avoid = self._waiting[call.id].avoid
             allowed = [engine for engine in rooms if engine.facts.id not in avoid] if avoid else rooms
             if not allowed:
-                skipped.append(start)
-            elif item.call.deadline_at_s is not None and item.call.deadline_at_s <= now:
-                self._waits_no_more(item.call)
-                self._left(now, item.call)
-                actions.append(self._shed(item.call, DropReason.DEADLINE_UNREACHABLE))
+                self._queue.pass_over()
+            elif call.deadline_at_s is not None and call.deadline_at_s <= now:
+                self._queue.remove(call.id)
+                self._waits_no_more(call)
+                self._left(now, call)
+                actions.append(self._shed(call, DropReason.DEADLINE_UNREACHABLE))
             else:
+                self._queue.start(now, call.id)
                 actions.append(self._send(now, item, allowed))
-        for start in reversed(skipped):
-            self._queue.skip(now, start)
+        self._queue.end_scan()
         return actions
 
     # The machinery.

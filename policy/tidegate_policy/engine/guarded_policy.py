@@ -180,14 +180,6 @@ class GuardedPolicy:
             self.failed("on_start", error)
             return policies.NONE_CHANGED
 
-    def on_skip(self, now: float, item: QueuedRequest) -> Changed:
-        self.events += 1
-        try:
-            return _changed(self.unguarded.on_skip(now, item))
-        except Exception as error:
-            self.failed("on_skip", error)
-            return policies.NONE_CHANGED
-
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
         self.events += 1
         try:
@@ -258,14 +250,6 @@ class _GuardedTurns:
             self._unguarded.take(lane, lanes)
         except Exception as error:
             self._failed("turns.take", error)
-
-    def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
-        if self._policy is not None:
-            self._policy.events += 1
-        try:
-            self._unguarded.give_back(lane, lanes)
-        except Exception as error:
-            self._failed("turns.give_back", error)
 
     def copy(self) -> Turns:
         try:

@@ -139,10 +139,6 @@ class Augmented(StaticPolicy):
             self._running_context += known.prompt_tokens
         return NONE_CHANGED
 
-    def on_skip(self, now: float, item: QueuedRequest) -> Changed:
-        self._stop(item.call.id)
-        return NONE_CHANGED
-
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
         self._tokens.add(computed)
         return self._probe() if self._to_probe else NONE_CHANGED

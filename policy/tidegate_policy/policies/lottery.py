@@ -66,17 +66,8 @@ class LotteryTurns:
         if self._real:
             self._policy.charge_start(lane)
 
-    def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
-        self._draws -= 1
-        self._policy.charge_start(lane, -1.0)
-
     def copy(self) -> "LotteryTurns":
         return LotteryTurns(self._policy, self._seed, self._draws, real=False)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, LotteryTurns) and (self._seed, self._draws) == (other._seed, other._draws)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _uniform(seed: int, count: int) -> float:

@@ -69,8 +69,6 @@ class Mlfq(StaticPolicy):
         self._entry: dict[CallId, int] = {}
         """The level in which each call began."""
         self._boosted: set[CallId] = set()
-        self._ends: dict[CallId, float] = {}
-        """The end of the patience of each call that is served and was not boosted."""
         self._tokens = token_counts.TokenCounts()
         """The work that each call received since it began in its level."""
         self._waits = overdue.Overdue()
@@ -113,17 +111,9 @@ class Mlfq(StaticPolicy):
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         call_id = item.call.id
-        end_s = self._waits.forget(call_id)
-        if end_s is not None:
-            self._ends[call_id] = end_s
+        self._waits.forget(call_id)
         if call_id in self._boosted:
             self._entry[call_id] = 0
-        return self._boost(now)
-
-    def on_skip(self, now: float, item: QueuedRequest) -> Changed:
-        end_s = self._ends.pop(item.call.id, None)
-        if end_s is not None:
-            self._waits.watch(item.call.id, end_s)
         return self._boost(now)
 
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
@@ -132,7 +122,6 @@ class Mlfq(StaticPolicy):
 
     def on_preemption(self, now: float, item: QueuedRequest) -> Changed:
         call_id = item.call.id
-        self._ends.pop(call_id, None)
         self._boosted.discard(call_id)
         if call_id in self._entry:
             self._waits.watch(call_id, now + self._boost_s)
@@ -140,7 +129,6 @@ class Mlfq(StaticPolicy):
 
     def on_end(self, now: float, call_id: CallId) -> Changed:
         self._entry.pop(call_id, None)
-        self._ends.pop(call_id, None)
         self._boosted.discard(call_id)
         self._tokens.forget(call_id)
         self._waits.forget(call_id)

@@ -45,9 +45,9 @@ class Overdue:
         heapq.heapify(self._heap)
         self.first_at_s = self._heap[0][0]
 
-    def forget(self, member: str) -> float | None:
-        """The end of the member's patience; None if it was not watched."""
-        return self._ends.pop(member, None)
+    def forget(self, member: str) -> None:
+        """The member is no longer watched, if it was."""
+        self._ends.pop(member, None)
 
     def take(self, now: float) -> list[str]:
         """The members whose patience has ended, longest overdue first, at most `LIFTS_PER_EVENT`. They are forgotten."""

@@ -2,7 +2,7 @@
 
 A policy is an object with parameters. Each scheduler owns one, and all queues of the scheduler share it. The policy gives
 each call a lane and, within the lane, a key; the smallest key goes first. `waiting_queue` keeps the calls, tells the
-policy of starts and skips, and asks for keys. The scheduler tells the policy of all other events. Each event method
+policy of starts, and asks for keys. The scheduler tells the policy of all other events. Each event method
 returns the ids of the calls whose key or lane changed, and the queue sorts exactly these calls again.
 """
 
@@ -97,11 +97,7 @@ class Turns(Protocol):
         """The lane of the next start. This method changes nothing."""
 
     def take(self, lane: int, lanes: AbstractSet[int]) -> None:
-        """A call of `lane` really started; `lanes` as they were just before. A skipped call takes no turn."""
-
-    def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
-        """Undoes one `take` with the same arguments, so that the same `take` again gives the same state. Rounds of `rr`
-        that the start began for all lanes may remain: the next start of the lane finds them begun."""
+        """A call of `lane` started; `lanes` as they were just before."""
 
     def copy(self) -> "Turns":
         """An independent object in the same state, with which a queue computes the order of future starts."""
@@ -165,9 +161,6 @@ class Policy(Protocol):
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         """A call left the queue to be served."""
 
-    def on_skip(self, now: float, item: QueuedRequest) -> Changed:
-        """The last start of this call did not happen; the call waits again."""
-
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
         """A step computed tokens. After a switch of the policy, the first such event holds all tokens since arrival."""
 
@@ -203,9 +196,7 @@ def replay(policy: Policy, now: float, items: Sequence[QueuedRequest], served: S
 def hears(policy: Policy) -> bool:
     """Whether the policy acts on events. One that inherits all event methods of `StaticPolicy` does not, and `replay` would
     tell it nothing."""
-    return any(
-        _hears(policy, name) for name in ("on_arrival", "on_start", "on_skip", "on_tokens", "on_preemption", "on_end")
-    )
+    return any(_hears(policy, name) for name in ("on_arrival", "on_start", "on_tokens", "on_preemption", "on_end"))
 
 
 def _hears(policy: Policy, name: str) -> bool:
@@ -219,9 +210,6 @@ class SingleLane:
         return min(lanes)
 
     def take(self, lane: int, lanes: AbstractSet[int]) -> None:
-        return None
-
-    def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
         return None
 
     def copy(self) -> "SingleLane":
@@ -268,9 +256,6 @@ class StaticPolicy(ABC):
         return [call_id for item in items for call_id in self.on_arrival(now, item)]
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
-        return NONE_CHANGED
-
-    def on_skip(self, now: float, item: QueuedRequest) -> Changed:
         return NONE_CHANGED
 
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:

@@ -121,8 +121,8 @@ class RelQuery(StaticPolicy):
         """The starts that are left of the lift of a lane. A spent lift stays as 0 until the next start of the lane."""
         self._singles: dict[CallId, Place] = {}
         """The places of the calls without a group."""
-        self._started: dict[CallId, float | None] = {}
-        """The singles that have started, with the end of their patience; None = it had been lifted."""
+        self._started: set[CallId] = set()
+        """The singles that have started."""
         self._heads: list[tuple[Place, CallId]] = []
         """A heap of the waiting singles. An entry counts while it holds the present place of a single that waits."""
         self._changed: dict[str, None] = {}
@@ -234,11 +234,8 @@ class RelQuery(StaticPolicy):
             if self.lifts.get(group.lane) == 0:
                 self._group_patience.watch(group.name, self._group_ends_at_s(group))
         elif call.id in self._singles and call.id not in self._started:
-            self._started[call.id] = self._single_patience.forget(call.id)
-        return self._lift(now)
-
-    def on_skip(self, now: float, item: QueuedRequest) -> Changed:
-        self._wait_again(item)
+            self._started.add(call.id)
+            self._single_patience.forget(call.id)
         return self._lift(now)
 
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
@@ -249,17 +246,22 @@ class RelQuery(StaticPolicy):
 
     def on_preemption(self, now: float, item: QueuedRequest) -> Changed:
         call_id = item.call.id
-        if call_id in self._started:
+        group = self._members.get(call_id)
+        if group is not None and group.running.pop(call_id, None) is not None:
+            group.waiting[call_id] = item.call.prompt_tokens
+            group.waiting_tokens += item.call.prompt_tokens
+            self._changed[group.name] = None
+        elif call_id in self._started:
+            self._started.remove(call_id)
             level, _, number = self._singles[call_id]
             self._singles[call_id] = (level, item.service_s, number)
-            self._started[call_id] = now + self._patience_s
-        self._wait_again(item)
+            self._singles_wait({call_id: self._singles[call_id]}, {call_id: now + self._patience_s})
         return self._lift(now)
 
     def on_end(self, now: float, call_id: CallId) -> Changed:
         if self._singles.pop(call_id, None) is not None:
             self._single_patience.forget(call_id)
-            self._started.pop(call_id, None)
+            self._started.discard(call_id)
         self._tokens.forget(call_id)
         group = self._members.pop(call_id, None)
         if group is not None:
@@ -275,17 +277,6 @@ class RelQuery(StaticPolicy):
         return self._lift(now)
 
     # Groups.
-
-    def _wait_again(self, item: QueuedRequest) -> None:
-        call_id = item.call.id
-        group = self._members.get(call_id)
-        if group is not None and group.running.pop(call_id, None) is not None:
-            group.waiting[call_id] = item.call.prompt_tokens
-            group.waiting_tokens += item.call.prompt_tokens
-            self._changed[group.name] = None
-        elif call_id in self._started:
-            ends_at_s = self._started.pop(call_id)
-            self._singles_wait({call_id: self._singles[call_id]}, {} if ends_at_s is None else {call_id: ends_at_s})
 
     def _singles_wait(self, singles: Mapping[CallId, Place], ends: Mapping[str, float]) -> None:
         """These singles wait from now on, with the ends of their patience unless they have been lifted."""
@@ -424,20 +415,9 @@ class GroupTurns:
         elif left == 0:
             del self._lifts[lane]
 
-    def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
-        if lane in self._lifts:
-            self._lifts[lane] += 1
-
     def copy(self) -> "GroupTurns":
         heads = self._policy.heads if self._heads is None else self._heads
         return GroupTurns(self._policy, dict(self._places), dict(self._lifts), list(heads))
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, GroupTurns) and self._lifts == other._lifts and self.copy()._heads == other.copy()._heads
-        )
-
-    __hash__ = None  # type: ignore[assignment]
 
     def _first(self) -> Place:
         """The place of the first single."""

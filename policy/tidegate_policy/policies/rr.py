@@ -82,17 +82,8 @@ class RoundTurns:
         if self._real:
             self._policy.charge_start(lane)
 
-    def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
-        self.charge(lane, -self._price(lane))
-        self._policy.charge_start(lane, -1.0)
-
     def copy(self) -> "RoundTurns":
         return RoundTurns(self._policy, self._quantum_s, dict(self.balances), self._at, real=False)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RoundTurns) and (self.balances, self._at) == (other.balances, other._at)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def charge(self, lane: int, work_s: float) -> None:
         self.balances[lane] = self.balances.get(lane, 0.0) - work_s

@@ -66,8 +66,7 @@ class Semantic(StaticPolicy):
         self._waiting: dict[CallId, int] = {}
         """The level of each waiting call; a call that is being started is not in it."""
         self._levels: Counter[int] = Counter()
-        self._started: dict[CallId, tuple[int, float | None]] = {}
-        """Level and end of patience of each call that has started; None = it had been lifted."""
+        self._started: set[CallId] = set()
         self._lifted: set[CallId] = set()
         self._guaranteed: set[CallId] = set()
         """Calls that are served on the guaranteed share of their level."""
@@ -128,16 +127,10 @@ class Semantic(StaticPolicy):
         call_id = item.call.id
         level = self._waiting.get(call_id)
         if level is not None:
-            self._started[call_id] = (level, self._leave(call_id))
+            self._started.add(call_id)
+            self._leave(call_id)
             if any(other < level for other in self._levels):
                 self._guaranteed.add(call_id)
-        return self._lift(now)
-
-    def on_skip(self, now: float, item: QueuedRequest) -> Changed:
-        known = self._started.pop(item.call.id, None)
-        if known is not None:
-            self._guaranteed.discard(item.call.id)
-            self._wait(item.call.id, *known)
         return self._lift(now)
 
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
@@ -146,15 +139,18 @@ class Semantic(StaticPolicy):
     def on_preemption(self, now: float, item: QueuedRequest) -> Changed:
         call_id = item.call.id
         self._guaranteed.discard(call_id)
-        if self._started.pop(call_id, None) is not None:
+        if call_id in self._started:
+            self._started.remove(call_id)
             self._lifted.discard(call_id)
-            self._wait(call_id, item.call.urgency, now + self._patience_s)
+            self._waiting[call_id] = item.call.urgency
+            self._levels[item.call.urgency] += 1
+            self._patience.watch(call_id, now + self._patience_s)
         return self._lift(now)
 
     def on_end(self, now: float, call_id: CallId) -> Changed:
         if call_id in self._waiting:
             self._leave(call_id)
-        self._started.pop(call_id, None)
+        self._started.discard(call_id)
         self._lifted.discard(call_id)
         self._guaranteed.discard(call_id)
         return self._lift(now)
@@ -170,19 +166,12 @@ class Semantic(StaticPolicy):
         self._levels[level] += 1
         return ends_at_s
 
-    def _wait(self, call_id: CallId, level: int, ends_at_s: float | None) -> None:
-        self._waiting[call_id] = level
-        self._levels[level] += 1
-        if ends_at_s is not None:
-            self._patience.watch(call_id, ends_at_s)
-
-    def _leave(self, call_id: CallId) -> float | None:
-        """Returns the end of the call's patience; None if it was lifted."""
+    def _leave(self, call_id: CallId) -> None:
         level = self._waiting.pop(call_id)
         self._levels[level] -= 1
         if not self._levels[level]:
             del self._levels[level]
-        return self._patience.forget(call_id)
+        self._patience.forget(call_id)
 
     def _lift(self, now: float) -> Changed:
         if now < self._patience.first_at_s:
@@ -217,23 +206,12 @@ class LevelTurns:
         self._earned_s = {
             level: earned_s for level, earned_s in self._earned_s.items() if level in lanes or self._policy.waits(level)
         }
-        self._move(lane, lanes, 1.0)
-
-    def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
-        self._move(lane, lanes, -1.0)
-
-    def copy(self) -> "LevelTurns":
-        return LevelTurns(self._policy, self._share, dict(self._earned_s))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, LevelTurns) and self._earned_s == other._earned_s
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def _move(self, lane: int, lanes: AbstractSet[int], sign: float) -> None:
         first, price_s = min(lanes), self._policy.price(lane)
         for level in lanes:
             if level != first:
-                self._earned_s[level] = self._earned_s.get(level, 0.0) + sign * self._share * price_s
+                self._earned_s[level] = self._earned_s.get(level, 0.0) + self._share * price_s
         if lane != first:
-            self._earned_s[lane] -= sign * price_s
+            self._earned_s[lane] -= price_s
+
+    def copy(self) -> "LevelTurns":
+        return LevelTurns(self._policy, self._share, dict(self._earned_s))

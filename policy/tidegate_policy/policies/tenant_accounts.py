@@ -161,11 +161,11 @@ class TenantPolicy(StaticPolicy):
         """Work beyond the price of a start is charged in units of this size."""
         return max(UNIT * price_s, MIN_UNIT_S)
 
-    def charge_start(self, lane: int, sign: float = 1.0) -> None:
-        """Charges the price of a start to the account of a lane, or returns it."""
+    def charge_start(self, lane: int) -> None:
+        """Charges the price of a start to the account of a lane."""
         account = self.accounts.get(lane)
         if account is not None:
-            self._move(account, account.tag + sign * self.price(lane) / account.weight)
+            self._move(account, account.tag + self.price(lane) / account.weight)
 
     # Events.
 
@@ -216,14 +216,6 @@ class TenantPolicy(StaticPolicy):
             )
             self._fresh.append(served)
             self._tokens.forget(item.call.id)
-        return NONE_CHANGED
-
-    def on_skip(self, now: float, item: QueuedRequest) -> Changed:
-        served = self._served.pop(item.call.id, None)
-        if served is not None:
-            if served in self._fresh:
-                self._fresh.remove(served)
-            served.account.waiting += 1
         return NONE_CHANGED
 
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
@@ -389,16 +381,8 @@ class TagTurns:
             tag, backlog = self._ahead[lane]
             self._ahead[lane] = (tag + policy.price(lane) / account.weight, backlog)
 
-    def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
-        self._policy.charge_start(lane, -1.0)
-
     def copy(self) -> "TagTurns":
         return TagTurns(self._policy, dict(self.places))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TagTurns) and self.places == other.places
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _output_s(cost: CostModel) -> float:

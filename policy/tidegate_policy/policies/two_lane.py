@@ -38,10 +38,6 @@ class SharedTurns:
         if len(lanes) > 1:
             self.fast_credit += self._price(lane)
 
-    def give_back(self, lane: int, lanes: AbstractSet[int]) -> None:
-        if len(lanes) > 1:
-            self.fast_credit -= self._price(lane)
-
     def copy(self) -> "SharedTurns":
         return replace(self)
 
