@@ -168,7 +168,7 @@ class WaitingQueue:
 
     def _start(self, now: float, entry: waiting_slots.Entry) -> QueuedRequest:
         heaps = self._heaps
-        lanes = frozenset((*heaps.open_in, entry.lane))
+        lanes = {*heaps.open_in, entry.lane}
         heaps.forget(entry)
         self._started(entry.item.call.id)
         if not heaps.failing():

