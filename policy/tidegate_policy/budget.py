@@ -7,8 +7,8 @@ workflow value that it is given, so no workflow can shorten the budget of anothe
 
 import graphlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from tidegate_policy import immutable
 from tidegate_policy.model import StageState, Workflow, WorkflowId
 
 
@@ -16,7 +16,7 @@ class CyclicStages(ValueError):
     """The stages of a workflow wait for each other; the message names them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class Budget:
     """The share of a workflow's time that one call gets."""
 

@@ -17,7 +17,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tidegate_policy import budget, policies
+from tidegate_policy import budget, immutable, policies
 from tidegate_policy.admit import fairness, outliers, promises, retries
 from tidegate_policy.dispatch import core_actions, dispatcher, engine_table
 from tidegate_policy.dispatch.core_actions import Action
@@ -50,7 +50,7 @@ class UnknownSloClass(ValueError):
     """A call names a class that is not configured; the message lists the configured classes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class StageFacts:
     """A stage of a workflow as the store records it."""
 
@@ -66,7 +66,7 @@ class StageFacts:
     """False for a stage that its first call added to the workflow."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class WorkflowFacts:
     """A workflow as the store records it, with instants of the driver's clock."""
 
@@ -79,7 +79,7 @@ class WorkflowFacts:
     stages: Sequence[StageFacts]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class CallResult:
     """What an ended call has shown."""
 

@@ -5,9 +5,11 @@ processes. This module knows nothing of HTTP, vLLM or Kubernetes. `cost` turns a
 calls.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import NewType
+
+from tidegate_policy import immutable
 
 CallId = NewType("CallId", str)
 EngineId = NewType("EngineId", str)
@@ -34,7 +36,7 @@ class DropReason(StrEnum):
     STORE_UNAVAILABLE = "store-unavailable"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class Call:
     """One model call as the schedulers see it: sizes, promises, and the calls that it belongs to, never its text."""
 
@@ -104,7 +106,7 @@ class Call:
         return max(due_at_s, self.arrived_at_s - PATIENCE_S)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class Backlog:
     """Work that was sent to an engine and has not been done, in integers, so that it returns to exactly zero."""
 
@@ -136,7 +138,7 @@ class Backlog:
 NO_BACKLOG = Backlog()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class StageState:
     """A stage of a workflow as `budget` reads it."""
 
@@ -149,7 +151,7 @@ class StageState:
     done: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class Workflow:
     """A workflow's deadline and its stages."""
 
@@ -159,7 +161,7 @@ class Workflow:
     stages: tuple[StageState, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The engine of a call, and the predictions at the moment of the decision."""
 

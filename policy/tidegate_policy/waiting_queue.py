@@ -15,10 +15,9 @@ not know time, engines or the reason why a call leaves.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass
 from itertools import islice
 
-from tidegate_policy import waiting_slots
+from tidegate_policy import immutable, waiting_slots
 from tidegate_policy.model import CallId
 from tidegate_policy.policies import Changed, Policy, QueuedRequest
 from tidegate_policy.waiting_slots import EmptyQueue
@@ -33,7 +32,7 @@ class DuplicateCall(ValueError):
     """A call with this id already waits in the queue."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class Start:
     """A call that `pop` took, with all that `skip` needs to undo the start."""
 

@@ -6,18 +6,17 @@ it books the tenant's tokens and enters the call into its workflow.
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tidegate_gateway.lifecycle import engine_directory, tenant_tokens
 from tidegate_gateway.observe import call_record
 from tidegate_gateway.openai import engine_fields, error_table, parsed_request, prompt_prefix
 from tidegate_gateway.workflows import workflow_service
-from tidegate_policy import gateway_core
+from tidegate_policy import gateway_core, immutable
 from tidegate_policy.admit import promises
 from tidegate_policy.model import Call, CallId, DropReason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class AdmittedRequest:
     """A call, and what was agreed at its admission and is settled at its end."""
 

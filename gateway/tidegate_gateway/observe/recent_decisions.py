@@ -2,15 +2,15 @@
 
 import collections
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tidegate_gateway.observe import call_record
+from tidegate_policy import immutable
 from tidegate_policy.model import CallId, Decision
 
 REMEMBERED = 50
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class RecentDecision:
     """One call that was sent to an engine."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from tidegate_gateway.openai.error_table import BadRequest
+from tidegate_policy import immutable
 
 MOST_TOKENS = 10_000_000
 """No prompt and no sequence has more tokens; a larger number in a request or in an answer is a mistake."""
@@ -17,7 +18,7 @@ BOUND_CHOICES = 16
 """The default bound on the sequences of one call (`limits.choices`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class RequestSize:
     """How large a request is, as far as its body tells."""
 
@@ -31,7 +32,7 @@ class RequestSize:
     """The client's bound on the tokens of each sequence."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class NamedEvent:
     """What an event with a name says."""
 

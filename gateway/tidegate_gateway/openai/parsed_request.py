@@ -6,11 +6,11 @@ checks the rest, and its own error reaches the client in its words. `lifecycle.a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tidegate_gateway.openai import bounded_json, endpoint, engine_body, error_table, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
+from tidegate_policy import immutable
 
 MOST_FIELDS = 256
 """Fields at the top of a body; OpenAI's API has about forty."""
@@ -18,7 +18,7 @@ MOST_PARTS = 120_000
 """Lists, objects and fields of a body."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:
     """A request to one endpoint as the client made it, checked."""
 

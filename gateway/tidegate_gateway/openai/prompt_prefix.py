@@ -11,12 +11,12 @@ At most 256 blocks are hashed. The salt is the model (an adapter has a name of i
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from tidegate_gateway.openai import endpoint
+from tidegate_policy import immutable
 from tidegate_policy.dispatch import prompt_blocks
 
 MOST_BYTES = prompt_blocks.MAX_BLOCKS * prompt_blocks.BLOCK_BYTES
@@ -24,7 +24,7 @@ CACHE_SALT = "cache_salt"
 """The body field by which vLLM separates the prefixes of its callers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class PromptPrefix:
     """The leading blocks of one prompt."""
 

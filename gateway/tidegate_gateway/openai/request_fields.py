@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidegate_gateway.openai.error_table import BadRequest
+from tidegate_policy import immutable
 from tidegate_policy.model import LEAST_URGENT, MOST_URGENT
 
 LONGEST_MS = 7 * 24 * 3600 * 1000
@@ -65,7 +66,7 @@ GRPC_NAMES = FieldNames(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class RequestFields:
     """The fields of a request beside its body, checked."""
 

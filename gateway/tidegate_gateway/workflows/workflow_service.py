@@ -21,6 +21,7 @@ from tidegate_gateway.openai import error_table, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.store import store_contract, store_link
 from tidegate_gateway.workflows import call_ends, store_requests, workflow_declaration
+from tidegate_policy import immutable
 from tidegate_policy.model import WorkflowId
 
 logger = logging.getLogger("tidegate.gateway")
@@ -37,7 +38,7 @@ LISTED, MOST_LISTED = 100, 1000
 """Rows of a list: when the request names no limit, and at most."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class Membership:
     """A call's place in its workflow, and the workflow's record when the call joined it."""
 

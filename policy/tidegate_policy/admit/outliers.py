@@ -7,6 +7,8 @@ ends the row.
 
 from dataclasses import dataclass, replace
 
+from tidegate_policy import immutable
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutlierSettings:
@@ -19,7 +21,7 @@ class OutlierSettings:
     max_ejection_s: float = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
     """What the calls of one engine have shown."""
 

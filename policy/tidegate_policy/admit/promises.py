@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tidegate_policy import immutable
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import DEFAULT_URGENCY, Call, CallId, WorkflowId
 from tidegate_policy.predict.output_length import Kind, LengthPrediction
@@ -51,7 +52,7 @@ class Tenant:
     """Prompt and answer tokens a minute over all gateways; null = no limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class Claims:
     """What a client asks for its call."""
 
@@ -62,7 +63,7 @@ class Claims:
     """From the arrival of the call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class CallFacts:
     """A call as its client made it, without its text."""
 
@@ -92,7 +93,7 @@ class CallFacts:
     """The share of the prompt that one block holds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class StageGrant:
     """What a workflow grants a call of one of its stages."""
 
@@ -108,7 +109,7 @@ class StageGrant:
     """Seconds of work expected in the workflow after the call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class Draft:
     """A call that may come in, before its tokens are booked and its workflow has granted a budget."""
 

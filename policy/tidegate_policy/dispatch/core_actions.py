@@ -1,11 +1,10 @@
 """What the dispatcher tells its driver to do with a call."""
 
-from dataclasses import dataclass
-
+from tidegate_policy import immutable
 from tidegate_policy.model import Call, Decision, DropReason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class Send:
     """Send the call to the engine."""
 
@@ -16,7 +15,7 @@ class Send:
     """Tokens of the prompt that the engine is believed to hold."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class Shed:
     """Answer the call with the reason for which it is not served."""
 
@@ -26,7 +25,7 @@ class Shed:
     """Seconds after which a new attempt makes sense; at least one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class GiveUp:
     """The call is not tried again; answer it with the failure of its last engine."""
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tidegate_policy import immutable
 from tidegate_policy.cost import MICROSECONDS, CostModel
 from tidegate_policy.dispatch import prefix_index
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, EngineId
@@ -172,7 +173,7 @@ class RoutingContext:
         return [row for row in rows if left_s - row[2] >= 0] or rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class Choice:
     """The engine that a rule names, and the scores by which it did (empty for rules without scores)."""
 

@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
+from tidegate_policy import immutable
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import Call, CallId
 
@@ -22,7 +23,7 @@ Changed = Collection[CallId]
 NONE_CHANGED: Changed = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class QueuedRequest:
     """A call in one particular scheduler, with the work that the scheduler predicts for it."""
 

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from tidegate_policy import immutable
 from tidegate_policy.cost import CostModel, mean_call_seconds
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.predict import conformal_bound
@@ -71,7 +72,7 @@ class Lengths:
         self.sized_error += NEWEST_WEIGHT * (sized_error - self.sized_error)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class LengthPrediction:
     """The predicted output length of each sequence of a call, in tokens."""
 
@@ -80,7 +81,7 @@ class LengthPrediction:
     """A bound that about one call of twenty exceeds; 0 = unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class LengthObservation:
     """The usage that an engine reported for a finished call."""
 
