@@ -4,9 +4,9 @@ The edges call `Calls.answer` and deliver the bytes. When the call is over, metr
 its record.
 """
 
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from types import TracebackType
 
 from tidegate_gateway import gateway_settings
 from tidegate_gateway.lifecycle import admission, engine_client, engine_directory, placement, relay, settlement
@@ -44,11 +44,68 @@ class Calls:
         self._clock = clock
         self._wall = wall
 
-    @contextlib.asynccontextmanager
-    async def answer(self, now: float, request: parsed_request.ParsedRequest) -> AsyncIterator[relay.Relay]:
-        """The answer to a request that arrived at `now`, once the answer has begun. Raises `GatewayError`."""
+    def answer(self, now: float, request: parsed_request.ParsedRequest) -> "Answer":
+        """The answer to a request that arrived at `now`: an async context, entered once the answer has begun. Entering it
+        raises `GatewayError`."""
+        return Answer(self, now, request)
+
+    async def begin(self, answer: "Answer") -> relay.Relay:
+        """Admits the call, places it, and waits until its answer has begun. Raises `GatewayError`."""
+        record, trace = answer.record, answer.trace
+        admitted = await self._admission.admit(record.arrived_at_s, answer.request, record)
+        answer.placement = self._placements.place(admitted.call, record)
+        answer.placement.enter()
+        answer.relay = relay.Relay(
+            admitted,
+            answer.placement,
+            client=self._client,
+            directory=self._directory,
+            settlement=self._settlement,
+            timeouts=self._timeouts,
+            traceparent=answer.request.fields.traceparent if trace is None else trace.traceparent,
+            clock=self._clock,
+            wall=self._wall,
+        )
+        await answer.relay.begin()
+        return answer.relay
+
+    def end(self, answer: "Answer", error: BaseException | None) -> None:
+        """The call is over, with an error or without one: it leaves the gateway core, and its record is written."""
+        try:
+            if answer.relay is not None:
+                answer.relay.leave()
+        finally:
+            if answer.placement is not None:
+                answer.placement.leave()
+            self._observe(answer.record, answer.trace, error)
+
+    def _observe(
+        self, record: call_record.CallRecord, trace: tracing_spans.Trace | None, error: BaseException | None
+    ) -> None:
+        """Writes the metrics, the log line and the spans of a call that is over."""
+        if isinstance(error, error_table.GatewayError):
+            record.failure = error.code
+            if isinstance(error, error_table.Shed):
+                record.shed = True
+                self._metrics.shed.labels(error.reason.value).inc()
+        record.ended_at_s = self._clock()
+        self._metrics.on_call(record)
+        _log(record)
+        if trace is not None:
+            trace.end(record)
+
+
+class Answer:
+    """One call from its admission to its end. It is a class, because an async generator costs each call several times as
+    much."""
+
+    __slots__ = ("_calls", "placement", "record", "relay", "request", "trace")
+
+    def __init__(self, calls: Calls, now: float, request: parsed_request.ParsedRequest) -> None:
         fields = request.fields
-        record = call_record.CallRecord(
+        self._calls = calls
+        self.request = request
+        self.record = record = call_record.CallRecord(
             arrived_at_s=now,
             operation=request.endpoint.operation,
             model=request.model,
@@ -56,36 +113,28 @@ class Calls:
             slo_class=fields.slo_class or "",
             tenant=fields.tenant,
         )
-        trace = None if self.traces is None else self.traces.begin(record, fields)
+        self.trace = None if calls.traces is None else calls.traces.begin(record, fields)
+        self.placement: placement.Placement | None = None
+        self.relay: relay.Relay | None = None
+
+    async def __aenter__(self) -> relay.Relay:
         try:
-            admitted = await self._admission.admit(now, request, record)
-            async with (
-                self._placements.place(admitted.call, record) as placed,
-                relay.Relay(
-                    admitted,
-                    placed,
-                    client=self._client,
-                    directory=self._directory,
-                    settlement=self._settlement,
-                    timeouts=self._timeouts,
-                    traceparent=fields.traceparent if trace is None else trace.traceparent,
-                    clock=self._clock,
-                    wall=self._wall,
-                ) as answer,
-            ):
-                yield answer
-        except error_table.GatewayError as error:
-            record.failure = error.code
-            if isinstance(error, error_table.Shed):
-                record.shed = True
-                self._metrics.shed.labels(error.reason.value).inc()
+            return await self._calls.begin(self)
+        except BaseException as error:
+            self._calls.end(self, error)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self.relay is not None and error is None:
+                await self.relay.rest()
+        except BaseException as late:
+            error = late
             raise
         finally:
-            record.ended_at_s = self._clock()
-            self._metrics.on_call(record)
-            _log(record)
-            if trace is not None:
-                trace.end(record)
+            self._calls.end(self, error)
 
 
 def _log(record: call_record.CallRecord) -> None:

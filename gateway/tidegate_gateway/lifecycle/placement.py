@@ -8,8 +8,6 @@ the placement only. All decisions are the core's.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Self
 
 from tidegate_gateway.lifecycle import watchdog
 from tidegate_gateway.observe import background_loop, call_record, prometheus_metrics, recent_decisions
@@ -25,7 +23,7 @@ TICK_S = 0.1
 
 
 class Placement:
-    """One call in the gateway core; an async context that takes the call out again."""
+    """One call in the gateway core, from `enter` to `leave`."""
 
     def __init__(self, placements: "Placements", call: Call, record: call_record.CallRecord) -> None:
         self.call = call
@@ -39,15 +37,14 @@ class Placement:
         self._offer: asyncio.Future[core_actions.Send] = asyncio.get_running_loop().create_future()
         self._trouble: error_table.EngineTrouble | None = None
 
-    async def __aenter__(self) -> Self:
+    def enter(self) -> None:
+        """Passes the call to the core."""
         self._placements.enter(self)
         if self._offer.done():
             self.record.dispatch_s = self._placements.clock() - self.record.arrived_at_s
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def leave(self) -> None:
+        """Takes the call out of the core again."""
         if self._offer.done() and not self._offer.cancelled():
             self._offer.exception()  # marks it as seen
         self.watchdog.close()
@@ -144,7 +141,7 @@ class Placements:
         self._in_progress: dict[CallId, Placement] = {}
 
     def place(self, call: Call, record: call_record.CallRecord) -> Placement:
-        """The placement of an admitted call, to be entered as an async context."""
+        """The placement of an admitted call."""
         return Placement(self, call, record)
 
     # Reports about engines and workflows.

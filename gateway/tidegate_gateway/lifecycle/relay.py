@@ -7,8 +7,6 @@ closes the engine's connection on the way out.
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from tidegate_gateway import gateway_settings
 from tidegate_gateway.lifecycle import admission, engine_client, engine_directory, placement, settlement
@@ -20,7 +18,7 @@ PROGRESS_TOKENS = 16
 
 
 class Relay:
-    """The answer to one call; an async context that is entered when the answer has begun."""
+    """The answer to one call, from `begin` to `leave`."""
 
     def __init__(
         self,
@@ -87,29 +85,27 @@ class Relay:
             self._report_progress(meter.tokens)
         return block
 
-    async def __aenter__(self) -> Self:
+    async def begin(self) -> None:
+        """Opens the answer and settles the call if that fails. Raises `GatewayError`."""
         try:
             await self._begin()
         except error_table.GatewayError as error:
             self.record.outcome = error.code
-            try:
-                await self._end(ok=False)
-            finally:
-                self._leave()
+            await self._end(ok=False)
             raise
-        except BaseException:
-            self._leave()
-            raise
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if self._reply is not None and kind is None:
-                await self._reply.rest()
-        finally:
-            self._leave()
+    async def rest(self) -> None:
+        """The client has the answer: waits until the engine ends it too."""
+        if self._reply is not None:
+            await self._reply.rest()
+
+    def leave(self) -> None:
+        """Nothing more is read. A call that has not ended ends here, and its engine sees that."""
+        if self._reply is not None:
+            self._reply.close()
+        if not self._ended:
+            self._count()
+            self._settlement.cut(self._admitted, self.record)
 
     async def _begin(self) -> None:
         """Opens the answer; a failure before the first token is tried again at another engine."""
@@ -191,10 +187,3 @@ class Relay:
                 meter.output_tokens,
                 meter.generated,
             )
-
-    def _leave(self) -> None:
-        if self._reply is not None:
-            self._reply.close()
-        if not self._ended:
-            self._count()
-            self._settlement.cut(self._admitted, self.record)
