@@ -22,7 +22,7 @@ from tidegate_gateway.edge import admin_api, grpc_api, http_api, http_listener, 
 from tidegate_gateway.engines import discovery, health_check
 from tidegate_gateway.lifecycle import engine_connections
 from tidegate_gateway.observe import tracing_spans
-from tidegate_gateway.store import relquery_store, store_contract, valkey_store
+from tidegate_gateway.store import prompt_stream, relquery_store, store_contract, valkey_store
 from tidegate_gateway.workflows import call_ends
 
 logger = logging.getLogger("tidegate.gateway")
@@ -73,13 +73,22 @@ async def serving(
             traces = tracing_spans.to_collector(settings.tracing, time.monotonic)
             if traces is not None:
                 stack.callback(traces.close)
-            relqueries = ends = None
+            relqueries = ends = prompts = None
             if store is not None:
                 relqueries = relquery_store.RelQueryStore(store, settings.store, settings.relqueries)
                 ends = call_ends.CallEnds(pathlib.Path(settings.store.journal) if settings.store.journal else None)
                 stack.callback(ends.close)
+                prompts = prompt_stream.PromptStream(store)
             gateway = running_gateway.Gateway(
-                settings, session, connections, store, relqueries, ends, profiles=profiles or shipped, traces=traces
+                settings,
+                session,
+                connections,
+                store,
+                relqueries,
+                ends,
+                prompts,
+                profiles=profiles or shipped,
+                traces=traces,
             )
             stack.push_async_callback(_leave, gateway)  # once no loop renews the lease
             loops = await stack.enter_async_context(asyncio.TaskGroup())

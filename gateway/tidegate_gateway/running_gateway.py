@@ -27,7 +27,7 @@ from tidegate_gateway.lifecycle import (
 from tidegate_gateway.observe import background_loop, prometheus_metrics, recent_decisions, tracing_spans
 from tidegate_gateway.openai import engine_fields
 from tidegate_gateway.relqueries import relquery_runner, relquery_service
-from tidegate_gateway.store import relquery_store, store_contract, store_link
+from tidegate_gateway.store import prompt_stream, relquery_store, store_contract, store_link
 from tidegate_gateway.workflows import call_ends, workflow_service
 from tidegate_policy import gateway_core
 
@@ -43,6 +43,7 @@ class Gateway:
         store: store_contract.Store | None,
         relqueries: relquery_store.RelQueryStore | None = None,
         ends: call_ends.CallEnds | None = None,
+        prompts: prompt_stream.PromptStream | None = None,
         *,
         profiles: discovery.Profiles,
         traces: tracing_spans.Tracing | None = None,
@@ -74,6 +75,7 @@ class Gateway:
             settings.store,
             self.link,
             self.core,
+            prompts,
             directory=self.directory,
             placements=self.placements,
             policy=self.policy,

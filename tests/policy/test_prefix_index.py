@@ -93,18 +93,51 @@ def test_a_failed_call_leaves_no_trust_in_its_prefix() -> None:
     assert index.cached_tokens(call(1, 2)) == {}
 
 
-def test_events_of_an_engine_correct_what_was_recorded() -> None:
+def test_prompts_that_another_gateway_sent_are_known_where_they_were_sent() -> None:
+    here, there = prefix_index.PrefixIndex(), prefix_index.PrefixIndex()
+    assert there.untold(gateways=2) == []
+    there.on_sent(call(1, 2, 3), B, KV)
+    for prompt in there.untold(gateways=2):
+        here.record(prompt, KV)
+    assert here.cached_tokens(call(1, 2, 4)) == there.cached_tokens(call(1, 2, 4)) == {B: 200}
+    assert here.tokens_of(B) == there.tokens_of(B)
+    assert there.untold(gateways=2) == [], "each prompt is told once"
+    assert here.untold(gateways=2) == [], "what others told is not told again"
+
+
+def test_a_gateway_that_is_alone_gathers_nothing_for_others() -> None:
     index = prefix_index.PrefixIndex()
-    index.on_sent(call(1, 2, 3), A, KV)
-    index.on_removed(A, [3, 99])
-    index.on_stored(B, [1, 2, 3], 100.0)
-    assert index.cached_tokens(call(1, 2, 3)) == {A: 200, B: 300}
+    index.on_sent(call(1, 2), A, KV)
+    assert index.untold(gateways=1) == []
+    index.on_sent(call(3), A, KV)
+    assert index.untold(gateways=2) == []
+    index.on_sent(call(4), A, KV)
+    assert [prompt.blocks for prompt in index.untold(gateways=1)] == [(4,)]
+
+
+def test_what_waits_for_other_gateways_is_bounded() -> None:
+    index = prefix_index.PrefixIndex()
+    index.untold(gateways=2)
+    for number in range(3000):
+        index.on_sent(call(*range(number * 100, number * 100 + number % 100)), A, KV)
+    assert sum(len(prompt.blocks) + 1 for prompt in index.untold(gateways=2)) <= prefix_index.MOST_UNTOLD_BLOCKS + 1
+
+
+def test_prompts_of_other_gateways_obey_the_bounds_of_the_record() -> None:
+    index = prefix_index.PrefixIndex(100)
+    for number in range(500):
+        blocks = tuple(range(number * 50, number * 50 + 50))
+        index.record(prefix_index.SentPrompt(engine=A, blocks=blocks, block_tokens=100.0, tokens=5100.0), 10**12)
+        index.record(prefix_index.SentPrompt(engine=B, blocks=blocks, block_tokens=100.0, tokens=10**9), KV)
+    assert index.entries <= 100
+    assert index.tokens_of(B) <= KV
 
 
 def test_an_index_without_entries_records_nothing() -> None:
     index = prefix_index.PrefixIndex(0)
     index.on_sent(call(1, 2), A, KV)
-    index.on_stored(A, [1], 100.0)
+    index.record(prefix_index.SentPrompt(engine=A, blocks=(1,), block_tokens=100.0, tokens=100.0), KV)
+    assert index.untold(gateways=2) == []
     assert index.cached_tokens(call(1, 2)) == {}
     assert index.entries == 0
 
@@ -187,8 +220,8 @@ class Indexed(RuleBasedStateMachine):
         assert found == min(len(word) * 100, sent.prompt_tokens - 1) or session
 
     @rule(engine=engines, word=words)
-    def removes(self, engine: EngineId, word: list[int]) -> None:
-        self.index.on_removed(engine, self.hashed(word))
+    def fails(self, engine: EngineId, word: list[int]) -> None:
+        self.index.on_failed(call(*self.hashed(word)), engine)
 
     @rule(engine=engines)
     def clears(self, engine: EngineId) -> None:

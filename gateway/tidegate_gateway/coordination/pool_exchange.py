@@ -1,4 +1,5 @@
-"""What do the gateways of a pool tell each other? Backlogs, leases, cancelled workflows and the policy, through the store.
+"""What do the gateways of a pool tell each other? Backlogs, leases, cancelled workflows, the policy, and which prompts they
+sent where, through the store.
 
 While the store is down, the last known state stands.
 """
@@ -11,7 +12,7 @@ from tidegate_gateway import gateway_settings
 from tidegate_gateway.coordination import policy_choice
 from tidegate_gateway.lifecycle import engine_directory, placement
 from tidegate_gateway.observe import background_loop
-from tidegate_gateway.store import store_contract, store_link
+from tidegate_gateway.store import prompt_stream, store_contract, store_link
 from tidegate_gateway.workflows import workflow_service
 from tidegate_policy import gateway_core
 from tidegate_policy.model import WorkflowId
@@ -27,6 +28,7 @@ class PoolExchange:
         settings: gateway_settings.Store,
         link: store_link.StoreLink,
         core: gateway_core.GatewayCore,
+        prompts: prompt_stream.PromptStream | None,
         *,
         directory: engine_directory.EngineDirectory,
         placements: placement.Placements,
@@ -35,6 +37,7 @@ class PoolExchange:
         self._settings = settings
         self._link = link
         self._core = core
+        self._prompts = prompts
         self._directory = directory
         self._placements = placements
         self._policy = policy
@@ -67,6 +70,13 @@ class PoolExchange:
         self._directory.on_others(learned.others)
         self._placements.cancel_workflows(map(WorkflowId, learned.cancelled))
         self._policy.apply(learned)
+        await self._exchange_prompts(learned.gateways)
         for gateway in learned.dead:
             if await store.forget(gateway, workflow_service.BATCH):
                 logger.warning("gateway %s is gone; its calls are forgotten", gateway)
+
+    async def _exchange_prompts(self, gateways: int) -> None:
+        """While there are several gateways, each learns which prefixes the others' calls have left at the engines."""
+        sent = self._core.dispatcher.prefixes.untold(gateways=gateways)
+        if self._prompts is not None and gateways > 1:
+            self._core.dispatcher.on_sent_elsewhere(await self._prompts.exchange(sent))

@@ -108,6 +108,8 @@ class Exchange:
     """The answer to one exchange with the other gateways."""
 
     others: Mapping[EngineId, Backlog] = field(default_factory=dict)
+    gateways: int = 1
+    """Gateways of the pool that live, this one included."""
     dead: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
     override: Chosen | None = None

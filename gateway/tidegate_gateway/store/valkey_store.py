@@ -33,15 +33,15 @@ OWN_MS = 60_000
 """How long the answer to a key of our own is stored; a command is sent again at once or never."""
 SCRIPTS = ("workflow", "list", "share", "spend", "relquery")
 LAPSED = 100
+"""Overdue workflows that are ended before a list is read."""
 PAGE_BYTES = 1024 * 1024
 """Of the records in one list."""
-"""Overdue workflows that are ended before a list is read."""
 MOST_CANCELLED = 1000
 """Cancelled workflows that one exchange reports."""
 
 
 class Valkey:
-    """The store in Valkey or Redis."""
+    """The store."""
 
     def __init__(self, settings: gateway_settings.Store, *, gateway: str) -> None:
         if settings.url is None:
@@ -151,8 +151,7 @@ class Valkey:
         return [store_contract.End(template=template, outcome=outcome) for template, outcome in map(orjson.loads, rows)]
 
     async def forget(self, gateway: str, limit: int) -> bool:
-        mine = self.key(f"calls:{gateway}")
-        ids = await self.guard(self.client.srandmember(mine, limit)) or []
+        ids = await self.guard(self.client.srandmember(self.key(f"calls:{gateway}"), limit)) or []
         for workflow in map(_text, ids):
             try:
                 await self._workflow("forget", workflow, None, gateway=gateway)
@@ -181,6 +180,7 @@ class Valkey:
             others[EngineId(engine)] = others.get(EngineId(engine), Backlog()) + more
         return store_contract.Exchange(
             others=others,
+            gateways=answer["gateways"],
             dead=tuple(gateway for gateway in store_answers.rows(answer["dead"]) if gateway != self.gateway),
             cancelled=tuple(store_answers.rows(answer["cancelled"])),
             **store_answers.chosen(answer["policy"]),

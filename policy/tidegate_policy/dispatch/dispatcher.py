@@ -12,7 +12,7 @@ engine that has room (late binding).
 import heapq
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidegate_policy import policies
@@ -260,6 +260,13 @@ class Dispatcher:
     def on_cache_lost(self, engine: EngineId) -> None:
         """The engine restarted, so its KV cache is empty."""
         self.prefixes.on_cleared(engine)
+
+    def on_sent_elsewhere(self, sent: Iterable[prefix_index.SentPrompt]) -> None:
+        """Other gateways have sent these prompts to engines. Engines that are not known here are left out."""
+        for prompt in sent:
+            engine = self._engines.get(prompt.engine)
+            if engine is not None:
+                self.prefixes.record(prompt, engine.cost.kv_tokens)
 
     def on_policy(self, now: float, policy: policies.Policy) -> int:
         """Orders the waiting calls by another policy; returns their number. The policy is told of all calls that are here,

@@ -1,25 +1,40 @@
 """Which engine holds which prefixes in its KV cache, as far as the gateway can tell?
 
-The index records the block hashes of each call where the call was sent (`prompt_blocks`). The record of an engine is
-bounded by the engine's KV size in tokens and by a share of `max_entries`. The block that was used least recently is
-forgotten first, and a later block of a prompt before an earlier one, as in the engine's own cache. What a call puts into
-the cache beside its blocks (the rest of its prompt, and its answer) takes room in the record too. A session whose calls
-have no hashes is one block: the engine that served its last call holds its context.
-
-KV events of an engine correct the record (`on_stored`, `on_removed`, `on_cleared`).
+The index records the block hashes of each call where the call was sent (`prompt_blocks`), and of the calls that the other
+gateways of the pool sent. The record of an engine is bounded by the engine's KV size in tokens and by a share of
+`max_entries`. The block that was used least recently is forgotten first, and a later block of a prompt before an earlier
+one, as in the engine's own cache. What a call puts into the cache beside its blocks (the rest of its prompt, and its
+answer) takes room in the record too. A session whose calls have no hashes is one block: the engine that served its last
+call holds its context.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
+from tidegate_policy import immutable
 from tidegate_policy.model import Call, EngineId
 
 DEFAULT_MAX_ENTRIES = 262_144
 """About 60 MB. With 16 engines 16,384 blocks for each, more than the KV cache of eight 80 GB cards holds."""
 
+MOST_UNTOLD_BLOCKS = 4096
+"""Blocks of sent calls that wait for the next exchange with the other gateways; the others do not hear of further calls."""
+
 Key = int | tuple[str, str, str]
 """The hash of a block, or (model, tenant, session). A negative number names tokens that no other prompt shares."""
+
+
+@immutable.value(frozen=True, slots=True, kw_only=True)
+class SentPrompt:
+    """The prompt of a call that was sent to an engine."""
+
+    engine: EngineId
+    blocks: tuple[int, ...]
+    block_tokens: float
+    """Tokens of one of the blocks."""
+    tokens: float
+    """Tokens that the call puts into the KV cache, its answer included."""
 
 
 class _Record:
@@ -51,6 +66,9 @@ class PrefixIndex:
         """The engine of each bit."""
         self._unshared = 0
         """The key of the last entry for tokens that no other prompt shares."""
+        self._untold: list[SentPrompt] | None = None
+        """Calls of which the other gateways do not know; None while there are none."""
+        self._untold_blocks = 0
 
     @property
     def entries(self) -> int:
@@ -90,46 +108,49 @@ class PrefixIndex:
         """The call went to the engine, whose KV cache has room for `kv_tokens` tokens."""
         if not self._max_entries:
             return
-        record = self._records.get(engine) or self._record(engine)
         context = call.prompt_tokens + call.output_predicted * call.sequences
-        if call.blocks:
-            self._use_unshared(record, max(context - len(call.blocks) * call.block_tokens, 0.0))
-            # The first block comes last, so that it is forgotten last.
-            entries, bit, holders, each = record.entries, record.bit, self._holders, call.block_tokens
-            for block in reversed(call.blocks):
-                if block in entries:
-                    entries.move_to_end(block)
-                else:
-                    entries[block] = each
-                    record.tokens += each
-                    holders[block] = holders.get(block, 0) | bit
-        elif call.session:
+        if call.session and not call.blocks:
+            record = self._records.get(engine) or self._record(engine)
             self._use(record, _session_key(call), context)
-        else:
-            self._use_unshared(record, context)
-        if record.tokens > kv_tokens or len(record.entries) > self._most:
             self._trim(record, kv_tokens)
+            return
+        sent = SentPrompt(engine=engine, blocks=call.blocks, block_tokens=call.block_tokens, tokens=context)
+        self.record(sent, kv_tokens)
+        if self._untold is not None and self._untold_blocks + len(call.blocks) <= MOST_UNTOLD_BLOCKS:
+            self._untold.append(sent)
+            self._untold_blocks += len(call.blocks) + 1
+
+    def record(self, sent: SentPrompt, kv_tokens: int) -> None:
+        """This gateway or another one has sent a prompt to the engine, whose KV cache has room for `kv_tokens` tokens."""
+        if not self._max_entries:
+            return
+        record = self._records.get(sent.engine) or self._record(sent.engine)
+        entries, bit, holders, each = record.entries, record.bit, self._holders, sent.block_tokens
+        self._use_unshared(record, max(sent.tokens - len(sent.blocks) * each, 0.0))
+        # The first block comes last, so that it is forgotten last.
+        for block in reversed(sent.blocks):
+            if block in entries:
+                entries.move_to_end(block)
+            else:
+                entries[block] = each
+                record.tokens += each
+                holders[block] = holders.get(block, 0) | bit
+        if record.tokens > kv_tokens or len(entries) > self._most:
+            self._trim(record, kv_tokens)
+
+    def untold(self, *, gateways: int) -> list[SentPrompt]:
+        """The prompts that this gateway has sent since the last call of this method, for the other gateways. None are
+        gathered while `gateways`, the number of gateways of the pool, is one."""
+        told, self._untold_blocks = self._untold or [], 0
+        self._untold = [] if gateways > 1 and self._max_entries else None
+        return told
 
     def on_failed(self, call: Call, engine: EngineId) -> None:
         """The engine failed the call before its first token, so it may not have computed the prompt."""
-        self.on_removed(engine, call.blocks)
-        if call.session:
-            self.on_removed(engine, [_session_key(call)])
-
-    def on_stored(self, engine: EngineId, blocks: Sequence[int], block_tokens: float) -> None:
-        """A KV event: the engine has stored blocks. The next call that is sent there applies the bounds."""
-        if self._max_entries:
-            record = self._record(engine)
-            for block in reversed(blocks):
-                self._use(record, block, block_tokens)
-
-    def on_removed(self, engine: EngineId, blocks: Iterable[Key]) -> None:
-        """A KV event: the engine has evicted blocks."""
         record = self._records.get(engine)
-        if record is not None:
-            for block in blocks:
-                if block in record.entries:
-                    self._drop(record, block)
+        for key in (*call.blocks, _session_key(call)) if record is not None else ():
+            if record is not None and key in record.entries:
+                self._drop(record, key)
 
     def on_cleared(self, engine: EngineId) -> None:
         """The engine has lost its whole cache: it was cleared, restarted, or left the pool."""

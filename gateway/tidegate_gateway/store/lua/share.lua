@@ -46,6 +46,7 @@ function operations.sync()
   local dead = lapsed()
   redis.call('PEXPIRE', backlogs, args.lease_ms)
   redis.call('PEXPIRE', policy, longest_ms)
+  local gateways = redis.call('ZCOUNT', leases, now_ms, '+inf')
   local others = {}
   local all = redis.call('HGETALL', backlogs)
   for i = 1, #all, 2 do
@@ -57,7 +58,9 @@ function operations.sync()
   local found = redis.call('ZRANGEBYSCORE', cancelled, args.since_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, args.most)
   for i = 1, #found, 2 do ids[#ids + 1] = found[i] end
   if #ids == args.most then since_ms = tonumber(found[#found]) end
-  return cjson.encode({ others = others, dead = dead, policy = policies(), cancelled = ids, since_ms = since_ms })
+  return cjson.encode({
+    others = others, gateways = gateways, dead = dead, policy = policies(), cancelled = ids, since_ms = since_ms,
+  })
 end
 
 -- A gateway that owes nothing is gone; one that leaves calls behind is dead at once, so that they are forgotten.
