@@ -15,7 +15,7 @@ store.
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tidegate_policy import budget, immutable, policies
 from tidegate_policy.admit import fairness, outliers, promises, retries
@@ -346,7 +346,13 @@ class GatewayCore:
         )
         if result.output_tokens:
             each = max(round(result.output_tokens / call.sequences), 1)
-            real = replace(call, prompt_tokens=max(result.prompt_tokens, 1), output_predicted=each)
+            real = Call(
+                id=call.id,
+                arrived_at_s=call.arrived_at_s,
+                prompt_tokens=max(result.prompt_tokens, 1),
+                output_predicted=each,
+                sequences=call.sequences,
+            )
             admitted.own_s, admitted.demand_s = self.engines.measure(real, admitted.cached_tokens)
             self.dispatcher.tenants.observe(admitted.own_s, admitted.demand_s)
         if admitted.engine is not None:

@@ -8,9 +8,9 @@ import collections
 import functools
 from collections.abc import Collection
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, exposition
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, exposition
 
-from tidegate_gateway.observe import call_record, recent_service
+from tidegate_gateway.observe import bucket_counts, call_record, recent_service
 from tidegate_policy import gateway_core
 from tidegate_policy.model import Call
 
@@ -46,21 +46,21 @@ class Metrics:
             ["outcome", "class"],
             registry=registry,
         )
-        self.ttft = Histogram(
+        self.ttft = bucket_counts.Histogram(
             p + "request_ttft_seconds",
             "Time from arrival to the first token, of streamed calls.",
             ["class"],
             buckets=SECONDS,
             registry=registry,
         )
-        self.tpot = Histogram(
+        self.tpot = bucket_counts.Histogram(
             p + "request_tpot_seconds",
             "Mean time between tokens, of streamed calls.",
             ["class"],
             buckets=TOKEN_SECONDS,
             registry=registry,
         )
-        self.e2e = Histogram(
+        self.e2e = bucket_counts.Histogram(
             p + "request_e2e_seconds",
             "Time from arrival to the last token.",
             ["class"],
@@ -68,19 +68,19 @@ class Metrics:
             registry=registry,
         )
         self.queue_depth = Gauge(p + "queue_depth", "Calls waiting in the gateway.", ["class"], registry=registry)
-        self.queue = Histogram(
+        self.queue = bucket_counts.Histogram(
             p + "queue_seconds",
             "Time that sent calls had waited in the gateway, as in x-tidegate-queue-ms.",
             ["class"],
             buckets=SECONDS,
             registry=registry,
         )
-        self.dispatch = Histogram(
+        self.dispatch = bucket_counts.Histogram(
             p + "dispatch_seconds",
             "Time from arrival to an engine, of calls that did not wait: the cost of the gateway itself.",
             buckets=(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05),
             registry=registry,
-        )
+        ).labels()
         self.attainment = Gauge(
             p + "slo_attainment_ratio",
             f"Share of the last {ATTAINMENT_CALLS} calls that met their targets.",
@@ -114,7 +114,7 @@ class Metrics:
         self.backlog = Gauge(
             p + "engine_backlog_seconds", "Predicted work of all gateways on the engine.", ["engine"], registry=registry
         )
-        self.prediction = Histogram(
+        self.prediction = bucket_counts.Histogram(
             p + "prediction_error_ratio",
             "Observed over predicted time and output length.",
             ["kind"],
@@ -145,11 +145,11 @@ class Metrics:
         self._tenant_slo_calls_of = _Children(self.tenant_slo_calls)
 
     @functools.cached_property
-    def _time_error(self) -> Histogram:
+    def _time_error(self) -> bucket_counts.Buckets:
         return self.prediction.labels("time")
 
     @functools.cached_property
-    def _output_error(self) -> Histogram:
+    def _output_error(self) -> bucket_counts.Buckets:
         return self.prediction.labels("output")
 
     def label(self, kind: str, value: str) -> str:
@@ -306,19 +306,19 @@ class _ClassMetrics:
         self._met_count = 0
 
     @functools.cached_property
-    def queue(self) -> Histogram:
+    def queue(self) -> bucket_counts.Buckets:
         return self._metrics.queue.labels(self.name)
 
     @functools.cached_property
-    def e2e(self) -> Histogram:
+    def e2e(self) -> bucket_counts.Buckets:
         return self._metrics.e2e.labels(self.name)
 
     @functools.cached_property
-    def ttft(self) -> Histogram:
+    def ttft(self) -> bucket_counts.Buckets:
         return self._metrics.ttft.labels(self.name)
 
     @functools.cached_property
-    def tpot(self) -> Histogram:
+    def tpot(self) -> bucket_counts.Buckets:
         return self._metrics.tpot.labels(self.name)
 
     @functools.cached_property

@@ -95,7 +95,7 @@ class Dispatcher:
         self._warm: Sequence[RoutableEngine] = ()
         """The engines that have `cached_tokens` of the last call."""
         self._waiting: dict[CallId, _Waiting] = {}
-        self.waiting_by_class_and_tenant: Counter[tuple[str, str]] = Counter()
+        self.waiting_by_class_and_tenant: dict[tuple[str, str], int] = {}
         """How many calls of each class and tenant wait; no entry is 0."""
         self._expiries: list[tuple[float, CallId]] = []
         """A heap of (expiry, call). Entries of calls that no longer wait are skipped, and removed when they are many."""
@@ -444,7 +444,8 @@ class Dispatcher:
 
     def _wait(self, call: Call, waiting: _Waiting) -> None:
         self._waiting[call.id] = waiting
-        self.waiting_by_class_and_tenant[call.slo_class, call.tenant] += 1
+        counts, key = self.waiting_by_class_and_tenant, (call.slo_class, call.tenant)
+        counts[key] = counts.get(key, 0) + 1
         heapq.heappush(self._expiries, (waiting.expires_at_s, call.id))
         if len(self._expiries) > 2 * len(self._waiting) + SLACK_EXPIRIES:
             self._expiries = [entry for entry in self._expiries if self._still_waits(*entry)]

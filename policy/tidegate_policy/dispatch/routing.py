@@ -6,7 +6,7 @@ rest. The price of a call is computed once for each distinct cost model, because
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tidegate_policy import immutable
 from tidegate_policy.cost import MICROSECONDS, CostModel
@@ -79,8 +79,10 @@ class Price:
     def charge(self) -> Backlog:
         """What the call adds to the engine's backlog."""
         if self._saved_s:
-            work_us = self._charge.work_us - round(self._saved_s * MICROSECONDS)
-            self._charge, self._saved_s = replace(self._charge, work_us=work_us), 0.0
+            whole = self._charge
+            work_us = whole.work_us - round(self._saved_s * MICROSECONDS)
+            self._charge = Backlog(calls=whole.calls, work_us=work_us, output_tokens=whole.output_tokens)
+            self._saved_s = 0.0
         return self._charge
 
 
