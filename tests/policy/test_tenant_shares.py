@@ -47,6 +47,31 @@ def test_places_are_shared_by_weight_and_what_one_leaves_goes_to_the_others() ->
     assert entered(weighted, 0.0, "heavy", 200, weight=3.0) == 54, "three quarters of 1.8 times the places"
 
 
+def test_a_tenant_that_floods_has_no_headroom_beside_tenants_that_keep_to_their_parts() -> None:
+    shares = taught(40)
+    entered(shares, 0.0, "quiet", 10)
+    flooded = entered(shares, 0.0, "flood", 36)
+    assert flooded == 36, "1.8 times half of the places, and the burst is not twice that"
+    held = entered(shares, 0.0, "flood", 60)
+    assert held == 0
+    for _ in range(6):
+        shares.leave("flood", 1)
+        assert shares.release(1.0) == [], "30 places are its max-min share"
+    shares.leave("flood", 1)
+    assert [one.call.tenant for one in shares.release(1.0)] == ["flood"]
+
+
+def test_while_all_tenants_flood_the_pool_all_have_headroom() -> None:
+    shares = taught(40)
+    entered(shares, 0.0, "one", 1)
+    entered(shares, 0.0, "other", 1)
+    for tenant in ("one", "other"):
+        entered(shares, 0.0, tenant, 200)
+    for one in shares.release(1.0):
+        shares.enter(one)
+    assert min(shares._tenants[tenant].entered for tenant in ("one", "other")) == 36
+
+
 def test_a_tenant_always_has_a_few_places() -> None:
     shares = taught(0.1)
     entered(shares, 0.0, "flood", 50)

@@ -49,15 +49,15 @@ class Histogram(registry.Collector):
     ) -> None:
         self._name = name
         self._documentation = documentation
-        self._labels = labels
+        self._labelnames = labels
         self._bounds = tuple(map(float, buckets))
         self._children: dict[tuple[str, ...], Buckets] = {}
         registry.register(self)
 
     def labels(self, *values: str) -> Buckets:
         """The buckets of these values of the labels."""
-        if len(values) != len(self._labels):
-            raise ValueError(f"{self._name} has the labels {', '.join(self._labels)}")
+        if len(values) != len(self._labelnames):
+            raise ValueError(f"{self._name} has the labels {', '.join(self._labelnames)}")
         found = self._children.get(values)
         if found is None:
             found = self._children[values] = Buckets(self._bounds)
@@ -65,10 +65,10 @@ class Histogram(registry.Collector):
 
     def describe(self) -> Iterator[HistogramMetricFamily]:
         """The metric without observations: its names cannot be used twice."""
-        yield HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
+        yield HistogramMetricFamily(self._name, self._documentation, labels=self._labelnames)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
+        family = HistogramMetricFamily(self._name, self._documentation, labels=self._labelnames)
         for values, child in self._children.items():
             child.add_to(family, values)
         yield family

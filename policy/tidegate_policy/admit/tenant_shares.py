@@ -3,8 +3,9 @@
 Engines serve the calls of a batch side by side, so a tenant that sends more calls than the others gets more service, in
 whatever order calls wait. While several tenants are active and the pool is busy, each tenant may have its part by weight
 of `HEADROOM` times the places that saturate the pool. It may have more only as far as all tenants together want fewer
-places than saturate the pool (max-min). Calls beyond that wait here, in the order of their arrival. A tenant that is alone
-has no bound.
+places than saturate the pool (max-min). The headroom is for bursts. A tenant that floods the pool would use it all the
+time, so it has its max-min share alone, unless all tenants flood the pool. Calls beyond that wait here, in the order of
+their arrival. A tenant that is alone has no bound.
 
 The places follow Little's law, as in `workflow_gate`: the pool completes one call in `demand_s` seconds when its engines
 batch as much as they may, and a call alone takes `service_s` seconds.
@@ -20,6 +21,8 @@ from tidegate_policy.policies import QueuedRequest
 
 HEADROOM = 1.8
 """With less, tenants that keep to their parts are held back below the capacity; with more, a flood delays them more."""
+FLOODING = 2.0
+"""A tenant that wants more than so many times its bound floods the pool."""
 ACTIVE_S = 30.0
 """A tenant without calls for longer does not compete."""
 FIRST_CALLS = 16
@@ -165,13 +168,16 @@ class TenantShares:
         left, weight = self.places, sum(tenant.weight for tenant in active.values())
         part = HEADROOM * left / weight
         bounds: dict[str, float] = {}
+        flooding: dict[str, float] = {}
         # The tenants that want the least for their weight come first; what they leave goes to the others.
         for name, tenant in sorted(active.items(), key=lambda item: item[1].wanted / item[1].weight):
             share = left * tenant.weight / weight
             bounds[name] = max(share, part * tenant.weight, LEAST_PLACES)
+            if tenant.wanted > FLOODING * bounds[name]:
+                flooding[name] = max(share, LEAST_PLACES)
             left -= min(share, tenant.wanted)
             weight -= tenant.weight
-        return bounds
+        return bounds | flooding if len(flooding) < len(active) else bounds
 
     def _forget_one(self) -> None:
         for name, tenant in self._tenants.items():
