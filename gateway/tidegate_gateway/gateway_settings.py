@@ -131,7 +131,7 @@ class Dispatch:
     """The dispatch rule: least-delay, score (HexGen eq 4), or a common rule: round-robin, least-requests,
     weighted-least-requests, power-of-two, bounded-affinity, cache-aware, prefix-score."""
     alpha: float | Literal["auto"] = "auto"
-    """For `score`: 0 = load alone, 1 = speed alone; auto = 0.2, a constant at present."""
+    """For `score`: 0 = load alone, 1 = speed alone; auto = 0.2 (decision 25)."""
     beta: float = 300.0
     """For `score`, in seconds squared; see `routing.DispatchSettings`. The benchmark uses the default."""
     cap: int | Literal["auto"] | None = "auto"

@@ -77,25 +77,25 @@ class Tap:
                     raise NotEvents(f"an event of more than {MAX_EVENT_BYTES} bytes")
                 return b""
             block, self._rest = data[:end], data[end:]
-        boundary = b"\r\n\r\n" if b"\r\n\r\n" in block else b"\n\n"
+        boundary = b"\r\n\r\n" if b"\r" in block and b"\r\n\r\n" in block else b"\n\n"
         plain, rest = self._plain(block)
         self.meter.tokens += plain
         if self.meter.tokens > self.meter.most_events:
             raise NotEvents("more events than the request allows tokens")
-        kept = block
+        kept = rest
         for event in rest.split(boundary):
             if event and not self._keep(event):
                 kept = kept.replace(event + boundary, b"", 1)
-        return kept
+        return block if kept is rest else block[: len(block) - len(rest)] + kept
 
     def _plain(self, block: bytes) -> tuple[int, bytes]:
         """The number of events at the start of the block that only carry text, and the rest of the block. Nearly all events
-        are such events, so they are counted without a look at each."""
+        are such events, so they are counted without a look at each: they are one line each, between two blank lines."""
         special_at = min([at for marker in self._markers if (at := block.find(marker)) >= 0], default=len(block))
         end = block.rfind(b"\n\n", 0, special_at) + 2
         if end > 1 and block.startswith(b"data: {") and block.endswith(b"}\n\n", 0, end):
-            events = block.count(b"\n\n", 0, end)
-            if block.count(b"}\n\ndata: {", 0, end) == events - 1:
+            events = block.count(b"}\n\ndata: {", 0, end) + 1
+            if block.count(b"\n", 0, end) == 2 * events:
                 return events, block[end:]
         return 0, block
 
