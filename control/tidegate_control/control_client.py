@@ -8,6 +8,7 @@ import asyncio
 import collections
 import contextlib
 import logging
+import random
 from collections.abc import AsyncGenerator, Collection, Mapping
 
 import grpc
@@ -22,7 +23,9 @@ log = logging.getLogger(__name__)
 SET_POLICY_TIMEOUT_S = 5.0
 """An engine acknowledges a policy when it is in force, which may take a step of the engine."""
 RECONNECT_S = 1.0
-"""Pause before a broken stream of reports is opened again."""
+"""Pause before a broken stream of reports is opened again. It doubles while the engine cannot be reached."""
+LONGEST_RECONNECT_S = 15.0
+"""Longest of these pauses."""
 SILENT_PERIODS = 3
 """An engine is silent when it has not reported for this many periods plus `RECONNECT_S`."""
 MAX_REPORTS = 1000
@@ -137,7 +140,7 @@ class EngineConnections:
         bypass: bool = False,
     ) -> dict[str, str]:
         """Sets `policy`, its `parameters` and `bypass` on each engine whose last report differs; returns the errors by
-        address.
+        address. An engine that could not be reached is left out until its stream of reports is open again.
 
         `defaults` are the values of the policy's other parameters. They count only where the engine reports the parameter,
         because an engine of another version may not have it.
@@ -145,7 +148,8 @@ class EngineConnections:
         outdated = [
             (connection, values)
             for connection in self._connections.values()
-            if (values := connection.values_to_set(policy, parameters, defaults, bypass=bypass)) is not None
+            if not connection.is_unreachable
+            and (values := connection.values_to_set(policy, parameters, defaults, bypass=bypass)) is not None
         ]
         errors = await asyncio.gather(
             *(connection.set_policy(policy, reason, values, bypass=bypass) for connection, values in outdated)
@@ -170,6 +174,8 @@ class _Connection:
         """Whether the engine last reported to be in bypass."""
         self.reports: collections.deque[qos.Qos] = collections.deque(maxlen=MAX_REPORTS)
         """Since the last `take_reports`."""
+        self.is_unreachable = False
+        """Whether the last attempt to open the stream did not reach the engine. True until it reports again."""
         self._client = EngineClient(address)
         self._warned = False
         self._open()
@@ -226,15 +232,21 @@ class _Connection:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _follow(self) -> None:
+        failures = 0
         while True:
+            opened_at_s = self._reported_at_s
             try:
                 await self._read_stream()
             except CallFailed as error:
+                self.is_unreachable = error.is_unreachable
                 self._log(logging.DEBUG if error.is_unreachable else logging.WARNING, str(error))
             except Exception as error:  # noqa: BLE001  # logged with its traceback
                 self._log(logging.ERROR, "a defect", error)
             self.policy = None  # another process may answer at this address next time
-            await asyncio.sleep(RECONNECT_S)
+            has_reported = self._reported_at_s > opened_at_s
+            failures = failures + 1 if self.is_unreachable and not has_reported else 0
+            pause_s = min(RECONNECT_S * 2 ** max(failures - 1, 0), LONGEST_RECONNECT_S)
+            await asyncio.sleep(pause_s * random.uniform(0.75, 1.0))
 
     async def _read_stream(self) -> None:
         """Reads one stream until it ends or carries a report that cannot be read."""
@@ -246,7 +258,7 @@ class _Connection:
                 self.reports.append(report.window)
                 self.policy, self.parameters, self.bypass = report.policy, report.policy_parameters, report.bypass
                 self._reported_at_s = asyncio.get_running_loop().time()
-                self._warned = False
+                self._warned = self.is_unreachable = False
 
     def _log(self, level: int, why: str, defect: Exception | None = None) -> None:
         """Logs the first failure at `level`, and further ones at DEBUG until the engine reports again."""

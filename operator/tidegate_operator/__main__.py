@@ -1,6 +1,6 @@
 """`python -m tidegate_operator`, and `tidegate operator`: the composition of the operator.
 
-The program waits for the Lease, then runs kopf's watches and the `controller` until SIGTERM. When it loses the Lease, it
+The program waits for the Lease, then runs the `watches` and the `controller` until SIGTERM. When it loses the Lease, it
 ends with status 1, so that Kubernetes restarts its pod, which then waits for the Lease.
 """
 
@@ -14,19 +14,18 @@ import sys
 from collections.abc import Sequence
 
 import aiohttp
-import kopf
 from kubernetes.aio import client, config
 
 import tidegate_profiles
 from tidegate_operator import (
     controller,
     gateway_admin,
-    handlers,
     liveness,
     pool_steering,
     reconcile,
     render,
     spec_problems,
+    watches,
 )
 from tidegate_operator.cluster import api_server, lease, watch_cache
 from tidegate_policy import duration, policies
@@ -40,7 +39,8 @@ SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/names
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("kopf").setLevel(logging.WARNING)
+    if options.log_level != "debug":
+        logging.getLogger("kopf").setLevel(logging.CRITICAL)  # `watches` reports the end of watches in one line
     try:
         asyncio.run(run(options))
     except lease.LostError as error:
@@ -124,6 +124,7 @@ async def _act(options: argparse.Namespace, server: api_server.ApiServer, sessio
             profiles=frozenset(tidegate_profiles.names()),
         ),
         operator_namespace=options.operator_namespace,
+        operator=f"{options.operator_namespace}/{options.lease}",
     )
     cache = watch_cache.WatchCache()
     steering = pool_steering.PoolSteering(
@@ -134,25 +135,20 @@ async def _act(options: argparse.Namespace, server: api_server.ApiServer, sessio
         clock=controller.now,
     )
     controlling = controller.Controller(server, cache, rules, steering, resync_s=options.resync)
-    ready, stop = asyncio.Event(), asyncio.Event()
+    namespaces = [None] if options.all_namespaces else options.namespace or [options.operator_namespace]
     async with asyncio.TaskGroup() as group:
         working = group.create_task(controlling.run())
-        # The controller must end before kopf, which would wait for a task that it does not know and then cancel it.
-        working.add_done_callback(lambda _: stop.set())
-        group.create_task(
-            kopf.operator(
-                registry=handlers.registry,
-                memo=controlling,
-                standalone=True,
-                clusterwide=options.all_namespaces,
-                namespaces=() if options.all_namespaces else options.namespace or [options.operator_namespace],
-                ready_flag=ready,
-                stop_flag=stop,
-            )
-        )
-        await ready.wait()
+        watching = [
+            group.create_task(watches.keep(namespace, server, controlling, forget=controlling.forget))
+            for namespace in dict.fromkeys(namespaces)
+        ]
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, working.cancel)
+            asyncio.get_running_loop().add_signal_handler(number, _cancel, working, *watching)
+
+
+def _cancel(*tasks: "asyncio.Task[None]") -> None:
+    for task in tasks:
+        task.cancel()
 
 
 if __name__ == "__main__":

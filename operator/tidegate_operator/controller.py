@@ -20,6 +20,8 @@ RETRY_REJECTED_S = 10.0
 """Time until a write that the API server rejected is tried again."""
 TROUBLED_S = 5.0
 """Time until a pool with a pod in trouble is checked again, because the age of the trouble counts."""
+STEERED_AT_ONCE = 1000
+"""Pools that are steered at the same time: one whose gateways do not answer must not delay the others."""
 POD_DELAY_S = 0.5
 """Time after an event of a pod in which further events of the pool cause no further check."""
 
@@ -47,6 +49,8 @@ class Controller:
         self._to_reconcile: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
         self._to_steer: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
         self._steered: set[watch_cache.Key] = set()
+        self._left: dict[watch_cache.Key, str] = {}
+        """The owners of pools that belong to other operators, as far as an event has told of it."""
 
     def on_pool(self, event_type: str | None, body: Json) -> None:
         """An event of a ServingPool; `event_type` None is an object of a listing."""
@@ -60,12 +64,16 @@ class Controller:
         """An event of a pod. Steering reads pods at its own pace."""
         self._to_reconcile.add(self._cache.on_pod(event_type, body), POD_DELAY_S)
 
+    def forget(self, namespace: str | None) -> None:
+        """Leaves the pools of a namespace alone, None for all, because they cannot be listed any more."""
+        self._cache.forget(namespace)
+
     async def run(self) -> None:
         """Works until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._to_reconcile.run(self._reconcile))
-                group.create_task(self._to_steer.run(self._steer))
+                group.create_task(self._to_steer.run(self._steer, at_once=STEERED_AT_ONCE))
         finally:
             await self._steering.close()
 
@@ -76,6 +84,9 @@ class Controller:
             self._to_steer.add(key)
 
     async def _reconcile(self, key: watch_cache.Key) -> float | None:
+        if not self._cache.knows(key):
+            self._left.pop(key, None)
+            return None
         if self._cache.is_confirmed(key):
             known = await self._cache.pool(*key), await self._cache.children(*key), await self._cache.pods(*key)
             if reconcile.is_settled(*known, rules=self._rules, now=now()):
@@ -84,9 +95,24 @@ class Controller:
         result = await reconcile.carry_out(self._api, *found, rules=self._rules, now=now())
         if result is reconcile.Result.GONE:
             return None
+        if result is reconcile.Result.FOREIGN:
+            await self._leave(found[0])
+            return None
+        self._left.pop(key, None)
         if result is reconcile.Result.REJECTED:
             return RETRY_REJECTED_S
         return self._next_check_s(found[2])
+
+    async def _leave(self, body: Json | None) -> None:
+        """Tells once that a pool belongs to another operator."""
+        if body is None or (owner := reconcile.owner_of(body)) is None:
+            return
+        key = (body["metadata"]["namespace"], body["metadata"]["name"])
+        if self._left.get(key) != owner:
+            self._left[key] = owner
+            event = reconcile.of_another_operator(body, self._rules, now())
+            log.warning("%s/%s: %s", *key, event.message)
+            await self._api.record(event)
 
     def _next_check_s(self, pods: Iterable[Json]) -> float:
         return min(self._resync_s, TROUBLED_S) if pod_trouble.any_of(pods) else self._resync_s

@@ -1,19 +1,29 @@
 """What kopf watches: pools, their children and their engine pods. Every event goes to the `controller`.
 
-kopf keeps the watches alive; the rest is level-based work. So there are plain event handlers only: kopf's timers, daemons
-and change handlers would put finalizers and annotations on the pools, and then a pool could not be deleted while the
-operator is down.
+kopf watches (`watches` runs it); the rest is level-based work. So there are plain event handlers only: kopf's timers,
+daemons and change handlers would put finalizers and annotations on the pools, and then a pool could not be deleted while
+the operator is down.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import kopf
 
-from tidegate_operator import controller, objects
+from tidegate_operator import objects
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 
 registry = kopf.OperatorRegistry()
+
+
+class Receiver(Protocol):
+    """Takes the events. `event_type` None is an object of a listing."""
+
+    def on_pool(self, event_type: str | None, body: Json) -> None: ...
+
+    def on_child(self, event_type: str | None, body: Json) -> None: ...
+
+    def on_pod(self, event_type: str | None, body: Json) -> None: ...
 
 
 @kopf.on.startup(registry=registry)
@@ -22,6 +32,8 @@ def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.posting.enabled = False  # the operator posts its few events itself
     settings.scanning.disabled = True  # the chart's role does not include listing namespaces and CRDs
     settings.networking.request_timeout = 30.0
+    settings.watching.server_timeout = 600  # then a watch is authorised again, and a lost right is noticed
+    settings.process.ultimate_exiting_timeout = None  # kopf would kill the process when the watches of a namespace end
     for kind in objects.CHILD_KINDS:
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = child_metadata.POOL
     settings.watching.label_selectors["", "v1", "pods"] = child_metadata.POOL
@@ -33,11 +45,11 @@ def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
 
 
 @kopf.on.event(child_metadata.GROUP, child_metadata.VERSION, child_metadata.PLURAL, registry=registry)
-async def pool_event(memo: controller.Controller, event: kopf.RawEvent, **_: Any) -> None:
+async def pool_event(memo: Receiver, event: kopf.RawEvent, **_: Any) -> None:
     memo.on_pool(event["type"], _without_managed_fields(event["object"]))
 
 
-async def child_event(memo: controller.Controller, event: kopf.RawEvent, **_: Any) -> None:
+async def child_event(memo: Receiver, event: kopf.RawEvent, **_: Any) -> None:
     memo.on_child(event["type"], _without_managed_fields(event["object"]))
 
 
@@ -46,7 +58,7 @@ for child_kind in objects.CHILD_KINDS:
 
 
 @kopf.on.event("", "v1", "pods", registry=registry)
-async def pod_event(memo: controller.Controller, event: kopf.RawEvent, **_: Any) -> None:
+async def pod_event(memo: Receiver, event: kopf.RawEvent, **_: Any) -> None:
     memo.on_pod(event["type"], _without_managed_fields(event["object"]))
 
 

@@ -57,6 +57,10 @@ class MortalCluster:
         self._write()
         return await self._real.apply(manifest)
 
+    async def claim(self, namespace: str, name: str, owner: str) -> bool:
+        self._write()
+        return await self._real.claim(namespace, name, owner)
+
     async def state_replicas(self, namespace: str, name: str, total: int) -> None:
         self._write()
         await self._real.state_replicas(namespace, name, total)

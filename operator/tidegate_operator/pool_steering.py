@@ -7,7 +7,7 @@ after each one the gateways receive the policy too.
 
 import datetime
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -72,11 +72,13 @@ def ready_address(pod: Json) -> str | None:
     return f"[{host}]:{child_metadata.CONTROL_PORT}" if ":" in host else f"{host}:{child_metadata.CONTROL_PORT}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Steered:
     uid: str
     driver: steering_driver.SteeringDriver
     admin: Admin
+    failing: Set[str] = frozenset()
+    """The engines that did not accept the policy at the last attempt."""
 
 
 class PoolSteering:
@@ -106,6 +108,9 @@ class PoolSteering:
         if body is None or "deletionTimestamp" in body["metadata"]:
             await self._forget(key)
             return None
+        if self._rules.is_foreign(body):
+            await self._forget(key)
+            return WAIT_S
         node_pool_of = self._engines(await self._reads.pods(*key))
         try:
             pool = spec.parse(body, self._rules.known)
@@ -122,8 +127,12 @@ class PoolSteering:
         silent = driver.engines.silent()
         ours = of_steering(body.get("status", {}), pool, outcome, admin.alpha, node_pool_of, now, silent=silent)
         await self._persist(body, pool, ours, outcome)
-        for address, error in (await driver.enforce()).items():
-            log.warning("%s/%s: engine %s did not accept policy %s: %s", *key, address, outcome.verdict.policy, error)
+        errors = await driver.enforce()
+        if fresh := errors.keys() - steered.failing:
+            address = min(fresh)
+            shown = (*key, len(fresh), outcome.verdict.policy, address, errors[address])
+            log.warning("%s/%s: %d engines did not accept policy %s, for example %s: %s", *shown)
+        steered.failing = errors.keys()
         await admin.follow(outcome.state.active, outcome.state.reason)
         return driver.settings.observation_period_s
 

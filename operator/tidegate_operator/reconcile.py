@@ -23,6 +23,7 @@ from tidegate_operator import (
     spec,
     spec_problems,
 )
+from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 
 log = logging.getLogger(__name__)
@@ -41,12 +42,26 @@ class Rules:
     images: render.Images
     known: spec_problems.Known
     operator_namespace: str
+    operator: str
+    """Namespace and Lease of the operator, which mark the pools that it owns."""
+
+    def is_foreign(self, body: Json) -> bool:
+        """Whether another operator owns the pool."""
+        return owner_of(body) not in (None, self.operator)
+
+
+def owner_of(body: Json) -> str | None:
+    """The operator that owns the pool; None for a pool without an owner."""
+    owner: str | None = body["metadata"].get("annotations", {}).get(child_metadata.OWNER)
+    return owner
 
 
 class Result(enum.Enum):
     GONE = "gone"
     SETTLED = "settled"
     """The pool needs nothing until something changes."""
+    FOREIGN = "foreign"
+    """The pool belongs to another operator."""
     REJECTED = "rejected"
     """The API server rejected a write; it may accept the write later."""
 
@@ -79,6 +94,11 @@ async def carry_out(
     change one after the other (`rollout`), so several runs may be needed. Raises ClusterError."""
     if body is None or "deletionTimestamp" in body["metadata"]:
         return Result.GONE  # garbage collection deletes the children
+    name = body["metadata"]["name"]
+    if rules.is_foreign(body):
+        return Result.FOREIGN
+    if owner_of(body) is None and not await api.claim(body["metadata"]["namespace"], name, rules.operator):
+        return Result.FOREIGN  # the event of the other operator's claim follows
     try:
         pool = spec.parse(body, rules.known)
     except spec.InvalidSpecError as error:
@@ -115,7 +135,9 @@ def is_settled(
     body: Json | None, children: Sequence[Json], pods: Sequence[Json], *, rules: Rules, now: datetime.datetime
 ) -> bool:
     """Whether `carry_out` would write nothing for a pool, children and pods that are up to date."""
-    if body is None or "deletionTimestamp" in body["metadata"]:
+    if body is None or "deletionTimestamp" in body["metadata"] or owner_of(body) is None:
+        return False
+    if rules.is_foreign(body):
         return False
     try:
         pool = spec.parse(body, rules.known)
@@ -168,6 +190,21 @@ def _report(
         now=timestamp(now),
     )
     return pool_status.of_reconcile(parts, conditions, pool=metadata["name"], generation=metadata["generation"])
+
+
+def of_another_operator(body: Json, rules: Rules, now: datetime.datetime) -> pool_status.Event:
+    """The event that tells that this operator leaves a pool alone."""
+    metadata = body["metadata"]
+    return pool_status.Event(
+        namespace=metadata["namespace"],
+        pool=metadata["name"],
+        uid=metadata["uid"],
+        reason="OwnedByAnother",
+        message=f"The operator {rules.operator} leaves this pool alone, because the operator {owner_of(body)} owns it. To "
+        f"hand it over: kubectl annotate spool/{metadata['name']} {child_metadata.OWNER}={rules.operator} --overwrite",
+        at=timestamp(now),
+        warning=True,
+    )
 
 
 def _is_news(body: Json, report: Json) -> bool:

@@ -146,6 +146,13 @@ class Pool:
 
 def parse(body: Json, known: spec_problems.Known) -> Pool:
     """The pool that `body` describes. Raises InvalidSpecError with every problem found."""
+    try:
+        return _parse(body, known)
+    except KeyError as error:
+        raise InvalidSpecError([spec_problems.outdated_resource(str(error.args[0]))]) from error
+
+
+def _parse(body: Json, known: spec_problems.Known) -> Pool:
     spec = body["spec"]
     if problems := list(spec_problems.find(spec, known)):
         raise InvalidSpecError(problems)

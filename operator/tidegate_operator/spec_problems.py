@@ -33,6 +33,15 @@ class Known:
     profiles: frozenset[str]
 
 
+def outdated_resource(field: str) -> Problem:
+    """The problem of a pool without a field that has a default: the ServingPool resource does not have the field."""
+    return Problem(
+        field="spec",
+        why=f"the field {field} has no value, so the ServingPool resource of this cluster is older than this operator; "
+        "upgrade it: kubectl apply --server-side --force-conflicts -f crds/servingpools.tidegate.dev.yaml",
+    )
+
+
 def find(spec: _Json, known: Known) -> Iterator[Problem]:
     """Every problem of a `spec` that the API server has accepted."""
     yield from _policy_problems(spec["policy"], known.policies)

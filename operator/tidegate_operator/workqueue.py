@@ -41,30 +41,32 @@ class Workqueue(Generic[K]):
             heapq.heappush(self._heap, (at, next(self._count), key))
             self._changed.set()
 
-    async def run(self, work: Callable[[K], Awaitable[float | None]], *, workers: int = 4) -> None:
-        """Calls `work(key)` for each due key. `work` returns the delay until the key is due again, or None if the key
-        is due only when it is added. If `work` raises, the key is due again soon."""
+    async def run(self, work: Callable[[K], Awaitable[float | None]], *, at_once: int = 4) -> None:
+        """Calls `work(key)` for each due key, for at most `at_once` keys at the same time. `work` returns the delay until
+        the key is due again, or None if the key is due only when it is added. If `work` raises, the key is due again
+        soon."""
+        free = asyncio.Semaphore(at_once)
         async with asyncio.TaskGroup() as group:
-            for _ in range(workers):
-                group.create_task(self._serve(work))
+            while True:
+                await free.acquire()
+                key = await self._take()
+                group.create_task(self._serve(key, work)).add_done_callback(lambda _: free.release())
 
-    async def _serve(self, work: Callable[[K], Awaitable[float | None]]) -> None:
-        while True:
-            key = await self._take()
-            try:
-                delay_s = await work(key)
-                self._failures.pop(key, None)
-            except self._expected as error:
-                delay_s = self._retry_s(key)
-                log.warning("%s: %s; next attempt in %.1f s", key, error, delay_s)
-            except Exception:
-                delay_s = self._retry_s(key)
-                log.exception("%s: a defect; next attempt in %.1f s", key, delay_s)
-            finally:
-                self._active.discard(key)
-                self._changed.set()
-            if delay_s is not None:
-                self.add(key, delay_s)
+    async def _serve(self, key: K, work: Callable[[K], Awaitable[float | None]]) -> None:
+        try:
+            delay_s = await work(key)
+            self._failures.pop(key, None)
+        except self._expected as error:
+            delay_s = self._retry_s(key)
+            log.warning("%s: %s; next attempt in %.1f s", key, error, delay_s)
+        except Exception:
+            delay_s = self._retry_s(key)
+            log.exception("%s: a defect; next attempt in %.1f s", key, delay_s)
+        finally:
+            self._active.discard(key)
+            self._changed.set()
+        if delay_s is not None:
+            self.add(key, delay_s)
 
     async def _take(self) -> K:
         """The next due key that no worker has. The key is marked as active."""

@@ -108,6 +108,7 @@ RULES = reconcile.Rules(
         profiles=frozenset({"a100-70b-tp8"}),
     ),
     operator_namespace="tidegate-system",
+    operator="tidegate-system/tidegate",
 )
 
 

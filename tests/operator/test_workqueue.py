@@ -9,13 +9,13 @@ class Expected(Exception):
     pass
 
 
-async def served(work, *, ends_at_s, add, workers=4):
+async def served(work, *, ends_at_s, add, at_once=4):
     """Runs `work(key)` on a workqueue that `add` fills, until that instant of the loop's clock."""
     listed = workqueue.Workqueue(expected=Expected)
     add(listed)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(ends_at_s):
-            await listed.run(work, workers=workers)
+            await listed.run(work, at_once=at_once)
 
 
 def recorder(result=None):
@@ -76,7 +76,7 @@ def test_no_two_workers_have_the_same_key(in_virtual_time):
             listed.add(key)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(10.5):
-                await listed.run(work, workers=2)
+                await listed.run(work, at_once=2)
 
     in_virtual_time(run())
     assert max(most) == 2
@@ -136,7 +136,7 @@ def test_a_defect_in_the_work_on_one_key_does_not_stop_the_others(in_virtual_tim
         listed.add("bad")
         listed.add("good", delay_s=1)
 
-    in_virtual_time(served(work, ends_at_s=1.5, add=add, workers=1))
+    in_virtual_time(served(work, ends_at_s=1.5, add=add, at_once=1))
     assert calls == ["good"]
     assert "ZeroDivisionError" in caplog.text
 

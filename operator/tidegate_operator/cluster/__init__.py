@@ -34,6 +34,13 @@ class Reader(Protocol):
         """The pods of all components of the pool."""
 
 
+class PoolLister(Protocol):
+    """Tells whether the pools of a namespace can be listed."""
+
+    async def check_pools(self, namespace: str | None) -> None:
+        """Raises ClusterError if the pools of the namespace, None for all, cannot be listed."""
+
+
 class Cluster(Reader, Protocol):
     """Reads and writes of a cluster. `ApiServer` is the one implementation; tests wrap it to make it fail."""
 
@@ -41,6 +48,9 @@ class Cluster(Reader, Protocol):
 
     async def apply(self, manifest: Json) -> Json:
         """Creates or changes the object to what the manifest states; returns the resulting object."""
+
+    async def claim(self, namespace: str, name: str, owner: str) -> bool:
+        """Marks a pool without an owner as owned by the operator `owner`; false if another operator was faster."""
 
     async def state_replicas(self, namespace: str, name: str, total: int) -> None:
         """Writes `spec.replicas` of a pool, and the annotation that tells who did."""

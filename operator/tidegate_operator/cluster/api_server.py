@@ -10,6 +10,7 @@ resources first, for which the chart grants no right.
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -27,10 +28,14 @@ from tidegate_operator.spec import Json
 log = logging.getLogger(__name__)
 
 FIELD_MANAGER = "tidegate-operator"
+APPLY = "application/apply-patch+yaml"
+"""Content type of server-side apply."""
 TIMEOUT_S = 20.0
 UNTYPED = ("failed to create typed patch object", "failed to convert new object")
 """How the message of status 500 begins when the applied object has a field that is unknown, duplicated or of a wrong
 type."""
+UNDECLARED = re.compile(r"\.status\.(\w+)[^:]*: field not declared in schema")
+"""In the message about a status that an older ServingPool resource does not know."""
 POOLS = Kind(
     api_version=f"{child_metadata.GROUP}/{child_metadata.VERSION}",
     kind=child_metadata.KIND,
@@ -48,9 +53,19 @@ class ApiServer:
         """`instance` is the name of this process in its events."""
         self._api = api
         self._instance = instance
+        self._unknown: set[str] = set()
+        """Fields of the status that the cluster's ServingPool resource did not have; each is logged once."""
 
     async def pool(self, namespace: str, name: str) -> Json | None:
         return await self.read(POOLS.path(namespace, name))
+
+    async def check_pools(self, namespace: str | None) -> None:
+        try:
+            await self.ask("GET", POOLS.path(namespace), query=[("limit", "1")])
+        except exceptions.ApiException as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                raise ClusterError("the cluster has no ServingPool resource; install it with the chart") from error
+            raise _translate(error) from error
 
     async def children(self, namespace: str, pool: str) -> Sequence[Json]:
         selector = f"{child_metadata.POOL}={pool}"
@@ -64,6 +79,17 @@ class ApiServer:
 
     async def apply(self, manifest: Json) -> Json:
         return await self._apply(Reference.of(manifest).path, manifest, FIELD_MANAGER)
+
+    async def claim(self, namespace: str, name: str, owner: str) -> bool:
+        manifest = child_metadata.annotated(_pool(name), {child_metadata.OWNER: owner})
+        path, query = POOLS.path(namespace, name), [("fieldManager", f"{FIELD_MANAGER}-of-{owner}"[:128])]
+        try:
+            await self.ask("PATCH", path, manifest, query=query, content_type=APPLY)
+        except exceptions.ApiException as error:
+            if error.status == HTTPStatus.CONFLICT:
+                return False
+            raise _translate(error) from error
+        return True
 
     async def state_replicas(self, namespace: str, name: str, total: int) -> None:
         stated = child_metadata.annotated(_pool(name), {replica_allocation.STATED: str(total)})
@@ -80,7 +106,21 @@ class ApiServer:
                 raise _translate(error) from error
 
     async def apply_status(self, namespace: str, name: str, body: Json, *, writer: str) -> None:
-        await self._apply(f"{POOLS.path(namespace, name)}/status", {**_pool(name), "status": body}, writer)
+        path = f"{POOLS.path(namespace, name)}/status"
+        try:
+            await self._apply(path, {**_pool(name), "status": body}, writer)
+        except RejectedError as error:
+            unknown = set(UNDECLARED.findall(str(error)))
+            if not unknown:
+                raise
+            if not unknown <= self._unknown:
+                self._unknown |= unknown
+                log.warning(
+                    "the ServingPool resource of this cluster is older than this operator: its status has no %s",
+                    ", ".join(sorted(unknown)),
+                )
+            known = {key: value for key, value in body.items() if key not in unknown}
+            await self._apply(path, {**_pool(name), "status": known}, writer)
 
     async def record(self, event: pool_status.Event) -> None:
         body = event.manifest(controller=child_metadata.MANAGED_BY, instance=self._instance)
@@ -115,7 +155,7 @@ class ApiServer:
     async def _apply(self, path: str, manifest: Json, manager: str) -> Json:
         query = [("fieldManager", manager), ("force", "true")]
         try:
-            return await self.ask("PATCH", path, manifest, query=query, content_type="application/apply-patch+yaml")
+            return await self.ask("PATCH", path, manifest, query=query, content_type=APPLY)
         except exceptions.ApiException as error:
             raise _translate(error) from error
 

@@ -55,6 +55,15 @@ class WatchCache:
         """Whether a decision that nothing must be written may rest on the cache."""
         return self._entry(key).is_confirmed
 
+    def knows(self, key: Key) -> bool:
+        """Whether a watch has reported the pool or an object of it."""
+        return key in self._entries
+
+    def forget(self, namespace: str | None) -> None:
+        """Drops what the watches of a namespace reported, None for all namespaces."""
+        for key in [key for key in self._entries if namespace in (None, key[0])]:
+            del self._entries[key]
+
     async def refresh(self, key: Key, api: cluster.Reader) -> tuple[Json | None, Sequence[Json], Sequence[Json]]:
         """The pool, its children and its pods from the API server. The cache keeps them unless an event came meanwhile."""
         before = self._entry(key).events

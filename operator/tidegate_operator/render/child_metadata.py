@@ -22,6 +22,8 @@ MANAGED_BY = "tidegate-operator"
 POOL = f"{GROUP}/pool"
 NODE_POOL = f"{GROUP}/node-pool"
 COMPONENT = "app.kubernetes.io/component"
+OWNER = f"{GROUP}/operator"
+"""Annotation of a pool: the namespace and the Lease of the operator that owns it. Other operators leave the pool alone."""
 CONFIG_DIGEST = f"{GROUP}/config-digest"
 
 OPERATOR_SELECTOR = {"app.kubernetes.io/name": "tidegate-operator"}

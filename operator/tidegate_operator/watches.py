@@ -1,0 +1,137 @@
+"""Keeps the watches of each served namespace alive, so that trouble in one namespace stays there.
+
+kopf ends all its watches when one of them is refused: the namespace was deleted, and the operator's rights with it, or the
+cluster has no ServingPool resource. So each namespace has kopf's watches of its own, in a thread of its own, because kopf
+cancels the other tasks of its event loop when it ends. Watches that ended start again as soon as the API server lists the
+namespace's pools.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import kopf
+
+from tidegate_operator import cluster, handlers
+from tidegate_operator.spec import Json
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+"""Time between two checks of a namespace whose pools cannot be listed."""
+PAUSE_S = 1.0
+"""Time between the end of watches and the next check."""
+LONGEST_PAUSE_S = 60.0
+"""Most time between two starts of watches that fail at once."""
+LASTED_S = 60.0
+"""Time after which watches count as having worked."""
+STOP_S = 2.0
+"""Most time that a shutdown waits for the threads."""
+
+
+class Events:
+    """Takes the events of a kopf thread to the event loop of the operator."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, receiver: handlers.Receiver) -> None:
+        self._loop = loop
+        self._receiver = receiver
+
+    def on_pool(self, event_type: str | None, body: Json) -> None:
+        self._pass(self._receiver.on_pool, event_type, body)
+
+    def on_child(self, event_type: str | None, body: Json) -> None:
+        self._pass(self._receiver.on_child, event_type, body)
+
+    def on_pod(self, event_type: str | None, body: Json) -> None:
+        self._pass(self._receiver.on_pod, event_type, body)
+
+    def _pass(self, receive: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the operator ends
+            self._loop.call_soon_threadsafe(receive, *arguments)
+
+
+async def keep(
+    namespace: str | None,
+    server: cluster.PoolLister,
+    receiver: handlers.Receiver,
+    *,
+    forget: Callable[[str | None], None],
+) -> None:
+    """Watches one namespace, None for all, until cancelled. `forget` is called when its pools can no longer be listed."""
+    where = f"namespace {namespace}" if namespace else "the cluster"
+    failures, reported = 0, ""
+    while True:
+        if trouble := await _trouble(server, namespace):
+            if trouble != reported:
+                log.warning("%s is not served: %s", where, trouble)
+            reported = trouble
+            forget(namespace)
+            await asyncio.sleep(RETRY_S)
+            continue
+        if reported:
+            log.info("%s is served again", where)
+            reported = ""
+        began_at_s = asyncio.get_running_loop().time()
+        why = await _watch(namespace, receiver)
+        lasted = asyncio.get_running_loop().time() - began_at_s >= LASTED_S
+        failures = 1 if lasted else failures + 1
+        log.warning("the watches of %s ended and start again: %s", where, why)
+        await asyncio.sleep(min(PAUSE_S * 2 ** min(failures - 1, 10), LONGEST_PAUSE_S))
+
+
+async def _trouble(server: cluster.PoolLister, namespace: str | None) -> str:
+    """Why the pools of the namespace cannot be listed; empty if they can."""
+    try:
+        await server.check_pools(namespace)
+    except cluster.ClusterError as error:
+        return str(error)
+    return ""
+
+
+async def _watch(namespace: str | None, receiver: handlers.Receiver) -> str:
+    """Runs kopf's watches in a thread until they end; returns the reason. A cancellation stops them."""
+    loop = asyncio.get_running_loop()
+    stop = threading.Event()
+    ended: asyncio.Future[str] = loop.create_future()
+
+    def tell(why: str) -> None:
+        if not ended.done():
+            ended.set_result(why)
+
+    def run() -> None:
+        try:
+            asyncio.run(_kopf(namespace, Events(loop, receiver), stop))
+            why = "kopf ended"
+        except Exception as error:  # noqa: BLE001  # reported in one line by `keep`
+            why = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(tell, why)
+
+    thread = threading.Thread(target=run, name=f"watches of {namespace or 'all namespaces'}", daemon=True)
+    thread.start()
+    try:
+        return await asyncio.shield(ended)
+    finally:
+        if not ended.done():
+            stop.set()
+            async with contextlib.AsyncExitStack() as stack:
+                stack.enter_context(contextlib.suppress(TimeoutError))
+                await stack.enter_async_context(asyncio.timeout(STOP_S))
+                await asyncio.shield(ended)
+
+
+async def _kopf(namespace: str | None, events: Events, stop: threading.Event) -> None:
+    try:
+        await kopf.operator(
+            registry=handlers.registry,
+            memo=events,
+            standalone=True,
+            clusterwide=namespace is None,
+            namespaces=() if namespace is None else [namespace],
+            stop_flag=stop,
+        )
+    finally:
+        stop.set()  # kopf waits for it in a thread of this event loop

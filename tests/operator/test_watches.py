@@ -1,0 +1,145 @@
+"""Trouble in one served namespace, or with the ServingPool resource itself, stays where it is."""
+
+import json
+
+import pytest
+import yaml
+
+from tidegate_operator import operator_doubles
+
+from .conftest import CRD, install, make_namespace
+
+
+@pytest.fixture
+def neighbour(plane, namespace):
+    return make_namespace(plane, f"{namespace}-neighbour")
+
+
+def test_a_served_namespace_that_is_deleted_stops_nothing_in_the_others(
+    plane, kubectl, namespace, neighbour, tmp_path, eventually
+):
+    operator = install(plane, f"{namespace}-system", namespace, neighbour, folder=tmp_path)
+    try:
+        operator.start("one", namespace, neighbour)
+        eventually(lambda: "holds the Lease" in operator.said("one"))
+        plane.kubectl("apply", "-n", neighbour, "-f", "-", stdin=json.dumps(operator_doubles.pool()))
+        plane.kubectl("wait", "-n", neighbour, "spool/chat", "--for=condition=Ready", "--timeout=60s")
+        plane.kubectl("delete", "namespace", neighbour, "--timeout=60s")
+        kubectl("apply", "-f", "-", body=operator_doubles.pool())
+        kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+        operator.stop("one")
+        operator.start("two", namespace, neighbour)
+        eventually(lambda: f"namespace {neighbour} is not served" in operator.said("two"))
+        kubectl("scale", "spool/chat", "--replicas=1")
+        kubectl("wait", "spool/chat", "--for=jsonpath={.status.engines}=1/1", "--timeout=60s")
+        said = operator.said("one") + operator.said("two")
+        assert "Traceback" not in said
+        assert said.count("is not served") == 1
+    finally:
+        operator.stop()
+
+
+def test_pools_are_served_again_when_their_resource_was_deleted_and_came_back(
+    plane, kubectl, namespace, installed, eventually
+):
+    installed.start("first", namespace)
+    kubectl("apply", "-f", "-", body=operator_doubles.pool())
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    try:
+        plane.kubectl("delete", "crd", "servingpools.tidegate.dev", "--timeout=60s")
+        eventually(lambda: "the cluster has no ServingPool resource" in installed.said("first"))
+    finally:
+        plane.add_kinds(CRD, "tidegate.dev/v1alpha1")
+    eventually(lambda: f"namespace {namespace} is served again" in installed.said("first"))
+    kubectl("apply", "-f", "-", body=operator_doubles.pool("again"))
+    kubectl("wait", "spool/again", "--for=condition=Ready", "--timeout=60s")
+    assert "Traceback" not in installed.said("first")
+
+
+def written(plane, user):
+    """The resources that the user has created or changed."""
+    records = map(json.loads, plane.audit_log.read_text().splitlines())
+    writes = ("create", "update", "patch", "delete")
+    return {
+        record["objectRef"]["resource"]
+        for record in records
+        if record["user"]["username"] == user and record["verb"] in writes and record["responseStatus"]["code"] < 300
+    }
+
+
+def test_a_pool_that_two_releases_serve_belongs_to_the_first_until_it_is_handed_over(
+    plane, kubectl, namespace, tmp_path, eventually
+):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first = install(plane, f"{namespace}-a", namespace, folder=tmp_path / "a")
+    second = install(plane, f"{namespace}-b", namespace, folder=tmp_path / "b")
+    for item in ("role", "rolebinding"):  # of the release that was installed last; both are named after the chart
+        body = json.loads(kubectl("get", item, "tidegate", "-o", "json"))
+        metadata = {"name": f"tidegate-{namespace}-a", "namespace": namespace}
+        if item == "rolebinding":
+            body["subjects"][0]["namespace"] = f"{namespace}-a"
+        kubectl("create", "-f", "-", body={**body, "metadata": metadata})
+
+    def owner():
+        return json.loads(kubectl("get", "spool/chat", "-o", "json"))["metadata"]["annotations"][
+            "tidegate.dev/operator"
+        ]
+
+    def image():
+        return kubectl("get", "deployment/chat-gateway", "-o", "jsonpath={..image}")
+
+    def generation():
+        return kubectl("get", "deployment/chat-gateway", "-o", "jsonpath={.metadata.generation}")
+
+    try:
+        first.start("first", namespace)
+        kubectl("apply", "-f", "-", body=operator_doubles.pool())
+        kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+        assert owner() == f"{namespace}-a/tidegate"
+        before = generation()
+        second.start("second", namespace, arguments=["--image=other:2"])
+        eventually(lambda: "OwnedByAnother" in kubectl("get", "events"))
+        assert f"tidegate.dev/operator={namespace}-b/tidegate --overwrite" in second.said("second")
+        kubectl("patch", "spool/chat", "--type=merge", "-p", '{"spec": {"gateway": {"queue": {"maxRequests": 9}}}}')
+        kubectl("wait", "spool/chat", "--for=jsonpath={.status.observedGeneration}=3", "--timeout=60s")
+        kubectl("wait", "spool/chat", "--for=condition=Progressing=False", "--timeout=60s")
+        assert (image(), int(generation())) == ("tidegate:test", int(before) + 1)
+        assert written(plane, second.user) <= {"leases", "events"}
+        kubectl("annotate", "spool/chat", f"tidegate.dev/operator={namespace}-b/tidegate", "--overwrite")
+        kubectl("patch", "spool/chat", "--type=merge", "-p", '{"spec": {"gateway": {"queue": {"maxRequests": 8}}}}')
+        eventually(lambda: image() == "other:2")
+    finally:
+        first.stop()
+        second.stop()
+
+
+def test_a_resource_that_is_older_than_the_operator_is_named_in_a_condition_and_leaves_no_traceback(
+    plane, kubectl, operator, eventually, tmp_path
+):
+    kubectl("apply", "-f", "-", body=operator_doubles.pool("before"))
+    kubectl("wait", "spool/before", "--for=condition=Ready", "--timeout=60s")
+    old = yaml.safe_load(CRD.read_text())
+    schema = old["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    del schema["spec"]["properties"]["engine"]["properties"]["drainSeconds"]
+    del schema["status"]["properties"]["engines"]
+
+    def drains():
+        return kubectl("create", "--dry-run=server", "-o", "yaml", "-f", "-", body=operator_doubles.pool("probe"))
+
+    def sentence(name):
+        found = kubectl("get", f"spool/{name}", "-o", "jsonpath={.status.conditions[?(@.type=='Degraded')].message}")
+        return "is older than this operator; upgrade it" in found
+
+    try:
+        plane.kubectl("replace", "-f", "-", stdin=json.dumps(old))
+        eventually(lambda: "drainSeconds" not in drains())
+        kubectl("apply", "-f", "-", body=operator_doubles.pool())
+        eventually(lambda: sentence("chat"))
+        assert len(kubectl("get", "deployments", "-l", "tidegate.dev/pool=before", "-o", "name").split()) == 3
+    finally:
+        plane.kubectl("replace", "-f", str(CRD))
+        eventually(lambda: "drainSeconds" in drains())
+    kubectl("annotate", "spool/chat", "seen=again")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    assert "Traceback" not in operator.said("first")
