@@ -7,7 +7,7 @@ carries them out, and `pool_status` reports the progress.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidegate_operator import objects, pool_status
+from tidegate_operator import objects, pool_status, quantity
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 
@@ -74,7 +74,11 @@ def _stamped(manifest: Json) -> Json:
 
 def _is_so(manifest: Json, body: Json | None) -> bool:
     """Whether `body` already agrees with `manifest`, apart from defaults and the fields of other owners."""
-    return body is not None and not _is_being_deleted(body) and _covers(body, manifest)
+    return (
+        body is not None
+        and not _is_being_deleted(body)
+        and _covers(quantity.normalised(body), quantity.normalised(manifest))
+    )
 
 
 def _is_being_deleted(body: Json) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate_operator import objects, pod_trouble, pool_status
+from tidegate_operator import objects, pod_trouble, pool_status, quantity
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 
@@ -100,7 +100,7 @@ class _Target:
         self.wanted = self.inputs = ""
         self.settled, self._stuck = False, None
         if self.is_workload:
-            self.wanted = child_metadata.digest(self.manifest["spec"]["template"])
+            self.wanted = child_metadata.digest(quantity.normalised(self.manifest["spec"]["template"]))
             self.inputs = child_metadata.digest(_inputs(pool, component, labels.get(child_metadata.NODE_POOL)))
             if body is not None:
                 seen = pool_status.Workload.of(body)

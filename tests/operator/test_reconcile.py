@@ -305,3 +305,36 @@ async def test_a_spec_may_replace_the_defaults_of_every_pod(cluster, kubectl, na
     assert {item["name"]: item["value"] for item in container["env"]}["HOME"] == "/cache"
     assert [(mount["name"], mount["mountPath"]) for mount in container["volumeMounts"]] == [("cache", "/tmp")]
     assert pod["volumes"][0]["emptyDir"] == {"sizeLimit": "9Gi"}
+
+
+QUANTITIES = {
+    "kind": "sim",
+    "resources": {
+        "requests": {"cpu": "1000m", "memory": "2048Mi"},
+        "limits": {"cpu": "0.0015k", "memory": "4096Mi"},
+    },
+    "volumes": [{"name": "cache", "emptyDir": {"sizeLimit": "1024Mi"}}],
+}
+
+
+async def test_quantities_that_the_api_server_rewrites_cause_no_further_write(cluster, kubectl, namespace, rules):
+    kubectl("create", "-f", "-", body=operator_doubles.pool(engine=QUANTITIES))
+    await run(cluster, namespace, rules)
+    await run_until_settled(cluster, kubectl, namespace, rules)
+    watchful = operator_doubles.MortalCluster(cluster, after=0)
+    await run(watchful, namespace, rules)  # any write would be its death
+
+
+async def test_a_quantity_that_is_written_differently_restarts_no_engine(cluster, kubectl, namespace, rules):
+    kubectl("create", "-f", "-", body=operator_doubles.pool(engine=QUANTITIES))
+    await run(cluster, namespace, rules)
+    await run_until_settled(cluster, kubectl, namespace, rules)
+
+    def template():
+        return kubectl("get", "deployment/chat-engine-fast", "-o", "jsonpath={.spec.template}")
+
+    before = template()
+    patch = {"spec": {"engine": {"resources": {"requests": {"cpu": "1", "memory": "2Gi"}}}}}
+    kubectl("patch", "spool/chat", "--type=merge", "-p", json.dumps(patch))
+    await run(cluster, namespace, rules)
+    assert template() == before

@@ -55,3 +55,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   resources: [events]
   verbs: [create]
 {{- end }}
+
+{{- /* The other release that owns the ServingPool resource of the cluster, as NAMESPACE/NAME; empty if none does. */ -}}
+{{- define "tidegate.resourceOwner" -}}
+{{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "servingpools.tidegate.dev" -}}
+{{- $notes := dig "metadata" "annotations" dict $found -}}
+{{- $owner := printf "%s/%s" (get $notes "meta.helm.sh/release-namespace") (get $notes "meta.helm.sh/release-name") -}}
+{{- if and $found (ne $owner (printf "%s/%s" .Release.Namespace .Release.Name)) -}}
+{{- $owner -}}
+{{- end -}}
+{{- end -}}

@@ -205,7 +205,7 @@ class Lease:
         try:
             return await self._server.ask("PUT" if exists else "POST", path, whole)
         except exceptions.ApiException as error:
-            if error.status == HTTPStatus.CONFLICT:
+            if error.status in (HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND):
                 return None
             raise _translate(error) from error
 

@@ -35,7 +35,7 @@ class LeaseStore(Protocol):
     async def read(self) -> Json | None: ...
 
     async def write(self, body: Json) -> Json | None:
-        """Creates or replaces the Lease; None when another process wrote it first (the resourceVersion differs)."""
+        """Creates or replaces the Lease; None when another process wrote or deleted it first (the resourceVersion differs)."""
 
 
 async def hold(leases: LeaseStore, *, identity: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -87,6 +87,7 @@ class _Candidate:
         self.renewed_at_s = 0.0
         """When the last successful request for the Lease was sent."""
         self._leases = leases
+        self._body: Json | None = None
         self._version: str | None = None
         self._seen_at_s = 0.0
 
@@ -104,6 +105,12 @@ class _Candidate:
         return taken
 
     async def _take(self) -> bool:
+        if self.holder == self.identity and self._body is not None:  # a renewal needs no read
+            written = await self._leases.write(self._claim(self._body, self.identity))
+            self._body = None
+            if written is not None:
+                self._observe(written)
+                return True
         body = await self._leases.read()
         self._observe(body)
         if self.holder not in ("", self.identity) and not self._is_expired(body):
@@ -113,6 +120,7 @@ class _Candidate:
         return written is not None
 
     def _observe(self, body: Json | None) -> None:
+        self._body = body
         self.holder = (body or {}).get("spec", {}).get("holderIdentity") or ""
         version = (body or {}).get("metadata", {}).get("resourceVersion")
         if version != self._version:

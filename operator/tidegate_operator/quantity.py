@@ -1,0 +1,45 @@
+"""Quantities of Kubernetes: 1000m and 1 are equal, and so are 1024Mi and 1Gi. The API server rewrites them."""
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+_FACTORS = {
+    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"),
+    "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15),
+    "E": Decimal(10**18), "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
+    "Pi": Decimal(2**50), "Ei": Decimal(2**60),
+}  # fmt: skip
+_OBJECTS = ("limits", "requests")
+"""Names of the objects whose values are quantities."""
+_FIELDS = ("sizeLimit",)
+"""Names of the fields that are quantities."""
+
+
+def number(value: object) -> Decimal | None:
+    """The value of a quantity; None for anything else."""
+    text = str(value)
+    suffix = next((known for known in (text[-2:], text[-1:]) if known in _FACTORS), "")
+    try:
+        found = Decimal(text.removesuffix(suffix)) * _FACTORS.get(suffix, 1)
+    except InvalidOperation:
+        return None
+    return found if found.is_finite() else None
+
+
+def normalised(body: Any, *, within: bool = False) -> Any:
+    """A copy of a piece of an object in which equal quantities are equal strings. `within` tells that its fields are
+    quantities."""
+    if isinstance(body, Mapping):
+        return {
+            key: _normal(value) if within or key in _FIELDS else normalised(value, within=key in _OBJECTS)
+            for key, value in body.items()
+        }
+    if isinstance(body, Sequence) and not isinstance(body, str):
+        return [normalised(item) for item in body]
+    return body
+
+
+def _normal(value: Any) -> Any:
+    found = number(value)
+    return value if found is None else f"{found.normalize():f}"

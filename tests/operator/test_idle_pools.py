@@ -1,0 +1,64 @@
+"""How many requests the operator sends to the API server while nothing changes, from the API server's audit log.
+
+`make test` measures five pools for ten seconds, `make faults` 200 pools for a minute.
+"""
+
+import collections
+import json
+import os
+import time
+
+from tidegate_operator import operator_doubles
+
+IS_FULL = "TIDEGATE_FAULTS" in os.environ
+POOLS, MEASURED_S = (200, 60) if IS_FULL else (5, 10)
+SETTLE_S = 900 if IS_FULL else 120
+MOST_A_SECOND = 1.0
+
+
+def requests_of(plane, user):
+    """Method and resource of each request of the user."""
+    records = map(json.loads, plane.audit_log.read_text().splitlines())
+    return [
+        f"{record['verb']} {record.get('objectRef', {}).get('resource', record['requestURI'])}"
+        for record in records
+        if record["user"]["username"] == user
+    ]
+
+
+def test_idle_pools_cost_less_than_one_request_a_second(plane, kubectl, operator, eventually, capsys):
+    """The engines of these pools cannot be reached, because kwok's pods have no processes."""
+    bodies = [
+        operator_doubles.pool(f"idle-{number}", nodePools=[{"name": "a"}], gateway={"replicas": 1})
+        for number in range(POOLS)
+    ]
+    kubectl("create", "-f", "-", body={"apiVersion": "v1", "kind": "List", "items": bodies})
+
+    def are_settled():
+        items = json.loads(kubectl("get", "spool", "-o", "json"))["items"]
+        steered = [item for item in items if "activePolicy" in item.get("status", {})]
+        ready = [item for item in steered if condition(item, "Ready") == "True"]
+        return len(ready) == POOLS and all(condition(item, "PolicyStable") == "False" for item in ready)
+
+    eventually(are_settled, timeout_s=SETTLE_S)
+
+    def is_quiet():
+        """The last changes of conditions, for example that the engines are silent, have been written."""
+        before = len(requests_of(plane, operator.user))
+        time.sleep(5)
+        return len(requests_of(plane, operator.user)) - before <= 10
+
+    eventually(is_quiet, timeout_s=SETTLE_S)
+    before, began_at_s = requests_of(plane, operator.user), time.monotonic()
+    time.sleep(MEASURED_S)
+    seen, took_s = requests_of(plane, operator.user), time.monotonic() - began_at_s
+    counts = collections.Counter(seen[len(before) :])
+    rate = counts.total() / took_s
+    with capsys.disabled():
+        kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(4))
+        print(f"\n{POOLS} idle pools: {rate:.2f} requests/s to the API server, goal < {MOST_A_SECOND:g} ({kinds})")
+    assert rate < MOST_A_SECOND
+
+
+def condition(item, name):
+    return next((found["status"] for found in item["status"].get("conditions", ()) if found["type"] == name), None)
