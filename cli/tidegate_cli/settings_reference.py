@@ -79,7 +79,7 @@ SERVING_POOL = {
     "services": OPERATOR,
     "store.pool": OPERATOR,
     "store.journal": OPERATOR,
-    "timeouts.drain": OPERATOR,
+    "timeouts.drain": "gateway.drainTimeout",
     "policy.name": "policy.name",
 }
 """Where a setting stands in the `spec` of a ServingPool. An entry for a group covers the settings in it."""

@@ -205,20 +205,30 @@ def timed(stated: Iterable[Condition], previous: Iterable[Json], *, generation: 
     return result
 
 
-def of_reconcile(
-    parts: Sequence[Workload], stated: Sequence[Mapping[str, Any]], *, pool: str, generation: int
-) -> dict[str, Any]:
-    """The part of the status that `reconcile` writes."""
+def of_reconcile(body: Json, parts: Sequence[Workload], stated: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The part of the status of the ServingPool `body` that `reconcile` writes."""
+    metadata, spec = body["metadata"], body["spec"]
     engines = sorted((part for part in parts if part.node_pool), key=lambda part: str(part.node_pool))
-    selector = child_metadata.selector(pool, "engine")
+    gateways = [part for part in parts if part.component == "gateway"]
+    selector = child_metadata.selector(metadata["name"], "engine")
+    scheme = "https" if "secretName" in spec.get("gateway", {}).get("tls", {}) else "http"
+    host = f"{metadata['name']}-gateway.{metadata['namespace']}.svc:{child_metadata.HTTP_PORT}"
     return {
-        "observedGeneration": generation,
+        "observedGeneration": metadata["generation"],
+        "model": spec["model"]["name"],
+        "url": f"{scheme}://{host}/v1",
+        "gateways": _counts(gateways),
         "conditions": list(stated),
         "replicas": sum(part.existing for part in engines),
         "selector": ",".join(f"{key}={value}" for key, value in selector.items()),
-        "engines": f"{sum(part.ready for part in engines)}/{sum(part.desired for part in engines)}",
+        "engines": _counts(engines),
         "nodePools": [{"name": part.node_pool, "desired": part.desired, "ready": part.ready} for part in engines],
     }
+
+
+def _counts(parts: Iterable[Workload]) -> str:
+    counts = [(part.ready, part.desired) for part in parts]
+    return f"{sum(ready for ready, _ in counts)}/{sum(desired for _, desired in counts)}"
 
 
 def changed(previous: Json, stated: Json, *, owns: Collection[str]) -> bool:

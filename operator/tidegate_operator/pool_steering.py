@@ -234,22 +234,27 @@ def of_steering(
         total = _attainment(outcome.window.values())
     names = {node_pool.name for node_pool in pool.node_pools}
     stated["nodePools"] = [{"name": name, "sloAttainment": kept[name]} for name in sorted(kept) if name in names]
-    measured = {"sloAttainment": total, "alpha": alpha}
+    measured = {"sloAttainment": total, "alpha": None if alpha is None else _decimal(alpha)}
     return stated | {key: value for key, value in measured.items() if value is not None}
 
 
-def _attainments(window: Mapping[str, qos.Qos], node_pool_of: Mapping[str, str]) -> dict[str, float]:
-    found = {
+def _attainments(window: Mapping[str, qos.Qos], node_pool_of: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str | None] = {
         name: _attainment(report for address, report in window.items() if node_pool_of.get(address) == name)
         for name in set(node_pool_of.values())
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _attainment(reports: Any) -> float | None:
+def _attainment(reports: Any) -> str | None:
     """Share of the calls with a target that met it; None when there were none."""
     together = qos.across(reports)
-    return round(1 - together.miss_ratio, 4) if together.with_target else None
+    return _decimal(1 - together.miss_ratio) if together.with_target else None
+
+
+def _decimal(value: float) -> str:
+    """A number as the status has it: fields of the API are no floats."""
+    return f"{round(value, 4):g}"
 
 
 def _silence(silent: Collection[str], node_pool_of: Mapping[str, str]) -> pool_status.Condition | None:

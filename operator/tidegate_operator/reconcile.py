@@ -189,7 +189,7 @@ def _report(
         generation=metadata["generation"],
         now=timestamp(now),
     )
-    return pool_status.of_reconcile(parts, conditions, pool=metadata["name"], generation=metadata["generation"])
+    return pool_status.of_reconcile(body, parts, conditions)
 
 
 def of_another_operator(body: Json, rules: Rules, now: datetime.datetime) -> pool_status.Event:

@@ -4,6 +4,7 @@ The schema and the CEL rules of `crds/` have filled in the defaults and rejected
 rest. `replica_allocation` then divides the engines among the node pools, and `render` turns the value into manifests.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,8 @@ class Engine:
     env: tuple[Json, ...]
     resources: Json
     offload_gib: int
-    shared_memory_gib: int
+    shared_memory: str
+    """Quantity."""
     startup_s: int
     drain_s: int
     node_selector: Json
@@ -90,6 +92,7 @@ class Gateway:
     """Scale of an engine's load, in seconds squared."""
     traces_to: str | None
     """OTLP collector over gRPC; None sends no spans."""
+    drain_s: int
     max_waiting: int
     ttl_s: float
     default_class: str | None
@@ -139,7 +142,7 @@ class Pool:
     store: Store
     steering: Steering
     classes: tuple[Json, ...]
-    """Classes, tenants and workflows are unchanged copies of the spec: the gateway reads the same keys."""
+    """Classes, tenants and workflows are copies of the spec with weights as numbers: the gateway reads the same keys."""
     tenants: tuple[Json, ...]
     workflows: tuple[Json, ...]
 
@@ -174,8 +177,8 @@ def _parse(body: Json, known: spec_problems.Known) -> Pool:
         gateway=_gateway(spec["gateway"]),
         store=_store(spec["state"]["valkey"]),
         steering=_steering(spec["policy"]),
-        classes=tuple(spec.get("classes", ())),
-        tenants=tuple(spec.get("tenants", ())),
+        classes=tuple(map(_weighted, spec.get("classes", ()))),
+        tenants=tuple(map(_weighted, spec.get("tenants", ()))),
         workflows=tuple(spec.get("workflows", ())),
     )
 
@@ -183,16 +186,16 @@ def _parse(body: Json, known: spec_problems.Known) -> Pool:
 def _engine(item: Json, simulated: bool) -> Engine:
     return Engine(
         simulated=simulated,
-        sim_speed=float(item.get("simSpeed", 1)),
+        sim_speed=_decimal(item.get("simSpeed", 1)),
         image=item.get("image"),
         command=tuple(item.get("command", ())),
         args=tuple(item.get("args", ())),
         env=tuple(item.get("env", ())),
         resources=item.get("resources", {}),
         offload_gib=item["offloadGiB"],
-        shared_memory_gib=item["sharedMemoryGiB"],
-        startup_s=item["startupSeconds"],
-        drain_s=item["drainSeconds"],
+        shared_memory=str(item["sharedMemory"]),
+        startup_s=_whole_seconds(item["startupTimeout"]),
+        drain_s=_whole_seconds(item["drainTimeout"]),
         node_selector=item.get("nodeSelector", {}),
         tolerations=tuple(item.get("tolerations", ())),
         volumes=tuple(item.get("volumes", ())),
@@ -212,7 +215,7 @@ def _node_pool(item: Json, simulated: bool) -> NodePool:
         max_replicas=item.get("maxReplicas"),
         tensor_parallel=item["tensorParallel"],
         gpus=item.get("gpus", 0 if simulated else item["tensorParallel"]),
-        cost_weight=float(item["costWeight"]),
+        cost_weight=_decimal(item["costWeight"]),
         claim_template=item.get("resourceClaimTemplateName"),
         profile=item.get("profile"),
         args=tuple(item.get("args", ())),
@@ -229,15 +232,29 @@ def _gateway(item: Json) -> Gateway:
         service_type=item["serviceType"],
         resources=item["resources"],
         rule=item["dispatch"]["rule"],
-        alpha=None if alpha == "auto" else float(alpha),
-        beta=float(item["dispatch"]["beta"]),
+        alpha=None if alpha == "auto" else _decimal(alpha),
+        beta=_decimal(item["dispatch"]["beta"]),
         traces_to=item.get("tracing", {}).get("endpoint"),
+        drain_s=_whole_seconds(item["drainTimeout"]),
         max_waiting=item["queue"]["maxRequests"],
         ttl_s=duration.seconds(item["queue"]["ttl"]),
         default_class=item.get("defaultClass"),
         keys_secret=_secret(item.get("auth", {}).get("keysSecretRef")),
         tls_secret=item.get("tls", {}).get("secretName"),
     )
+
+
+def _decimal(value: Any) -> float:
+    """A number that the spec has as an integer or as a decimal string; `spec_problems` has checked it."""
+    return float(value)
+
+
+def _whole_seconds(text: str) -> int:
+    return math.ceil(duration.seconds(text))
+
+
+def _weighted(item: Json) -> Json:
+    return {**item, "weight": _decimal(item["weight"])}
 
 
 def _secret(reference: Json | None) -> tuple[str, str] | None:
@@ -261,7 +278,7 @@ def _steering(item: Json) -> Steering:
         interval_s=duration.seconds(item["interval"]),
         dwell_s=duration.seconds(item["dwell"]),
         rollback_window_s=duration.seconds(item["rollback"]["window"]),
-        rollback_rho=float(item["rollback"]["rho"]),
+        rollback_rho=_decimal(item["rollback"]["rho"]),
         selector=item["selector"],
         parameters=_parameters(item.get("parameters", ())),
     )

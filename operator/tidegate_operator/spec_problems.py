@@ -1,7 +1,7 @@
 """The mistakes in a ServingPool that the API server cannot detect, each with its field and its reason.
 
-The names of policies, dispatch rules and profiles are not in the CRD, so that a new one needs no change there. Cycles of
-stages and the ranges of policy parameters are beyond the CEL rules of `crds/`.
+The names of dispatch rules and profiles are not in the CRD, so that a new one needs no change there. Cycles of stages, the
+ranges of policy parameters, and the ranges of decimal numbers that are strings are beyond the CEL rules of `crds/`.
 """
 
 import graphlib
@@ -9,9 +9,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tidegate_operator import quantity
 from tidegate_policy import policies
 
 _Json = Mapping[str, Any]
+
+
+COST = (0, 1e6)
+WEIGHT = (0.001, 1e6)
+SIM_SPEED = (0.01, 1000)
+RHO = (1, 100)
+"""Smallest and largest values of numbers that may be decimal strings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +52,31 @@ def outdated_resource(field: str) -> Problem:
 
 def find(spec: _Json, known: Known) -> Iterator[Problem]:
     """Every problem of a `spec` that the API server has accepted."""
+    yield from _number_problems(spec)
     yield from _policy_problems(spec["policy"], known.policies)
     yield from _parameter_problems(spec["policy"], known.policies)
     yield from _rule_problems(spec["gateway"]["dispatch"], known.rules)
     yield from _profile_problems(spec["nodePools"], known.profiles)
     yield from _workflow_problems(spec.get("workflows", ()))
+
+
+def _number_problems(spec: _Json) -> Iterator[Problem]:
+    """The schema checks the range of integers, and the form of the decimal numbers that are strings."""
+    named = [
+        *((f"spec.nodePools[{item['name']}].costWeight", item["costWeight"], COST) for item in spec["nodePools"]),
+        *(
+            (f"spec.{group}[{item['name']}].weight", item["weight"], WEIGHT)
+            for group in ("classes", "tenants")
+            for item in spec.get(group, ())
+        ),
+        ("spec.engine.simSpeed", spec["engine"].get("simSpeed", 1), SIM_SPEED),
+        ("spec.gateway.dispatch.beta", spec["gateway"]["dispatch"]["beta"], WEIGHT),
+        ("spec.policy.rollback.rho", spec["policy"]["rollback"]["rho"], RHO),
+    ]
+    for field, value, (low, high) in named:
+        found = None if isinstance(value, bool) else quantity.number(value)
+        if found is None or not low <= found <= high:
+            yield Problem(field=field, why=f"{value!r} is no number from {low:g} to {high:g}")
 
 
 def _policy_problems(item: _Json, known: Collection[str]) -> Iterator[Problem]:

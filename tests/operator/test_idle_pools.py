@@ -8,11 +8,13 @@ import json
 import os
 import time
 
+import pytest
+
 from tidegate_operator import operator_doubles
 
 IS_FULL = "TIDEGATE_FAULTS" in os.environ
 POOLS, MEASURED_S = (200, 60) if IS_FULL else (5, 10)
-SETTLE_S = 900 if IS_FULL else 120
+SETTLE_S = 1500 if IS_FULL else 120
 MOST_A_SECOND = 1.0
 
 
@@ -26,6 +28,7 @@ def requests_of(plane, user):
     ]
 
 
+@pytest.mark.timeout(SETTLE_S + 600)
 def test_idle_pools_cost_less_than_one_request_a_second(plane, kubectl, operator, eventually, capsys):
     """The engines of these pools cannot be reached, because kwok's pods have no processes."""
     bodies = [
@@ -35,6 +38,7 @@ def test_idle_pools_cost_less_than_one_request_a_second(plane, kubectl, operator
     kubectl("create", "-f", "-", body={"apiVersion": "v1", "kind": "List", "items": bodies})
 
     def are_settled():
+        time.sleep(POOLS / 20)  # a list of many pools is work for the API server
         items = json.loads(kubectl("get", "spool", "-o", "json"))["items"]
         steered = [item for item in items if "activePolicy" in item.get("status", {})]
         ready = [item for item in steered if condition(item, "Ready") == "True"]

@@ -79,8 +79,12 @@ def test_the_instant_of_a_condition_moves_only_with_its_status():
 
 def test_the_counts_include_engines_only():
     parts = pool_status.workloads([deployment("chat-engine-b", ready=1), deployment("chat-engine-a")])
-    stated = pool_status.of_reconcile(parts, [], pool="chat", generation=4)
+    metadata = {"name": "chat", "namespace": "prod", "generation": 4}
+    body = {"metadata": metadata, "spec": {"model": {"name": "demo"}, "gateway": {"tls": {"secretName": "cert"}}}}
+    stated = pool_status.of_reconcile(body, parts, [])
     assert stated["engines"] == "3/4"
+    assert (stated["model"], stated["gateways"]) == ("demo", "0/0")
+    assert stated["url"] == "https://chat-gateway.prod.svc:8000/v1"
     assert stated["replicas"] == 4
     assert [item["name"] for item in stated["nodePools"]] == ["a", "b"]
     assert stated["selector"] == "tidegate.dev/pool=chat,app.kubernetes.io/component=engine"

@@ -121,7 +121,7 @@ def test_a_simulated_engine_runs_tidegates_image_at_its_profile():
     assert container["command"] == ["tidegate", "sim-engine"]
     assert container["args"] == [
         "--model=Qwen/Qwen3-8B", "--host=0.0.0.0", "--port=8000", "--control=0.0.0.0:9001",
-        "--speed=10", "--shutdown-timeout=120", "--profile=a100-70b-tp8",
+        "--speed=10", "--shutdown-timeout=600", "--profile=a100-70b-tp8",
     ]  # fmt: skip
     assert "nvidia.com/gpu" not in container["resources"].get("limits", {})
 

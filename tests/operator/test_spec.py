@@ -135,3 +135,15 @@ def test_all_problems_are_reported_at_once():
     policy = {**stored()["spec"]["policy"], "allow": ["fifo"]}
     node_pools = [{**stored()["spec"]["nodePools"][0], "profile": "abacus"}]
     assert len(problems(policy=policy, nodePools=node_pools)) == 2
+
+
+@pytest.mark.parametrize("value", ["0", "0.0001", "1000001"])
+def test_a_decimal_string_outside_its_range_is_a_problem(value):
+    assert problems(tenants=[{"name": "t", "weight": value}]) == [
+        f"spec.tenants[t].weight: '{value}' is no number from 0.001 to 1e+06"
+    ]
+
+
+def test_a_rollback_that_is_no_number_is_a_problem():
+    policy = {**stored()["spec"]["policy"], "rollback": {"rho": True, "window": "20s"}}
+    assert problems(policy=policy) == ["spec.policy.rollback.rho: True is no number from 1 to 100"]

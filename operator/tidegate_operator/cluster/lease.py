@@ -35,7 +35,7 @@ class LeaseStore(Protocol):
     async def read(self) -> Json | None: ...
 
     async def write(self, body: Json) -> Json | None:
-        """Creates or replaces the Lease; None when another process wrote or deleted it first (the resourceVersion differs)."""
+        """Creates or replaces the Lease; None when another process wrote or deleted it first."""
 
 
 async def hold(leases: LeaseStore, *, identity: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:

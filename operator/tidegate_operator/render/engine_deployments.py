@@ -87,7 +87,7 @@ def _pod(pool: spec.Pool, node_pool: spec.NodePool, image: pods.Image) -> dict[s
         livenessProbe=pods.http_probe("/health", period_s=10, failures=6),
         lifecycle={"preStop": {"sleep": {"seconds": LEAVE_S}}},
     )
-    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{engine.shared_memory_gib}Gi"}}
+    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": engine.shared_memory}}
     node_selector = {
         **({"nvidia.com/gpu.product": node_pool.accelerator} if node_pool.accelerator and node_pool.gpus else {}),
         **engine.node_selector,

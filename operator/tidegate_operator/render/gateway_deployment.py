@@ -23,7 +23,6 @@ INTERNAL_PORTS = {"admin": child_metadata.ADMIN_PORT, "metrics": child_metadata.
 SETTINGS, KEYS, TLS = "/etc/tidegate", "/etc/tidegate-keys", "/etc/tidegate-tls"
 JOURNAL = "/tmp/ends.jsonl"
 """It outlives a container that was killed, and is lost with the pod."""
-DRAIN_S = 60
 LEAVE_S = 5
 """Seconds in which a stopping gateway still accepts calls, while load balancers learn that it stops."""
 
@@ -71,7 +70,7 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
             "pool": f"{pool.namespace}.{pool.name}",
             "journal": JOURNAL,
         },
-        "timeouts": {"drain": duration.text(DRAIN_S)},
+        "timeouts": {"drain": duration.text(pool.gateway.drain_s)},
         **({"tracing": {"endpoint": pool.gateway.traces_to}} if pool.gateway.traces_to else {}),
     }
 
@@ -150,7 +149,7 @@ def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
             {"name": "settings", "configMap": {"name": name}},
             *({"name": volume, "secret": secret} for volume, secret in secrets.items()),
         ],
-        terminationGracePeriodSeconds=LEAVE_S + DRAIN_S + 10,
+        terminationGracePeriodSeconds=LEAVE_S + pool.gateway.drain_s + 10,
         topologySpreadConstraints=[
             {
                 "maxSkew": 1,
