@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         loaded = gateway_settings.load(options.config, os.environ)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(app.run(loaded))
+            runner.run(app.run(loaded, file=options.config))
     except settings_decoder.BadSettings as error:
         raise Usage("\n".join(error.problems)) from None
     except OSError as error:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tidegate_profiles
-from tidegate_gateway import gateway_settings, open_files, running_gateway
+from tidegate_gateway import gateway_settings, open_files, running_gateway, settings_reload
 from tidegate_gateway.edge import admin_api, grpc_api, http_api, http_listener, port_encryption
 from tidegate_gateway.engines import discovery, health_check
 from tidegate_gateway.lifecycle import engine_connections
@@ -42,11 +42,12 @@ class Bound:
     gateway: running_gateway.Gateway
 
 
-async def run(settings: gateway_settings.Settings) -> None:
-    """Serves until SIGTERM or SIGINT, then drains. Raises `BadSettings`, and `OSError` for a port in use."""
+async def run(settings: gateway_settings.Settings, *, file: pathlib.Path | None = None) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. `file` is the settings file, whose changes are taken over. Raises
+    `BadSettings`, and `OSError` for a port in use."""
     stopped = asyncio.Event()
     settings = open_files.fitted(settings)
-    async with serving(settings) as bound:
+    async with serving(settings, file=file) as bound:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         gc.collect()
@@ -58,7 +59,10 @@ async def run(settings: gateway_settings.Settings) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(
-    settings: gateway_settings.Settings, *, profiles: discovery.Profiles | None = None
+    settings: gateway_settings.Settings,
+    *,
+    profiles: discovery.Profiles | None = None,
+    file: pathlib.Path | None = None,
 ) -> AsyncIterator[Bound]:
     """A running gateway; leaving the context drains it. Raises `BadSettings`, and `OSError` for a port or a file in use."""
     encryption = port_encryption.PortEncryption(settings.tls)
@@ -85,6 +89,8 @@ async def serving(
             loops = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(loops.create_task(gateway.run()).cancel)
             stack.callback(loops.create_task(encryption.run(gateway.loops)).cancel)
+            if file is not None:
+                stack.callback(loops.create_task(settings_reload.SettingsReload(file, gateway).run()).cancel)
             bound = await _listen(stack, gateway, encryption)
             try:
                 yield bound

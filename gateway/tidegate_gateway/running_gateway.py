@@ -78,7 +78,7 @@ class Gateway:
             placements=self.placements,
             policy=self.policy,
         )
-        fields = engine_fields.EngineFields(settings.classes, settings.default_class, settings.allow)
+        self._fields = fields = engine_fields.EngineFields(settings.classes, settings.default_class, settings.allow)
         self.calls = calls.Calls(
             settings,
             admission=admission.Admission(
@@ -114,6 +114,14 @@ class Gateway:
         self.relqueries = relquery_service.RelQueries(
             settings, self.link, relqueries, self.relquery_runner, self.directory, fields
         )
+
+    def take_over(self, settings: gateway_settings.Settings) -> None:
+        """Replaces the classes, the default class, the tenants and the templates of workflows by those of `settings`."""
+        self.settings = settings
+        self.metrics.set_classes({item.name for item in settings.classes})
+        self.core.set_classes(settings.classes, settings.default_class, settings.tenants)
+        self._fields.set_classes(settings.classes, settings.default_class)
+        self.workflows.set_templates(settings.workflows)
 
     def problems(self) -> tuple[str, list[str]]:
         """ready, degraded, unready or draining, and the reasons."""

@@ -14,7 +14,7 @@ store.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidegate_policy import budget, policies
@@ -129,12 +129,18 @@ class GatewayCore:
             rng=rng,
         )
         self.workflows = workflow_history.WorkflowHistory(self.remaining_work, self.dispatcher.gate.observe)
-        self._classes = {item.name: item for item in settings.classes}
-        self._default_class = settings.default_class or ""
-        self._tenants = {item.name: item for item in settings.tenants}
+        self.set_classes(settings.classes, settings.default_class, settings.tenants)
         self._anyone = settings.anyone
         self._crowded = max(settings.limits.max_waiting // 2, 1)
         self._admitted: dict[CallId, _Admitted] = {}
+
+    def set_classes(
+        self, classes: Iterable[promises.SloClass], default_class: str | None, tenants: Iterable[promises.Tenant]
+    ) -> None:
+        """Replaces the classes and the tenants; admitted calls keep their promises."""
+        self._classes = {item.name: item for item in classes}
+        self._default_class = default_class or ""
+        self._tenants = {item.name: item for item in tenants}
 
     # Admission.
 

@@ -165,6 +165,10 @@ class Metrics:
         seen = self._seen[kind]
         return value if value in seen or len(seen) < MOST_LABELS else "other"
 
+    def set_classes(self, classes: Collection[str]) -> None:
+        """Replaces the classes of the settings."""
+        self._classes = frozenset(classes)
+
     def class_label(self, slo_class: str) -> str:
         """The name of a class of the settings, `none` for no class, or `other`."""
         if not slo_class:

@@ -44,6 +44,15 @@ class EngineFields:
         self, classes: Iterable[promises.SloClass], default_class: str | None, allow: Iterable[promises.Feature]
     ) -> None:
         self._everywhere = frozenset(allow)
+        self.set_classes(classes, default_class)
+
+    @property
+    def classes(self) -> Collection[str]:
+        """The names of the classes."""
+        return self._by_class.keys()
+
+    def set_classes(self, classes: Iterable[promises.SloClass], default_class: str | None) -> None:
+        """Replaces the classes."""
         self._by_class = {item.name: self._everywhere.union(item.allow) for item in classes}
         self._default_class = default_class or ""
 

@@ -70,7 +70,6 @@ class RelQueries:
         fields: engine_fields.EngineFields,
     ) -> None:
         self.bounds = settings.relqueries
-        self._classes = frozenset(item.name for item in settings.classes)
         self._link = link
         self._store = store
         self._runner = runner
@@ -84,9 +83,10 @@ class RelQueries:
         models, slo_class = self._directory.models, spec.fields.slo_class
         if models and spec.model not in models:
             raise parsed_request.unknown_model(spec.model, models)
-        if slo_class is not None and self._classes and slo_class not in self._classes:
+        classes = self._fields.classes
+        if slo_class is not None and classes and slo_class not in classes:
             name = spec.fields.names.slo_class
-            raise BadRequest(f"{name} must be one of {', '.join(sorted(self._classes))}", param=name)
+            raise BadRequest(f"{name} must be one of {', '.join(sorted(classes))}", param=name)
         self._fields.check(spec.kind, spec.body, slo_class)
 
     async def submit(

@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -76,8 +76,12 @@ class Workflows:
         self._over = over
         self._link = link
         self._metrics = metrics
-        self._templates = {item.name: item for item in templates}
+        self.set_templates(templates)
         self._unrecorded = call_ends.CallEnds() if ends is None else ends
+
+    def set_templates(self, templates: Iterable[gateway_settings.Template]) -> None:
+        """Replaces the templates; workflows that exist keep their declarations."""
+        self._templates = {item.name: item for item in templates}
 
     @property
     def unrecorded(self) -> int:

@@ -7,7 +7,7 @@ each node pool, and DNS resolves that name to the engines.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -21,6 +21,8 @@ COMPONENT = "gateway"
 PUBLIC_PORTS = {"http": child_metadata.HTTP_PORT, "grpc": child_metadata.GRPC_PORT}
 INTERNAL_PORTS = {"admin": child_metadata.ADMIN_PORT, "metrics": child_metadata.METRICS_PORT}
 SETTINGS, KEYS, TLS = "/etc/tidegate", "/etc/tidegate-keys", "/etc/tidegate-tls"
+RELOADED = ("classes", "defaultClass", "tenants", "workflows")
+"""Settings that a running gateway takes from its file."""
 JOURNAL = "/tmp/ends.jsonl"
 """It outlives a container that was killed, and is lost with the pod."""
 LEAVE_S = 5
@@ -75,6 +77,11 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
     }
 
 
+def _read_at_start(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a gateway reads at its start only; it takes over changes of the others from the file."""
+    return {key: value for key, value in config.items() if key not in RELOADED}
+
+
 def _cost(engine: spec.Engine, node_pool: spec.NodePool) -> dict[str, Any]:
     """The cost model of engines that are simulated at another speed than their profile's; empty for other engines."""
     if not engine.simulated or engine.sim_speed == 1 or node_pool.profile is None:
@@ -111,7 +118,7 @@ def manifests(pool: spec.Pool, *, image: pods.Image, operator_namespace: str) ->
             "template": {
                 "metadata": {
                     "labels": {"app.kubernetes.io/name": "tidegate-gateway", **selector},
-                    "annotations": {child_metadata.CONFIG_DIGEST: child_metadata.digest(config)},
+                    "annotations": {child_metadata.CONFIG_DIGEST: child_metadata.digest(_read_at_start(config))},
                 },
                 "spec": _pod(pool, image),
             },
