@@ -262,7 +262,7 @@ and `tidegate up --config FILE` read the same file. A file names only the settin
   `TIDEGATE_HOST` (`listen.host`), `OTEL_EXPORTER_OTLP_ENDPOINT` (`tracing.endpoint`).
 - The options of `tidegate up` override both. `tidegate up` starts a store where `store.url` is null, and the engines of
   `--engines` where the file names none. Its steering loop replaces `policy.name` when the load asks for another policy.
-- A running `tidegate gateway` takes over changes of `classes`, `defaultClass`, `tenants` and `workflows` from its file within seconds. Changes of
-  the other settings take effect at its next start. A file that cannot be used changes nothing.
+- A running `tidegate gateway` takes over changes of `classes`, `defaultClass`, `tenants` and `workflows` from its file in
+  seconds. Changes of the other settings take effect at its next start. A file that cannot be used changes nothing.
 - The last column names the field of a ServingPool from which the operator takes the setting.
 """

@@ -49,7 +49,7 @@ class Controller:
         self._to_reconcile: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
         self._to_steer: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
         self._steered: set[watch_cache.Key] = set()
-        self._left: dict[watch_cache.Key, str] = {}
+        self._left: dict[watch_cache.Key, str | None] = {}
         """The owners of pools that belong to other operators, as far as an event has told of it."""
 
     def on_pool(self, event_type: str | None, body: Json) -> None:
@@ -87,6 +87,10 @@ class Controller:
         if not self._cache.knows(key):
             self._left.pop(key, None)
             return None
+        body = await self._cache.pool(*key)
+        if body is not None and self._rules.is_foreign(body):
+            await self._leave(body)
+            return None
         if self._cache.is_confirmed(key):
             known = await self._cache.pool(*key), await self._cache.children(*key), await self._cache.pods(*key)
             if reconcile.is_settled(*known, rules=self._rules, now=now()):
@@ -96,18 +100,15 @@ class Controller:
         if result is reconcile.Result.GONE:
             return None
         if result is reconcile.Result.FOREIGN:
-            await self._leave(found[0])
-            return None
+            return RETRY_REJECTED_S  # the event of the other operator's claim may come before
         self._left.pop(key, None)
         if result is reconcile.Result.REJECTED:
             return RETRY_REJECTED_S
         return self._next_check_s(found[2])
 
-    async def _leave(self, body: Json | None) -> None:
+    async def _leave(self, body: Json) -> None:
         """Tells once that a pool belongs to another operator."""
-        if body is None or (owner := reconcile.owner_of(body)) is None:
-            return
-        key = (body["metadata"]["namespace"], body["metadata"]["name"])
+        key, owner = (body["metadata"]["namespace"], body["metadata"]["name"]), reconcile.owner_of(body)
         if self._left.get(key) != owner:
             self._left[key] = owner
             event = reconcile.of_another_operator(body, self._rules, now())

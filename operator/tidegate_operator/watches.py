@@ -60,15 +60,19 @@ async def keep(
     *,
     forget: Callable[[str | None], None],
 ) -> None:
-    """Watches one namespace, None for all, until cancelled. `forget` is called when its pools can no longer be listed."""
+    """Watches one namespace, None for all, until cancelled. `forget` is called when the API server rejects a list of its
+    pools."""
     where = f"namespace {namespace}" if namespace else "the cluster"
     failures, reported = 0, ""
     while True:
-        if trouble := await _trouble(server, namespace):
-            if trouble != reported:
-                log.warning("%s is not served: %s", where, trouble)
-            reported = trouble
-            forget(namespace)
+        try:
+            await server.check_pools(namespace)
+        except cluster.ClusterError as error:
+            if isinstance(error, cluster.RejectedError):  # else the API server does not answer, and may still have them
+                forget(namespace)
+            if str(error) != reported:
+                log.warning("%s is not served: %s", where, error)
+            reported = str(error)
             await asyncio.sleep(RETRY_S)
             continue
         if reported:
@@ -80,15 +84,6 @@ async def keep(
         failures = 1 if lasted else failures + 1
         log.warning("the watches of %s ended and start again: %s", where, why)
         await asyncio.sleep(min(PAUSE_S * 2 ** min(failures - 1, 10), LONGEST_PAUSE_S))
-
-
-async def _trouble(server: cluster.PoolLister, namespace: str | None) -> str:
-    """Why the pools of the namespace cannot be listed; empty if they can."""
-    try:
-        await server.check_pools(namespace)
-    except cluster.ClusterError as error:
-        return str(error)
-    return ""
 
 
 async def _watch(namespace: str | None, receiver: handlers.Receiver) -> str:

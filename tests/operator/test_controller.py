@@ -7,6 +7,8 @@ import itertools
 from tidegate_operator import cluster, controller, operator_doubles
 from tidegate_operator.cluster import watch_cache
 
+from . import conftest
+
 POOLS = 40
 SILENCE_S = 3.0
 """Time after which a request to a gateway that does not answer fails."""
@@ -41,7 +43,7 @@ def test_forty_pools_with_silent_gateways_do_not_stretch_the_period_of_another(i
     steering = SlowSteering()
 
     async def run():
-        controlling = controller.Controller(NoApi(), watch_cache.WatchCache(), None, steering, resync_s=3600)
+        controlling = controller.Controller(NoApi(), watch_cache.WatchCache(), conftest.RULES, steering, resync_s=3600)
         for number in range(POOLS):
             controlling.on_pool("ADDED", pool(f"silent-{number}"))
         controlling.on_pool("ADDED", pool("lively"))

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import pathlib
 import re
 
 from tidegate_operator import operator_doubles
@@ -135,6 +136,23 @@ def test_a_pool_without_a_total_has_a_scale_that_follows_its_node_pools_until_it
     kubectl("scale", "spool/chat", "--replicas=1")
     eventually(lambda: columns(kubectl)["ENGINES"] == "1/1")
     assert scale_of(kubectl)["spec"]["replicas"] == 1
+
+
+def test_an_autoscaler_finds_the_scale_of_the_documented_example(kubectl, operator, eventually):
+    kubectl("apply", "-f", str(pathlib.Path(__file__).parent / "golden" / "chat.yaml"))
+    eventually(lambda: kubectl("get", "spool/chat", "-o", "jsonpath={.spec.replicas}") == "4")
+    target = {"apiVersion": "tidegate.dev/v1alpha1", "kind": "ServingPool", "name": "chat"}
+    metric = {
+        "type": "Resource",
+        "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 50}},
+    }
+    autoscaler = {
+        "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "chat"},
+        "spec": {"scaleTargetRef": target, "minReplicas": 1, "maxReplicas": 8, "metrics": [metric]},
+    }  # fmt: skip
+    kubectl("create", "-f", "-", body=autoscaler)
+    found = "jsonpath={.status.conditions[?(@.type=='AbleToScale')].reason}"
+    eventually(lambda: kubectl("get", "hpa/chat", "-o", found) == "SucceededGetScale", timeout_s=60)
 
 
 def test_a_deleted_child_is_created_again(kubectl, operator, eventually):

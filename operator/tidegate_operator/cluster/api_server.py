@@ -64,7 +64,7 @@ class ApiServer:
             await self.ask("GET", POOLS.path(namespace), query=[("limit", "1")])
         except exceptions.ApiException as error:
             if error.status == HTTPStatus.NOT_FOUND:
-                raise ClusterError("the cluster has no ServingPool resource; install it with the chart") from error
+                raise RejectedError("the cluster has no ServingPool resource; install it with the chart") from error
             raise _translate(error) from error
 
     async def children(self, namespace: str, pool: str) -> Sequence[Json]:
