@@ -22,6 +22,8 @@ TROUBLED_S = 5.0
 """Time until a pool with a pod in trouble is checked again, because the age of the trouble counts."""
 STEERED_AT_ONCE = 1000
 """Pools that are steered at the same time: one whose gateways do not answer must not delay the others."""
+CHILD_DELAY_S = 0.1
+"""Time after an event of a child in which further events of the pool cause no further check."""
 POD_DELAY_S = 0.5
 """Time after an event of a pod in which further events of the pool cause no further check."""
 
@@ -58,7 +60,7 @@ class Controller:
 
     def on_child(self, event_type: str | None, body: Json) -> None:
         """An event of an object that a pool owns."""
-        self._wake(self._cache.on_child(event_type, body))
+        self._wake(self._cache.on_child(event_type, body), CHILD_DELAY_S)
 
     def on_pod(self, event_type: str | None, body: Json) -> None:
         """An event of a pod. Steering reads pods at its own pace."""
@@ -77,8 +79,8 @@ class Controller:
         finally:
             await self._steering.close()
 
-    def _wake(self, key: watch_cache.Key) -> None:
-        self._to_reconcile.add(key)
+    def _wake(self, key: watch_cache.Key, delay_s: float = 0.0) -> None:
+        self._to_reconcile.add(key, delay_s)
         if key not in self._steered:  # a steered pool returns to its queue at its own pace
             self._steered.add(key)
             self._to_steer.add(key)

@@ -73,12 +73,11 @@ def _stamped(manifest: Json) -> Json:
 
 
 def _is_so(manifest: Json, body: Json | None) -> bool:
-    """Whether `body` already agrees with `manifest`, apart from defaults and the fields of other owners."""
-    return (
-        body is not None
-        and not _is_being_deleted(body)
-        and _covers(quantity.normalised(body), quantity.normalised(manifest))
-    )
+    """Whether `body` already agrees with `manifest`, apart from defaults, the fields of other owners, and the way in which
+    quantities are written."""
+    if body is None or _is_being_deleted(body):
+        return False
+    return _covers(body, manifest) or _covers(quantity.normalised(body), quantity.normalised(manifest))
 
 
 def _is_being_deleted(body: Json) -> bool:
