@@ -101,10 +101,15 @@ def _own_namespace() -> str:
 async def run(options: argparse.Namespace) -> None:
     """Runs until SIGTERM. Raises LostError when the Lease is lost."""
     await config.load_config()
-    async with client.ApiClient() as api, aiohttp.ClientSession() as session, liveness.served(options.health_port):
+    async with (
+        client.ApiClient() as api,
+        client.ApiClient() as leasing,  # its requests wait for no others
+        aiohttp.ClientSession() as session,
+        liveness.served(options.health_port),
+    ):
         server = api_server.ApiServer(api, instance=options.identity)
         await lease.hold(
-            server.lease(options.operator_namespace, options.lease),
+            api_server.ApiServer(leasing, instance=options.identity).lease(options.operator_namespace, options.lease),
             identity=options.identity,
             work=lambda: _act(options, server, session),
         )

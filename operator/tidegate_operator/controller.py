@@ -20,7 +20,7 @@ RETRY_REJECTED_S = 10.0
 """Time until a write that the API server rejected is tried again."""
 TROUBLED_S = 5.0
 """Time until a pool with a pod in trouble is checked again, because the age of the trouble counts."""
-STEERED_AT_ONCE = 1000
+STEERED_AT_ONCE = 64
 """Pools that are steered at the same time: one whose gateways do not answer must not delay the others."""
 CHILD_DELAY_S = 0.1
 """Time after an event of a child in which further events of the pool cause no further check."""
