@@ -305,7 +305,7 @@ async def test_while_the_spec_is_invalid_the_engines_that_still_run_are_watched_
         clock = Clock()
         steering = make(clock)
         await observe(steering, namespace, clock, engines, 0)
-        respecify(kubectl, mode="fixed", name="unheard-of")
+        respecify(kubectl, mode="fixed", name="wfq")  # a policy of the schema that this operator does not know
         scale_to_nothing(kubectl, "fast")
         for _ in range(2):
             assert (

@@ -121,10 +121,10 @@ def test_a_resource_that_is_older_than_the_operator_is_named_in_a_condition_and_
     kubectl("wait", "spool/before", "--for=condition=Ready", "--timeout=60s")
     old = yaml.safe_load(CRD.read_text())
     schema = old["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
-    del schema["spec"]["properties"]["engine"]["properties"]["drainTimeout"]
+    del schema["spec"]["properties"]["engine"]["properties"]["startupTimeout"]
     del schema["status"]["properties"]["engines"]
 
-    def drains():
+    def stored():
         return kubectl("create", "--dry-run=server", "-o", "yaml", "-f", "-", body=operator_doubles.pool("probe"))
 
     def sentence(name):
@@ -133,13 +133,13 @@ def test_a_resource_that_is_older_than_the_operator_is_named_in_a_condition_and_
 
     try:
         plane.kubectl("replace", "-f", "-", stdin=json.dumps(old))
-        eventually(lambda: "drainTimeout" not in drains())
+        eventually(lambda: "startupTimeout" not in stored())
         kubectl("apply", "-f", "-", body=operator_doubles.pool())
         eventually(lambda: sentence("chat"))
         assert len(kubectl("get", "deployments", "-l", "tidegate.dev/pool=before", "-o", "name").split()) == 3
     finally:
         plane.kubectl("replace", "-f", str(CRD))
-        eventually(lambda: "drainTimeout" in drains())
+        eventually(lambda: "startupTimeout" in stored())
     kubectl("annotate", "spool/chat", "seen=again")
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     assert "Traceback" not in operator.said("first")
