@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from tidegate_operator import operator_doubles
+from tidegate_policy.steer import selectors
 from tidegate_sim import engine_double
 
 EXAMPLE = pathlib.Path(__file__).parent / "golden" / "chat.yaml"
@@ -29,6 +30,12 @@ def test_the_schema_allows_the_speeds_that_simulated_engines_accept():
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     speed = spec["properties"]["engine"]["properties"]["simSpeed"]
     assert (speed["minimum"], speed["maximum"]) == (engine_double.SLOWEST, engine_double.FASTEST)
+
+
+def test_the_schema_allows_every_selector_and_no_other():
+    crd = yaml.safe_load((pathlib.Path(__file__).parents[2] / "crds/servingpools.tidegate.dev.yaml").read_text())
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    assert spec["properties"]["policy"]["properties"]["selector"]["enum"] == list(selectors.SELECTORS)
 
 
 def undescribed(schema, path):
