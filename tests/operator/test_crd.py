@@ -8,6 +8,7 @@ import yaml
 
 from tidegate_operator import operator_doubles, spec, spec_problems
 from tidegate_policy import policies
+from tidegate_policy.steer import selectors
 from tidegate_sim import engine_double
 
 from . import conftest
@@ -31,6 +32,12 @@ def test_the_schema_allows_the_speeds_that_simulated_engines_accept():
     speed = schema_of_spec()["properties"]["engine"]["properties"]["simSpeed"]
     assert (speed["minimum"], speed["maximum"]) == (1, engine_double.FASTEST)
     assert spec_problems.SIM_SPEED == (engine_double.SLOWEST, engine_double.FASTEST)
+
+
+def test_the_schema_allows_every_selector_and_no_other():
+    crd = yaml.safe_load((pathlib.Path(__file__).parents[2] / "crds/servingpools.tidegate.dev.yaml").read_text())
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    assert spec["properties"]["policy"]["properties"]["selector"]["enum"] == list(selectors.SELECTORS)
 
 
 def undescribed(schema, path):

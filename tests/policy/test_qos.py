@@ -185,3 +185,21 @@ def test_the_fairness_index_counts_the_service_of_waiting_tenants_by_weight() ->
     assert qos.Qos(tenants={"a": service(40), "b": service(0)}).fairness == pytest.approx(0.5)
     assert qos.Qos(tenants={"a": service(40), "b": service(0, waiting=0)}).fairness is None
     assert qos.Qos(tenants={"a": service(0), "b": service(0)}).fairness is None
+
+
+def test_tokens_that_nobody_predicted_do_not_make_a_call_late_while_it_keeps_its_targets() -> None:
+    call = Call(
+        id=CallId("long"),
+        arrived_at_s=0.0,
+        prompt_tokens=10,
+        output_predicted=10,
+        ttft_s=1.0,
+        tpot_s=0.1,
+        due_at_s=2.0,
+    )
+    missed = window.missed_target
+    assert missed(3.0, call, first_at_s=0.5, tpot_s=0.08, tokens=30) is False
+    assert missed(3.0, call, first_at_s=0.5, tpot_s=0.08, tokens=10) is True
+    assert missed(4.5, call, first_at_s=0.5, tpot_s=0.08, tokens=30) is True
+    assert missed(3.0, call, first_at_s=1.5, tpot_s=0.08, tokens=30) is True
+    assert missed(3.0, call, first_at_s=0.5, tpot_s=0.12, tokens=30) is True
