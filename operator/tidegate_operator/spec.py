@@ -97,7 +97,9 @@ class Gateway:
     ttl_s: float
     default_class: str | None
     keys_secret: tuple[str, str] | None
-    """Name of the Secret that holds the file of API keys, and the key in it; None lets every client call."""
+    """Name of the Secret that holds the file of API keys, and the key in it; None = there are no API keys."""
+    jwt: Mapping[str, str] | None
+    """`auth.jwt` of the gateway's settings; None = no tokens are taken. With neither, every client may call."""
     tls_secret: str | None
     """Name of the Secret with the certificate of the client ports; None selects plain text."""
 
@@ -240,6 +242,7 @@ def _gateway(item: Json) -> Gateway:
         ttl_s=duration.seconds(item["queue"]["ttl"]),
         default_class=item.get("defaultClass"),
         keys_secret=_secret(item.get("auth", {}).get("keysSecretRef")),
+        jwt=item.get("auth", {}).get("jwt"),
         tls_secret=item.get("tls", {}).get("secretName"),
     )
 

@@ -137,6 +137,10 @@ BAD_EDITS = {
     "an unknown default class": (
         {"gateway": {"defaultClass": "y"}, "classes": [{"name": "x"}]}, "not one of spec.classes: add the class",
     ),
+    "keys of an issuer over plain text": (
+        {"gateway": {"auth": {"jwt": {"issuer": "x", "audience": "x", "jwksUrl": "http://login.example/keys"}}}},
+        "write an address that starts with https://",
+    ),
     "a class with a space in its name": ({"classes": [{"name": "my class"}]}, "write a name of letters, digits"),
     "an urgency that does not exist": ({"tenants": [{"name": "t", "maxUrgency": 5}]}, "should be less than or equal to 4"),
     "after a stage that is not there": (

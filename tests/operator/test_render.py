@@ -105,6 +105,14 @@ def test_secrets_of_api_keys_and_of_a_certificate_are_mounted():
     assert volumes["tls"]["secret"] == {"secretName": "chat-tls"}
 
 
+def test_tokens_of_an_identity_provider_need_no_unauthenticated_gateway():
+    jwt = {"issuer": "https://login.example", "audience": "chat", "jwksUrl": "https://login.example/keys"}
+    found = manifests(gateway={**body()["spec"]["gateway"], "auth": {"jwt": {**jwt, "tenantClaim": "tenant"}}})
+    settings = yaml.safe_load(pick(found, "ConfigMap", "chat-gateway")["data"]["gateway.yaml"])
+    assert settings["auth"] == {"jwt": {**jwt, "tenantClaim": "tenant"}}
+    assert gateway_settings.from_mapping(settings).auth.required
+
+
 def test_a_gateway_restarts_when_its_settings_change_and_only_then():
     def digest(**changes):
         return pick(manifests(**changes), "Deployment", "chat-gateway")["spec"]["template"]["metadata"]["annotations"]

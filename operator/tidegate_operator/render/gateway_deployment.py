@@ -44,7 +44,7 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
             "statusPage": False,
             "clientMetrics": False,
         },
-        "auth": {"keysFile": f"{KEYS}/keys.yaml"} if pool.gateway.keys_secret else {"allowUnauthenticated": True},
+        "auth": _auth(pool.gateway),
         **({"tls": {"certFile": f"{TLS}/tls.crt", "keyFile": f"{TLS}/tls.key"}} if pool.gateway.tls_secret else {}),
         "services": [
             {
@@ -75,6 +75,12 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
         "timeouts": {"drain": duration.text(pool.gateway.drain_s)},
         **({"tracing": {"endpoint": pool.gateway.traces_to}} if pool.gateway.traces_to else {}),
     }
+
+
+def _auth(gateway: spec.Gateway) -> dict[str, Any]:
+    keys = {"keysFile": f"{KEYS}/keys.yaml"} if gateway.keys_secret else {}
+    tokens = {"jwt": dict(gateway.jwt)} if gateway.jwt else {}
+    return {**keys, **tokens} or {"allowUnauthenticated": True}
 
 
 def _read_at_start(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ ENOUGH = 20
 """Finished calls that a window must have."""
 THRASH = 5.0
 """Preemptions for each finished call. An engine whose KV is full has up to three under every policy, while long answers
-finish (docs/benchmarks.md, `maas`): only above this value it mostly repeats work."""
+finish (docs/benchmarks-steering.md): only above this value it mostly repeats work."""
 
 
 def found(qos: Qos, active: str) -> Proposal | None:
