@@ -6,7 +6,7 @@ import re
 from tidegate_gateway.openai import error_table
 from tidegate_policy import policies
 from tidegate_policy.engine import regulators
-from tidegate_policy.steer import guards, rules
+from tidegate_policy.steer import emergency, guards, rules, switch_regret
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
@@ -32,14 +32,19 @@ def test_the_steering_rules_are_documented_with_their_thresholds_and_policies() 
     default = rules.Rules()
     thresholds = {
         "silence": ["half"],
-        "thrashing": [f"{default.thrash} preemptions"],
+        "thrashing": [f"more than {emergency.THRASH:.0f} preemptions"],
         "blocking": [f"{default.block_ratio:.0%} of the calls", f"at least {default.dispersion}"],
-        "overload": [f"{default.overload} calls", f"{default.overload_miss_ratio:.0%} of its targets"],
+        "overload": [
+            f"{default.growth} calls",
+            f"{default.overload_miss_ratio:.0%} of its targets",
+            f"at least {default.overload_wait_s:.0f} s",
+            f"at least {default.overload_first_misses:.0%} of the targets",
+        ],
         "misses": [f"{default.miss_ratio:.0%} of its targets", f"{default.part_miss_ratio:.0%} of its own"],
         "unfairness": [f"below {default.fairness:.2f}"],
     }
     assert page.keys() == thresholds.keys()
-    code = pathlib.Path(rules.__file__).read_text()
+    code = "".join(pathlib.Path(module.__file__).read_text() for module in (rules, emergency))
     for name, (evidence, *cures) in page.items():
         assert f'"{name}: ' in code
         assert all(said in evidence for said in thresholds[name])
@@ -54,7 +59,7 @@ def test_the_guards_are_documented_with_their_defaults() -> None:
         f"`policy.dwell` ({default.dwell_s:.0f} s",
         f"`policy.rollback.window` ({default.window_s:.0f} s)",
         f"`policy.rollback.rho` ({default.rho})",
-        f"{default.floor_ttft_s} s, {default.floor_tpot_s} s and {default.floor_miss_ratio:.0%}",
+        f"{switch_regret.FLOOR_TTFT_S} s, {switch_regret.FLOOR_TPOT_S} s and {switch_regret.FLOOR_MISS_RATIO:.0%}",
         f"again for {default.ban_s:.0f} s",
         f"at least {default.bypass_s:.0f} s",
         f"at most {default.per_hour} times in any hour",
