@@ -17,6 +17,8 @@ TIMES_OTHERS, FREE_CALLS = 4.0, 200
 engine of an almost idle pool have all the calls."""
 OUTLIER = 10.0
 """An engine whose calls, or preemptions, are this many times above the bound is named."""
+PREEMPTIONS_A_CALL = 8
+"""More preemptions for each call are not believed. One of two engines that claims so many is no emergency of the pool."""
 LONGEST_WINDOW_S = 3600.0
 
 
@@ -51,14 +53,13 @@ def believed(reports: Mapping[str, Qos]) -> Believed:
 
 
 def possible(report: Qos) -> Qos:
-    """The report with each number clamped to what one window can have. A call is preempted once for each progress that it
-    makes, so on average each counts for one preemption at most."""
+    """The report with each number clamped to what one window can have."""
     return replace(
         report,
         window_s=min(max(report.window_s, 0.0), LONGEST_WINDOW_S),
         missed=min(report.missed, report.with_target),
         blocked=min(report.blocked, report.ttft.count),
-        preemptions=min(report.preemptions, _calls(report)),
+        preemptions=min(report.preemptions, PREEMPTIONS_A_CALL * _calls(report)),
         tenants={name: replace(tenant, targets=_possible(tenant.targets)) for name, tenant in report.tenants.items()},
         classes={name: _possible(targets) for name, targets in report.classes.items()},
     )
