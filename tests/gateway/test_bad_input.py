@@ -23,7 +23,7 @@ HELLO = [{"role": "user", "content": "hello"}]
         pytest.param(b"\xff\xfe", "not JSON", id="not text"),
         pytest.param(b"[1]", "JSON object", id="a list"),
         pytest.param(b"[" * 100_000, "not JSON", id="deep nesting"),
-        pytest.param(b"[" + b"[]," * 1_000_000 + b"[]]", "more than 200000 lists", id="a million lists"),
+        pytest.param(b"[" + b"[]," * 1_000_000 + b"[]]", "more than 120000 lists", id="a million lists"),
         pytest.param(b"{%s}" % b",".join(b'"%d" :1' % i for i in range(250_000)), "more than", id="many fields"),
         pytest.param(b"[%s]" % b",".join([b"1.5"] * 1_300_000), "more than 1200000 values", id="many numbers"),
         pytest.param(
