@@ -2,44 +2,16 @@
 
 import dataclasses
 
+import qos_windows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate_policy import policies
-from tidegate_policy.qos import Histogram, Qos, Tally
+from tidegate_policy.qos import Qos
 from tidegate_policy.steer import guards, steer_memory, switch_regret
 from tidegate_policy.steer.proposal import Proposal
 
 RHO, ENOUGH = 1.2, 20
-
-
-def histogram(seconds: float, count: int) -> Histogram:
-    tally = Tally()
-    for _ in range(count):
-        tally.add(seconds)
-    return tally.freeze()
-
-
-def window(
-    *,
-    arrived: int = 60,
-    finished: int = 60,
-    missed: int = 0,
-    waiting: int = 10,
-    ttft_s: float = 0.5,
-    work_s: float = 2.0,
-) -> Qos:
-    """Half a minute in which every finished call had a target."""
-    return Qos(
-        window_s=30.0,
-        arrived=arrived,
-        finished=finished,
-        waiting=waiting,
-        with_target=finished,
-        missed=missed,
-        ttft=histogram(ttft_s, finished),
-        service=histogram(work_s, arrived),
-    )
 
 
 def regret(before: Qos, trial: Qos, age_s: float = 30.0) -> str | None:
@@ -47,52 +19,58 @@ def regret(before: Qos, trial: Qos, age_s: float = 30.0) -> str | None:
 
 
 def test_more_misses_under_a_steady_load_are_a_mistake() -> None:
-    found = regret(window(), window(missed=20))
+    found = regret(qos_windows.window(), qos_windows.window(missed=20))
     assert found is not None
     assert found.startswith("33% of targets are missed")
 
 
 def test_a_long_tail_is_no_mistake_while_targets_are_met() -> None:
-    assert regret(window(missed=20), window(missed=10, ttft_s=60.0)) is None
+    assert regret(qos_windows.window(missed=20), qos_windows.window(missed=10, ttft_s=60.0)) is None
 
 
 def test_the_same_share_of_misses_with_more_completions_is_no_mistake() -> None:
-    assert regret(window(finished=60, missed=10), window(finished=90, missed=30)) is None
+    assert regret(qos_windows.window(finished=60, missed=10), qos_windows.window(finished=90, missed=30)) is None
 
 
 def test_misses_that_the_growth_of_the_load_explains_are_no_mistake() -> None:
-    assert regret(window(), window(missed=30)) is not None
-    assert regret(window(), window(arrived=240, missed=30, waiting=100)) is None
-    assert regret(window(arrived=120), window(missed=30, waiting=60)) is None
+    assert regret(qos_windows.window(), qos_windows.window(missed=30)) is not None
+    assert regret(qos_windows.window(), qos_windows.window(arrived=240, missed=30, waiting=100)) is None
+    assert regret(qos_windows.window(arrived=120), qos_windows.window(missed=30, waiting=60)) is None
 
 
 def test_a_policy_that_finishes_fewer_calls_does_not_excuse_itself_by_its_queue() -> None:
     rising = {"arrived": 240, "waiting": 200}
-    found = regret(window(), window(finished=30, missed=10, **rising))
+    found = regret(qos_windows.window(), qos_windows.window(finished=30, missed=10, **rising))
     assert found is not None
     assert found.startswith("30 calls finished in 30 s, expected 50")
-    assert regret(window(), window(finished=20, missed=0, **rising)) is not None
-    assert regret(window(), window(finished=60, missed=20, **rising)) is None
+    assert regret(qos_windows.window(), qos_windows.window(finished=20, missed=0, **rising)) is not None
+    assert regret(qos_windows.window(), qos_windows.window(finished=60, missed=20, **rising)) is None
 
 
 def test_longer_calls_may_finish_more_slowly() -> None:
-    assert regret(window(work_s=2.0), window(finished=20, missed=0, work_s=2.0)) is not None
-    assert regret(window(work_s=2.0), window(finished=20, missed=0, work_s=8.0)) is None
+    assert regret(qos_windows.window(work_s=2.0), qos_windows.window(finished=20, missed=0, work_s=2.0)) is not None
+    assert regret(qos_windows.window(work_s=2.0), qos_windows.window(finished=20, missed=0, work_s=8.0)) is None
 
 
 def test_a_call_that_counts_only_when_it_ends_is_not_judged_before_calls_could_end() -> None:
-    assert switch_regret.baseline(window(work_s=8.0)).settle_s > 5.0
-    assert switch_regret.baseline(window(work_s=900.0)).settle_s == switch_regret.LONGEST_SETTLE_S
+    assert switch_regret.baseline(qos_windows.window(work_s=8.0)).settle_s > 5.0
+    assert switch_regret.baseline(qos_windows.window(work_s=900.0)).settle_s == switch_regret.LONGEST_SETTLE_S
 
 
 def test_few_calls_are_no_evidence() -> None:
-    assert regret(window(), dataclasses.replace(window(finished=10, arrived=10, missed=10), window_s=5.0)) is None
+    assert (
+        regret(
+            qos_windows.window(),
+            dataclasses.replace(qos_windows.window(finished=10, arrived=10, missed=10), window_s=5.0),
+        )
+        is None
+    )
 
 
 @settings(max_examples=200, deadline=None)
 @given(
     before=st.builds(
-        window,
+        qos_windows.window,
         arrived=st.integers(0, 300),
         finished=st.integers(0, 300),
         waiting=st.integers(0, 300),
@@ -121,16 +99,20 @@ def test_fewer_misses_are_never_a_mistake_where_more_misses_are_none(
     arrived: int, finished: int, missed: int, waiting: int, fewer: int
 ) -> None:
     missed = min(missed, finished)
-    trial = window(arrived=arrived, finished=finished, missed=missed, waiting=waiting)
+    trial = qos_windows.window(arrived=arrived, finished=finished, missed=missed, waiting=waiting)
     better = dataclasses.replace(trial, missed=min(fewer, missed))
-    if regret(window(), trial) is None:
-        assert regret(window(), better) is None
+    if regret(qos_windows.window(), trial) is None:
+        assert regret(qos_windows.window(), better) is None
 
 
 def test_the_state_survives_json_between_any_two_decisions() -> None:
     state = guards.SteerState(active=policies.DEFAULT, since_at_s=0.0)
     wanted = Proposal(policy="sjf", reason="overload", alternatives=("two-lane",), expected="more targets are met")
-    for now, qos, proposed in ((60.0, window(), wanted), (70.0, window(), None), (80.0, window(missed=40), None)):
+    for now, qos, proposed in (
+        (60.0, qos_windows.window(), wanted),
+        (70.0, qos_windows.window(), None),
+        (80.0, qos_windows.window(missed=40), None),
+    ):
         state, _ = guards.step(now, state, qos, proposed, guards.GuardSettings())
         state = dataclasses.replace(state, memory={"seen": {"1": {"sjf": [1.0, 0.5]}}})
         assert steer_memory.read(steer_memory.written(state)) == state
