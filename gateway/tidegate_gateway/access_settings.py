@@ -75,6 +75,13 @@ def problems(auth: Auth, tls: Tls, *, host: str) -> list[str]:
         found.append("auth.jwt needs one of jwksFile and jwksUrl")
     if jwt.jwks_url is not None and not _JWKS_URL.fullmatch(jwt.jwks_url):
         found.append("auth.jwt.jwksUrl must start with https:// and name a host (http:// on loopback only)")
+    found += [
+        f"{name} must be at least 10ms"
+        for name, period_s in (
+            ("auth.reload", auth.reload_s), ("auth.jwt.refresh", jwt.refresh_s), ("tls.reload", tls.reload_s)
+        )
+        if period_s < 0.01
+    ]  # fmt: skip
     if (tls.cert_file is None) != (tls.key_file is None):
         found.append("tls needs both certFile and keyFile, or none of them")
     return found

@@ -131,6 +131,8 @@ class Gateway:
             return "draining", ["this gateway is shutting down"]
         if not self.directory.serves:
             return "unready", ["no engine can take calls"]
+        if not self.authentication.can_verify:
+            return "unready", ["the public keys of the tokens' issuer could not be read yet"]
         if self.link.store is None:
             return "degraded", ["no store is set: workflows are shed, single calls are served"]
         if not self.link.up:

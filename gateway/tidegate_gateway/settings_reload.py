@@ -49,6 +49,13 @@ class SettingsReload:
         self._raw = raw
         before = self._gateway.settings
         changes = {name: getattr(loaded, name) for name in RELOADED if getattr(loaded, name) != getattr(before, name)}
+        others = [
+            item.name
+            for item in dataclasses.fields(before)
+            if item.name not in RELOADED and getattr(loaded, item.name) != getattr(before, item.name)
+        ]
+        if others:
+            logger.warning("the settings file has changed; %s take effect at the next start", ", ".join(others))
         if changes:
             self._gateway.take_over(dataclasses.replace(before, **changes))
             names = ", ".join("defaultClass" if name == "default_class" else name for name in changes)

@@ -227,8 +227,13 @@ def of_steering(
         ),
     }
     if outcome.window is None:  # between two decisions the measurements stay
-        kept = {item["name"]: item["sloAttainment"] for item in before.get("nodePools", ()) if "sloAttainment" in item}
-        total = before.get("sloAttainment")
+        # An earlier version of the operator wrote floats.
+        kept = {
+            item["name"]: _decimal(float(item["sloAttainment"]))
+            for item in before.get("nodePools", ())
+            if "sloAttainment" in item
+        }
+        total = _decimal(float(before["sloAttainment"])) if "sloAttainment" in before else None
     else:
         kept = _attainments(outcome.window, node_pool_of)
         total = _attainment(outcome.window.values())

@@ -154,20 +154,25 @@ def tpot(now: float, *, first_at_s: float, tokens: int) -> float | None:
     return (now - first_at_s) / (tokens - 1) if tokens > 1 else None
 
 
-def missed_target(now: float, call: Call, *, first_at_s: float, tpot_s: float | None, tokens: int) -> bool | None:
-    """Whether a call that finishes now missed any of its targets; None when it had no target.
+def further_s(call: Call, tokens: float) -> float:
+    """Seconds by which a call with an output of `tokens` may finish after its due instant.
 
     Targets for the first token and for each further token imply a due instant for the *predicted* length. A call whose
-    output of `tokens` is longer is due later by the time that its further tokens may take."""
+    output is longer is due later by the time that its further tokens may take."""
+    if call.ttft_s is None or call.tpot_s is None:
+        return 0.0
+    return max(tokens - call.output_predicted, 0) * call.tpot_s
+
+
+def missed_target(now: float, call: Call, *, first_at_s: float, tpot_s: float | None, tokens: int) -> bool | None:
+    """Whether a call that finishes now missed any of its targets; None when it had no target."""
     verdicts = []
     if call.ttft_s is not None:
         verdicts.append(first_at_s - call.arrived_at_s > call.ttft_s)
     if call.tpot_s is not None and tpot_s is not None:
         verdicts.append(tpot_s > call.tpot_s)
     if call.due_at_s is not None:
-        implied = call.ttft_s is not None and call.tpot_s is not None
-        further_s = max(tokens - call.output_predicted, 0) * call.tpot_s if implied and call.tpot_s else 0.0
-        verdicts.append(now > call.due_at_s + further_s)
+        verdicts.append(now > call.due_at_s + further_s(call, tokens))
     if call.deadline_at_s is not None:
         verdicts.append(now > call.deadline_at_s)
     return any(verdicts) if verdicts else None

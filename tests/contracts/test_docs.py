@@ -3,7 +3,9 @@
 import pathlib
 import re
 
+from tidegate_gateway import gateway_settings, settings_decoder, settings_reload
 from tidegate_gateway.openai import error_table
+from tidegate_operator.render import gateway_deployment
 from tidegate_policy import policies
 from tidegate_policy.engine import regulators
 from tidegate_policy.steer import emergency, guards, rules, switch_regret
@@ -74,3 +76,8 @@ def test_every_file_that_the_architecture_names_exists() -> None:
     )
     assert named
     assert not [name for name in named if not (DOCS.parent / name).exists()]
+
+
+def test_the_operator_restarts_no_gateway_for_settings_that_a_gateway_reloads() -> None:
+    names = {name: key for key, (name, _) in settings_decoder.fields(gateway_settings.Settings).items()}
+    assert {names[name] for name in settings_reload.RELOADED} == set(gateway_deployment.RELOADED)

@@ -1,5 +1,6 @@
 """Tokens of an identity provider: which are taken, whom they bind, and how the public keys are read and replaced."""
 
+import asyncio
 import base64
 import contextlib
 import hashlib
@@ -206,9 +207,15 @@ class Provider:
         self.answer: tuple[int, str] = (503, "")
         self.url = ""
 
-    async def jwks(self, request: web.Request) -> web.Response:
+    async def jwks(self, request: web.Request) -> web.StreamResponse:
+        """The answer in two pieces, as a network may bring it."""
         status, text = self.answer
-        return web.Response(status=status, text=text)
+        answer = web.StreamResponse(status=status)
+        await answer.prepare(request)
+        for piece in (text[: len(text) // 2], text[len(text) // 2 :]):
+            await answer.write(piece.encode())
+            await asyncio.sleep(0.02)
+        return answer
 
 
 @contextlib.asynccontextmanager
@@ -233,6 +240,7 @@ async def test_public_keys_come_from_an_address_and_follow_its_rotation(up: Any,
         async with up(engine, auth={"jwt": jwt_settings}) as client:
             status, answer, headers = await client.ask(headers=bearer(token()))
             assert (status, answer["error"]["code"]) == (503, "keys_unavailable")
+            assert (await client.send("GET", "/ready"))[0] == 503
             assert headers["retry-after"]
 
             async def status_of(made: str) -> int:
@@ -243,6 +251,7 @@ async def test_public_keys_come_from_an_address_and_follow_its_rotation(up: Any,
 
             served.answer = (200, json.dumps(KEY_SET))
             await until(taken)
+            assert (await client.send("GET", "/ready"))[0] == 200
             for bad in ((200, "no JSON"), (200, "{}"), (500, ""), (200, '{"keys": []}'), (302, "")):
                 served.answer = bad
                 assert await taken()
@@ -264,11 +273,26 @@ async def test_public_keys_come_from_an_address_and_follow_its_rotation(up: Any,
         ({"issuer": "x", "audience": "x", "jwksFile": "x", "jwksUrl": "https://x/y"}, "one of jwksFile and jwksUrl"),
         ({"issuer": "x", "audience": "x", "jwksUrl": "http://login.example/y"}, "https://"),
         ({"issuer": "x", "audience": "x", "jwksUrl": "https://user@login.example/y"}, "https://"),
+        ({"issuer": "x", "audience": "x", "jwksFile": "x", "refresh": "0s"}, "auth.jwt.refresh must be at least"),
     ],
 )
 def test_settings_of_tokens_that_are_incomplete_or_unsafe_are_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(settings_decoder.BadSettings, match=says):
         gateway_settings.from_mapping({"auth": {"jwt": given}})
+
+
+async def test_a_token_with_an_unknown_key_has_the_public_keys_read_again(up: Any, until: Any) -> None:
+    async with provider() as served, fake_engine.engine() as engine:
+        served.answer = (200, json.dumps({"keys": [public(RSA, "rsa")]}))
+        jwt_settings = {"issuer": ISSUER, "audience": AUDIENCE, "jwksUrl": served.url, "refresh": "1h"}
+        async with up(engine, auth={"jwt": jwt_settings}) as client:
+
+            async def taken(made: str) -> bool:
+                return (await client.ask(headers=bearer(made)))[0] == 200
+
+            await until(lambda: taken(token()))
+            served.answer = (200, json.dumps(KEY_SET))
+            await until(lambda: taken(token(EC, "ec", "ES256")), within_s=30.0)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"keys": [{"kty": "oct", "k": "c2VjcmV0", "kid": "a"}]}'])

@@ -150,3 +150,22 @@ def test_the_bandit_does_not_explore_while_no_call_waits() -> None:
     chosen, memory = bandit.Bandit(), {}
     for _ in range(50):
         assert chosen.propose(qos_windows.window(waiting=0, missed=30), "two-lane", ALLOW, memory) is None
+
+
+def test_a_selector_never_reads_what_another_one_remembers() -> None:
+    settings = steering_loop.Settings(
+        allow=ALLOW, interval_s=30.0, guards=guards.GuardSettings(), selector=changepoint.Changepoint()
+    )
+    loop = steering_loop.SteeringLoop(None, settings, now=0.0)
+    loop.observe(30.0, {"a": [qos_windows.window(waiting=150)]}, silent=())
+    assert loop.state.memory.keys() == {"Changepoint"}
+    loop.settings = dataclasses.replace(settings, selector=bandit.Bandit())
+    loop.observe(60.0, {"a": [qos_windows.window(waiting=150)]}, silent=())
+    assert loop.state.memory.keys() == {"Bandit"}
+    assert loop.state.memory["Bandit"]["level"] in {"0", "1", "2"}
+
+
+def test_a_memory_of_another_version_begins_a_new_regime() -> None:
+    memory: proposal.Memory = {"means": {"removed": 1.0}, "sums": {}}
+    assert changepoint.Changepoint().propose(qos_windows.window(), "edf", ALLOW, memory) is None
+    assert memory["means"].keys() == set(changepoint.WATCHED)

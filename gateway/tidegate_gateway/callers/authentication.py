@@ -6,6 +6,9 @@ from tidegate_gateway import access_settings
 from tidegate_gateway.callers import api_keys, caller, web_tokens
 from tidegate_gateway.observe import background_loop
 
+_TOKEN = "eyJ"
+"""A token begins with a JSON object in base64; an API key of random characters does not."""
+
 
 class Authentication:
     """The callers that one gateway knows."""
@@ -18,6 +21,11 @@ class Authentication:
         self._keys = None if settings.keys_file is None else api_keys.ApiKeys(settings.keys_file)
         self._tokens = None if settings.jwt.issuer is None else web_tokens.WebTokens(settings.jwt)
 
+    @property
+    def can_verify(self) -> bool:
+        """Whether any caller can be known now: tokens need the public keys of their issuer."""
+        return self._keys is not None or self._tokens is None or self._tokens.has_keys
+
     def caller_of(self, pairs: caller.Pairs) -> caller.Caller:
         """The caller whose key or token is in `Authorization`. Raises `GatewayError`."""
         given = [value for name, value in pairs if name == "authorization"]
@@ -26,7 +34,7 @@ class Authentication:
         scheme, _, secret = given[0].partition(" ")
         if scheme.lower() != "bearer" or not secret:
             raise caller.unauthenticated("Authorization must be Bearer and an API key or token")
-        if self._tokens is not None and (self._keys is None or secret.count(".") == 2):
+        if self._tokens is not None and (self._keys is None or secret.startswith(_TOKEN)):
             return self._tokens.caller_of(secret)
         if self._keys is None:
             raise caller.unauthenticated("this gateway knows no API keys")
@@ -46,4 +54,4 @@ class Authentication:
     async def _refresh_tokens(self, loops: background_loop.BackgroundLoops) -> None:
         while self._tokens is not None:
             await loops.step("token-keys", self._tokens.refresh)
-            await asyncio.sleep(self._tokens.next_refresh_s)
+            await self._tokens.until_next_refresh()

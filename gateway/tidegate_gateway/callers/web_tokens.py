@@ -6,6 +6,7 @@ remembered until it expires or the public keys change, because a signature costs
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import time
@@ -22,7 +23,8 @@ from tidegate_gateway.settings_decoder import BadSettings
 
 logger = logging.getLogger("tidegate.gateway")
 
-LONGEST_TOKEN = 16_384
+LONGEST_TOKEN = 8_000
+"""A header is not much longer (docs/http.md, Sizes)."""
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 LEEWAY_S = 30.0
 """The clocks of the issuer and of the gateway may differ by this much."""
@@ -41,15 +43,28 @@ class WebTokens:
         self._raw = b""
         self._keys: dict[str | None, jwt.PyJWK] = {}
         """The public keys by their `kid`."""
+        self._unknown_key = asyncio.Event()
+        """A token named a key that is not known: its issuer may have published a new one."""
         self._known: dict[bytes, tuple[float, caller.Caller]] = {}
         """By the SHA-256 of a verified token: when it expires, in seconds of the wall clock, and its caller."""
         if settings.jwks_file is not None:
             self._take(settings_file.named(settings.jwks_file, "auth.jwt.jwksFile"))
 
     @property
-    def next_refresh_s(self) -> float:
-        """Seconds from one reading of the public keys to the next."""
-        return self._settings.refresh_s if self._keys else min(RETRY_S, self._settings.refresh_s)
+    def has_keys(self) -> bool:
+        """Whether tokens can be verified."""
+        return bool(self._keys)
+
+    async def until_next_refresh(self) -> None:
+        """Waits until the public keys must be read again: after the refresh time, or sooner if a token named an unknown
+        key, but not at once."""
+        refresh_s = self._settings.refresh_s
+        await asyncio.sleep(min(RETRY_S, refresh_s))
+        if self._keys and refresh_s > RETRY_S:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(refresh_s - RETRY_S):
+                    await self._unknown_key.wait()
+        self._unknown_key.clear()
 
     def caller_of(self, token: str) -> caller.Caller:
         """The caller with this token. Raises `GatewayError`."""
@@ -92,6 +107,7 @@ class WebTokens:
             name = jwt.get_unverified_header(token).get("kid")
             key = self._keys.get(name) or (next(iter(self._keys.values())) if name is None else None)
             if key is None:
+                self._unknown_key.set()
                 raise caller.unauthenticated("the token is signed with a key that its issuer does not publish")
             claims: dict[str, Any] = jwt.decode(
                 token,
@@ -150,9 +166,12 @@ async def _fetched(url: str) -> bytes:
         ):
             if answer.status != 200:
                 raise BadSettings(f"auth.jwt.jwksUrl answered with status {answer.status}")
-            raw = await answer.content.read(FETCHED_BYTES)
-            if not answer.content.at_eof():
-                raise BadSettings(f"auth.jwt.jwksUrl has more than {FETCHED_BYTES} bytes")
-            return raw
+            pieces, size = [], 0
+            async for piece in answer.content.iter_any():
+                pieces.append(piece)
+                size += len(piece)
+                if size > FETCHED_BYTES:
+                    raise BadSettings(f"auth.jwt.jwksUrl has more than {FETCHED_BYTES} bytes")
+            return b"".join(pieces)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise BadSettings(f"auth.jwt.jwksUrl cannot be read ({type(error).__name__})") from error

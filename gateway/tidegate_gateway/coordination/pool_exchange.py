@@ -70,10 +70,10 @@ class PoolExchange:
         self._directory.on_others(learned.others)
         self._placements.cancel_workflows(map(WorkflowId, learned.cancelled))
         self._policy.apply(learned)
-        await self._exchange_prompts(learned.gateways)
         for gateway in learned.dead:
             if await store.forget(gateway, workflow_service.BATCH):
                 logger.warning("gateway %s is gone; its calls are forgotten", gateway)
+        await self._exchange_prompts(learned.gateways)
 
     async def _exchange_prompts(self, gateways: int) -> None:
         """While there are several gateways, each learns which prefixes the others' calls have left at the engines."""

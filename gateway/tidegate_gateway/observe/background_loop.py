@@ -1,8 +1,9 @@
 """What happens when a background loop meets an error that its author did not expect? The loop goes on.
 
 Each step of each loop of the gateway runs through `BackgroundLoops.step`: an exception is logged once for each loop
-and kind of exception, counted in `tidegate_background_errors_total`, and never ends the process. Cancellation passes. A
-file that cannot be used is the mistake of a person, so its log entry is a sentence without a traceback.
+and kind of exception until a step of the loop succeeds, counted in `tidegate_background_errors_total`, and never ends the
+process. Cancellation passes. A file that cannot be used is the mistake of a person, so its log entry is a sentence
+without a traceback.
 """
 
 import logging
@@ -43,4 +44,6 @@ class BackgroundLoops:
                     exc_info=error,
                 )
             return False
+        if self._logged:
+            self._logged = {logged for logged in self._logged if logged[0] != loop}
         return True

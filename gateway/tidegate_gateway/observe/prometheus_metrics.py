@@ -11,7 +11,7 @@ from collections.abc import Collection
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, exposition
 
 from tidegate_gateway.observe import bucket_counts, call_record, recent_service
-from tidegate_policy import gateway_core
+from tidegate_policy import gateway_core, window
 from tidegate_policy.model import Call
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -229,10 +229,11 @@ class Metrics:
         """Counts the times of a whole answer; whether it met the targets that it had."""
         e2e_s = finished_at_s - record.arrived_at_s
         slo_class.e2e.observe(e2e_s)
-        late = call.due_at_s is not None and finished_at_s > call.due_at_s
+        tokens = record.tokens / call.sequences
+        late = call.due_at_s is not None and finished_at_s > call.due_at_s + window.further_s(call, tokens)
         if record.stream:
             ttft_s = first_at_s - record.arrived_at_s
-            tpot_s = (finished_at_s - first_at_s) / max(record.tokens / call.sequences - 1, 1)
+            tpot_s = (finished_at_s - first_at_s) / max(tokens - 1, 1)
             slo_class.ttft.observe(ttft_s)
             slo_class.tpot.observe(tpot_s)
             late |= call.ttft_s is not None and ttft_s > call.ttft_s
@@ -339,9 +340,9 @@ class _ClassMetrics:
 
     def attain(self, *, met: bool) -> None:
         """A call met its targets, or missed them."""
-        window = self._met
-        if len(window) == ATTAINMENT_CALLS:
-            self._met_count -= window[0]
-        window.append(met)
+        met_calls = self._met
+        if len(met_calls) == ATTAINMENT_CALLS:
+            self._met_count -= met_calls[0]
+        met_calls.append(met)
         self._met_count += met
-        self.attainment.set(self._met_count / len(window))
+        self.attainment.set(self._met_count / len(met_calls))

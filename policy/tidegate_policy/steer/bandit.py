@@ -37,7 +37,9 @@ class Bandit:
     prior: rules.Rules = field(default_factory=rules.Rules)
 
     def propose(self, qos: Qos, active: str, allow: Collection[str], memory: Memory) -> Proposal | None:
-        _reward(memory, qos, active)
+        if memory.get("active") == active:  # else a rollback or a bypass has shared the window
+            _reward(memory, qos, active, self.prior.enough)
+        memory["active"] = active
         if not features.is_evidence(qos):
             memory.pop("level", None)
             return None
@@ -74,10 +76,10 @@ class Bandit:
         return bounds
 
 
-def _reward(memory: Memory, qos: Qos, active: str) -> None:
+def _reward(memory: Memory, qos: Qos, active: str, enough: int) -> None:
     """Credits the active policy with the window."""
     level, demand = memory.get("level"), max(qos.arrived, qos.with_target)
-    if level is None or not qos.with_target or demand < rules.Rules().enough:
+    if level is None or not qos.with_target or demand < enough:
         return
     seen = memory.setdefault("seen", {}).setdefault(level, {})
     windows, mean = seen.get(active, (0.0, 0.0))

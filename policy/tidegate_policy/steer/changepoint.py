@@ -64,6 +64,8 @@ class Changepoint:
         """The feature whose sum has passed the threshold; None if none has. A new regime begins at the first window and
         after each change."""
         means: dict[str, float] | None = memory.get("means")
+        if means is not None and means.keys() != set(WATCHED):  # another version of the selector wrote it
+            means = None
         sums: dict[str, list[float]] = memory.setdefault("sums", {})
         found = None
         for name in WATCHED:

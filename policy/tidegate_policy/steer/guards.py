@@ -86,7 +86,7 @@ class SteerState:
     effect: str = ""
     """What followed the last switch; empty until the time in which it may be rolled back is over."""
     memory: proposal.Memory = field(default_factory=dict)
-    """What the selector remembers, by its name."""
+    """What the selector remembers, by its class; another selector begins without a memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

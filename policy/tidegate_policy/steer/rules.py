@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from tidegate_policy.qos import Qos, Targets
+from tidegate_policy.steer import features
 from tidegate_policy.steer.proposal import Memory, Proposal
 
 
@@ -44,7 +45,7 @@ class Rules:
 
     def propose(self, qos: Qos, active: str, allow: Collection[str], memory: Memory | None = None) -> Proposal | None:
         """The policy that cures the symptoms in `qos`; None without a symptom, or when `active` is the cure already."""
-        if qos.ttft.count + qos.waiting < self.enough or not qos.waiting:
+        if not features.is_evidence(qos, self.enough):
             return None
         if overload := self._overload(qos):
             return _first_allowed(("sjf", "two-lane"), active, allow, overload, "more targets are met, long calls wait")
@@ -61,7 +62,7 @@ class Rules:
 
     def _overload(self, qos: Qos) -> str | None:
         """The evidence that the pool cannot meet all its targets in any order."""
-        wait_s = qos.waiting * qos.window_s / max(qos.finished, 1)
+        wait_s = features.wait_s(qos)
         late = qos.with_target >= self.enough and qos.miss_ratio >= self.overload_miss_ratio
         beginning = qos.with_target >= self.enough and qos.miss_ratio >= self.overload_first_misses
         misses = self._misses(qos)

@@ -18,6 +18,8 @@ from tidegate_policy.steer import credible_reports, emergency, guards, proposal,
 SHORTEST_REPORT_PERIOD_S, LONGEST_REPORT_PERIOD_S = 0.1, 60.0
 """Time between two reports of an engine that EngineControl accepts."""
 REPORTS_AN_OBSERVATION = 4
+LATE_S = 10.0
+"""An observation that ends this long after the trial of a switch tells nothing about the switch."""
 SAME_END_S = 2.0
 """Two ends of an override that differ by less are the same end: gateways report a remaining duration, not an instant."""
 
@@ -129,7 +131,8 @@ class SteeringLoop:
         state = self.state
         if state.baseline is None or state.effect:
             return False
-        return now >= state.since_at_s + state.baseline.settle_s
+        began_at_s = state.since_at_s + state.baseline.settle_s
+        return began_at_s <= now <= state.since_at_s + guards.trial_s(state, self.settings.guards) + LATE_S
 
     def active_override(self, now: float) -> Override | None:
         """The override in force unless its time is over: the best guess while its source cannot be asked."""
@@ -158,9 +161,10 @@ def _decide(
 ) -> tuple[guards.SteerState, guards.Verdict]:
     proposed = emergency.found(together, state.active)
     if proposed is None and not only_emergencies:
-        memory = copy.deepcopy(state.memory)
+        name = type(settings.selector).__name__
+        memory = copy.deepcopy(state.memory.get(name, {}))
         proposed = settings.selector.propose(together, state.active, settings.allow, memory)
-        state = replace(state, memory=memory)
+        state = replace(state, memory={name: memory} if memory else {})
     policy = None if override is None else override.policy
     state, verdict = guards.step(
         now, state, together, proposed, settings.guards, trial=trial, override=policy, allow=settings.allow

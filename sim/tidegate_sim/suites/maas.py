@@ -101,7 +101,7 @@ class Maas(suite.Suite):
 
     @property
     def rows(self) -> Mapping[str, cell.Row]:
-        """A selector may keep a state, so every access makes new rows."""
+        """All rows, by name."""
         return {
             **{name: _stock(policy) for name, policy in STOCK.items()},
             **{policy: _row(policy) for policy in FIXED},
