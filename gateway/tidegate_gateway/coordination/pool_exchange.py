@@ -5,6 +5,7 @@ While the store is down, the last known state stands.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 
@@ -76,7 +77,9 @@ class PoolExchange:
         await self._exchange_prompts(learned.gateways)
 
     async def _exchange_prompts(self, gateways: int) -> None:
-        """While there are several gateways, each learns which prefixes the others' calls have left at the engines."""
+        """While there are several gateways, each learns which prefixes the others' calls have left at the engines. A failure
+        is no trouble of the store: what was sent is then not told."""
         sent = self._core.dispatcher.prefixes.untold(gateways=gateways)
         if self._prompts is not None and gateways > 1:
-            self._core.dispatcher.on_sent_elsewhere(await self._prompts.exchange(sent))
+            with contextlib.suppress(store_contract.Unavailable):
+                self._core.dispatcher.on_sent_elsewhere(await self._prompts.exchange(sent))

@@ -8,6 +8,7 @@ fields of a pod spec that a ServingPool passes through, and the dynamic client w
 resources first, for which the chart grants no right.
 """
 
+import hashlib
 import json
 import logging
 import re
@@ -82,7 +83,8 @@ class ApiServer:
 
     async def claim(self, namespace: str, name: str, owner: str) -> bool:
         manifest = child_metadata.annotated(_pool(name), {child_metadata.OWNER: owner})
-        path, query = POOLS.path(namespace, name), [("fieldManager", f"{FIELD_MANAGER}-of-{owner}"[:128])]
+        digest = hashlib.sha256(owner.encode()).hexdigest()[:16]  # a field manager has at most 128 characters
+        path, query = POOLS.path(namespace, name), [("fieldManager", f"{FIELD_MANAGER}-of-{digest}")]
         try:
             await self.ask("PATCH", path, manifest, query=query, content_type=APPLY)
         except exceptions.ApiException as error:
