@@ -77,8 +77,9 @@ class PoolExchange:
         await self._exchange_prompts(learned.gateways)
 
     async def _exchange_prompts(self, gateways: int) -> None:
-        """While there are several gateways, each learns which prefixes the others' calls have left at the engines. A failure
-        is no trouble of the store: what was sent is then not told."""
+        """While there are several gateways, each learns which prefixes the others' calls have left at the engines.
+
+        A failure is no trouble of the store: what was sent is then not told."""
         sent = self._core.dispatcher.prefixes.untold(gateways=gateways)
         if self._prompts is not None and gateways > 1:
             with contextlib.suppress(store_contract.Unavailable):

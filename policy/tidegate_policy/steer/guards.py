@@ -40,8 +40,8 @@ class GuardSettings:
     rho: float = 1.2
     """How many times worse than the extrapolated baseline the service may be (`switch_regret`)."""
     enough: int = 20
-    """Calls that a trial must have seen before it can cause a rollback; where calls have targets, those that the earlier rate
-    of completions lets expect."""
+    """Calls that a trial must have seen before it can cause a rollback; where calls have targets, those that the earlier
+    rate of completions lets expect."""
     ban_s: float = 300.0
     """Seconds of the first ban of a rolled-back policy; doubled for each further ban, at most a day."""
     bypass_s: float = 60.0
