@@ -13,7 +13,7 @@ SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli 
 SUITE ?= text2sql
 FIGURES ?= faults.json
 # These tests share no server, so they run on all cores.
-PURE_TESTS := tests/policy tests/sim
+PURE_TESTS := tests/contracts tests/policy tests/sim
 
 .PHONY: help client install up test lint e2e bench bench-gateway bench-engine bench-real docs lock proto kubernetes clean faults page-image
 
