@@ -302,6 +302,7 @@ class Dispatcher:
             for item in self.tenants.release(now):
                 self._enqueue(now, item)
         actions: list[Action] = []
+        passed_over = False
         while self._queue.candidates:
             rooms = self._engines.with_room(now)
             if not rooms:
@@ -312,6 +313,7 @@ class Dispatcher:
             allowed = [engine for engine in rooms if engine.facts.id not in avoid] if avoid else rooms
             if not allowed:
                 self._queue.pass_over()
+                passed_over = True
             elif call.deadline_at_s is not None and call.deadline_at_s <= now:
                 self._queue.remove(call.id)
                 self._waits_no_more(call)
@@ -320,7 +322,8 @@ class Dispatcher:
             else:
                 self._queue.start(now, call.id)
                 actions.append(self._send(now, item, allowed))
-        self._queue.end_scan()
+        if passed_over:
+            self._queue.end_scan()  # it looks at every lane, and most calls of `pump` pass over nothing
         return actions
 
     # The machinery.
