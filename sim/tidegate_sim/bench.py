@@ -61,7 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    path = bench_report.write(report, options.out)
+    try:
+        path = bench_report.write(report, options.out)
+    except OSError as error:
+        sys.stderr.write(f"tidegate bench: the report cannot be written: {error}\n")
+        return 1
     sys.stdout.write(bench_report.text(report) if options.json else f"{table}\n\n{path}\n")
     return 0
 

@@ -5,18 +5,19 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate_policy import policies
 from tidegate_policy.admit.tenant_shares import FIRST_CALLS, LEAST_PLACES, TenantShares
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import QueuedRequest
 
 
-def item(name: str, tenant: str, weight: float = 1.0) -> QueuedRequest:
+def item(name: str, tenant: str, weight: float = 1.0, service_s: float = 1.0) -> QueuedRequest:
     call = Call(id=CallId(name), arrived_at_s=0.0, prompt_tokens=10, output_predicted=10, tenant=tenant, weight=weight)
-    return QueuedRequest(call=call, service_s=1.0)
+    return QueuedRequest(call=call, service_s=service_s)
 
 
-def taught(places: float) -> TenantShares:
-    shares = TenantShares(bounded=True)
+def taught(places: float, policy: str = "fcfs") -> TenantShares:
+    shares = TenantShares(policies.create(policy), bounded=True)
     for _ in range(FIRST_CALLS):
         shares.observe(places, 1.0)
     return shares
@@ -70,6 +71,43 @@ def test_while_all_tenants_flood_the_pool_all_have_headroom() -> None:
     for one in shares.release(1.0):
         shares.enter(one)
     assert min(shares._tenants[tenant].entered for tenant in ("one", "other")) == 36
+
+
+def held_under(policy: str) -> TenantShares:
+    """Twelve calls of a tenant are held. The one that arrived last has the least work."""
+    shares = taught(8, policy)
+    entered(shares, 0.0, "quiet", 4)
+    entered(shares, 0.0, "busy", 8)
+    for index in range(12):
+        assert not shares.arrived(1.0 + index, item(f"held-{index}", "busy", service_s=12.0 - index))
+    return shares
+
+
+def released(shares: TenantShares) -> list[str]:
+    shares.leave("busy", 6)
+    found = shares.release(20.0)
+    for one in found:
+        shares.enter(one)
+    return [str(one.call.id) for one in found]
+
+
+def test_held_calls_of_a_tenant_enter_in_the_order_of_the_scheduling_policy() -> None:
+    assert released(held_under("fcfs"))[:2] == ["held-0", "held-1"]
+    assert released(held_under("sjf"))[:2] == ["held-11", "held-10"]
+
+
+def test_a_switch_of_the_policy_orders_the_held_calls_anew() -> None:
+    shares = held_under("fcfs")
+    shares.on_policy(15.0, policies.create("sjf"))
+    assert released(shares)[:2] == ["held-11", "held-10"]
+    assert len(list(shares)) == len(shares) == 6
+
+
+def test_a_full_queue_loses_the_newest_held_call_under_every_policy() -> None:
+    for policy in policies.POLICIES:
+        evicted = held_under(policy).largest(20.0, "quiet")
+        assert evicted is not None
+        assert evicted.call.id == "held-11"
 
 
 def test_a_tenant_always_has_a_few_places() -> None:

@@ -4,8 +4,9 @@ Engines serve the calls of a batch side by side, so a tenant that sends more cal
 whatever order calls wait. While several tenants are active and the pool is busy, each tenant may have its part by weight
 of `HEADROOM` times the places that saturate the pool. It may have more only as far as all tenants together want fewer
 places than saturate the pool (max-min). The headroom is for bursts. A tenant that floods the pool would use it all the
-time, so it has its max-min share alone, unless all tenants flood the pool. Calls beyond that wait here, in the order of
-their arrival. A tenant that is alone has no bound.
+time, so it has its max-min share alone, unless all tenants flood the pool. Calls beyond that wait here. Fairness decides
+how many calls of a tenant enter, and the scheduling policy decides which of them enter first. A tenant that is alone has
+no bound.
 
 The places follow Little's law, as in `workflow_gate`: the pool completes one call in `demand_s` seconds when its engines
 batch as much as they may, and a call alone takes `service_s` seconds.
@@ -14,10 +15,12 @@ batch as much as they may, and a call alone takes `service_s` seconds.
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from tidegate_policy import policies
 from tidegate_policy.model import CallId
-from tidegate_policy.policies import QueuedRequest
+from tidegate_policy.policies import Policy, QueuedRequest
+from tidegate_policy.waiting_queue import WaitingQueue
 
 HEADROOM = 1.8
 """With less, tenants that keep to their parts are held back below the capacity; with more, a flood delays them more."""
@@ -33,13 +36,62 @@ LEAST_PLACES = 2
 MAX_TENANTS = 1000
 
 
+class _HeldCalls:
+    """The held calls of one tenant, under a policy object of their own: no turn of a lane is shared with other tenants."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._queue = WaitingQueue(policy)
+        self._arrivals: dict[CallId, None] = {}
+        """The one that arrived last is the last."""
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        return iter(self._queue)
+
+    def push(self, now: float, item: QueuedRequest) -> None:
+        self._queue.rekey(self._queue.policy.on_arrival(now, item))
+        self._queue.push(item)
+        self._arrivals[item.call.id] = None
+
+    def pop(self, now: float) -> QueuedRequest:
+        """The next call of the policy leaves."""
+        item = self._queue.pop(now)
+        self._ended(now, item.call.id)
+        return item
+
+    def remove(self, now: float, call_id: CallId) -> QueuedRequest | None:
+        item = self._queue.remove(call_id)
+        if item is not None:
+            self._ended(now, call_id)
+        return item
+
+    def remove_newest(self, now: float) -> QueuedRequest | None:
+        return self.remove(now, next(reversed(self._arrivals)))
+
+    def update(self, item: QueuedRequest) -> bool:
+        if item.call.id not in self._queue:
+            return False
+        self._queue.update(item)
+        return True
+
+    def switch(self, now: float, policy: Policy) -> None:
+        policies.replay(policy, now, list(self._queue), ())
+        self._queue.switch(policy)
+
+    def _ended(self, now: float, call_id: CallId) -> None:
+        del self._arrivals[call_id]
+        self._queue.rekey(self._queue.policy.on_end(now, call_id))
+
+
 @dataclass(slots=True)
 class _Tenant:
+    held: _HeldCalls
     weight: float = 1.0
     seen_at_s: float = 0.0
     entered: int = 0
     """Sequences in the queue or at engines."""
-    held: OrderedDict[CallId, QueuedRequest] = field(default_factory=OrderedDict)
 
     @property
     def wanted(self) -> int:
@@ -49,9 +101,10 @@ class _Tenant:
 class TenantShares:
     """The tenants of one gateway."""
 
-    def __init__(self, *, bounded: bool) -> None:
-        """Without `bounded` no call waits."""
+    def __init__(self, policy: Policy, *, bounded: bool) -> None:
+        """Held calls of a tenant enter in the order of a policy like `policy`. Without `bounded` no call waits."""
         self._bounded = bounded
+        self._policy = policy
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
         """The one seen least recently first."""
         self._held = 0
@@ -68,7 +121,7 @@ class TenantShares:
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         for tenant in self._tenants.values():
-            yield from tenant.held.values()
+            yield from tenant.held
 
     @property
     def places(self) -> float:
@@ -89,7 +142,7 @@ class TenantShares:
         name = item.call.tenant
         tenant = self._tenants.get(name)
         if tenant is None:
-            tenant = self._tenants[name] = _Tenant()
+            tenant = self._tenants[name] = self._new_tenant()
             if len(self._tenants) > MAX_TENANTS:
                 self._forget_one()
         tenant.weight, tenant.seen_at_s = max(item.call.weight, 1e-3), now
@@ -98,13 +151,16 @@ class TenantShares:
             self._entered < self.places or len(self._tenants) == 1 or tenant.entered < self._bounds(now)[name]
         ):
             return True
-        tenant.held[item.call.id] = item
+        tenant.held.push(now, item)
         self._held += 1
         return False
 
     def enter(self, item: QueuedRequest) -> None:
         """The call enters the queue, for the first time or after an engine failed it."""
-        self._tenants.setdefault(item.call.tenant, _Tenant()).entered += item.call.sequences
+        tenant = self._tenants.get(item.call.tenant)
+        if tenant is None:
+            tenant = self._tenants[item.call.tenant] = self._new_tenant()
+        tenant.entered += item.call.sequences
         self._entered += item.call.sequences
 
     def leave(self, name: str, sequences: int) -> None:
@@ -117,20 +173,24 @@ class TenantShares:
     def update(self, item: QueuedRequest) -> bool:
         """Replaces what is known of a held call. False if it is not held."""
         tenant = self._tenants.get(item.call.tenant)
-        if tenant is None or item.call.id not in tenant.held:
-            return False
-        tenant.held[item.call.id] = item
-        return True
+        return tenant is not None and tenant.held.update(item)
 
-    def remove(self, call_id: CallId, tenant_name: str) -> QueuedRequest | None:
+    def remove(self, now: float, call_id: CallId, tenant_name: str) -> QueuedRequest | None:
         """Takes out a held call; None if it is not held."""
         tenant = self._tenants.get(tenant_name)
-        item = None if tenant is None else tenant.held.pop(call_id, None)
+        item = None if tenant is None else tenant.held.remove(now, call_id)
         self._held -= item is not None
         return item
 
+    def on_policy(self, now: float, policy: Policy) -> None:
+        """Orders the held calls by policies like this one."""
+        self._policy = policy
+        for tenant in self._tenants.values():
+            tenant.held.switch(now, self._own_policy())
+
     def release(self, now: float) -> list[QueuedRequest]:
-        """The held calls that may enter now. The caller calls `enter` for each."""
+        """The held calls that may enter now, those of a tenant in the order of the policy. The caller calls `enter` for
+        each."""
         items: list[QueuedRequest] = []
         if not self._held:
             return items
@@ -138,7 +198,7 @@ class TenantShares:
             tenant = self._tenants[name]
             free = bound - tenant.entered
             while tenant.held and free > 0:
-                item = tenant.held.popitem(last=False)[1]
+                item = tenant.held.pop(now)
                 self._held -= 1
                 free -= item.call.sequences
                 items.append(item)
@@ -156,7 +216,7 @@ class TenantShares:
         if mine is not None and len(mine.held) / mine.weight >= len(most.held) / most.weight:
             return None
         self._held -= 1
-        return most.held.popitem()[1]
+        return most.held.remove_newest(now)
 
     def _bounds(self, now: float) -> dict[str, float]:
         """Places of each active tenant."""
@@ -178,6 +238,12 @@ class TenantShares:
             left -= min(share, tenant.wanted)
             weight -= tenant.weight
         return bounds | flooding if len(flooding) < len(active) else bounds
+
+    def _new_tenant(self) -> _Tenant:
+        return _Tenant(_HeldCalls(self._own_policy()))
+
+    def _own_policy(self) -> Policy:
+        return policies.create(self._policy.name, self._policy.parameters)
 
     def _forget_one(self) -> None:
         for name, tenant in self._tenants.items():

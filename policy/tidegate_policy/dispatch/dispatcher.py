@@ -91,7 +91,7 @@ class Dispatcher:
         self.prefixes = prefix_index.PrefixIndex(settings.prefix_entries)
         self._queue = WaitingQueue(policy)
         self.gate = workflow_gate.WorkflowGate(bounded=limits.bound_workflows)
-        self.tenants = tenant_shares.TenantShares(bounded=limits.share_among_tenants)
+        self.tenants = tenant_shares.TenantShares(policy, bounded=limits.share_among_tenants)
         self._warm: Sequence[RoutableEngine] = ()
         """The engines that have `cached_tokens` of the last call."""
         self._waiting: dict[CallId, _Waiting] = {}
@@ -280,6 +280,7 @@ class Dispatcher:
         ]
         policies.replay(policy, now, [*self._queue, *(known.item for known in served)], served)
         self._queue.switch(policy)
+        self.tenants.on_policy(now, policy)
         return len(self._queue)
 
     def on_tick(self, now: float) -> list[Action]:
@@ -358,7 +359,7 @@ class Dispatcher:
             return item
         if call_id not in self._waiting:
             return None
-        return self.gate.remove(call_id) or self.tenants.remove(call_id, self._waiting[call_id].tenant)
+        return self.gate.remove(call_id) or self.tenants.remove(now, call_id, self._waiting[call_id].tenant)
 
     def _next_expiry_at_s(self) -> float | None:
         while self._expiries and not self._still_waits(*self._expiries[0]):
