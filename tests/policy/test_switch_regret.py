@@ -57,6 +57,16 @@ def test_a_call_that_counts_only_when_it_ends_is_not_judged_before_calls_could_e
     assert switch_regret.baseline(qos_windows.window(work_s=900.0)).settle_s == switch_regret.LONGEST_SETTLE_S
 
 
+def test_a_pool_that_finishes_few_calls_is_judged_by_targets_alone_after_a_longer_trial() -> None:
+    before = dataclasses.replace(qos_windows.window(finished=15), tpot=qos_windows.histogram(0.05, 30))
+    slow_tokens = dataclasses.replace(before, tpot=qos_windows.histogram(0.5, 30))
+    assert regret(before, slow_tokens) is None
+    assert switch_regret.window_s(switch_regret.baseline(before), 20.0, enough=ENOUGH) == 40.0
+    assert switch_regret.window_s(switch_regret.baseline(qos_windows.window()), 20.0, enough=ENOUGH) == 20.0
+    idle = qos_windows.window(finished=1)
+    assert switch_regret.window_s(switch_regret.baseline(idle), 20.0, enough=ENOUGH) == switch_regret.LONGEST_WINDOW_S
+
+
 def test_few_calls_are_no_evidence() -> None:
     assert (
         regret(

@@ -133,7 +133,9 @@ def minimum_dwell_s(state: SteerState, settings: GuardSettings) -> float:
 
 def trial_s(state: SteerState, settings: GuardSettings) -> float:
     """Seconds after a switch of the selector in which it may be rolled back."""
-    return settings.window_s + (state.baseline.settle_s if state.baseline is not None else 0.0)
+    if state.baseline is None:
+        return settings.window_s
+    return state.baseline.settle_s + switch_regret.window_s(state.baseline, settings.window_s, enough=settings.enough)
 
 
 def _decide(

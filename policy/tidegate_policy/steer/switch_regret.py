@@ -9,7 +9,7 @@ Where calls have targets, met targets decide. A switch is a mistake if the share
 targets a second are below what was expected. A switch that makes long calls wait and meets more targets is no mistake,
 whatever its tail latency is. Under a load that rises so fast that most targets are lost anyway, a switch is a mistake if
 more targets are missed and also fewer calls finish than before, although calls wait. Where calls have no targets, TTFT p99
-and TPOT p99 decide.
+and TPOT p99 decide. A pool that finishes few calls a second is on trial for longer.
 """
 
 import math
@@ -23,6 +23,7 @@ than people read, and one miss after none would otherwise be infinitely worse.""
 TOLERABLE_S = 2.0
 """A wait of this length misses few targets."""
 LONGEST_SETTLE_S = 30.0
+LONGEST_WINDOW_S = 60.0
 COLLAPSE = 0.5
 """With fewer completions than this share of the expected ones no misses need be seen: the calls that will miss wait."""
 NOISE = 2.0
@@ -67,10 +68,19 @@ def baseline(qos: Qos) -> Baseline:
     )
 
 
+def window_s(before: Baseline, least_s: float, *, enough: int) -> float:
+    """Seconds of a trial after `settle_s`: `least_s`, or longer until `enough` calls finish at the earlier rate."""
+    if not before.finish_rate:
+        return least_s
+    return max(least_s, min(enough / before.finish_rate, LONGEST_WINDOW_S))
+
+
 def found(before: Baseline, trial: Qos, age_s: float, *, rho: float, enough: int) -> str | None:
     """What is worse than expected `age_s` seconds after the switch, as the end of a sentence; None when nothing is."""
     waits_s = _further_wait_s(before, trial, age_s)
-    if before.target_rate and before.finish_rate * trial.window_s >= enough:
+    if before.target_rate:
+        if before.finish_rate * trial.window_s < enough:
+            return None
         return _fewer_finished(before, trial, rho) or _fewer_met(before, trial, waits_s, rho)
     if trial.ttft.count >= enough:
         ttft_s, limit_s = trial.ttft.quantile_s(0.99), rho * (max(before.ttft_p99_s, FLOOR_TTFT_S) + waits_s)
