@@ -21,6 +21,7 @@ ADMIN = "http://127.0.0.1:8001"
 PROPAGATION_S = 15.0
 """The steering loop observes every few seconds and may need this long to set an override on all engines."""
 POLL_S = 0.5
+WATCH_S = 1.0
 IN_FORCE = "in force"
 SHOWN_SWITCHES = 5
 
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     getting = verbs.add_parser(
         "get", help="print the active policy, its reason, and the last switches with their effect"
     )
+    getting.add_argument("--watch", action="store_true", help="then print each further switch, until Ctrl-C")
     setting = verbs.add_parser("set", help="override the policy until the override expires")
     setting.add_argument("name", help=f"one of {', '.join(sorted(policies.POLICIES))}, or auto to end the override")
     setting.add_argument(
@@ -56,16 +58,22 @@ def run(options: argparse.Namespace) -> int:
             body["for_s"] = _held_s(options.duration)
     admin = options.admin if "://" in options.admin else f"http://{options.admin}"
     answer, engines = asyncio.run(_ask(admin.rstrip("/"), body))
+    _show(options, answer, engines)
+    if options.verb == "get" and options.watch:
+        asyncio.run(_watch(admin.rstrip("/"), answer, as_json=options.json))
+    return 0
+
+
+def _show(options: argparse.Namespace, answer: Mapping[str, Any], engines: Mapping[str, str]) -> None:
     if options.json:
         sys.stdout.write(json.dumps({**answer, "engines": engines}) + "\n")
-        return 0
+        return
     left = f", {answer['left_s']:.0f} s left" if answer.get("left_s") is not None else ""
     reason = "" if answer["reason"] in ("", answer["source"]) else f": {terminal_text.plain(answer['reason'])}"
     sys.stdout.write(f"{answer['name']}  ({answer['source']}{left}{reason})\n")
     sys.stdout.writelines(f"  {name}: {how}\n" for name, how in engines.items())
     if options.verb == "get":
         sys.stdout.writelines(_switches(answer.get("switches", ())))
-    return 0
 
 
 def _switches(switches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -73,9 +81,43 @@ def _switches(switches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if switches:
         yield "last switches (docs/steering.md):\n"
     for each in switches[:SHOWN_SWITCHES]:
-        yield f"  {each['at']}  {each['from']} -> {each['to']}  ({each['source']}: {terminal_text.plain(each['reason'])})\n"
+        yield _switch(each)
         yield f"    evidence, 60 s before: {each['evidence']}\n"
         yield f"    effect, 60 s after:    {each['effect']}\n"
+
+
+async def _watch(admin: str, answer: Mapping[str, Any], *, as_json: bool) -> None:
+    """Prints each switch that follows those in `answer`. A gateway that does not answer is asked again."""
+    known = {_identity(each) for each in answer.get("switches", ())}
+    answers = True
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+        while True:
+            sys.stdout.flush()
+            await asyncio.sleep(WATCH_S)
+            try:
+                policy = await _answer(session, "GET", f"{admin}/admin/policy")
+                answers = True
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                if answers:
+                    sys.stderr.write(
+                        f"the gateway does not answer ({error or 'no answer in time'}); it is asked again\n"
+                    )
+                answers = False
+                continue
+            for each in reversed(policy.get("switches", ())):
+                if _identity(each) not in known:
+                    known.add(_identity(each))
+                    sys.stdout.write(json.dumps(each) + "\n" if as_json else _switch(each))
+
+
+def _identity(switch: Mapping[str, Any]) -> tuple[str, str]:
+    return str(switch["at"]), str(switch["to"])
+
+
+def _switch(each: Mapping[str, Any]) -> str:
+    return (
+        f"  {each['at']}  {each['from']} -> {each['to']}  ({each['source']}: {terminal_text.plain(each['reason'])})\n"
+    )
 
 
 def _held_s(text: str) -> float:

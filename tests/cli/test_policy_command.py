@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import signal
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -64,6 +66,20 @@ async def test_get_prints_the_last_switches_with_evidence_and_effect_in_the_word
     assert switch["at"] in text
     assert f"evidence, 60 s before: {switch['evidence']}" in text
     assert f"effect, 60 s after:    {switch['effect'].partition(' (first')[0]}" in text
+
+
+async def test_watch_prints_each_further_switch_until_ctrl_c(gateway: Addresses) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tidegate_cli.main", "policy", "get", "--watch", "--admin", gateway.admin),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert (await process.stdout.readline()).startswith(b"urgency  (")
+    assert await process.stdout.readline() == b"  plain: has no control port; its own policy stays\n"
+    assert await tidegate("--admin", gateway.admin, "set", "sjf") == 0
+    assert b"urgency -> sjf  (override: set by hand)" in await process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert await process.wait() == 130
 
 
 async def test_the_error_for_the_client_port_mentions_the_admin_port(
