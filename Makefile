@@ -15,7 +15,7 @@ FIGURES ?= faults.json
 # These tests share no server, so they run on all cores.
 PURE_TESTS := tests/contracts tests/policy tests/sim
 
-.PHONY: help client install up test lint e2e bench bench-gateway bench-engine bench-real docs lock proto kubernetes clean faults page-image
+.PHONY: help client install up test lint e2e bench bench-gateway bench-engine bench-real docs lock proto kubernetes clean faults page-image steering-demo
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -63,6 +63,9 @@ bench-engine: $(VENV)/.installed-all ## CPU time that our scheduler adds to vLLM
 
 bench-real: $(VENV)/.installed-all ## small cases of the suites in wall-clock time on a real vLLM engine: BENCH_REAL='--suites semantic'
 	$(BIN)/python benchmarks/real_engine $(BENCH_REAL)
+
+steering-demo: $(VENV)/.installed-all ## shifts the load on `tidegate up` and prints each switch of the policy with its reason (6 minutes)
+	$(BIN)/python tools/steering/demonstrate
 
 page-image: $(VENV)/.installed-all ## docs/images/page.png: a picture of the page under load (needs Debian's package chromium)
 	$(BIN)/python tools/page/screenshot
