@@ -1,12 +1,14 @@
 """`tidegate policy get|set`: reads or overrides the active policy through the admin API of a running gateway.
 
 The gateway stores the override, and the steering loop sets it on the engines. So `set` waits until every engine that can
-change its policy has done so, and names the engines that have not.
+change its policy has done so, and names the engines that have not. The token of the pool, which an admin port beyond
+loopback requires, comes from the environment.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +17,7 @@ import aiohttp
 
 from tidegate_cli import terminal_text
 from tidegate_cli.command_errors import Failed, Usage
+from tidegate_control import pool_token
 from tidegate_policy import duration, policies
 
 ADMIN = "http://127.0.0.1:8001"
@@ -144,7 +147,11 @@ def standing(engine: Mapping[str, Any], policy: str) -> str:
 async def _ask(admin: str, body: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, str]]:
     """The active policy, and its state on each engine. A `body` is sent to the gateway first."""
     try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+        headers = pool_token.header(pool_token.from_environment(os.environ))
+    except pool_token.BadToken as error:
+        raise Usage(str(error)) from None
+    try:
+        async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=10)) as session:
             if body is not None:
                 await _answer(session, "PUT", f"{admin}/admin/policy", body)
             give_up = asyncio.get_running_loop().time() + (PROPAGATION_S if body and body["policy"] else 0)
@@ -171,6 +178,8 @@ async def _answer(
         if response.status == 404:
             raise ValueError("404: the path does not exist")
         answer: dict[str, Any] = await response.json()
+        if response.status == 401:
+            raise Failed(f"{answer['error']['message']}; set {pool_token.VARIABLE}")
     if "error" in answer:
         raise Failed(answer["error"]["message"])
     return answer

@@ -88,7 +88,8 @@ def warnings(settings: gateway_settings.Settings) -> Iterator[str]:
             yield f"classes[{slo_class.name}].tpot is {target} for each token, which is slow for any reader"
         if slo_class.ttft_s is slo_class.tpot_s is slo_class.deadline_s is None:
             yield f"classes[{slo_class.name}] has no target (ttft, tpot or deadline), so no call of it is ever late"
-    if settings.listen.admin_port is not None and settings.listen.admin_host not in LOOPBACK:
+    is_open = settings.listen.admin_host not in LOOPBACK and settings.auth.pool_token is None
+    if settings.listen.admin_port is not None and is_open:
         yield f"listen.adminHost is {settings.listen.admin_host}: its clients may switch the policy"
     if settings.listen.host not in LOOPBACK and settings.listen.status_page:
         yield f"listen.host is {settings.listen.host}: its clients see the status page (listen.statusPage)"
@@ -143,6 +144,6 @@ def _write(lines: list[str], item: object, file: object, path: str, depth: int) 
             mark = "  # from the environment" if value != given else ""
             if not mark and not settings_decoder.required(kind, name) and value == settings_decoder.default(kind, name):
                 mark = "  # default"
-            if f"{path}{key}" == "store.password" and value is not None:
+            if f"{path}{key}" in ("store.password", "auth.poolToken") and value is not None:
                 value, mark = "...", f"{mark or '  #'} (hidden)"
             lines.append(f"{start} {settings_reference.shown(name, value)}{mark}")

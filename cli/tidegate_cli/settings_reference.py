@@ -74,6 +74,7 @@ SERVING_POOL = {
     "listen": OPERATOR,
     "auth.keysFile": "gateway.auth.keysSecretRef",
     "auth.allowUnauthenticated": OPERATOR,
+    "auth.poolToken": "credentials.secretName",
     "auth.jwt.issuer": "gateway.auth.jwt.issuer",
     "auth.jwt.audience": "gateway.auth.jwt.audience",
     "auth.jwt.jwksUrl": "gateway.auth.jwt.jwksUrl",
@@ -264,7 +265,8 @@ and `tidegate up --config FILE` read the same file. A file names only the settin
 - [examples/pool.yaml](examples/pool.yaml) is a worked example: two tenants, two classes, token limits, a workflow template.
 - A duration has a unit: `60ms`, `1.5s`, `10m`, `1h30m`. A number without a unit is an error, and so is an unknown name.
 - The environment overrides the file: `TIDEGATE_STORE_URL` (`store.url`), `TIDEGATE_STORE_PASSWORD` (`store.password`),
-  `TIDEGATE_HOST` (`listen.host`), `OTEL_EXPORTER_OTLP_ENDPOINT` (`tracing.endpoint`).
+  `TIDEGATE_POOL_TOKEN` (`auth.poolToken`), `TIDEGATE_HOST` (`listen.host`), `OTEL_EXPORTER_OTLP_ENDPOINT`
+  (`tracing.endpoint`).
 - The options of `tidegate up` override both. `tidegate up` starts a store where `store.url` is null, and the engines of
   `--engines` where the file names none. Its steering loop replaces `policy.name` when the load asks for another policy.
 - A running `tidegate gateway` takes over changes of `classes`, `defaultClass`, `tenants` and `workflows` from its file in

@@ -30,7 +30,10 @@ HOME, CLEAR_LINE, CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--url", default=URL, help=f"the gateway (default: %(default)s); {KEY} in the environment is its API key"
+        "--url",
+        default=URL,
+        help=f"the gateway (default: %(default)s); {KEY} in the environment is its API key, or the token of the pool for the "
+        "admin port",
     )
     parser.add_argument("--once", action="store_true", help="print the state once, as without a terminal")
     parser.add_argument("--json", action="store_true", help="print the state once, as one JSON object")

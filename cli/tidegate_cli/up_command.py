@@ -11,14 +11,18 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import secrets
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 
 from tidegate_cli import engine_spec, processes, up_settings, up_start, up_supervision, welcome
 from tidegate_cli.command_errors import Failed, Usage
+from tidegate_control import pool_token
 from tidegate_policy import policies
 
+TOKEN_BYTES = 32
+"""Random bytes of the token that the processes of a run share, unless TIDEGATE_POOL_TOKEN or the settings have one."""
 INTERRUPTED = 130
 """The exit code when a signal interrupted the start or the shutdown."""
 
@@ -68,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
     if not 0.01 <= options.sim_speed <= 1000:
         raise Usage("--sim-speed must be between 0.01 and 1000")
     combined = up_settings.combine(options)
+    token = _token(combined.settings.auth.pool_token)
     if options.model is not None:
         _check_model(options.model, combined.wanted)
     if len({options.port, options.grpc_port, options.admin_port}) < 3:
@@ -80,7 +85,16 @@ def run(options: argparse.Namespace) -> int:
         if port is not None:
             processes.check_free(options.host, port, option)
     with _locked(options.state):
-        return asyncio.run(_run(options, combined))
+        return asyncio.run(_run(options, combined, token))
+
+
+def _token(in_settings: str | None) -> str:
+    """The token that the processes of the run share."""
+    try:
+        given = pool_token.from_environment(os.environ)
+    except pool_token.BadToken as error:
+        raise Usage(str(error)) from None
+    return given or in_settings or secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def _check_model(model: str, wanted: Sequence[engine_spec.Engine]) -> None:
@@ -90,7 +104,7 @@ def _check_model(model: str, wanted: Sequence[engine_spec.Engine]) -> None:
         raise Usage(f"--model: {model} is not a model folder (config.json, weights, tokenizer)")
 
 
-async def _run(options: argparse.Namespace, combined: up_settings.Combined) -> int:
+async def _run(options: argparse.Namespace, combined: up_settings.Combined, token: str) -> int:
     loop, stop, hurry = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     family = processes.Family(options.state / "logs")
 
@@ -103,7 +117,7 @@ async def _run(options: argparse.Namespace, combined: up_settings.Combined) -> i
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, on_signal)
     try:
-        code = await _serve(options, combined, family, stop)
+        code = await _serve(options, combined, family, stop, token)
     finally:
         sys.stderr.write("stopping: running calls may finish; press Ctrl-C again to end them\n")
         await family.stop()
@@ -111,9 +125,13 @@ async def _run(options: argparse.Namespace, combined: up_settings.Combined) -> i
 
 
 async def _serve(
-    options: argparse.Namespace, combined: up_settings.Combined, family: processes.Family, stop: asyncio.Event
+    options: argparse.Namespace,
+    combined: up_settings.Combined,
+    family: processes.Family,
+    stop: asyncio.Event,
+    token: str,
 ) -> int:
-    starting = asyncio.create_task(up_start.start(options, combined, family))
+    starting = asyncio.create_task(up_start.start(options, combined, family, token=token))
     interrupted = asyncio.create_task(stop.wait())
     await asyncio.wait({starting, interrupted}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
@@ -127,7 +145,7 @@ async def _serve(
     sys.stdout.write(welcome.text(options, combined.wanted, url=url, model=model, needs_key=needs_key))
     sys.stdout.flush()
     controls = [engine.control for engine in started if engine.control]
-    await up_supervision.supervise(options, controls, family, interrupted)
+    await up_supervision.supervise(options, controls, family, interrupted, token=token)
     return 0
 
 

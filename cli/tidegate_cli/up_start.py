@@ -18,6 +18,7 @@ import yaml
 
 from tidegate_cli import embedded_valkey, engine_spec, processes, up_settings
 from tidegate_cli.command_errors import Failed
+from tidegate_control import pool_token
 
 ENGINE_START_S = {engine_spec.Simulated: 30.0, engine_spec.Vllm: 600.0, engine_spec.Running: 10.0}
 
@@ -32,13 +33,17 @@ class Started:
     cost: dict[str, Any] | None
 
 
-async def start(options: argparse.Namespace, combined: up_settings.Combined, family: processes.Family) -> list[Started]:
-    """Starts the store, the engines and the gateway; returns the engines when all parts answer. Raises `Failed`."""
+async def start(
+    options: argparse.Namespace, combined: up_settings.Combined, family: processes.Family, *, token: str
+) -> list[Started]:
+    """Starts the store, the engines and the gateway; returns the engines when all parts answer. Their environment has
+    `token`. Raises `Failed`."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
         store = None
         if combined.embedded_store:
             store = await family.start("valkey", embedded_valkey.command(options.state))
-        environment = _vllm_environment(combined.wanted)
+        shared = {pool_token.VARIABLE: token}
+        environment = _vllm_environment(combined.wanted) | shared
         started = await asyncio.gather(
             *(_start_engine(options, engine, family, session, environment) for engine in combined.wanted)
         )
@@ -47,7 +52,8 @@ async def start(options: argparse.Namespace, combined: up_settings.Combined, fam
         settings = options.state / "gateway.yaml"
         document = up_settings.gateway_document(options, combined, [_entry(engine) for engine in started])
         settings.write_text(yaml.safe_dump(document, sort_keys=False))
-        gateway = await family.start("gateway", processes.ourselves("gateway", "--config", str(settings)), stop_s=40)
+        command = processes.ourselves("gateway", "--config", str(settings))
+        gateway = await family.start("gateway", command, stop_s=40, environment=shared)
         await processes.wait_until(gateway, lambda: _is_ready(options), patience_s=30)
     return started
 

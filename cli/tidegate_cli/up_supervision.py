@@ -28,11 +28,16 @@ OBSERVATION_S = 2.0
 
 
 async def supervise(
-    options: argparse.Namespace, controls: Sequence[str], family: processes.Family, interrupted: asyncio.Task[bool]
+    options: argparse.Namespace,
+    controls: Sequence[str],
+    family: processes.Family,
+    interrupted: asyncio.Task[bool],
+    *,
+    token: str,
 ) -> None:
-    """Serves until a signal arrives. `controls` are the addresses of EngineControl. Raises `Failed` when a process crashes
-    too often."""
-    steered = asyncio.create_task(_steer(options, controls))
+    """Serves until a signal arrives. `controls` are the addresses of EngineControl, which require `token`. Raises `Failed`
+    when a process crashes too often."""
+    steered = asyncio.create_task(_steer(options, controls, token))
     kept = asyncio.create_task(_keep(family))
     try:
         await asyncio.wait({steered, kept, interrupted}, return_when=asyncio.FIRST_COMPLETED)
@@ -63,14 +68,14 @@ async def _keep(family: processes.Family) -> None:
         await family.restart(child)
 
 
-async def _steer(options: argparse.Namespace, controls: Sequence[str]) -> None:
+async def _steer(options: argparse.Namespace, controls: Sequence[str], token: str) -> None:
     settings = steering_loop.Settings(
         allow=tuple(sorted(policies.POLICIES)),
         interval_s=INTERVAL_S,
         guards=guards.GuardSettings(dwell_s=3 * INTERVAL_S),
     )
     held = None if options.policy == "auto" else steering_loop.Override(policy=options.policy, reason="--policy")
-    driver = steering_driver.SteeringDriver(None, settings, now=time.time())
+    driver = steering_driver.SteeringDriver(None, settings, now=time.time(), token=token)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
         admin = gateway_admin.GatewayAdmin(session, f"http://127.0.0.1:{options.admin_port}")
         try:

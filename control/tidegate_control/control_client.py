@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping
 
 import grpc
 
-from tidegate_control import translation
+from tidegate_control import pool_token, translation
 from tidegate_policy import qos
 from tidegate_policy.engine.engine_status import State, Switched, WatchReport
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
@@ -40,6 +40,8 @@ class CallFailed(Exception):
         super().__init__(f"{code.name}: {details}")
         self.is_unreachable = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         """Whether the engine could not be reached, as opposed to having rejected the call."""
+        self.is_unauthenticated = code is grpc.StatusCode.UNAUTHENTICATED
+        """Whether the engine did not accept the token of the call."""
 
 
 class EngineClient:
@@ -48,8 +50,10 @@ class EngineClient:
     A call answers None when the engine's answer cannot be read: bytes that are no message, or impossible numbers.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, token: str | None = None) -> None:
+        """Calls carry `token`, which an engine without a token ignores."""
         self.address = address
+        self._metadata = tuple(pool_token.header(token).items())
         self._channel = grpc.aio.insecure_channel(address)
         self._stub = control_pb2_grpc.EngineControlStub(self._channel)  # type: ignore[no-untyped-call]
 
@@ -57,7 +61,7 @@ class EngineClient:
         """The engine's state, without the list of its waiting calls."""
         request = control_pb2.GetStateRequest(max_waiting_ids=0)
         try:
-            message = await self._stub.GetState(request, timeout=timeout_s)
+            message = await self._stub.GetState(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise _failed(error) from error
         # grpc.aio answers None for bytes that it cannot parse.
@@ -76,7 +80,7 @@ class EngineClient:
         until the next call."""
         request = control_pb2.SetPolicyRequest(policy=policy, reason=reason, parameters=parameters, bypass=bypass)
         try:
-            answer = await self._stub.SetPolicy(request, timeout=timeout_s)
+            answer = await self._stub.SetPolicy(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise _failed(error) from error
         if answer is None:
@@ -86,7 +90,7 @@ class EngineClient:
     async def watch(self, period_s: float) -> AsyncGenerator[WatchReport | None, None]:
         """One report for each `period_s` (0.1 to 60 seconds) until the engine ends the stream; None for a report that
         cannot be read."""
-        stream = self._stub.WatchQos(control_pb2.WatchQosRequest(period_s=period_s))
+        stream = self._stub.WatchQos(control_pb2.WatchQosRequest(period_s=period_s), metadata=self._metadata)
         try:
             async for message in stream:
                 yield None if message is None else translation.from_report(message)
@@ -102,7 +106,8 @@ class EngineClient:
 class EngineConnections:
     """Connections to a changing set of engines: their reports, and the policy in force on them."""
 
-    def __init__(self, *, report_period_s: float) -> None:
+    def __init__(self, *, report_period_s: float, token: str | None = None) -> None:
+        self._token = token
         self.report_period_s = report_period_s
         """Time between two reports; a change takes effect at the next `retarget`."""
         self._connections: dict[str, _Connection] = {}
@@ -114,7 +119,7 @@ class EngineConnections:
             await connection.close()
         for address in addresses:
             if address not in self._connections:
-                self._connections[address] = _Connection(address, self.report_period_s)
+                self._connections[address] = _Connection(address, self.report_period_s, self._token)
             elif self._connections[address].report_period_s != self.report_period_s:
                 await self._connections[address].reopen(self.report_period_s)
 
@@ -125,6 +130,10 @@ class EngineConnections:
     def silent(self) -> set[str]:
         """Engines whose reports are overdue."""
         return {address for address, connection in self._connections.items() if connection.is_silent}
+
+    def rejections(self) -> dict[str, str]:
+        """The answers of the engines that do not accept the token, by address."""
+        return {address: found.rejection for address, found in self._connections.items() if found.rejection}
 
     def reported(self) -> set[str]:
         """Engines that have reported since the last `take_reports`."""
@@ -163,7 +172,7 @@ class EngineConnections:
 class _Connection:
     """One engine's stream of reports, opened again whenever it breaks."""
 
-    def __init__(self, address: str, report_period_s: float) -> None:
+    def __init__(self, address: str, report_period_s: float, token: str | None) -> None:
         self.address = address
         self.report_period_s = report_period_s
         self.policy: str | None = None
@@ -176,7 +185,9 @@ class _Connection:
         """Since the last `take_reports`."""
         self.is_unreachable = False
         """Whether the last attempt to open the stream did not reach the engine. True until it reports again."""
-        self._client = EngineClient(address)
+        self.rejection: str | None = None
+        """Why the engine did not accept the token at the last attempt; None when it did, or could not be asked."""
+        self._client = EngineClient(address, token=token)
         self._warned = False
         self._open()
 
@@ -239,6 +250,7 @@ class _Connection:
                 await self._read_stream()
             except CallFailed as error:
                 self.is_unreachable = error.is_unreachable
+                self.rejection = str(error) if error.is_unauthenticated else None
                 self._log(logging.DEBUG if error.is_unreachable else logging.WARNING, str(error))
             except Exception as error:  # noqa: BLE001  # logged with its traceback
                 self._log(logging.ERROR, "a defect", error)
@@ -259,6 +271,7 @@ class _Connection:
                 self.policy, self.parameters, self.bypass = report.policy, report.policy_parameters, report.bypass
                 self._reported_at_s = asyncio.get_running_loop().time()
                 self._warned = self.is_unreachable = False
+                self.rejection = None
 
     def _log(self, level: int, why: str, defect: Exception | None = None) -> None:
         """Logs the first failure at `level`, and further ones at DEBUG until the engine reports again."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from tidegate_control import pool_token
 from tidegate_policy import policies
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
@@ -24,6 +25,8 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
         """Every policy that was set, in order."""
         self.parameters_set_to: list[dict[str, float]] = []
         """The parameters that came with each policy, in order."""
+        self.token: str | None = None
+        """Calls must carry it; None = every call is taken."""
         self.rejects = False
         self.babbles = False
         """New calls are answered with bytes that cannot be parsed."""
@@ -46,6 +49,7 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
             await self._server.stop(None)
 
     async def SetPolicy(self, request: control_pb2.SetPolicyRequest, context: Any) -> control_pb2.SetPolicyResponse:
+        await self._check_token(context)
         if self.rejects:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
         try:
@@ -61,6 +65,7 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
     async def WatchQos(
         self, request: control_pb2.WatchQosRequest, context: Any
     ) -> AsyncIterator[control_pb2.QosReport]:
+        await self._check_token(context)
         if not 0.1 <= request.period_s <= 60:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "period_s must be between 0.1 and 60")
         self.periods.append(request.period_s)
@@ -75,6 +80,10 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
                 await asyncio.sleep(request.period_s)
         finally:
             self.periods.remove(request.period_s)
+
+    async def _check_token(self, context: Any) -> None:
+        if problem := pool_token.problem(self.token, context.invocation_metadata()):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, problem)
 
 
 class _Babble(grpc.aio.ServerInterceptor):

@@ -1,18 +1,20 @@
 """EngineControl's server: a gRPC thread beside the engine core that switches, bounds and watches the scheduler.
 
 The server translates messages and asks a `control_contract.ControlledEngine`; it decides nothing. It serves health and
-reflection too. It runs in the engine-core process, because the queue is in that process.
+reflection too. With a token, every call except those of health must carry it. The server runs in the engine-core process,
+because the queue is in that process.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from tidegate_control import control_contract, translation
+from tidegate_control import control_contract, pool_token, translation
 from tidegate_policy import policies
 from tidegate_policy.engine import engine_status
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
@@ -95,11 +97,35 @@ class Control(control_pb2_grpc.EngineControlServicer):
             self._watches.release()
 
 
-def serve(engine: control_contract.ControlledEngine, *, address: str, engine_version: str) -> Callable[[], None]:
-    """Starts to serve on `address` and returns a function that stops the server. Raises `CannotListen`."""
+class _TokenCheck(grpc.ServerInterceptor):
+    """Rejects calls that do not carry the token of the pool, before their message is read."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        if details.method.startswith(f"/{health.SERVICE_NAME}/"):
+            return continuation(details)
+        problem = pool_token.problem(self._token, details.invocation_metadata)
+        return continuation(details) if problem is None else grpc.unary_unary_rpc_method_handler(_rejecting(problem))
+
+
+def _rejecting(problem: str) -> Callable[[bytes, grpc.ServicerContext], None]:
+    def reject(request: bytes, context: grpc.ServicerContext) -> None:
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, problem)
+
+    return reject
+
+
+def serve(
+    engine: control_contract.ControlledEngine, *, address: str, engine_version: str, token: str | None = None
+) -> Callable[[], None]:
+    """Starts to serve on `address` and returns a function that stops the server. Calls must carry `token`, unless it is
+    None. Raises `CannotListen`."""
     service = Control(engine, engine_version)
     server = grpc.server(
         futures.ThreadPoolExecutor(MAX_WATCHES + _SPARE_THREADS, thread_name_prefix="tidegate-control"),
+        interceptors=[] if token is None else [_TokenCheck(token)],
         options=(("grpc.so_reuseport", 0),),  # a second engine on this address must fail, not share it
     )
     control_pb2_grpc.add_EngineControlServicer_to_server(service, server)  # type: ignore[no-untyped-call]

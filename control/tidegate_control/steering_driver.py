@@ -18,12 +18,19 @@ logger = logging.getLogger("tidegate.steering")
 class SteeringDriver:
     """One pool. At least once in `settings.observation_period_s`: `observe`, persist the outcome, `enforce`."""
 
-    def __init__(self, state: guards.SteerState | None, settings: steering_loop.Settings, *, now: float) -> None:
-        """`state` is what a predecessor left; None for a pool that was never steered."""
+    def __init__(
+        self,
+        state: guards.SteerState | None,
+        settings: steering_loop.Settings,
+        *,
+        now: float,
+        token: str | None = None,
+    ) -> None:
+        """`state` is what a predecessor left; None for a pool that was never steered. Calls to engines carry `token`."""
         self._loop = steering_loop.SteeringLoop(state, settings, now=now)
         self._outliers: Set[str] = frozenset()
         """The engines whose last report could not be believed."""
-        self.engines = control_client.EngineConnections(report_period_s=settings.report_period_s)
+        self.engines = control_client.EngineConnections(report_period_s=settings.report_period_s, token=token)
 
     @property
     def settings(self) -> steering_loop.Settings:

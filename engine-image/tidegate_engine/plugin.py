@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tidegate_control import control_contract, control_server
+from tidegate_control import control_contract, control_server, pool_token
 from tidegate_engine import compat, engine_settings
 from tidegate_policy import cost, policies
 from tidegate_policy.engine import regulators, session_hold
@@ -60,9 +60,12 @@ def _serve_control(built: Any, governed: control_contract.ControlledEngine, addr
     """Serves EngineControl until vLLM shuts the scheduler down. An engine without a control server serves its clients."""
     try:
         stop = control_server.serve(
-            governed, address=address, engine_version=importlib.import_module("vllm").__version__
+            governed,
+            address=address,
+            engine_version=importlib.import_module("vllm").__version__,
+            token=pool_token.from_environment(os.environ),
         )
-    except control_server.CannotListen as error:
+    except (control_server.CannotListen, pool_token.BadToken) as error:
         log.error("This engine runs without EngineControl. %s", error)
         return
     except Exception:

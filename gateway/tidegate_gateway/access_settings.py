@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass, field
 
+from tidegate_control import pool_token
+
 LOOPBACK = re.compile(r"localhost|::1|127(\.\d{1,3}){3}")
 _JWKS_URL = re.compile(r"https://[^/?#@\s]+[^#@\s]*|http://(localhost|\[::1\]|127(\.\d{1,3}){3})(:\d+)?/[^#@\s]*")
 
@@ -38,10 +40,13 @@ class Auth:
     allow_unauthenticated: bool = False
     """Serve without keys on an address beyond loopback; the network or a proxy must then authenticate clients."""
     jwt: Jwt = field(default_factory=Jwt)
+    pool_token: str | None = field(default=None, repr=False)
+    """The token that this gateway shows to the control ports of engines. An admin port beyond loopback requires it. Better
+    set by TIDEGATE_POOL_TOKEN than in the file."""
 
     @property
     def required(self) -> bool:
-        """Callers need a key or a token."""
+        """Clients need a key or a token of their own."""
         return self.keys_file is not None or self.jwt.issuer is not None
 
 
@@ -82,6 +87,11 @@ def problems(auth: Auth, tls: Tls, *, host: str) -> list[str]:
         )
         if period_s < 0.01
     ]  # fmt: skip
+    if auth.pool_token is not None:
+        try:
+            pool_token.checked(auth.pool_token, "auth.poolToken")
+        except pool_token.BadToken as error:
+            found.append(str(error))
     if (tls.cert_file is None) != (tls.key_file is None):
         found.append("tls needs both certFile and keyFile, or none of them")
     return found

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tidegate_control import pool_token
 from tidegate_gateway import access_settings, settings_decoder, settings_file, stage_declaration
 from tidegate_gateway.settings_decoder import BadSettings
 from tidegate_policy import gateway_core, policies
@@ -44,7 +45,8 @@ class Listen:
     grpc_port: int | None = 9000
     """gRPC; null = none, 0 picks a free one."""
     admin_host: str = "127.0.0.1"
-    """Address of the admin and metrics ports. Every client of the admin port may switch the policy."""
+    """Address of the admin port. Every client of it may switch the policy; beyond loopback it requires `auth.poolToken`, if
+    there is one."""
     admin_port: int | None = 8001
     """/admin/state, /admin/policy; null = none, 0 picks a free one."""
     metrics_host: str = "127.0.0.1"
@@ -334,19 +336,24 @@ def from_mapping(document: object) -> Settings:
 
 
 def from_environment(settings: Settings, environment: Mapping[str, str]) -> Settings:
-    """Overrides the settings that depend on the place: TIDEGATE_STORE_URL, TIDEGATE_STORE_PASSWORD, TIDEGATE_HOST and
-    OpenTelemetry's own OTEL_EXPORTER_OTLP_ENDPOINT."""
+    """Overrides the settings that depend on the place: TIDEGATE_STORE_URL, TIDEGATE_STORE_PASSWORD, TIDEGATE_POOL_TOKEN,
+    TIDEGATE_HOST and OpenTelemetry's own OTEL_EXPORTER_OTLP_ENDPOINT. Raises `BadSettings`."""
     store: dict[str, Any] = {}
     if url := environment.get("TIDEGATE_STORE_URL"):
         store["url"] = url
     if password := environment.get("TIDEGATE_STORE_PASSWORD"):
         store["password"] = password
     host = environment.get("TIDEGATE_HOST") or settings.listen.host
+    try:
+        token = pool_token.from_environment(environment)
+    except pool_token.BadToken as error:
+        raise BadSettings(str(error)) from None
     collector = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     return dataclasses.replace(
         settings,
         store=dataclasses.replace(settings.store, **store),
         listen=dataclasses.replace(settings.listen, host=host),
+        auth=settings.auth if token is None else dataclasses.replace(settings.auth, pool_token=token),
         tracing=Tracing(endpoint=collector, required=False) if collector else settings.tracing,
     )
 

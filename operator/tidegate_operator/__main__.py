@@ -30,6 +30,7 @@ from tidegate_operator import (
 from tidegate_operator.cluster import api_server, lease, watch_cache
 from tidegate_policy import duration, policies
 from tidegate_policy.dispatch import rules as dispatch_rules
+from tidegate_policy.steer import selectors
 
 log = logging.getLogger("tidegate_operator")
 
@@ -127,6 +128,7 @@ async def _act(options: argparse.Namespace, server: api_server.ApiServer, sessio
             policies=frozenset(policies.POLICIES),
             rules=frozenset(dispatch_rules.RULES),
             profiles=frozenset(tidegate_profiles.names()),
+            selectors=frozenset(selectors.SELECTORS),
         ),
         operator_namespace=options.operator_namespace,
         operator=f"{options.operator_namespace}/{options.lease}",
@@ -136,7 +138,7 @@ async def _act(options: argparse.Namespace, server: api_server.ApiServer, sessio
         server,
         rules,
         reads=cache,
-        admin_of=lambda pool: gateway_admin.GatewayAdmin(session, pool_steering.admin_url(pool)),
+        admin_of=lambda pool, token: gateway_admin.GatewayAdmin(session, pool_steering.admin_url(pool), token=token),
         clock=controller.now,
     )
     controlling = controller.Controller(server, cache, rules, steering, resync_s=options.resync)

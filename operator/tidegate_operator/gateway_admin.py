@@ -9,9 +9,11 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import aiohttp
 
+from tidegate_control import pool_token
 from tidegate_policy.steer import steering_loop
 
 log = logging.getLogger(__name__)
@@ -33,8 +35,18 @@ class _Seen:
 class GatewayAdmin:
     """Calls the admin API of the gateways at one address."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, *, clock: Callable[[], float] = time.time) -> None:
-        """`clock` gives seconds of the wall clock."""
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        *,
+        token: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Calls carry `token`. `clock` gives seconds of the wall clock."""
+        self.rejects_token = False
+        """Whether a gateway rejected the token of the last call."""
+        self._headers = pool_token.header(token)
         self._session = session
         self._url = url
         self._clock = clock
@@ -53,7 +65,9 @@ class GatewayAdmin:
     async def override(self) -> steering_loop.Override | None:
         """The manual override; None when there is none, when it has expired, or when no gateway `has_answered`."""
         try:
-            async with self._session.get(f"{self._url}/admin/state", timeout=TIMEOUT) as answer:
+            url = f"{self._url}/admin/state"
+            async with self._session.get(url, headers=self._headers, timeout=TIMEOUT) as answer:
+                self._note(answer)
                 answer.raise_for_status()
                 state = await answer.json()
             policy = state["policy"]
@@ -87,7 +101,15 @@ class GatewayAdmin:
             return
         body = {"policy": policy, "reason": reason[:MAX_REASON], "source": "steered"}
         try:
-            async with self._session.put(f"{self._url}/admin/policy", json=body, timeout=TIMEOUT) as answer:
+            url = f"{self._url}/admin/policy"
+            async with self._session.put(url, json=body, headers=self._headers, timeout=TIMEOUT) as answer:
+                self._note(answer)
                 answer.raise_for_status()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             log.debug("%s does not accept policy %s: %r", self._url, policy, error)
+
+    def _note(self, answer: aiohttp.ClientResponse) -> None:
+        rejects = answer.status == HTTPStatus.UNAUTHORIZED
+        if rejects and not self.rejects_token:
+            log.warning("%s rejects the token of the pool", self._url)
+        self.rejects_token = rejects

@@ -53,6 +53,13 @@ class MortalCluster:
     async def pods(self, namespace: str, pool: str) -> Sequence[Json]:
         return await self._real.pods(namespace, pool)
 
+    async def secret(self, namespace: str, name: str) -> Json | None:
+        return await self._real.secret(namespace, name)
+
+    async def create_secret(self, manifest: Json) -> None:
+        self._write()
+        await self._real.create_secret(manifest)
+
     async def apply(self, manifest: Json) -> Json:
         self._write()
         return await self._real.apply(manifest)
@@ -82,6 +89,8 @@ class FakeAdmin:
     """A pool's gateways, which record the policies that they receive."""
 
     alpha = 0.2
+
+    rejects_token = False
 
     def __init__(self, *, has_answered: bool = True) -> None:
         self.has_answered = has_answered

@@ -2,28 +2,28 @@
 
 An outcome is written to the status before it is put in force. So an operator that dies in between leaves it to its
 successor, which puts it in force. Before each observation a gateway is asked whether a person has overridden the policy;
-after each one the gateways receive the policy too.
+after each one the gateways receive the policy too. All these calls carry the token in the pool's Secret, which is read when
+the steering of a pool begins, and again while an engine or a gateway rejects it.
 """
 
 import datetime
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from tidegate_control import steering_driver
-from tidegate_operator import cluster, pool_status, reconcile, spec
+from tidegate_operator import cluster, pool_secret, pool_status, reconcile, spec, steering_status
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
-from tidegate_policy import qos
 from tidegate_policy.steer import guards, selectors, steer_memory, steering_loop
 
 log = logging.getLogger(__name__)
 
 WRITER = "tidegate-steering"
 """Field manager of the part of the status that this module writes."""
-MEASURED = ("sloAttainment", "alpha")
-"""Fields of the status, and of its node pools, that are absent while there is no measurement."""
+TOKEN_S = 30.0
+"""Least time between two readings of a pool's Secret."""
 WAIT_S = 3.0
 """Time until the next attempt for a pool that cannot be steered."""
 
@@ -51,6 +51,9 @@ class Admin(Protocol):
     @property
     def alpha(self) -> float | None: ...
 
+    @property
+    def rejects_token(self) -> bool: ...
+
     async def override(self) -> steering_loop.Override | None: ...
 
     async def follow(self, policy: str, reason: str) -> None: ...
@@ -77,6 +80,11 @@ class _Steered:
     uid: str
     driver: steering_driver.SteeringDriver
     admin: Admin
+    token: str | None
+    secret: str
+    """Name of the Secret that the token comes from."""
+    read_at_s: float
+    """When the Secret was read last."""
     failing: Set[str] = frozenset()
     """The engines that did not accept the policy at the last attempt."""
 
@@ -90,7 +98,7 @@ class PoolSteering:
         rules: reconcile.Rules,
         *,
         reads: cluster.Reader,
-        admin_of: Callable[[spec.Pool], Admin],
+        admin_of: Callable[[spec.Pool, str | None], Admin],
         clock: Callable[[], datetime.datetime],
         locate: Locate = ready_address,
     ) -> None:
@@ -124,8 +132,19 @@ class PoolSteering:
         await driver.retarget(node_pool_of)
         by_hand = await admin.override() or (None if admin.has_answered else _restored(driver, now.timestamp()))
         outcome = driver.observe(now.timestamp(), by_hand or _fixed(pool))
-        silent = driver.engines.silent()
-        ours = of_steering(body.get("status", {}), pool, outcome, admin.alpha, node_pool_of, now, silent=silent)
+        trouble = steering_status.rejection(driver.engines.rejections(), steered.secret) or steering_status.silence(
+            driver.engines.silent(), node_pool_of
+        )
+        ours = steering_status.of_steering(
+            body.get("status", {}),
+            pool,
+            outcome,
+            driver.settings.guards,
+            admin.alpha,
+            node_pool_of,
+            now,
+            trouble=trouble,
+        )
         await self._persist(body, pool, ours, outcome)
         errors = await driver.enforce()
         if fresh := errors.keys() - steered.failing:
@@ -141,14 +160,23 @@ class PoolSteering:
             await self._forget(key)
 
     async def _driven(self, key: Key, body: Json, pool: spec.Pool, now: float) -> "_Steered":
-        """The driver of this pool with its present settings; an earlier pool of the same name has a driver of its own."""
-        settings = settings_of(pool.steering)
-        if key in self._steered and self._steered[key].uid != pool.uid:
-            await self._forget(key)
-        if key not in self._steered:
-            driver = steering_driver.SteeringDriver(_remembered(body), settings, now=now)
-            self._steered[key] = _Steered(uid=pool.uid, driver=driver, admin=self._admin_of(pool))
-        self._steered[key].driver.settings = settings
+        """The driver of this pool with its present settings and token; an earlier pool of the same name has a driver of its
+        own."""
+        settings, secret = settings_of(pool.steering), child_metadata.secret_name(pool)
+        known = self._steered.get(key)
+        if known is not None and (known.uid, known.secret) == (pool.uid, secret) and not _is_rejected(known, now):
+            known.driver.settings = settings
+            return known
+        token = await pool_secret.token(self._api, pool)
+        if known is not None and (known.uid, known.secret, known.token) == (pool.uid, secret, token):
+            known.read_at_s, known.driver.settings = now, settings
+            return known
+        await self._forget(key)
+        driver = steering_driver.SteeringDriver(_remembered(body), settings, now=now, token=token)
+        admin = self._admin_of(pool, token)
+        self._steered[key] = _Steered(
+            uid=pool.uid, driver=driver, admin=admin, token=token, secret=secret, read_at_s=now
+        )
         return self._steered[key]
 
     async def _wait(self, key: Key, addresses: Collection[str]) -> float:
@@ -171,8 +199,15 @@ class PoolSteering:
         if event := _event(pool, outcome):
             log.info("%s/%s: %s: %s", pool.namespace, pool.name, event.reason, event.message)
             await self._api.record(event)
-        if pool_status.changed(body.get("status", {}), ours, owns=MEASURED):
+        if pool_status.changed(body.get("status", {}), ours, owns=steering_status.MEASURED):
             await self._api.apply_status(pool.namespace, pool.name, ours, writer=WRITER)
+
+
+def _is_rejected(steered: _Steered, now: float) -> bool:
+    """Whether an engine or a gateway rejects the token, so that the Secret should be read again."""
+    if now - steered.read_at_s < TOKEN_S:
+        return False
+    return bool(steered.driver.engines.rejections()) or steered.admin.rejects_token
 
 
 def _fixed(pool: spec.Pool) -> steering_loop.Override | None:
@@ -195,89 +230,6 @@ def settings_of(item: spec.Steering) -> steering_loop.Settings:
         selector=selectors.SELECTORS[item.selector](),
         guards=guards.GuardSettings(dwell_s=item.dwell_s, window_s=item.rollback_window_s, rho=item.rollback_rho),
     )
-
-
-def of_steering(
-    before: Json,
-    pool: spec.Pool,
-    outcome: steering_loop.Outcome,
-    alpha: float | None,
-    node_pool_of: Mapping[str, str],
-    now: datetime.datetime,
-    *,
-    silent: Collection[str] = (),
-) -> dict[str, Any]:
-    """The part of the status that steering writes: always complete, as server-side apply requires. `silent` are the
-    addresses of the engines that do not report."""
-    state = outcome.state
-    since = datetime.datetime.fromtimestamp(state.since_at_s, datetime.UTC)
-    stated: dict[str, Any] = {
-        "activePolicy": {
-            "name": state.active,
-            "since": reconcile.timestamp(since),
-            "reason": state.reason,
-            "override": state.kind is guards.Kind.OVERRIDE,
-        },
-        "steering": steer_memory.written(state),
-        "conditions": pool_status.timed(
-            [_silence(silent, node_pool_of) or _stability(state, settings_of(pool.steering).guards, now.timestamp())],
-            before.get("conditions", ()),
-            generation=pool.generation,
-            now=reconcile.timestamp(now),
-        ),
-    }
-    if outcome.window is None:  # between two decisions the measurements stay
-        # An earlier version of the operator wrote floats.
-        kept = {
-            item["name"]: _decimal(float(item["sloAttainment"]))
-            for item in before.get("nodePools", ())
-            if "sloAttainment" in item
-        }
-        total = _decimal(float(before["sloAttainment"])) if "sloAttainment" in before else None
-    else:
-        kept = _attainments(outcome.window, node_pool_of)
-        total = _attainment(outcome.window.values())
-    names = {node_pool.name for node_pool in pool.node_pools}
-    stated["nodePools"] = [{"name": name, "sloAttainment": kept[name]} for name in sorted(kept) if name in names]
-    measured = {"sloAttainment": total, "alpha": None if alpha is None else _decimal(alpha)}
-    return stated | {key: value for key, value in measured.items() if value is not None}
-
-
-def _attainments(window: Mapping[str, qos.Qos], node_pool_of: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, str | None] = {
-        name: _attainment(report for address, report in window.items() if node_pool_of.get(address) == name)
-        for name in set(node_pool_of.values())
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _attainment(reports: Any) -> str | None:
-    """Share of the calls with a target that met it; None when there were none."""
-    together = qos.across(reports)
-    return _decimal(1 - together.miss_ratio) if together.with_target else None
-
-
-def _decimal(value: float) -> str:
-    """A number as the status has it: fields of the API are no floats."""
-    return f"{round(value, 4):g}"
-
-
-def _silence(silent: Collection[str], node_pool_of: Mapping[str, str]) -> pool_status.Condition | None:
-    """The condition of a pool of which no engine reports; None for any other pool."""
-    if not node_pool_of or not set(node_pool_of) <= set(silent):
-        return None
-    count = len(node_pool_of)
-    message = f"None of the {count} ready engines reports, so the policy that they serve by is unknown."
-    return pool_status.Condition(type="PolicyStable", status=False, reason="EnginesSilent", message=message)
-
-
-def _stability(state: guards.SteerState, settings: guards.GuardSettings, now: float) -> pool_status.Condition:
-    age_s, shown = now - state.since_at_s, f"{state.active}: {state.reason}"
-    if state.kind is guards.Kind.BYPASS:
-        return pool_status.Condition(type="PolicyStable", status=False, reason="Bypass", message=shown)
-    if age_s < guards.minimum_dwell_s(state, settings) and state.kind is not guards.Kind.OVERRIDE:
-        return pool_status.Condition(type="PolicyStable", status=False, reason="Switched", message=shown)
-    return pool_status.Condition(type="PolicyStable", status=True, reason="Settled", message=shown)
 
 
 def _event(pool: spec.Pool, outcome: steering_loop.Outcome) -> pool_status.Event | None:

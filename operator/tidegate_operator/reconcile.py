@@ -16,6 +16,7 @@ from tidegate_operator import (
     cluster,
     objects,
     plan,
+    pool_secret,
     pool_status,
     render,
     replica_allocation,
@@ -111,6 +112,8 @@ async def carry_out(
     observed = [*children, *await _same_names(api, desired, children)]
     todo = plan.steps(pool.uid, desired, observed)
     problems = [*staged.problems]
+    if obstacle := await pool_secret.ensure(api, pool):
+        problems.append(obstacle)
     problems += [("NameTaken", f"{reference} exists and belongs to another owner") for reference in todo.taken]
     written: list[Json] = []
     for manifest in todo.apply:

@@ -8,7 +8,9 @@ Memory between two calls is in annotations of the workloads, so an operator may 
 - A revision that does not serve by the deadline, or whose pods crash, is replaced by the last revision that served. The
   other node pools then keep what they have until the spec changes.
 - A new operator version renders other pods from the same spec. Workloads keep theirs until the spec changes, or until the
-  annotation `tidegate.dev/restart` of the pool does.
+  annotation `tidegate.dev/restart` (engines) or `tidegate.dev/restart-all` of the pool does.
+- The store changes after the gateways, which thus know a new password before the store requires it. A store without a
+  volume would lose its data, so no annotation restarts it.
 """
 
 import json
@@ -30,6 +32,10 @@ FAILED = f"{child_metadata.GROUP}/failed"
 """Annotation: the revision that did not serve, as JSON with the keys `revision` and `why`."""
 RESTART = f"{child_metadata.GROUP}/restart"
 """Annotation of a pool. A new value restarts its engines, one after the other."""
+RESTART_ALL = f"{child_metadata.GROUP}/restart-all"
+"""Annotation of a pool. A new value restarts its engines, its gateways and a store with a volume."""
+STORE = "valkey"
+"""The component of the embedded store."""
 
 _IN_PLACE = {"maxSurge": 0, "maxUnavailable": 1}
 """The strategy of a node pool without room for one more engine."""
@@ -57,13 +63,16 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
     every_pod = list(pods)
     has_failed = any(target.has_failed for target in engines)
     unsettled = [target for target in engines if target.body is not None and not target.settled]
+    gateways_change = any(target.is_gateway and (target.is_pending or not target.settled) for target in targets)
     manifests: list[Json] = []
     held: list[str] = []
     problems: list[tuple[str, str]] = []
     for target in targets:
         if not target.is_pending:
             manifests.append(target.kept(every_pod))
-        elif not target.is_engine or not target.settled or not (has_failed or unsettled):
+        elif not (target.is_store and gateways_change) and (
+            not target.is_engine or not target.settled or not (has_failed or unsettled)
+        ):
             manifests.append(target.changed())
             if target.is_engine:
                 unsettled.append(target)
@@ -95,7 +104,9 @@ class _Target:
         component = labels[child_metadata.COMPONENT]
         self.is_workload = manifest["kind"] in ("Deployment", "StatefulSet")
         self.is_engine = self.is_workload and child_metadata.NODE_POOL in labels
-        self.manifest = _restarted(manifest, pool) if self.is_engine else manifest
+        self.is_store = self.is_workload and component == STORE
+        self.is_gateway = self.is_workload and component == "gateway"
+        self.manifest = _restarted(manifest, _restarts(pool, component)) if self.is_workload else manifest
         self._notes: Mapping[str, str] = {} if body is None else body["metadata"].get("annotations", {})
         self.wanted = self.inputs = ""
         self.settled, self._stuck = False, None
@@ -179,25 +190,36 @@ class _Target:
         return {**noted, "spec": {**self.manifest["spec"], "template": template}}
 
 
-def _restarted(manifest: Json, pool: Json) -> Json:
-    value = pool["metadata"].get("annotations", {}).get(RESTART)
-    if value is None:
+def _restarts(pool: Json, component: str) -> dict[str, str]:
+    """The annotations of the pool that restart this component."""
+    given = pool["metadata"].get("annotations", {})
+    loses_data = component == STORE and "storage" not in pool["spec"]["state"]["valkey"]
+    wanted = () if loses_data else (RESTART, RESTART_ALL) if component == "engine" else (RESTART_ALL,)
+    return {name: given[name] for name in wanted if name in given}
+
+
+def _restarted(manifest: Json, restarts: Mapping[str, str]) -> Json:
+    if not restarts:
         return manifest
-    template = child_metadata.annotated(manifest["spec"]["template"], {RESTART: value})
+    template = child_metadata.annotated(manifest["spec"]["template"], restarts)
     return {**manifest, "spec": {**manifest["spec"], "template": template}}
 
 
 def _inputs(pool: Json, component: str, node_pool: str | None) -> Any:
-    """The parts of the spec that shape the pods of a component. The number of engines is not among them."""
-    spec = pool["spec"]
-    if component == "valkey":
-        return spec["state"]
-    if node_pool is None:
+    """The parts of the spec that shape the pods of a component. The number of engines is not among them. Parts that an
+    earlier version did not have change the inputs only where they are given, so an upgrade restarts nothing."""
+    spec, restarts = pool["spec"], _restarts(pool, component)
+    if component == "gateway":
         pools = [_uncounted(item) for item in spec["nodePools"]]
-        return {**{key: value for key, value in spec.items() if key != "replicas"}, "nodePools": pools}
+        whole = {**{key: value for key, value in spec.items() if key != "replicas"}, "nodePools": pools}
+        return [whole, restarts] if restarts else whole
+    given = {"credentials": spec["credentials"]} if "credentials" in spec else {}
+    added = given | {name: value for name, value in restarts.items() if name == RESTART_ALL}
+    if component == STORE:
+        return [spec["state"], added] if added else spec["state"]
     (own,) = (_uncounted(item) for item in spec["nodePools"] if item["name"] == node_pool)
-    restart = pool["metadata"].get("annotations", {}).get(RESTART)
-    return [spec["model"], spec["engine"], own, spec["gateway"].get("queue"), restart]
+    inputs = [spec["model"], spec["engine"], own, spec["gateway"].get("queue"), restarts.get(RESTART)]
+    return [*inputs, added] if added else inputs
 
 
 def _uncounted(node_pool: Json) -> Json:

@@ -142,6 +142,8 @@ class Pool:
     node_pools: tuple[NodePool, ...]
     gateway: Gateway
     store: Store
+    credentials: str | None
+    """Name of an existing Secret with the token of the pool; None selects one that the operator creates."""
     steering: Steering
     classes: tuple[Json, ...]
     """Classes, tenants and workflows are copies of the spec with weights as numbers: the gateway reads the same keys."""
@@ -178,6 +180,7 @@ def _parse(body: Json, known: spec_problems.Known) -> Pool:
         node_pools=tuple(_node_pool(item, simulated) for item in spec["nodePools"]),
         gateway=_gateway(spec["gateway"]),
         store=_store(spec["state"]["valkey"]),
+        credentials=spec.get("credentials", {}).get("secretName"),
         steering=_steering(spec["policy"]),
         classes=tuple(map(_weighted, spec.get("classes", ()))),
         tenants=tuple(map(_weighted, spec.get("tenants", ()))),

@@ -39,6 +39,7 @@ class Known:
     policies: frozenset[str]
     rules: frozenset[str]
     profiles: frozenset[str]
+    selectors: frozenset[str]
 
 
 def outdated_resource(field: str) -> Problem:
@@ -54,6 +55,7 @@ def find(spec: _Json, known: Known) -> Iterator[Problem]:
     """Every problem of a `spec` that the API server has accepted."""
     yield from _number_problems(spec)
     yield from _policy_problems(spec["policy"], known.policies)
+    yield from _selector_problems(spec["policy"], known.selectors)
     yield from _parameter_problems(spec["policy"], known.policies)
     yield from _rule_problems(spec["gateway"]["dispatch"], known.rules)
     yield from _profile_problems(spec["nodePools"], known.profiles)
@@ -102,6 +104,12 @@ def _parameter_problems(item: _Json, known: Collection[str]) -> Iterator[Problem
 def _rule_problems(item: _Json, known: Collection[str]) -> Iterator[Problem]:
     if item["rule"] not in known:
         yield _unknown("spec.gateway.dispatch.rule", "dispatch rule", item["rule"], known)
+
+
+def _selector_problems(item: _Json, known: Collection[str]) -> Iterator[Problem]:
+    """The resource of a newer version permits selectors that this version does not have."""
+    if item["selector"] not in known:
+        yield _unknown("spec.policy.selector", "selector", item["selector"], known)
 
 
 def _unknown(field: str, kind: str, name: str, known: Collection[str]) -> Problem:

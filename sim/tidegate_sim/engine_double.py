@@ -6,7 +6,9 @@
 import argparse
 import asyncio
 import contextlib
+import functools
 import math
+import os
 import signal
 import socket
 import sys
@@ -15,7 +17,7 @@ from collections.abc import Callable, Sequence
 from aiohttp import web
 
 import tidegate_profiles
-from tidegate_control import control_server
+from tidegate_control import control_server, pool_token
 from tidegate_engine import engine_settings
 from tidegate_policy import cost, policies
 from tidegate_policy.engine import regulators
@@ -81,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         OSError,
         OverflowError,
         control_server.CannotListen,
+        pool_token.BadToken,
         cost.BadProfile,
         regulators.UnknownRegulator,
         tidegate_profiles.UnknownProfile,
@@ -122,14 +125,21 @@ async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
 
 
 def _control(governor: loop_governor.LoopGovernor, given: str | None) -> tuple[str, Callable[[], None]]:
-    """Serves EngineControl: its address, and the function that stops it. Raises `control_server.CannotListen`."""
+    """Serves EngineControl: its address, and the function that stops it. Raises `control_server.CannotListen` and
+    `pool_token.BadToken`."""
+    serve = functools.partial(
+        control_server.serve,
+        governor,
+        engine_version=openai_double.VERSION,
+        token=pool_token.from_environment(os.environ),
+    )
     address = given or CONTROL
     try:
-        return address, control_server.serve(governor, address=address, engine_version=openai_double.VERSION)
+        return address, serve(address=address)
     except control_server.CannotListen:
         if given is not None:
             raise
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    return address, control_server.serve(governor, address=address, engine_version=openai_double.VERSION)
+    return address, serve(address=address)

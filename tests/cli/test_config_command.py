@@ -117,7 +117,9 @@ def test_an_unknown_profile_is_a_problem(tmp_path: pathlib.Path, capsys: pytest.
 
 def test_show_prints_a_file_with_the_same_settings(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     every = tmp_path / "every.yaml"
-    every.write_text(yaml.safe_dump({**settings_reference.examples(), "store": {"url": "redis://x"}}))
+    examples = settings_reference.examples()
+    auth = {name: value for name, value in examples["auth"].items() if name != "poolToken"}  # shown as "..."
+    every.write_text(yaml.safe_dump({**examples, "auth": auth, "store": {"url": "redis://x"}}))
     assert main.main(["config", "show", "--config", str(every)]) == 0
     shown = capsys.readouterr().out
     assert gateway_settings.from_mapping(yaml.safe_load(shown)) == gateway_settings.load(every, {})
@@ -128,6 +130,7 @@ def test_show_marks_the_defaults_and_what_the_environment_sets(
 ) -> None:
     monkeypatch.setenv("TIDEGATE_STORE_URL", "redis://kept:6379/0")
     monkeypatch.setenv("TIDEGATE_STORE_PASSWORD", "secret")
+    monkeypatch.setenv("TIDEGATE_POOL_TOKEN", "secret-of-the-pool")
     assert main.main(["config", "show", "--config", str(EXAMPLE)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "  ttl: 30s" in lines

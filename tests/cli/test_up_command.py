@@ -1,5 +1,6 @@
 """`tidegate up` gives a whole system, and takes all of it away again."""
 
+import asyncio
 import contextlib
 import http.client
 import os
@@ -18,6 +19,7 @@ import orjson
 import pytest
 
 from tidegate_cli import processes
+from tidegate_control import control_client
 from tidegate_sim import trace_format
 
 READY_S = 60.0
@@ -218,6 +220,24 @@ def test_an_override_is_in_force_on_engines_and_gateway_until_it_ends(shared: Up
     until(in_force)
     assert shared.tidegate("policy", admin, "set", "auto").returncode == 0
     until(lambda: shared.admin("/admin/policy")["source"] == "steered")
+
+
+def test_the_control_ports_require_the_token_of_the_run(shared: Up) -> None:
+    controls = [engine["control"] for engine in shared.admin("/admin/state")["engines"]]  # type: ignore[attr-defined]
+    assert len(controls) == 2
+
+    async def answer(address: str) -> str:
+        client = control_client.EngineClient(address)
+        try:
+            with pytest.raises(control_client.CallFailed) as failed:
+                await client.set_policy("fcfs", "no token")
+            return str(failed.value)
+        finally:
+            await client.close()
+
+    for control in controls:
+        assert asyncio.run(answer(control)).startswith("UNAUTHENTICATED")
+    assert all(engine["policy"] for engine in shared.admin("/admin/state")["engines"])  # type: ignore[attr-defined]
 
 
 def test_ctrl_c_stops_every_process(up: Up) -> None:

@@ -5,6 +5,7 @@ Needs aiohttp and grpcio, which the project's own image has.
 
 import asyncio
 import json
+import os
 import random
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import aiohttp
 import grpc
 
+from tidegate_control import pool_token
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 PATIENCE = aiohttp.ClientTimeout(total=120)
@@ -68,12 +70,12 @@ async def load(url: str, model: str, seconds: str) -> dict[str, Any]:
 
 
 async def states(*addresses: str) -> dict[str, Any]:
-    """What EngineControl says at each address."""
-    found = {}
+    """What EngineControl says at each address. The pod of a gateway has the token of the pool."""
+    found, metadata = {}, tuple(pool_token.header(pool_token.from_environment(os.environ)).items())
     for address in addresses:
         async with grpc.aio.insecure_channel(address) as channel:
             state = await control_pb2_grpc.EngineControlStub(channel).GetState(
-                control_pb2.GetStateRequest(), timeout=10
+                control_pb2.GetStateRequest(), timeout=10, metadata=metadata
             )
             found[address] = {
                 "policy": state.policy,

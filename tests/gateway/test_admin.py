@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tidegate_control import control_contract, control_server
 from tidegate_gateway import fake_engine
 
 
@@ -110,3 +111,63 @@ async def test_the_admin_port_has_no_client_api_and_the_client_port_no_admin(up:
             assert response.status == 404
         async with client.http.put(client.url + "/admin/policy", json={"policy": "fcfs"}) as response:
             assert response.status == 404
+
+
+TOKEN = "a-token-of-the-pool"
+
+
+async def test_an_admin_port_beyond_loopback_requires_the_token_of_the_pool(up: Any) -> None:
+    listen, auth = {"adminHost": "0.0.0.0"}, {"poolToken": TOKEN}
+    async with up(store=False, listen=listen, auth=auth) as client:
+        url = client.admin_url.replace("0.0.0.0", "127.0.0.1")
+        for sent in ({}, {"authorization": "Bearer another-token-than-that"}, {"authorization": TOKEN}):
+            for path in ("/admin/state", "/admin/policy", "/metrics", "/v1/state"):
+                async with client.http.get(url + path, headers=sent) as response:
+                    assert (response.status, (await response.json())["error"]["code"]) == (401, "invalid_api_key")
+            async with client.http.put(url + "/admin/policy", json={"policy": "edf"}, headers=sent) as response:
+                assert response.status == 401
+        assert client.gateway.core.dispatcher.policy == "urgency"
+        right = {"authorization": f"Bearer {TOKEN}"}
+        async with client.http.put(url + "/admin/policy", json={"policy": "edf"}, headers=right) as response:
+            assert response.status == 200
+        async with client.http.get(url + "/v1/state", headers=right) as response:
+            assert response.status == 200
+        async with client.http.get(url + "/page.js") as response:  # the page asks for the token
+            assert response.status == 200
+
+
+async def test_an_admin_port_on_loopback_requires_no_token(up: Any) -> None:
+    async with (
+        up(store=False, auth={"poolToken": TOKEN}) as client,
+        client.http.get(client.admin_url + "/admin/state") as response,
+    ):
+        assert response.status == 200
+
+
+async def test_an_engine_that_rejects_the_token_serves_calls_and_is_named_once_in_the_log(
+    up: Any, until: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As during a roll-out, in which an older gateway has no token yet."""
+    address = "unix:@tidegate-gateway-token-test"
+    stop = control_server.serve(
+        control_contract.Fallback("no hook", policy="priority"), address=address, engine_version="1", token=TOKEN
+    )
+    try:
+        async with (
+            fake_engine.engine() as engine,
+            up({"url": engine.url, "name": "one", "control": address}, store=False) as client,
+        ):
+            known = client.gateway.discovery.known
+            await until(lambda: all(health.rejects_token for health in known.values()))
+            assert (await client.ask())[0] == 200
+            await until(lambda: caplog.text.count("requires the token of the pool") == 1)
+        async with (
+            fake_engine.engine() as engine,
+            up(
+                {"url": engine.url, "name": "one", "control": address}, store=False, auth={"poolToken": TOKEN}
+            ) as client,
+        ):
+            known = client.gateway.discovery.known
+            await until(lambda: all(health.policy == "priority" for health in known.values()))
+    finally:
+        stop()

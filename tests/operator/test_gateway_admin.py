@@ -18,8 +18,10 @@ class Gateway:
     def __init__(self):
         self.answer = state()
         self.received = []
+        self.headers = []
 
     async def handle(self, request):
+        self.headers.append(request.headers)
         if request.method == "PUT":
             self.received.append((request.path, await request.json()))
         return web.json_response(self.answer) if isinstance(self.answer, dict | list) else self.answer()
@@ -125,3 +127,18 @@ async def test_a_gateway_that_never_answered_receives_no_policy(gateway, admin):
     await admin.override()
     await admin.follow("sjf", "calm")
     assert gateway.received == []
+
+
+async def test_calls_carry_the_token_of_the_pool_and_a_rejection_is_noted(gateway, admin):
+    async with ClientSession() as session:
+        known = gateway_admin.GatewayAdmin(session, admin._url, token="a-token-of-the-pool")
+        gateway.answer = lambda: web.json_response({"error": {}}, status=401)
+        await known.override()
+        assert known.rejects_token
+        assert not known.has_answered
+        gateway.answer = state()
+        await known.override()
+        await known.follow("sjf", "busy")
+        assert not known.rejects_token
+        assert {headers.get("authorization") for headers in gateway.headers} == {"Bearer a-token-of-the-pool"}
+        assert len(gateway.headers) == 3

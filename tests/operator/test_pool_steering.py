@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tidegate_control import control_double
-from tidegate_operator import operator_doubles, pool_steering, reconcile, spec
+from tidegate_operator import operator_doubles, pool_secret, pool_steering, reconcile, spec, steering_status
 from tidegate_policy.steer import guards, steering_loop
 from tidegate_proto.v1 import control_pb2
 
@@ -48,7 +48,7 @@ async def a_pool_with_engines(cluster, kubectl, namespace, rules, **policy):
         gateways = admin or operator_doubles.FakeAdmin()
         made.append(
             pool_steering.PoolSteering(
-                api, rules, reads=api, admin_of=lambda _pool: gateways, clock=clock, locate=locate
+                api, rules, reads=api, admin_of=lambda _pool, _token: gateways, clock=clock, locate=locate
             )
         )
         return made[-1]
@@ -280,7 +280,7 @@ async def test_a_pool_without_ready_engines_waits(cluster, kubectl, namespace, r
     kubectl("create", "-f", "-", body=operator_doubles.pool(nodePools=[{"name": "none", "replicas": 0}]))
 
     steering = pool_steering.PoolSteering(
-        cluster, rules, reads=cluster, admin_of=lambda _pool: operator_doubles.FakeAdmin(), clock=Clock()
+        cluster, rules, reads=cluster, admin_of=lambda _pool, _token: operator_doubles.FakeAdmin(), clock=Clock()
     )
     assert await steering.steer((namespace, "chat")) == pool_steering.WAIT_S
     kubectl("delete", "spool/chat")
@@ -377,8 +377,8 @@ async def test_a_policy_with_a_doubled_dwell_is_stable_after_the_doubled_dwell(
     state = guards.SteerState(active="edf", since_at_s=START.timestamp(), kind=guards.Kind.SWITCH, returns=1)
     kept = guards.Verdict(kind=guards.Kind.KEEP, policy="edf", reason="start")
     outcome = steering_loop.Outcome(state=state, verdict=kept, window=None)
-    now = START + datetime.timedelta(seconds=age_s)
-    stated = pool_steering.of_steering({}, pool, outcome, None, {}, now)
+    now, settings = START + datetime.timedelta(seconds=age_s), pool_steering.settings_of(pool.steering).guards
+    stated = steering_status.of_steering({}, pool, outcome, settings, None, {}, now)
     assert [(item["type"], item["status"]) for item in stated["conditions"]] == [("PolicyStable", stable)]
 
 
@@ -414,3 +414,50 @@ async def test_a_pool_whose_engines_are_all_silent_does_not_claim_a_policy(clust
         stable = condition(kubectl, "PolicyStable")
         assert (stable["status"], stable["reason"]) == ("False", "EnginesSilent")
         assert "None of the 2 ready engines reports" in stable["message"]
+
+
+TOKEN = "a-token-of-the-pool"
+
+
+async def test_engines_get_the_token_of_the_pool(cluster, kubectl, namespace, rules):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        token = await pool_secret.token(cluster, spec.parse(await cluster.pool(namespace, "chat"), rules.known))
+        for engine in engines.values():
+            engine.token = token
+        clock = Clock()
+        steering = make(clock)
+        await observe(steering, namespace, clock, engines, 0)
+        await until(lambda: len(watched(engines)) == 2)
+        assert [engine.set_to for engine in engines.values()] == [["urgency"]] * 2
+
+
+async def test_engines_that_reject_the_token_are_named_and_the_secret_is_read_again(cluster, kubectl, namespace, rules):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        clock = Clock()
+        steering = make(clock)
+        await observe(steering, namespace, clock, engines, 0)
+        await engines["fast"].stop()
+        engines["fast"].token = TOKEN
+        await engines["fast"].start()
+        connections = steering._steered[namespace, "chat"].driver.engines
+        await until(connections.rejections)
+        clock.advance(1)
+        await steering.steer((namespace, "chat"))
+        found = condition(kubectl, "PolicyStable")
+        assert (found["status"], found["reason"]) == ("False", "TokenRejected")
+        assert found["message"] == (
+            f"1 engine rejects the token in the Secret chat-credentials, for example {engines['fast'].address}: "
+            "UNAUTHENTICATED: the token of the call is not the token of this pool. Such an engine serves by the policy "
+            "that it has, and reads its token when it starts."
+        )
+        kubectl("delete", "secret/chat-credentials")  # a person puts the right one in its place
+        kubectl("create", "secret", "generic", "chat-credentials", f"--from-literal=token={TOKEN}")
+        clock.advance(pool_steering.TOKEN_S)
+        for engine in engines.values():
+            engine.mute = False
+        await steering.steer((namespace, "chat"))
+        await until(lambda: len(watched(engines)) == 2)
+        await until(lambda: len(steering._steered[namespace, "chat"].driver.engines.reported()) == 2)
+        clock.advance(100)
+        await steering.steer((namespace, "chat"))
+        assert condition(kubectl, "PolicyStable")["reason"] == "Settled"

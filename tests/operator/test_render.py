@@ -14,6 +14,7 @@ KNOWN = spec_problems.Known(
     policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency"}),
     rules=frozenset({"least-delay", "score"}),
     profiles=frozenset({"a100-70b-tp8"}),
+    selectors=frozenset({"rules", "classifier"}),
 )
 IMAGES = render.Images(tidegate="tidegate:1", engine="tidegate-engine:1")
 

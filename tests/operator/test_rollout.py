@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate_operator import operator_doubles, pool_status, rollout
+from tidegate_operator.render import child_metadata
 
 UID = "pool-uid"
 
@@ -15,6 +16,7 @@ UID = "pool-uid"
 def pool(**engine):
     body = operator_doubles.pool(nodePools=[{"name": name, "replicas": 2} for name in ("a", "b", "c")], gateway={})
     body["metadata"] |= {"uid": UID, "annotations": {}}
+    body["spec"]["state"] = {"valkey": {"embedded": True}}
     body["spec"]["engine"] |= engine
     return body
 
@@ -235,6 +237,72 @@ def test_a_new_value_of_the_restart_annotation_restarts_the_engines_one_after_th
     assert set(least.values()) == {2}
     engines = [pod for name, pods in cluster.pods.items() if "engine" in name for pod in pods]
     assert {pod["template"]["metadata"]["annotations"][rollout.RESTART] for pod in engines} == {"today"}
+
+
+def with_store(body, *, version="1", storage=True):
+    """The manifests of a pool with an embedded store."""
+    body["spec"]["state"] = {"valkey": {"embedded": True, **({"storage": {"size": "1Gi"}} if storage else {})}}
+    store = copy.deepcopy(manifests(body, version=version)[-1])
+    store["kind"], store["metadata"]["name"] = "StatefulSet", "chat-valkey"
+    store["metadata"]["labels"]["app.kubernetes.io/component"] = "valkey"
+    return [store, *manifests(body, version=version)]
+
+
+def by_version(cluster):
+    """The versions of the operator that rendered the pods of each workload."""
+    return {name: {pod["template"]["spec"].get("by") or pod["template"]["spec"]["image"]["by"] for pod in pods}
+            for name, pods in cluster.pods.items()}  # fmt: skip
+
+
+def test_restart_all_gives_gateways_and_then_the_store_what_a_new_operator_renders_and_the_data_stay():
+    cluster, old = Simulated(), pool(image="v1")
+    for body, version, rounds in ((old, "1", 5), (old, "2", 5)):
+        for _ in range(rounds):
+            found = rollout.staged(body, with_store(body, version=version), cluster.observed(), [])
+            cluster.apply(found.desired)
+            cluster.step()
+    assert by_version(cluster)["chat-valkey"] == by_version(cluster)["chat-gateway"] == {"1"}
+    body = pool(image="v1")
+    body["metadata"]["annotations"][rollout.RESTART_ALL] = "today"
+    seen = []
+    for _ in range(60):
+        found = rollout.staged(body, with_store(body, version="2"), cluster.observed(), [])
+        cluster.apply(found.desired)
+        cluster.step()
+        assert min(cluster.serving().values()) == 2
+        versions = by_version(cluster)
+        seen.append((versions["chat-gateway"], versions["chat-valkey"], "chat-valkey" in found.held))
+    assert all(gateways == {"2"} for gateways, store, _ in seen if "2" in store)
+    assert any(held for _, _, held in seen)
+    assert set(map(frozenset, by_version(cluster).values())) == {frozenset({"2"})}
+
+
+def test_restart_all_leaves_a_store_without_a_volume_alone():
+    cluster = Simulated()
+    for annotations, version in (({}, "1"), ({rollout.RESTART_ALL: "today"}, "2")):
+        body = pool(image="v1")
+        body["metadata"]["annotations"] = annotations
+        for _ in range(40):
+            desired = with_store(body, version=version, storage=False)
+            cluster.apply(rollout.staged(body, desired, cluster.observed(), []).desired)
+            cluster.step()
+    assert by_version(cluster)["chat-valkey"] == {"1"}
+    assert by_version(cluster)["chat-gateway"] == {"2"}
+
+
+def test_the_inputs_of_a_pool_without_credentials_are_those_of_earlier_versions():
+    """Else an upgrade of the operator would replace all pods."""
+    body = pool(image="v1")
+    inputs = {
+        item["metadata"]["name"]: item["metadata"]["annotations"][rollout.INPUTS]
+        for item in rollout.staged(body, with_store(body), [], []).desired
+    }
+    spec = body["spec"]
+    own = [{"name": "a"} if key == "nodePools" else spec[key] for key in ("model", "engine", "nodePools")]
+    uncounted = {**spec, "nodePools": [{"name": name} for name in ("a", "b", "c")]}
+    assert inputs["chat-valkey"] == child_metadata.digest(spec["state"])
+    assert inputs["chat-engine-a"] == child_metadata.digest([*own, None, None])
+    assert inputs["chat-gateway"] == child_metadata.digest(uncounted)
 
 
 def test_a_settled_pool_needs_no_write():

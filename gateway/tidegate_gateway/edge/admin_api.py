@@ -1,10 +1,15 @@
-"""The admin port: the gateway's state, and the policy, read and overridden. Loopback unless the settings say otherwise."""
+"""The admin port: the gateway's state, and the policy, read and overridden. Loopback unless the settings say otherwise.
+
+Beyond loopback its clients show the token of the pool, if there is one. On loopback they need none: they are processes of
+this machine, and a person's browser and `tidegate policy` are among them.
+"""
 
 import ipaddress
 import re
 from typing import Any
 
-from tidegate_gateway import running_gateway
+from tidegate_control import pool_token
+from tidegate_gateway import access_settings, running_gateway
 from tidegate_gateway.callers import caller
 from tidegate_gateway.coordination import policy_choice
 from tidegate_gateway.edge import http_api, http_listener, http_messages, state_snapshot
@@ -33,6 +38,8 @@ class AdminApi:
         self._gateway = gateway
         listen = gateway.settings.listen
         self._names = frozenset(map(str.lower, (listen.admin_host, *listen.admin_names)))
+        is_local = access_settings.LOOPBACK.fullmatch(listen.admin_host) is not None
+        self._token = None if is_local else gateway.settings.auth.pool_token
 
     def routes(self) -> http_listener.Routes:
         route, public = http_listener.Route, http_api.HttpApi(self._gateway, takes_calls=False)
@@ -47,8 +54,8 @@ class AdminApi:
         )
 
     def guard(self, request: http_messages.Request, route: http_listener.Route) -> None:
-        """Keeps web pages of other origins away, also those that resolve their own name to this address. Raises
-        `GatewayError`."""
+        """Keeps away clients without the token, and web pages of other origins, also those that resolve their own name to
+        this address. Raises `GatewayError`."""
         host, origin = request.header("host").lower(), request.header("origin").lower()
         name = host.rpartition(":")[0] if _PORT.search(host) else host
         if not _is_own_name(name, self._names):
@@ -58,6 +65,8 @@ class AdminApi:
             )
         if origin and origin not in (f"http://{host}", f"https://{host}"):
             raise caller.forbidden("the admin port takes no requests of other origins", param="origin")
+        if not route.without_key and (problem := pool_token.problem(self._token, request.headers)):
+            raise caller.unauthenticated(f"{problem}: send it as Authorization: Bearer (docs/operations.md)")
 
     async def _state(self, request: http_messages.Request) -> http_messages.Response:
         return http_messages.reply(state_snapshot.snapshot(self._gateway))

@@ -63,6 +63,8 @@ class EngineHealth:
     """Waiting calls by the lane of the engine's own queue, if its control port tells them."""
     fallback: str | None = None
     """Why our scheduler does not run in it, if it does not."""
+    rejects_token: bool = False
+    """Its control port does not accept the token of this gateway. It serves calls all the same."""
     simulated: str | None = None
     """The profile of a simulated engine."""
 
@@ -108,13 +110,14 @@ class HealthCheck:
         self._health = health
         self._served = served
         self._settings = settings.health
+        self._token = settings.auth.pool_token
         self._extension_s = settings.timeouts.first_token_s
         self._session = session
         self._directory = directory
         self._placements = placements
 
     async def run(self, loops: background_loop.BackgroundLoops) -> None:
-        async with _control(self._health.address.control) as control, asyncio.TaskGroup() as tasks:
+        async with _control(self._health.address.control, self._token) as control, asyncio.TaskGroup() as tasks:
             if control is not None:
                 tasks.create_task(self._follow_control(control, loops))
             while True:
@@ -181,8 +184,12 @@ class HealthCheck:
         try:
             state = await control.get_state(timeout_s=self._settings.timeout_s)
         except control_client.CallFailed as error:
-            logger.debug("engine %s: control port: %s", health.address.id, error)
+            is_news = error.is_unauthenticated and not health.rejects_token
+            level = logging.WARNING if is_news else logging.DEBUG
+            logger.log(level, "engine %s: control port: %s", health.address.id, error)
+            health.rejects_token = error.is_unauthenticated
             return
+        health.rejects_token = False
         if state is None:
             logger.debug("engine %s: control port: %s", health.address.id, control_client.UNREADABLE)
         else:
@@ -206,11 +213,11 @@ async def session(timeouts: gateway_settings.Timeouts) -> AsyncIterator[aiohttp.
 
 
 @contextlib.asynccontextmanager
-async def _control(address: str | None) -> AsyncIterator[control_client.EngineClient | None]:
+async def _control(address: str | None, token: str | None) -> AsyncIterator[control_client.EngineClient | None]:
     if address is None:
         yield None
         return
-    client = control_client.EngineClient(address)
+    client = control_client.EngineClient(address, token=token)
     try:
         yield client
     finally:

@@ -41,6 +41,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [serviceaccounts, configmaps, services]
   verbs: [get, list, watch, create, patch, delete]
+# The Secret of each pool: created once, and read by its name. Secrets are never listed, watched or changed.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]

@@ -46,6 +46,11 @@ class Cluster(Reader, Protocol):
 
     async def get(self, reference: objects.Reference) -> Json | None: ...
 
+    async def secret(self, namespace: str, name: str) -> Json | None: ...
+
+    async def create_secret(self, manifest: Json) -> None:
+        """Creates a Secret; one that exists already stays as it is."""
+
     async def apply(self, manifest: Json) -> Json:
         """Creates or changes the object to what the manifest states; returns the resulting object."""
 

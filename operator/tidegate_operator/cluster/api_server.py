@@ -43,6 +43,7 @@ POOLS = Kind(
     plural=child_metadata.PLURAL,
 )
 PODS = Kind(api_version="v1", kind="Pod", plural="pods")
+SECRETS = Kind(api_version="v1", kind="Secret", plural="secrets")
 LEASES = Kind(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
 EVENTS = Kind(api_version="events.k8s.io/v1", kind="Event", plural="events")
 
@@ -77,6 +78,16 @@ class ApiServer:
 
     async def pods(self, namespace: str, pool: str) -> Sequence[Json]:
         return await self._list(PODS, namespace, f"{child_metadata.POOL}={pool}")
+
+    async def secret(self, namespace: str, name: str) -> Json | None:
+        return await self.read(SECRETS.path(namespace, name))
+
+    async def create_secret(self, manifest: Json) -> None:
+        try:
+            await self.ask("POST", SECRETS.path(manifest["metadata"]["namespace"]), manifest)
+        except exceptions.ApiException as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise _translate(error) from error
 
     async def apply(self, manifest: Json) -> Json:
         return await self._apply(Reference.of(manifest).path, manifest, FIELD_MANAGER)

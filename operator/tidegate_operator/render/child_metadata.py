@@ -36,6 +36,20 @@ METRICS_PORT = 8002
 CONTROL_PORT = 9001
 
 
+TOKEN_KEY, PASSWORD_KEY = "token", "store-password"
+"""Keys of the pool's Secret (`pool_secret`)."""
+
+
+def secret_name(pool: spec.Pool) -> str:
+    """The Secret with the token of the pool and the password of its embedded store."""
+    return pool.credentials or f"{pool.name}-credentials"
+
+
+def secret_variable(pool: spec.Pool, variable: str, key: str) -> Manifest:
+    """An environment variable from the pool's Secret. A pod whose Secret or key does not exist does not start."""
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret_name(pool), "key": key}}}
+
+
 def component_name(pool: spec.Pool, component: str) -> str:
     return f"{pool.name}-{component}"
 

@@ -2,12 +2,13 @@
 
 Each node pool gets a Deployment, a disruption budget, and a headless Service by whose DNS name the gateway finds the
 engines. All engines share an account and a NetworkPolicy that admits only the gateway and the operator, because most of
-vLLM's endpoints ask for no key.
+vLLM's endpoints ask for no key. The control port asks for the token in the pool's Secret.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tidegate_control import pool_token
 from tidegate_operator import spec
 from tidegate_operator.render import child_metadata, pods
 
@@ -76,7 +77,7 @@ def _pod(pool: spec.Pool, node_pool: spec.NodePool, image: pods.Image) -> dict[s
             *engine.args,
             *node_pool.args,
         ],
-        env=engine.env,
+        env=[child_metadata.secret_variable(pool, pool_token.VARIABLE, child_metadata.TOKEN_KEY), *engine.env],
         mounts=[
             *([] if engine.simulated else [{"name": "shm", "mountPath": "/dev/shm"}]),
             *engine.volume_mounts,

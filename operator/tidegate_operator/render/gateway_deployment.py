@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 import tidegate_profiles
+from tidegate_control import pool_token
 from tidegate_operator import spec
 from tidegate_operator.render import child_metadata, pods, store_statefulset
 from tidegate_policy import cost, duration
@@ -141,7 +142,10 @@ def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
         ports=PUBLIC_PORTS | INTERNAL_PORTS,
         command=["tidegate", "gateway"],
         args=[f"--config={SETTINGS}/gateway.yaml"],
-        env=_password(pool.store),
+        env=[
+            child_metadata.secret_variable(pool, pool_token.VARIABLE, child_metadata.TOKEN_KEY),
+            *_password(pool),
+        ],
         mounts=[
             {"name": volume, "mountPath": path, "readOnly": True}
             for volume, path in (("settings", SETTINGS), ("keys", KEYS), ("tls", TLS))
@@ -186,11 +190,15 @@ def _secrets(gateway: spec.Gateway) -> dict[str, dict[str, Any]]:
     return secrets
 
 
-def _password(where: spec.Store) -> list[dict[str, Any]]:
+def _password(pool: spec.Pool) -> list[dict[str, Any]]:
+    """The password of the embedded store, or of the store that the spec names, if it has one."""
+    variable, where = "TIDEGATE_STORE_PASSWORD", pool.store
+    if where.url is None:
+        return [child_metadata.secret_variable(pool, variable, child_metadata.PASSWORD_KEY)]
     if where.secret is None:
         return []
     name, key = where.secret
-    return [{"name": "TIDEGATE_STORE_PASSWORD", "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}]
+    return [{"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}]
 
 
 def _network_policy(pool: spec.Pool, operator_namespace: str) -> child_metadata.Manifest:

@@ -1,9 +1,9 @@
 """The manifests of a pool's embedded Valkey, unless the spec names an existing server.
 
-They are a StatefulSet with one replica, its Service, and a NetworkPolicy that admits only the gateway, because the
-server has no password. Tidegate's image contains valkey-server. Every change is in the append-only file within a
-second. With `storage` the file is on a volume and survives the pod; without it the file survives only restarts of the
-container.
+They are a StatefulSet with one replica, its Service, and a NetworkPolicy that admits only the gateway. Tidegate's image
+contains valkey-server. Its password comes from the pool's Secret, as a line of configuration on standard input: arguments
+are visible in the list of processes. Every change is in the append-only file within a second. With `storage` the file is on
+a volume and survives the pod; without it the file survives only restarts of the container.
 """
 
 from collections.abc import Iterator
@@ -19,6 +19,11 @@ _ARGUMENTS = (
     f"--bind 0.0.0.0 --port {PORT} --protected-mode no --dir {DATA} --appendonly yes --appendfsync everysec "
     "--maxmemory-policy noeviction"
 )
+_SHELL = """exec valkey-server "$@" - <<END
+requirepass $STORE_PASSWORD
+END
+"""
+"""The shell becomes the server, so signals reach it. A password with spaces or an empty one ends the server at once."""
 
 
 def url(pool: spec.Pool) -> str:
@@ -69,8 +74,9 @@ def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
         "valkey",
         image=image,
         ports={"valkey": PORT},
-        command=["valkey-server"],
+        command=["/bin/sh", "-c", _SHELL, "valkey"],
         args=[*_ARGUMENTS.split(), "--save", ""],
+        env=[child_metadata.secret_variable(pool, "STORE_PASSWORD", child_metadata.PASSWORD_KEY)],
         mounts=[{"name": "data", "mountPath": DATA}],
         resources={"requests": {"cpu": "100m", "memory": "128Mi"}},
         readinessProbe=probe,

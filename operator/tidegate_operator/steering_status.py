@@ -1,0 +1,110 @@
+"""The part of a pool's status that steering writes: the active policy, its memory, attainment, and PolicyStable. Pure."""
+
+import datetime
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tidegate_operator import pool_status, reconcile, spec
+from tidegate_operator.spec import Json
+from tidegate_policy import qos
+from tidegate_policy.steer import guards, steer_memory, steering_loop
+
+MEASURED = ("sloAttainment", "alpha")
+"""Fields of the status, and of its node pools, that are absent while there is no measurement."""
+
+
+def of_steering(
+    before: Json,
+    pool: spec.Pool,
+    outcome: steering_loop.Outcome,
+    settings: guards.GuardSettings,
+    alpha: float | None,
+    node_pool_of: Mapping[str, str],
+    now: datetime.datetime,
+    *,
+    trouble: pool_status.Condition | None = None,
+) -> dict[str, Any]:
+    """The part of the status that steering writes: always complete, as server-side apply requires. `trouble` is the
+    condition of a pool whose engines cannot be steered."""
+    state = outcome.state
+    since = datetime.datetime.fromtimestamp(state.since_at_s, datetime.UTC)
+    stated: dict[str, Any] = {
+        "activePolicy": {
+            "name": state.active,
+            "since": reconcile.timestamp(since),
+            "reason": state.reason,
+            "override": state.kind is guards.Kind.OVERRIDE,
+        },
+        "steering": steer_memory.written(state),
+        "conditions": pool_status.timed(
+            [trouble or _stability(state, settings, now.timestamp())],
+            before.get("conditions", ()),
+            generation=pool.generation,
+            now=reconcile.timestamp(now),
+        ),
+    }
+    if outcome.window is None:  # between two decisions the measurements stay
+        # An earlier version of the operator wrote floats.
+        kept = {
+            item["name"]: _decimal(float(item["sloAttainment"]))
+            for item in before.get("nodePools", ())
+            if "sloAttainment" in item
+        }
+        total = _decimal(float(before["sloAttainment"])) if "sloAttainment" in before else None
+    else:
+        kept = _attainments(outcome.window, node_pool_of)
+        total = _attainment(outcome.window.values())
+    names = {node_pool.name for node_pool in pool.node_pools}
+    stated["nodePools"] = [{"name": name, "sloAttainment": kept[name]} for name in sorted(kept) if name in names]
+    measured = {"sloAttainment": total, "alpha": None if alpha is None else _decimal(alpha)}
+    return stated | {key: value for key, value in measured.items() if value is not None}
+
+
+def _attainments(window: Mapping[str, qos.Qos], node_pool_of: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str | None] = {
+        name: _attainment(report for address, report in window.items() if node_pool_of.get(address) == name)
+        for name in set(node_pool_of.values())
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _attainment(reports: Any) -> str | None:
+    """Share of the calls with a target that met it; None when there were none."""
+    together = qos.across(reports)
+    return _decimal(1 - together.miss_ratio) if together.with_target else None
+
+
+def _decimal(value: float) -> str:
+    """A number as the status has it: fields of the API are no floats."""
+    return f"{round(value, 4):g}"
+
+
+def rejection(rejections: Mapping[str, str], secret: str) -> pool_status.Condition | None:
+    """The condition of a pool of which an engine rejects the token."""
+    if not rejections:
+        return None
+    address = min(rejections)
+    count = "1 engine rejects" if len(rejections) == 1 else f"{len(rejections)} engines reject"
+    message = (
+        f"{count} the token in the Secret {secret}, for example {address}: {rejections[address]}. "
+        "Such an engine serves by the policy that it has, and reads its token when it starts."
+    )
+    return pool_status.Condition(type="PolicyStable", status=False, reason="TokenRejected", message=message)
+
+
+def silence(silent: Collection[str], node_pool_of: Mapping[str, str]) -> pool_status.Condition | None:
+    """The condition of a pool of which no engine reports; None for any other pool."""
+    if not node_pool_of or not set(node_pool_of) <= set(silent):
+        return None
+    count = len(node_pool_of)
+    message = f"None of the {count} ready engines reports, so the policy that they serve by is unknown."
+    return pool_status.Condition(type="PolicyStable", status=False, reason="EnginesSilent", message=message)
+
+
+def _stability(state: guards.SteerState, settings: guards.GuardSettings, now: float) -> pool_status.Condition:
+    age_s, shown = now - state.since_at_s, f"{state.active}: {state.reason}"
+    if state.kind is guards.Kind.BYPASS:
+        return pool_status.Condition(type="PolicyStable", status=False, reason="Bypass", message=shown)
+    if age_s < guards.minimum_dwell_s(state, settings) and state.kind is not guards.Kind.OVERRIDE:
+        return pool_status.Condition(type="PolicyStable", status=False, reason="Switched", message=shown)
+    return pool_status.Condition(type="PolicyStable", status=True, reason="Settled", message=shown)
