@@ -5,14 +5,18 @@ without a cluster. A driver knows engines by address only. An engine that report
 other parameters (it is new, it restarted, or a call to it failed) is set again by the next `enforce`.
 """
 
+import asyncio
 import logging
-from collections.abc import Collection, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 
 from tidegate_control import control_client
 from tidegate_policy import policies
-from tidegate_policy.steer import guards, steering_loop
+from tidegate_policy.steer import guards, llm_choice, steering_loop
 
 logger = logging.getLogger("tidegate.steering")
+
+Ask = Callable[[Sequence[Mapping[str, str]], Collection[str]], Awaitable[llm_choice.Answer]]
+"""Asks a model: the messages, and the allowed policies."""
 
 
 class SteeringDriver:
@@ -31,6 +35,9 @@ class SteeringDriver:
         self._outliers: Set[str] = frozenset()
         """The engines whose last report could not be believed."""
         self.engines = control_client.EngineConnections(report_period_s=settings.report_period_s, token=token)
+        self.ask: Ask | None = None
+        """How the model of the selector `llm` is asked; None while the pool has another selector."""
+        self._asking: asyncio.Task[None] | None = None
 
     @property
     def settings(self) -> steering_loop.Settings:
@@ -53,7 +60,18 @@ class SteeringDriver:
         for engine in outcome.outliers.keys() - self._outliers:
             logger.warning("engine %s counts less than it claims: %s", engine, outcome.outliers[engine])
         self._outliers = outcome.outliers.keys()
+        if self._asking is not None:
+            self._asking.cancel()  # its answer would come after the decision that it was for
+            self._asking = None
+        if self.ask is not None and (messages := self._loop.question(now)) is not None:
+            self._asking = asyncio.create_task(self._advised(self.ask, messages))
         return outcome
+
+    async def _advised(self, ask: Ask, messages: Sequence[Mapping[str, str]]) -> None:
+        answer = await ask(messages, self.settings.allow)
+        if answer.trouble:
+            logger.warning("the rules choose the policy, because %s", answer.trouble)
+        self._loop.answered(answer)
 
     def active_override(self, now: float) -> steering_loop.Override | None:
         """The override in force unless its time is over: the best guess while its source cannot be asked."""
@@ -73,6 +91,8 @@ class SteeringDriver:
         )
 
     async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
         await self.engines.close()
 
 

@@ -21,6 +21,7 @@ from tidegate_operator import (
     controller,
     gateway_admin,
     liveness,
+    pool_adviser,
     pool_steering,
     reconcile,
     render,
@@ -139,6 +140,7 @@ async def _act(options: argparse.Namespace, server: api_server.ApiServer, sessio
         rules,
         reads=cache,
         admin_of=lambda pool, token: gateway_admin.GatewayAdmin(session, pool_steering.admin_url(pool), token=token),
+        ask_of=lambda pool: pool_adviser.adviser(server, session, pool),
         clock=controller.now,
     )
     controlling = controller.Controller(server, cache, rules, steering, resync_s=options.resync)

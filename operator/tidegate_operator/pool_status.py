@@ -211,12 +211,11 @@ def of_reconcile(body: Json, parts: Sequence[Workload], stated: Sequence[Mapping
     engines = sorted((part for part in parts if part.node_pool), key=lambda part: str(part.node_pool))
     gateways = [part for part in parts if part.component == "gateway"]
     selector = child_metadata.selector(metadata["name"], "engine")
-    scheme = "https" if "secretName" in spec.get("gateway", {}).get("tls", {}) else "http"
-    host = f"{metadata['name']}-gateway.{metadata['namespace']}.svc:{child_metadata.HTTP_PORT}"
+    tls = "secretName" in spec.get("gateway", {}).get("tls", {})
     return {
         "observedGeneration": metadata["generation"],
         "model": spec["model"]["name"],
-        "url": f"{scheme}://{host}/v1",
+        "url": child_metadata.api_url(metadata["name"], metadata["namespace"], tls=tls),
         "gateways": _counts(gateways),
         "conditions": list(stated),
         "replicas": sum(part.existing for part in engines),

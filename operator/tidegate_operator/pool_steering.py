@@ -101,13 +101,16 @@ class PoolSteering:
         admin_of: Callable[[spec.Pool, str | None], Admin],
         clock: Callable[[], datetime.datetime],
         locate: Locate = ready_address,
+        ask_of: Callable[[spec.Pool], steering_driver.Ask | None] = lambda pool: None,
     ) -> None:
+        """`ask_of` gives the way in which a pool's model is asked, for pools with the selector `llm`."""
         self._api = api
         self._reads = reads
         self._rules = rules
         self._admin_of = admin_of
         self._clock = clock
         self._locate = locate
+        self._ask_of = ask_of
         self._steered: dict[Key, _Steered] = {}
 
     async def steer(self, key: Key) -> float | None:
@@ -129,6 +132,7 @@ class PoolSteering:
         now = self._clock()
         steered = await self._driven(key, body, pool, now.timestamp())
         driver, admin = steered.driver, steered.admin
+        driver.ask = self._ask_of(pool)
         await driver.retarget(node_pool_of)
         by_hand = await admin.override() or (None if admin.has_answered else _restored(driver, now.timestamp()))
         outcome = driver.observe(now.timestamp(), by_hand or _fixed(pool))

@@ -115,6 +115,19 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModel:
+    """The model that the selector `llm` asks."""
+
+    url: str | None
+    """None selects the pool's own gateways."""
+    name: str | None
+    """None selects the pool's own model."""
+    timeout_s: float
+    secret: tuple[str, str] | None
+    """Name of the Secret that holds the API key, and the key in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Steering:
     fixed: str | None
     """The policy that the spec fixes; None lets the steering loop decide."""
@@ -125,6 +138,7 @@ class Steering:
     rollback_rho: float
     selector: str
     """Name of the selector (`tidegate_policy.steer.selectors`) that proposes policies."""
+    llm: LanguageModel
     parameters: Mapping[str, Mapping[str, float]]
     """By policy: the parameters that the spec sets."""
 
@@ -286,7 +300,18 @@ def _steering(item: Json) -> Steering:
         rollback_window_s=duration.seconds(item["rollback"]["window"]),
         rollback_rho=_decimal(item["rollback"]["rho"]),
         selector=item["selector"],
+        llm=_language_model(item.get("llm", {})),
         parameters=_parameters(item.get("parameters", ())),
+    )
+
+
+def _language_model(item: Json) -> LanguageModel:
+    """The fields have no defaults where the custom resource definition is older than the operator."""
+    return LanguageModel(
+        url=item.get("url"),
+        name=item.get("model"),
+        timeout_s=duration.seconds(item.get("timeout", "5s")),
+        secret=_secret(item.get("keySecretRef")),
     )
 
 

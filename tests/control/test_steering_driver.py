@@ -10,7 +10,7 @@ import math
 import pytest
 
 from tidegate_control import control_client, control_double, steering_driver
-from tidegate_policy.steer import guards, steering_loop
+from tidegate_policy.steer import guards, llm_choice, steering_loop
 from tidegate_proto.v1 import control_pb2
 
 SETTINGS = steering_loop.Settings(
@@ -357,3 +357,41 @@ async def test_a_removed_engine_does_not_count_as_silent(gone):
         await loop.engines.retarget([left.address])
         outcome, _ = await decide(loop, [left], START_S + 2)
         assert outcome.verdict.kind is guards.Kind.KEEP
+
+
+async def test_the_answer_of_a_model_is_proposed_at_the_next_decision():
+    settings = dataclasses.replace(SETTINGS, selector=llm_choice.LlmChoice())
+    asked = []
+
+    async def ask(messages, allow):
+        asked.append((messages, allow))
+        return llm_choice.Answer(policy="edf")
+
+    async with steered(settings=settings) as (loop, engines):
+        loop.ask = ask
+        await decide(loop, engines, START_S + 1)
+        assert not asked, "no call waits"
+        await decide(loop, engines, START_S + 100, control_double.blocked())
+        await until(lambda: asked)
+        outcome, _ = await decide(loop, engines, START_S + 200, control_double.blocked())
+        assert (outcome.verdict.policy, outcome.verdict.reason) == ("edf", "llm: the model chose it")
+        assert asked[0][1] == settings.allow
+
+
+async def test_a_model_that_hangs_delays_no_decision_and_the_rules_decide():
+    settings = dataclasses.replace(SETTINGS, selector=llm_choice.LlmChoice())
+    asked = []
+
+    async def ask(messages, allow):
+        asked.append(messages)
+        await asyncio.Event().wait()
+
+    async with steered(settings=settings) as (loop, engines):
+        loop.ask = ask
+        await decide(loop, engines, START_S + 1)
+        await decide(loop, engines, START_S + 50, control_double.blocked())
+        await until(lambda: asked)
+        outcome, _ = await decide(loop, engines, START_S + 100, control_double.blocked())
+        assert outcome.verdict.policy == "two-lane"
+        assert outcome.verdict.reason.endswith(f"(by the rules, because {llm_choice.SILENT})")
+        await loop.close()

@@ -106,7 +106,7 @@ RULES = reconcile.Rules(
         policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency", "priority"}),
         rules=frozenset({"least-delay", "score"}),
         profiles=frozenset({"a100-70b-tp8"}),
-        selectors=frozenset({"rules", "classifier"}),
+        selectors=frozenset({"rules", "classifier", "llm"}),
     ),
     operator_namespace="tidegate-system",
     operator="tidegate-system/tidegate",

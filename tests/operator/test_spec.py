@@ -9,7 +9,7 @@ KNOWN = spec_problems.Known(
     policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency", "priority"}),
     rules=frozenset({"least-delay", "score"}),
     profiles=frozenset({"a100-70b-tp8"}),
-    selectors=frozenset({"rules", "classifier"}),
+    selectors=frozenset({"rules", "classifier", "llm"}),
 )
 
 

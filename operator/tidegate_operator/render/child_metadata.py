@@ -130,3 +130,8 @@ def annotated(body: Mapping[str, Any], annotations: Mapping[str, str]) -> Manife
 def digest(value: Any) -> str:
     """A short fingerprint of a configuration. Pods that carry it in an annotation restart when it changes."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def api_url(pool_name: str, namespace: str, *, tls: bool) -> str:
+    """Base address of the OpenAI API of a pool's gateways, inside the cluster."""
+    return f"{'https' if tls else 'http'}://{pool_name}-gateway.{namespace}.svc:{HTTP_PORT}/v1"

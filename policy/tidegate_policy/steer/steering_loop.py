@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidegate_policy import qos
-from tidegate_policy.steer import credible_reports, emergency, guards, proposal, rules, switch_regret
+from tidegate_policy.steer import credible_reports, emergency, guards, llm_choice, proposal, rules, switch_regret
 
 SHORTEST_REPORT_PERIOD_S, LONGEST_REPORT_PERIOD_S = 0.1, 60.0
 """Time between two reports of an engine that EngineControl accepts."""
@@ -82,6 +82,8 @@ class SteeringLoop:
         self._decided_at_s = now
         self._observations: list[dict[str, qos.Qos]] = []
         """What each engine delivered in each observation since the selector's last decision."""
+        self._decided: list[dict[str, qos.Qos]] = []
+        """The observations of the last decision."""
         self._trial: list[qos.Qos] = []
         """What the pool delivered in each observation that counts for or against the last switch."""
 
@@ -100,7 +102,7 @@ class SteeringLoop:
         is_decision = now - self._decided_at_s >= self.settings.interval_s
         window: Mapping[str, qos.Qos] = _by_engine(self._observations) if is_decision else latest
         if is_decision:
-            self._observations, self._decided_at_s = [], now
+            self._decided, self._observations, self._decided_at_s = self._observations, [], now
         believed = credible_reports.believed(window)
         window = believed.reports
         together = replace(qos.across(window.values()), engines=len(reports) - len(silent), silent=len(silent))
@@ -125,6 +127,27 @@ class SteeringLoop:
         return Outcome(
             state=self.state, verdict=verdict, window=window if is_decision else None, outliers=believed.outliers
         )
+
+    def question(self, now: float) -> Sequence[Mapping[str, str]] | None:
+        """What a model is asked after the last observation before a decision of the selector `llm`: the messages of a chat
+        completion. None at any other time."""
+        decides_at_s = self._decided_at_s + self.settings.interval_s
+        if not isinstance(self.settings.selector, llm_choice.LlmChoice):
+            return None
+        if not now < decides_at_s <= now + self.settings.observation_period_s:
+            return None
+        window = credible_reports.believed(_by_engine(self._observations or self._decided)).reports
+        messages = llm_choice.question(qos.across(window.values()), self.state.active, self.settings.allow)
+        if messages is not None:
+            self._remember({"asked": True})
+        return messages
+
+    def answered(self, answer: llm_choice.Answer) -> None:
+        """The model has answered the last question, or failed to."""
+        self._remember({"policy": answer.policy} if answer.policy else {"trouble": answer.trouble})
+
+    def _remember(self, facts: proposal.Memory) -> None:
+        self.state = replace(self.state, memory={llm_choice.LlmChoice.__name__: facts})
 
     def _is_on_trial(self, now: float) -> bool:
         """Whether the service of the latest observation counts for or against the last switch."""

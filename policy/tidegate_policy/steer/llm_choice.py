@@ -1,0 +1,127 @@
+"""The selector `llm`: a language model chooses the policy (H-MAS 3.3), and the rules decide when it gives no valid answer.
+
+The model reads numbers of the pool and one sentence about each allowed policy. It reads no prompt, and no name that a
+client chose, so no tenant can instruct it. Its answer is one JSON object with the name of an allowed policy; every other
+answer counts as none. The loop's driver asks the model shortly before each decision (`question`), and leaves the answer
+in the memory of the selector (`Answer`). A decision never waits for the model.
+"""
+
+import json
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidegate_policy import policies
+from tidegate_policy.qos import Qos
+from tidegate_policy.steer import features, rules
+from tidegate_policy.steer.proposal import Memory, Proposal
+
+MOST_ANSWER_CHARACTERS = 1000
+SILENT = "the model gave no answer in time"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of one question."""
+
+    policy: str | None
+    """An allowed policy; None when there is no valid answer."""
+    trouble: str = ""
+    """Why there is no valid answer. It never quotes the answer."""
+
+
+def question(qos: Qos, active: str, allow: Collection[str]) -> Sequence[Mapping[str, str]] | None:
+    """The messages of a chat completion; None when no call waits or too few came, because then the policy stays."""
+    if not features.is_evidence(qos):
+        return None
+    known = "\n".join(f"- {name}: {_sentence(name)}" for name in allow if name in policies.POLICIES)
+    system = (
+        "You choose the scheduling policy of a pool of LLM engines. Policies:\n"
+        f"{known}\n"
+        'Answer with one JSON object and nothing else: {"policy": "NAME"}. NAME is one of the policies above. '
+        "Name the active policy if it should stay. Meet as many targets as possible."
+    )
+    numbers = {
+        "active_policy": active,
+        "window_s": round(qos.window_s, 1),
+        "engines": qos.engines,
+        "silent_engines": qos.silent,
+        "calls_arrived": qos.arrived,
+        "calls_finished": qos.finished,
+        "calls_waiting": qos.waiting,
+        "calls_waiting_in_seconds_of_completions": round(features.wait_s(qos), 2),
+        "calls_with_target": qos.with_target,
+        "targets_missed": qos.missed,
+        "ttft_s": {"p50": round(qos.ttft.quantile_s(0.5), 3), "p99": round(qos.ttft.quantile_s(0.99), 3)},
+        "time_per_token_p99_s": round(qos.tpot.quantile_s(0.99), 4),
+        "work_of_a_call_s": {
+            "p50": round(qos.service.quantile_s(0.5), 3),
+            "p90": round(qos.service.quantile_s(0.9), 3),
+        },
+        "work_deviation_over_mean": round(qos.service.dispersion, 2),
+        "share_that_waited_longer_than_twice_its_work": round(qos.block_ratio, 3),
+        "preemptions": qos.preemptions,
+        "fairness_of_tenants": None if qos.fairness is None else round(qos.fairness, 3),
+    }
+    return [{"role": "system", "content": system}, {"role": "user", "content": json.dumps(numbers)}]
+
+
+def answer_schema(allow: Collection[str]) -> Mapping[str, Any]:
+    """The JSON schema of a valid answer, for engines that can enforce it."""
+    return {
+        "type": "object",
+        "properties": {"policy": {"type": "string", "enum": sorted(allow)}},
+        "required": ["policy"],
+        "additionalProperties": False,
+    }
+
+
+def read(text: str, allow: Collection[str]) -> Answer:
+    """What the model said, read strictly."""
+    if len(text) > MOST_ANSWER_CHARACTERS:
+        return Answer(policy=None, trouble=f"the answer has more than {MOST_ANSWER_CHARACTERS} characters")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return Answer(policy=None, trouble="the answer is no JSON")
+    if not isinstance(found, dict) or list(found) != ["policy"] or not isinstance(found["policy"], str):
+        return Answer(policy=None, trouble='the answer is not of the form {"policy": "NAME"}')
+    if found["policy"] not in allow:
+        return Answer(policy=None, trouble="the answer names no allowed policy")
+    return Answer(policy=found["policy"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmChoice:
+    """The selector. Its memory is `asked` while an answer is awaited, then the `policy` or the `trouble` of the answer."""
+
+    fallback: rules.Rules = field(default_factory=rules.Rules)
+
+    def propose(self, qos: Qos, active: str, allow: Collection[str], memory: Memory) -> Proposal | None:
+        chosen = memory.pop("policy", None)
+        if memory.pop("asked", False):
+            memory["trouble"] = SILENT
+        if chosen in allow:  # the spec may have changed since the answer
+            memory.pop("trouble", None)
+            if chosen == active:
+                return None
+            others = tuple(name for name in allow if name not in (chosen, active))
+            return Proposal(
+                policy=chosen, reason="llm: the model chose it", alternatives=others, expected="more targets are met"
+            )
+        proposed = self.fallback.propose(qos, active, allow)
+        if proposed is None or "trouble" not in memory:
+            return proposed
+        return Proposal(
+            policy=proposed.policy,
+            reason=f"{proposed.reason} (by the rules, because {memory['trouble']})",
+            alternatives=proposed.alternatives,
+            expected=proposed.expected,
+        )
+
+
+def _sentence(name: str) -> str:
+    """The first paragraph of the module of a policy, after the name."""
+    text = sys.modules[policies.POLICIES[name].__module__].__doc__ or ""
+    return " ".join(text.split("\n\n")[0].partition(":")[2].split()) or name

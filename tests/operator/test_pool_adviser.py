@@ -1,0 +1,58 @@
+"""The model of a pool: its address, its name and its API key, from the spec and from a Secret."""
+
+import types
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tidegate_operator import operator_doubles, pool_adviser, spec
+from tidegate_policy.steer import llm_choice
+
+
+@pytest.fixture
+async def model():
+    """A model that chooses `edf`; the keys and the names that it was asked with."""
+    asked = []
+
+    async def handler(request):
+        asked.append((request.headers.get("Authorization"), (await request.json())["model"]))
+        return web.json_response({"choices": [{"message": {"content": '{"policy": "edf"}'}}]})
+
+    application = web.Application()
+    application.router.add_post("/v1/chat/completions", handler)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0]
+    yield types.SimpleNamespace(url=f"http://{host}:{port}/v1", asked=asked)
+    await runner.cleanup()
+
+
+async def adviser(cluster, kubectl, namespace, rules, session, **policy):
+    """The adviser of a pool as the API server stores it."""
+    kubectl("create", "-f", "-", body=operator_doubles.pool(policy=policy))
+    body = await cluster.pool(namespace, "chat")
+    return pool_adviser.adviser(cluster, session, spec.parse(body, rules.known))
+
+
+async def test_the_model_is_asked_with_the_key_of_the_secret(cluster, kubectl, namespace, rules, model):
+    kubectl("create", "secret", "generic", "judge", "--from-literal=key=sesame")
+    llm = {"url": model.url, "model": "judge", "keySecretRef": {"name": "judge"}}
+    async with aiohttp.ClientSession() as session:
+        ask = await adviser(cluster, kubectl, namespace, rules, session, selector="llm", llm=llm)
+        assert await ask([], ("edf",)) == llm_choice.Answer(policy="edf")
+    assert model.asked == [("Bearer sesame", "judge")]
+
+
+async def test_a_secret_that_cannot_be_read_is_named_and_no_model_is_asked(cluster, kubectl, namespace, rules, model):
+    llm = {"url": model.url, "keySecretRef": {"name": "absent"}}
+    async with aiohttp.ClientSession() as session:
+        ask = await adviser(cluster, kubectl, namespace, rules, session, selector="llm", llm=llm)
+        answer = await ask([], ("edf",))
+    assert answer.trouble == "Secret absent with the key key cannot be read"
+    assert not model.asked
+
+
+async def test_other_selectors_ask_no_model(cluster, kubectl, namespace, rules):
+    assert await adviser(cluster, kubectl, namespace, rules, None, selector="rules") is None
