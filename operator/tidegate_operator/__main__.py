@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if options.log_level != "debug":
-        logging.getLogger("kopf").setLevel(logging.CRITICAL)  # `watches` reports the end of watches in one line
+        quieten_kopf()
     try:
         asyncio.run(run(options))
     except lease.LostError as error:
@@ -52,6 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"tidegate operator: no cluster to work on: {error}. Set KUBECONFIG, or run it in a pod.\n")
         return 1
     return 0
+
+
+def quieten_kopf() -> None:
+    """Leaves out what kopf logs of its watches, because `watches` reports their end in one line. Exceptions in `handlers`
+    are logged."""
+    logging.getLogger("kopf").setLevel(logging.CRITICAL)
+    logging.getLogger("kopf.objects").setLevel(logging.ERROR)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -151,6 +158,7 @@ async def _act(options: argparse.Namespace, server: api_server.ApiServer, sessio
             group.create_task(watches.keep(namespace, server, controlling, forget=controlling.forget))
             for namespace in dict.fromkeys(namespaces)
         ]
+        watching += [group.create_task(controlling.find_deleted(namespace)) for namespace in dict.fromkeys(namespaces)]
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, _cancel, working, *watching)
 

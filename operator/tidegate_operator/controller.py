@@ -6,6 +6,7 @@ checked again after a while without an event.
 """
 
 import asyncio
+import contextlib
 import datetime
 import logging
 from collections.abc import Iterable
@@ -20,6 +21,8 @@ RETRY_REJECTED_S = 10.0
 """Time until a write that the API server rejected is tried again."""
 TROUBLED_S = 5.0
 """Time until a pool with a pod in trouble is checked again, because the age of the trouble counts."""
+COMPARED_S = 600.0
+"""Time between two lists of the pools of a namespace."""
 STEERED_AT_ONCE = 64
 """Pools that are steered at the same time: one whose gateways do not answer must not delay the others."""
 CHILD_DELAY_S = 0.1
@@ -69,6 +72,16 @@ class Controller:
     def forget(self, namespace: str | None) -> None:
         """Leaves the pools of a namespace alone, None for all, because they cannot be listed any more."""
         self._cache.forget(namespace)
+
+    async def find_deleted(self, namespace: str | None) -> None:
+        """Compares the cache with a list of the pools, again and again until cancelled: a watch that was down tells
+        nothing of a pool that was deleted meanwhile."""
+        while True:
+            await asyncio.sleep(COMPARED_S)
+            with contextlib.suppress(cluster.ClusterError):  # the next comparison will do
+                for key in self._cache.keys(namespace) - await self._api.pool_keys(namespace):
+                    await self._cache.refresh(key, self._api)
+                    self._wake(key)
 
     async def run(self) -> None:
         """Works until cancelled."""

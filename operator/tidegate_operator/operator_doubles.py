@@ -44,6 +44,12 @@ class MortalCluster:
     async def pool(self, namespace: str, name: str) -> Json | None:
         return await self._real.pool(namespace, name)
 
+    async def check_pools(self, namespace: str | None) -> None:
+        await self._real.check_pools(namespace)
+
+    async def pool_keys(self, namespace: str | None) -> set[tuple[str, str]]:
+        return await self._real.pool_keys(namespace)
+
     async def children(self, namespace: str, pool: str) -> Sequence[Json]:
         return await self._real.children(namespace, pool)
 

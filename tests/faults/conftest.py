@@ -128,6 +128,13 @@ class Rig:
         (line,) = [line for line in page.splitlines() if line.startswith("vllm:num_requests_running")]
         return float(line.split()[-1])
 
+    async def tasks(self, gateway: Process) -> int:
+        """Tasks in the event loop of the gateway."""
+        async with self.http.get(gateway.url + "/metrics") as response:
+            page = await response.text()
+        (line,) = [line for line in page.splitlines() if line.startswith("tidegate_tasks ")]
+        return int(float(line.split()[-1]))
+
     async def gateway(
         self,
         engines: list[Process],

@@ -113,6 +113,7 @@ async def test_kills_every_few_seconds_lose_nothing_and_leave_nothing_behind(
     ledger = Ledger()
     until_s = time.monotonic() + SOAK_S
     memory: list[tuple[int, int]] = []
+    first_tasks = await rig.tasks(steady)
 
     async def next_kill(kind: str) -> bool:
         await asyncio.sleep(rng.uniform(*KILL_S))
@@ -154,7 +155,7 @@ async def test_kills_every_few_seconds_lose_nothing_and_leave_nothing_behind(
     early, late = (max(rss for rss, _ in part) for part in (memory[:quarter], memory[-quarter:]))
     growth = late / early - 1
     await asyncio.sleep(15)  # idle connections to engines close
-    left = steady.open_files
+    left, left_tasks = steady.open_files, await rig.tasks(steady)
     figure("soak: kills", ", ".join(f"{count} {kind}" for kind, count in ledger.kills.items()), goal="-", met=True)
     figure("soak: workflows, calls acknowledged", f"{ledger.workflows}, {ledger.acknowledged}", goal="-", met=True)
     figure("soak: calls lost or counted twice", str(len(ledger.lost)), goal="0", met=not ledger.lost)
@@ -164,7 +165,10 @@ async def test_kills_every_few_seconds_lose_nothing_and_leave_nothing_behind(
     figure(
         "soak: its open files, first and idle", f"{memory[0][1]}, {left}", goal="no more", met=left <= memory[0][1] + 8
     )
+    no_more = left_tasks <= first_tasks + 8
+    figure("soak: its tasks, first and idle", f"{first_tasks}, {left_tasks}", goal="no more", met=no_more)
     assert not ledger.lost, ledger.lost[:5]
     assert not ledger.errors
     assert growth < 0.25
     assert left <= memory[0][1] + 8
+    assert no_more

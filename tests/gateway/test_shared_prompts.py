@@ -68,6 +68,23 @@ async def test_the_stream_is_bounded_and_expires(two: Two, stores: tuple[valkey_
     assert 0 < len(found) <= prompt_stream.MOST_ENTRIES, "the rest follows, or is lost, and nothing is false"
 
 
+async def test_a_stream_that_begins_again_before_the_last_entry_is_read(
+    two: Two, stores: tuple[valkey_store.Valkey, Any]
+) -> None:
+    """The store's clock was set back while the stream had expired."""
+    one, other = two
+    await one.exchange([sent(1)])
+    assert await other.exchange([]) == [sent(1)]
+    store = stores[0]
+    ((_, entry),) = await store.client.xrange(store.key("prompts"))
+    await store.client.delete(store.key("prompts"))
+    for number in (1, 2):
+        await store.client.xadd(store.key("prompts"), entry, id=f"{number}-0")
+    assert await other.exchange([]) == []
+    assert await other.exchange([]) == [sent(1), sent(1)]
+    assert await other.exchange([]) == []
+
+
 @pytest.mark.parametrize(
     "payload", [b"", b"{", b"[1]", b'[["e", [1], "x", 2]]', b'[["e", 7, 1, 2]]', b'{"a": 1}', b'[["e", [null], 1, 2]]']
 )

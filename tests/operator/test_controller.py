@@ -60,3 +60,45 @@ def test_forty_pools_with_silent_gateways_do_not_stretch_the_period_of_another(i
 def pool(name):
     body = operator_doubles.pool(name)
     return {**body, "metadata": {"namespace": "prod", "name": name, "uid": name, "generation": 1}}
+
+
+class Emptied:
+    """An API server on which all pools were deleted while no watch ran."""
+
+    def __init__(self):
+        self.lists = 0
+
+    async def pool_keys(self, namespace):
+        self.lists += 1
+        return set()
+
+    async def pool(self, namespace, name):
+        return None
+
+    async def children(self, namespace, pool):
+        return []
+
+    async def pods(self, namespace, pool):
+        return []
+
+    async def record(self, event):
+        return None
+
+
+def test_a_pool_of_any_owner_that_was_deleted_while_its_watch_was_down_is_forgotten(in_virtual_time):
+    api, cache, steering = Emptied(), watch_cache.WatchCache(), SlowSteering()
+
+    async def run():
+        controlling = controller.Controller(api, cache, conftest.RULES, steering, resync_s=3600)
+        foreign = pool("foreign")
+        foreign["metadata"]["annotations"] = {"tidegate.dev/operator": "another/operator"}
+        for body in (foreign, pool("lively")):
+            controlling.on_pool("ADDED", body)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(controller.COMPARED_S * 2.5), asyncio.TaskGroup() as group:
+                group.create_task(controlling.run())
+                group.create_task(controlling.find_deleted("prod"))
+
+    in_virtual_time(run())
+    assert cache.keys(None) == set()
+    assert api.lists == 2

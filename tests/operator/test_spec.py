@@ -148,3 +148,10 @@ def test_a_decimal_string_outside_its_range_is_a_problem(value):
 def test_a_rollback_that_is_no_number_is_a_problem():
     policy = {**stored()["spec"]["policy"], "rollback": {"rho": True, "window": "20s"}}
     assert problems(policy=policy) == ["spec.policy.rollback.rho: True is no number from 1 to 100"]
+
+
+def test_a_selector_that_only_the_resource_of_a_newer_version_knows_is_a_problem():
+    policy = {**stored()["spec"]["policy"], "selector": "oracle"}
+    assert problems(policy=policy) == [
+        "spec.policy.selector: there is no selector 'oracle'; this version has classifier, rules"
+    ]

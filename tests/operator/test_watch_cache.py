@@ -57,6 +57,26 @@ async def test_an_event_during_a_refresh_is_newer_than_the_answer():
     assert await cache.children(*KEY) == []
 
 
+class Gone(Listed):
+    """An API server whose answer is older than the creation of the pool."""
+
+    async def pool(self, namespace, name):
+        return None
+
+    async def children(self, namespace, pool):
+        self._meanwhile()
+        return []
+
+
+async def test_a_pool_that_appears_during_a_refresh_stays():
+    cache = watch_cache.WatchCache()
+    cache.on_child(None, body("listed"))
+    await cache.refresh(KEY, Gone(meanwhile=lambda: cache.on_pool("ADDED", body("chat", kind="ServingPool"))))
+    assert cache.knows(KEY)
+    await cache.refresh(KEY, Gone())
+    assert not cache.knows(KEY)
+
+
 async def test_a_later_event_updates_a_confirmed_cache():
     cache = watch_cache.WatchCache()
     await cache.refresh(KEY, Listed())

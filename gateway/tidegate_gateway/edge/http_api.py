@@ -234,6 +234,7 @@ class HttpApi:
     async def metrics(self, request: http_messages.Request) -> http_messages.Response:
         gateway = self._gateway
         gateway.metrics.observe(gateway.clock(), gateway.core)
+        gateway.metrics.tasks.set(len(asyncio.all_tasks()))
         text, content_type = gateway.metrics.exposition(request.header("accept"))
         return http_messages.Response(body=text, content_type=content_type)
 

@@ -132,6 +132,7 @@ class Metrics:
         self.unrecorded = Gauge(
             p + "workflow_unrecorded", "Ends of calls that the store does not know yet.", registry=registry
         )
+        self.tasks = Gauge(p + "tasks", "Tasks of the gateway's event loop.", registry=registry)
         self.background_errors = Counter(
             p + "background_errors",
             "Exceptions in background loops. The loop goes on, and the log shows the first exception of each kind.",

@@ -1,7 +1,8 @@
 """Which prompts has each gateway of a pool sent where? A short stream in the store tells the other gateways.
 
 The stream has block hashes and no text. It is bounded by its length and its time to live. A gateway that misses entries
-knows less and nothing false.
+knows less and nothing false. The ids of entries are instants of the store's clock: a stream that expired and was created
+again after that clock was set back begins with earlier ids, and is read from its beginning.
 """
 
 from typing import Any, cast
@@ -15,6 +16,7 @@ from tidegate_policy.model import EngineId
 MOST_ENTRIES = 128
 """Entries of the stream; each gateway adds at most one in an exchange."""
 LIVES_MS = 10_000
+BEGINNING = b"0-0"
 _BLOCKS = 1 << 64
 
 
@@ -32,19 +34,29 @@ class PromptStream:
         `Unavailable`."""
         client = self._valkey.client
         async with client.pipeline(transaction=False) as pipeline:
-            if self._seen is None:
-                pipeline.xrevrange(self._key, count=1)
-            else:
+            pipeline.xrevrange(self._key, count=1)
+            if self._seen is not None:
                 pipeline.xrange(self._key, min=b"(" + self._seen, count=MOST_ENTRIES)
             if sent:
                 entry = {"by": self._valkey.gateway, "sent": _written(sent)}
                 pipeline.xadd(self._key, entry, maxlen=MOST_ENTRIES)
                 pipeline.pexpire(self._key, LIVES_MS)
-            found, *_ = cast("list[Any]", await self._valkey.guard(pipeline.execute()))
-        first = self._seen is None
-        self._seen = found[-1][0] if found else self._seen or b"0-0"
+            last, *more = cast("list[Any]", await self._valkey.guard(pipeline.execute()))
+        if self._seen is None:
+            self._seen = last[0][0] if last else BEGINNING
+            return []
+        found = more[0]
+        if last and _instant(last[0][0]) < _instant(self._seen):
+            self._seen = BEGINNING  # the next exchange reads this stream
+        elif found:
+            self._seen = found[-1][0]
         own = self._valkey.gateway.encode()
-        return [] if first else [item for _, entry in found if entry.get(b"by") != own for item in _read(entry)]
+        return [item for _, entry in found if entry.get(b"by") != own for item in _read(entry)]
+
+
+def _instant(entry: bytes) -> tuple[int, ...]:
+    """The milliseconds and the number in the id of an entry."""
+    return tuple(map(int, entry.split(b"-")))
 
 
 def _written(sent: list[prefix_index.SentPrompt]) -> bytes:

@@ -40,8 +40,11 @@ class PoolLister(Protocol):
     async def check_pools(self, namespace: str | None) -> None:
         """Raises ClusterError if the pools of the namespace, None for all, cannot be listed."""
 
+    async def pool_keys(self, namespace: str | None) -> set[tuple[str, str]]:
+        """Namespace and name of each pool of the namespace, None for all."""
 
-class Cluster(Reader, Protocol):
+
+class Cluster(Reader, PoolLister, Protocol):
     """Reads and writes of a cluster. `ApiServer` is the one implementation; tests wrap it to make it fail."""
 
     async def get(self, reference: objects.Reference) -> Json | None: ...

@@ -69,6 +69,10 @@ class ApiServer:
                 raise RejectedError("the cluster has no ServingPool resource; install it with the chart") from error
             raise _translate(error) from error
 
+    async def pool_keys(self, namespace: str | None) -> set[tuple[str, str]]:
+        bodies = await self._list(POOLS, namespace)
+        return {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in bodies}
+
     async def children(self, namespace: str, pool: str) -> Sequence[Json]:
         selector = f"{child_metadata.POOL}={pool}"
         return [item for kind in CHILD_KINDS for item in await self._list(kind, namespace, selector)]

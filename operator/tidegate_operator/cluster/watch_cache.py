@@ -59,6 +59,10 @@ class WatchCache:
         """Whether a watch has reported the pool or an object of it."""
         return key in self._entries
 
+    def keys(self, namespace: str | None) -> set[Key]:
+        """The pools of a namespace, None for all, of which the watches reported anything."""
+        return {key for key in self._entries if namespace in (None, key[0])}
+
     def forget(self, namespace: str | None) -> None:
         """Drops what the watches of a namespace reported, None for all namespaces."""
         for key in [key for key in self._entries if namespace in (None, key[0])]:
@@ -68,9 +72,11 @@ class WatchCache:
         """The pool, its children and its pods from the API server. The cache keeps them unless an event came meanwhile."""
         before = self._entry(key).events
         pool, children, pods = await api.pool(*key), await api.children(*key), await api.pods(*key)
+        if self._entry(key).events != before:
+            return pool, children, pods
         if pool is None and not children:
             self._entries.pop(key, None)
-        elif self._entry(key).events == before:
+        else:
             self._entries[key] = _Entry(
                 pool=pool,
                 children={(body["kind"], body["metadata"]["name"]): body for body in children},
