@@ -36,7 +36,8 @@ else
 endif
 
 faults: install ## all fault tests, with floods, slow clients and a soak of SOAK_MINUTES=30: each figure beside its goal
-	TIDEGATE_FAULTS=$(FIGURES) $(BIN)/python -m pytest tests/faults tests/operator/test_idle_pools.py
+	TIDEGATE_FAULTS=$(FIGURES) $(BIN)/python -m pytest tests/faults tests/operator/test_idle_pools.py \
+	  tests/operator/test_edits_and_streams.py
 
 lint: $(VENV)/.installed-all ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check $(SOURCES)
