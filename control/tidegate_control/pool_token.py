@@ -47,7 +47,7 @@ def problem(token: str | None, pairs: Iterable[tuple[str, str | bytes]]) -> str 
     if not given:
         return "this port requires the token of the pool"
     (value, *more) = given
-    sent = value if isinstance(value, bytes) else value.encode()
+    sent = value if isinstance(value, bytes) else value.encode(errors="replace")
     if more or not hmac.compare_digest(sent, (_SCHEME + token).encode()):
         return "the token of the call is not the token of this pool"
     return None
