@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class EngineControlStub:
-    """Served by each engine pod on the port named `control`.
+    """Served by each engine pod on the port named `control`. Where the engine has a token (TIDEGATE_POOL_TOKEN), every call must
+    carry the metadata `authorization: Bearer TOKEN`; else it is UNAUTHENTICATED.
     """
 
     def __init__(self, channel):
@@ -58,7 +59,8 @@ class EngineControlStub:
 
 
 class EngineControlServicer:
-    """Served by each engine pod on the port named `control`.
+    """Served by each engine pod on the port named `control`. Where the engine has a token (TIDEGATE_POOL_TOKEN), every call must
+    carry the metadata `authorization: Bearer TOKEN`; else it is UNAUTHENTICATED.
     """
 
     def SetPolicy(self, request, context):
@@ -122,7 +124,8 @@ def add_EngineControlServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EngineControl:
-    """Served by each engine pod on the port named `control`.
+    """Served by each engine pod on the port named `control`. Where the engine has a token (TIDEGATE_POOL_TOKEN), every call must
+    carry the metadata `authorization: Bearer TOKEN`; else it is UNAUTHENTICATED.
     """
 
     @staticmethod
