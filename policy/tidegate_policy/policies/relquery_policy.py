@@ -16,7 +16,7 @@ in which the least remaining work goes first.
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
@@ -121,10 +121,10 @@ class RelQuery(StaticPolicy):
         """The starts that are left of the lift of a lane. A spent lift stays as 0 until the next start of the lane."""
         self._singles: dict[CallId, Place] = {}
         """The places of the calls without a group."""
-        self._started: set[CallId] = set()
-        """The singles that have started."""
-        self._heads: list[tuple[Place, CallId]] = []
-        """A heap of the waiting singles. An entry counts while it holds the present place of a single that waits."""
+        self._waiting: dict[float, Place] = {}
+        """The places of the singles that wait, by their arrival numbers."""
+        self._heads: list[Place] = []
+        """A heap of these places. A place counts while it is the present one of a single that waits."""
         self._changed: dict[str, None] = {}
         """Groups that must be estimated again."""
         self._tokens = token_counts.TokenCounts()
@@ -145,14 +145,11 @@ class RelQuery(StaticPolicy):
         return [SINGLES if (group := group_of(item.call.id)) is None else group.lane for item in items]
 
     def key(self, item: QueuedRequest) -> Key:
-        call = item.call
-        if call.id in self._members:
-            return ()
-        return self._singles.get(call.id) or (_level(call), item.service_s)
+        return self._singles.get(item.call.id, ())
 
     def keys(self, items: Sequence[QueuedRequest]) -> list[Key]:
-        places = self._singles
-        return [places[call_id] if (call_id := item.call.id) in places else self.key(item) for item in items]
+        place_of = self._singles.get
+        return [place_of(item.call.id, ()) for item in items]
 
     def rank(self, item: QueuedRequest) -> Key:
         group = self._members.get(item.call.id)
@@ -161,14 +158,14 @@ class RelQuery(StaticPolicy):
         return (_level(item.call), item.service_s, 0.0, item.call.arrived_at_s)
 
     @property
-    def heads(self) -> list[tuple[Place, CallId]]:
+    def heads(self) -> list[Place]:
         """The heap of the singles, whose first entry counts."""
         while self._heads and not self.counts(self._heads[0]):
             heapq.heappop(self._heads)
         return self._heads
 
-    def counts(self, head: tuple[Place, CallId]) -> bool:
-        return self._singles.get(head[1]) == head[0] and head[1] not in self._started
+    def counts(self, head: Place) -> bool:
+        return self._waiting.get(head[2]) is head
 
     # Events.
 
@@ -189,7 +186,7 @@ class RelQuery(StaticPolicy):
             if group is None and name is not None and len(groups) < MAX_GROUPS:
                 group = groups[name] = _Group(name, number, call.urgency == MOST_URGENT, call.arrived_at_s)
             if group is None:
-                singles[call_id] = (_level(call), item.service_s, number)
+                singles[call_id] = (0.0 if call.urgency == MOST_URGENT else 1.0, item.service_s, number)
                 ends[call_id] = call.arrived_at_s + patience_s
                 continue
             prompt_tokens, output = call.prompt_tokens, call.output_predicted
@@ -217,7 +214,7 @@ class RelQuery(StaticPolicy):
         for lane, group in joined.items():
             self.places[lane] = group.place
         self._singles.update(singles)
-        self._singles_wait(singles, ends)
+        self._singles_wait(singles.values(), ends)
         changed = [*self._lift(now)]
         while many and now >= self._single_patience.first_at_s:
             changed += self._lift(now)
@@ -233,8 +230,7 @@ class RelQuery(StaticPolicy):
             group.sampled = False
             if self.lifts.get(group.lane) == 0:
                 self._group_patience.watch(group.name, self._group_ends_at_s(group))
-        elif call.id in self._singles and call.id not in self._started:
-            self._started.add(call.id)
+        elif call.id in self._singles and self._waiting.pop(self._singles[call.id][2], None) is not None:
             self._single_patience.forget(call.id)
         return self._lift(now)
 
@@ -251,17 +247,17 @@ class RelQuery(StaticPolicy):
             group.waiting[call_id] = item.call.prompt_tokens
             group.waiting_tokens += item.call.prompt_tokens
             self._changed[group.name] = None
-        elif call_id in self._started:
-            self._started.remove(call_id)
+        elif call_id in self._singles and self._singles[call_id][2] not in self._waiting:
             level, _, number = self._singles[call_id]
-            self._singles[call_id] = (level, item.service_s, number)
-            self._singles_wait({call_id: self._singles[call_id]}, {call_id: now + self._patience_s})
+            place = self._singles[call_id] = (level, item.service_s, number)
+            self._singles_wait((place,), {call_id: now + self._patience_s})
         return self._lift(now)
 
     def on_end(self, now: float, call_id: CallId) -> Changed:
-        if self._singles.pop(call_id, None) is not None:
+        place = self._singles.pop(call_id, None)
+        if place is not None:
+            self._waiting.pop(place[2], None)
             self._single_patience.forget(call_id)
-            self._started.discard(call_id)
         self._tokens.forget(call_id)
         group = self._members.pop(call_id, None)
         if group is not None:
@@ -278,17 +274,14 @@ class RelQuery(StaticPolicy):
 
     # Groups.
 
-    def _singles_wait(self, singles: Mapping[CallId, Place], ends: Mapping[str, float]) -> None:
-        """These singles wait from now on, with the ends of their patience unless they have been lifted."""
-        heads = zip(singles.values(), singles, strict=True)
-        if len(singles) <= overdue.FEW:
-            for head in heads:
-                heapq.heappush(self._heads, head)
+    def _singles_wait(self, places: Collection[Place], ends: Mapping[str, float]) -> None:
+        """Singles with these places wait from now on. `ends` are the ends of their patience."""
+        self._waiting.update({place[2]: place for place in places})
+        if len(places) <= overdue.FEW and len(self._heads) <= 2 * len(self._singles) + SLACK_HEADS:
+            for place in places:
+                heapq.heappush(self._heads, place)
         else:
-            self._heads += heads
-            heapq.heapify(self._heads)
-        if len(self._heads) > 2 * len(self._singles) + SLACK_HEADS:
-            self._heads = [head for head in self._heads if self.counts(head)]
+            self._heads = list(self._waiting.values())
             heapq.heapify(self._heads)
         self._single_patience.watch_all(ends)
 
@@ -371,8 +364,8 @@ class RelQuery(StaticPolicy):
         changed = [CallId(name) for name in self._single_patience.take(now)]
         for call_id in changed:
             level, _, number = self._singles[call_id]
-            place = self._singles[call_id] = (level, 0.0, number)
-            heapq.heappush(self._heads, (place, call_id))
+            place = self._singles[call_id] = self._waiting[number] = (level, 0.0, number)
+            heapq.heappush(self._heads, place)
         return changed
 
 
@@ -385,7 +378,7 @@ class GroupTurns:
         policy: RelQuery,
         places: dict[int, Place],
         lifts: dict[int, int],
-        heads: list[tuple[Place, CallId]] | None = None,
+        heads: list[Place] | None = None,
     ) -> None:
         self._policy = policy
         self._places = places
@@ -427,7 +420,7 @@ class GroupTurns:
             heads = self._heads
             while heads and not self._policy.counts(heads[0]):
                 heapq.heappop(heads)
-        return heads[0][0] if heads else LAST
+        return heads[0] if heads else LAST
 
 
 def _level(call: Call) -> float:
