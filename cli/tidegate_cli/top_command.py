@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         default=URL,
-        help=f"the gateway (default: %(default)s); {KEY} in the environment is its API key, or the token of the pool for the "
-        "admin port",
+        help=f"the gateway (default: %(default)s); {KEY} in the environment is its API key, or the token of the pool for "
+        "the admin port",
     )
     parser.add_argument("--once", action="store_true", help="print the state once, as without a terminal")
     parser.add_argument("--json", action="store_true", help="print the state once, as one JSON object")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate_operator import spec_problems
+from tidegate_operator import quantity, spec_problems
 from tidegate_policy import duration, policies
 
 Json = Mapping[str, Any]
@@ -102,6 +102,9 @@ class Gateway:
     """`auth.jwt` of the gateway's settings; None = no tokens are taken. With neither, every client may call."""
     tls_secret: str | None
     """Name of the Secret with the certificate of the client ports; None selects plain text."""
+    further: Mapping[str, Any]
+    """Settings that the spec sets beyond the gateway's defaults, as the gateway's settings file has them. A pool that sets
+    none has none, so a new default of the gateway restarts nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +264,23 @@ def _gateway(item: Json) -> Gateway:
         keys_secret=_secret(item.get("auth", {}).get("keysSecretRef")),
         jwt=item.get("auth", {}).get("jwt"),
         tls_secret=item.get("tls", {}).get("secretName"),
+        further=_further(item),
     )
+
+
+def _further(item: Json) -> dict[str, Any]:
+    limits = dict(item.get("limits", {}))
+    if (size := limits.pop("body", None)) is not None:
+        limits["bodyBytes"] = int(quantity.number(size) or 0)
+    learnt = {name: item["dispatch"][name] for name in ("learnCosts", "isolateTenants") if name in item["dispatch"]}
+    groups = {
+        "dispatch": learnt,
+        "timeouts": item.get("timeouts"),
+        "limits": limits,
+        "allow": item.get("allow"),
+        "relqueries": item.get("relQueries"),
+    }
+    return {name: value for name, value in groups.items() if value}
 
 
 def _decimal(value: Any) -> float:

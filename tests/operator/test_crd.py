@@ -127,6 +127,13 @@ BAD_EDITS = {
     "a profile that is no name": (node_pool(profile="A100 TP8"), "write the name of a cost profile"),
     "a node label that cannot be": (node_pool(nodeSelector={"zone": "a b"}), "write a label's value"),
     "a weight of nothing": ({"classes": [{"name": "x", "weight": 0}]}, "should be greater than or equal to 1"),
+    "a body above all sense": ({"gateway": {"limits": {"body": "2Gi"}}}, "write a size of at most 1Gi"),
+    "a body that is no size": ({"gateway": {"limits": {"body": "much"}}}, "write a size of at most 1Gi"),
+    "rows from a file": ({"gateway": {"relQueries": {"rowsUrls": ["file:///etc"]}}}, "write an address that starts with"),
+    "a timeout without a unit": ({"gateway": {"timeouts": {"answer": "600"}}}, DURATION),
+    "a model's address without a scheme": (
+        {"policy": {"llm": {"url": "llm.example.com"}}}, "write the base address of an OpenAI-compatible API",
+    ),
     "a duration without a unit": ({"classes": [{"name": "x", "ttft": "60"}]}, DURATION),
     "a duration of zero": ({"classes": [{"name": "x", "ttft": "0s"}]}, "more than 0"),
     "a duration of years": ({"classes": [{"name": "x", "deadline": "9000h"}]}, "at most 168h"),

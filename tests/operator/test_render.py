@@ -174,6 +174,32 @@ def test_spans_go_to_the_collector_of_the_spec(endpoint):
     assert gateway_settings.from_mapping(yaml.safe_load(text)).tracing.endpoint == endpoint
 
 
+def test_the_bounds_of_the_spec_are_settings_that_the_gateway_can_read():
+    stored = body()["spec"]["gateway"]
+    gateway = {
+        **stored,
+        "dispatch": {**stored["dispatch"], "learnCosts": True, "isolateTenants": True},
+        "timeouts": {"firstToken": "90s", "nextToken": "30s", "answer": "20m"},
+        "limits": {"body": "2Mi", "connections": 500, "connectionsPerAddress": 50},
+        "allow": ["remote_images"],
+        "relQueries": {"rows": 10, "perTenant": 2, "inFlight": 8, "lasts": "1h", "rowsUrls": ["https://data.example/"]},
+    }
+    text = pick(manifests(gateway=gateway), "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
+    read = gateway_settings.from_mapping(yaml.safe_load(text))
+    assert (read.timeouts.first_token_s, read.timeouts.next_token_s, read.timeouts.answer_s) == (90, 30, 1200)
+    assert read.timeouts.drain_s == 600
+    assert (read.limits.body_bytes, read.limits.connections, read.limits.connections_per_address) == (2097152, 500, 50)
+    assert (read.dispatch.learn_costs, read.dispatch.isolate_tenants) == (True, True)
+    assert [str(feature) for feature in read.allow] == ["remote_images"]
+    assert (read.relqueries.rows, read.relqueries.per_tenant, read.relqueries.in_flight) == (10, 2, 8)
+    assert (read.relqueries.lasts_s, read.relqueries.rows_urls) == (3600, ("https://data.example/",))
+
+
+def test_a_pool_without_bounds_of_its_own_states_none():
+    text = pick(manifests(), "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
+    assert not {"limits", "relqueries", "allow"} & yaml.safe_load(text).keys()
+
+
 def test_the_gateway_can_read_the_rendered_settings():
     text = pick(manifests(), "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
     read = gateway_settings.from_mapping(yaml.safe_load(text))

@@ -32,6 +32,7 @@ LEAVE_S = 5
 
 def settings(pool: spec.Pool) -> dict[str, Any]:
     """The settings file of `tidegate gateway --config`; the gateway's `settings` module documents the keys."""
+    further = dict(pool.gateway.further)
     return {
         "model": pool.model.name,
         "listen": {
@@ -66,6 +67,7 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
             "rule": pool.gateway.rule,
             "alpha": "auto" if pool.gateway.alpha is None else pool.gateway.alpha,
             "beta": pool.gateway.beta,
+            **further.pop("dispatch", {}),
         },
         "queue": {"maxRequests": pool.gateway.max_waiting, "ttl": duration.text(pool.gateway.ttl_s)},
         "store": {
@@ -73,8 +75,9 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
             "pool": f"{pool.namespace}.{pool.name}",
             "journal": JOURNAL,
         },
-        "timeouts": {"drain": duration.text(pool.gateway.drain_s)},
+        "timeouts": {"drain": duration.text(pool.gateway.drain_s), **further.pop("timeouts", {})},
         **({"tracing": {"endpoint": pool.gateway.traces_to}} if pool.gateway.traces_to else {}),
+        **further,
     }
 
 
