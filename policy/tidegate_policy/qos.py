@@ -6,11 +6,10 @@ summaries.
 """
 
 import bisect
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from typing import TypeVar
 
 BOUNDS_S: tuple[float, ...] = tuple(0.001 * 2 ** (index / 2) for index in range(48))
 """Upper bounds of the buckets in seconds, from 1 ms to three hours; a last bucket takes the rest."""
@@ -23,11 +22,6 @@ class Histogram:
 
     counts: tuple[int, ...] = ()
     """One for each bucket up to the last that is not empty."""
-
-    def __add__(self, other: "Histogram") -> "Histogram":
-        length = max(len(self.counts), len(other.counts))
-        mine, theirs = (side.counts + (0,) * (length - len(side.counts)) for side in (self, other))
-        return Histogram(counts=tuple(a + b for a, b in zip(mine, theirs, strict=True)))
 
     @property
     def count(self) -> int:
@@ -102,14 +96,6 @@ class TenantService:
     waiting: int = 0
     targets: Targets = field(default_factory=Targets)
 
-    def __add__(self, other: "TenantService") -> "TenantService":
-        return TenantService(
-            weight=max(self.weight, other.weight),
-            served_tokens=self.served_tokens + other.served_tokens,
-            waiting=self.waiting + other.waiting,
-            targets=self.targets + other.targets,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qos:
@@ -157,44 +143,91 @@ NOTHING = Qos(engines=0, window_s=0.0)
 
 
 def across(reports: Iterable[Qos]) -> Qos:
-    """Several engines over the same window: counts add up, the window stays."""
-    return reduce(
-        lambda a, b: _add(a, b, max(a.window_s, b.window_s), a.engines + b.engines, now=True), reports, NOTHING
+    """Several engines over the same window: counts and levels add up, the window stays."""
+    every = tuple(reports)
+    if len(every) == 1:
+        return every[0]
+    return replace(
+        _counted(every),
+        engines=sum(report.engines for report in every),
+        silent=sum(report.silent for report in every),
+        window_s=max((report.window_s for report in every), default=0.0),
+        waiting=sum(report.waiting for report in every),
+        tenants=_tenants(every, levels_of=every),
     )
 
 
 def over_time(reports: Iterable[Qos]) -> Qos:
-    """The same engines over consecutive windows, oldest first: windows add up, levels are the newest."""
-    return reduce(lambda a, b: _add(a, b, a.window_s + b.window_s, b.engines, now=False), reports, NOTHING)
-
-
-def _add(a: Qos, b: Qos, window_s: float, engines: int, *, now: bool) -> Qos:
-    """`now`: levels (waiting, silent) are of the same instant and add up; else `b` is the later one."""
-    tenants = a.tenants if now else {name: replace(service, waiting=0) for name, service in a.tenants.items()}
-    return Qos(
-        engines=engines,
-        silent=a.silent + b.silent if now else b.silent,
-        window_s=window_s,
-        arrived=a.arrived + b.arrived,
-        finished=a.finished + b.finished,
-        waiting=a.waiting + b.waiting if now else b.waiting,
-        preemptions=a.preemptions + b.preemptions,
-        ttft=a.ttft + b.ttft,
-        tpot=a.tpot + b.tpot,
-        service=a.service + b.service,
-        with_target=a.with_target + b.with_target,
-        missed=a.missed + b.missed,
-        blocked=a.blocked + b.blocked,
-        tenants=_merged(tenants, b.tenants),
-        classes=_merged(a.classes, b.classes),
+    """The same engines over consecutive windows, oldest first: windows and counts add up, levels are the newest."""
+    every = tuple(reports)
+    if not every:
+        return NOTHING
+    newest = every[-1]
+    if len(every) == 1:
+        return newest
+    return replace(
+        _counted(every),
+        engines=newest.engines,
+        silent=newest.silent,
+        window_s=sum(report.window_s for report in every),
+        waiting=newest.waiting,
+        tenants=_tenants(every, levels_of=(newest,)),
     )
 
 
-_Part = TypeVar("_Part", Targets, TenantService)
+def _counted(every: Sequence[Qos]) -> Qos:
+    """The sums of everything that counts events. One pass over each field, because a large pool has hundreds of reports."""
+    classes: dict[str, list[int]] = {}
+    for report in every:
+        for name, targets in report.classes.items():
+            found = classes.setdefault(name, [0, 0])
+            found[0] += targets.with_target
+            found[1] += targets.missed
+    return Qos(
+        arrived=sum(report.arrived for report in every),
+        finished=sum(report.finished for report in every),
+        preemptions=sum(report.preemptions for report in every),
+        ttft=_histogram([report.ttft for report in every]),
+        tpot=_histogram([report.tpot for report in every]),
+        service=_histogram([report.service for report in every]),
+        with_target=sum(report.with_target for report in every),
+        missed=sum(report.missed for report in every),
+        blocked=sum(report.blocked for report in every),
+        classes={name: Targets(with_target=wanted, missed=missed) for name, (wanted, missed) in classes.items()},
+    )
 
 
-def _merged(a: Mapping[str, _Part], b: Mapping[str, _Part]) -> dict[str, _Part]:
-    both = dict(a)
-    for name, part in b.items():
-        both[name] = both[name] + part if name in both else part
-    return both
+def _histogram(parts: Sequence[Histogram]) -> Histogram:
+    return Histogram(counts=tuple(map(sum, itertools.zip_longest(*(part.counts for part in parts), fillvalue=0))))
+
+
+NO_SERVICE = (-math.inf, 0, 0, 0)
+"""Weight, served tokens, calls with a target, missed targets."""
+
+
+def _tenants(every: Sequence[Qos], *, levels_of: Sequence[Qos]) -> dict[str, TenantService]:
+    """The sums for each tenant; the calls that wait are those of `levels_of`."""
+    waiting: dict[str, int] = {}
+    for report in levels_of:
+        for name, tenant in report.tenants.items():
+            waiting[name] = waiting.get(name, 0) + tenant.waiting
+    sums: dict[str, tuple[float, int, int, int]] = {}
+    for report in every:
+        for name, tenant in report.tenants.items():
+            targets = tenant.targets
+            weight, served, wanted, missed = sums.get(name, NO_SERVICE)
+            sums[name] = (
+                weight if weight >= tenant.weight else tenant.weight,
+                served + tenant.served_tokens,
+                wanted + targets.with_target,
+                missed + targets.missed,
+            )
+    return {
+        name: TenantService(
+            weight=weight,
+            served_tokens=served,
+            waiting=waiting.get(name, 0),
+            targets=Targets(with_target=wanted, missed=missed),
+        )
+        for name, (weight, served, wanted, missed) in sums.items()
+    }

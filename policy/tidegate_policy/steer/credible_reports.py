@@ -60,7 +60,7 @@ def possible(report: Qos) -> Qos:
         missed=min(report.missed, report.with_target),
         blocked=min(report.blocked, report.ttft.count),
         preemptions=min(report.preemptions, PREEMPTIONS_A_CALL * _calls(report)),
-        tenants={name: replace(tenant, targets=_possible(tenant.targets)) for name, tenant in report.tenants.items()},
+        tenants={name: _possible_tenant(tenant) for name, tenant in report.tenants.items()},
         classes={name: _possible(targets) for name, targets in report.classes.items()},
     )
 
@@ -108,4 +108,9 @@ def _calls(report: Qos) -> int:
 
 
 def _possible(targets: Targets) -> Targets:
-    return replace(targets, missed=min(targets.missed, targets.with_target))
+    return targets if targets.missed <= targets.with_target else replace(targets, missed=targets.with_target)
+
+
+def _possible_tenant(tenant: TenantService) -> TenantService:
+    targets = _possible(tenant.targets)
+    return tenant if targets is tenant.targets else replace(tenant, targets=targets)
