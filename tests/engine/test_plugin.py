@@ -12,6 +12,7 @@ from vllm.config import DiffusionConfig
 from vllm.v1.core.sched import async_scheduler, diffusion_scheduler
 from vllm.v1.core.sched import scheduler as vllm_scheduler
 
+from tidegate_control import pool_token
 from tidegate_engine import engine_settings, live_engine, plugin
 from tidegate_engine import scheduler as schedulers
 from tidegate_policy.cost import CostModel
@@ -51,9 +52,31 @@ def build():
         each.shutdown()
 
 
-def state(port):
+def state(port, token=None):
+    metadata = tuple(pool_token.header(token).items())
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        return control_pb2_grpc.EngineControlStub(channel).GetState(control_pb2.GetStateRequest(), timeout=10)
+        stub = control_pb2_grpc.EngineControlStub(channel)
+        return stub.GetState(control_pb2.GetStateRequest(), timeout=10, metadata=metadata)
+
+
+def test_the_control_port_of_vllm_requires_the_token_of_the_environment(port, build, monkeypatch):
+    monkeypatch.setenv(pool_token.VARIABLE, "a-token-of-the-pool")
+    build()
+    with pytest.raises(grpc.RpcError) as rejected:
+        state(port)
+    assert rejected.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert state(port, "a-token-of-the-pool").policy == "sjf"
+
+
+def test_an_engine_with_an_empty_token_opens_no_control_port_and_says_so(port, build, monkeypatch, caplog):
+    monkeypatch.setenv(pool_token.VARIABLE, "")
+    with caplog.at_level(logging.ERROR, logger="vllm.tidegate"):
+        built = build()
+    assert type(built) is schedulers.TidegateScheduler
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "vllm.tidegate"]
+    assert line.startswith("This engine runs without EngineControl. TIDEGATE_POOL_TOKEN must have at least 16")
+    with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+        state(port)
 
 
 def test_a_second_scheduler_in_one_process_is_ours_and_an_address_in_use_is_one_line_in_the_log(port, build, caplog):
