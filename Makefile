@@ -9,13 +9,13 @@ CACHE := $(or $(TIDEGATE_CACHE),$(HOME)/.cache/tidegate)
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
-SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles client examples tests tools tools/reference/generate proto/generate
+SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles client examples tests tools tools/reference/generate tools/monitoring/generate tools/monitoring/picture proto/generate
 SUITE ?= text2sql
 FIGURES ?= faults.json
 # These tests share no server, so they run on all cores.
 PURE_TESTS := tests/contracts tests/policy tests/sim
 
-.PHONY: help client install up test lint e2e bench bench-gateway bench-engine bench-real docs lock proto kubernetes clean faults page-image steering-demo
+.PHONY: help client install up test lint e2e bench bench-gateway bench-engine bench-real docs lock proto kubernetes clean faults page-image steering-demo dashboard-images
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -71,11 +71,15 @@ steering-demo: $(VENV)/.installed-all ## shifts the load on `tidegate up` and pr
 page-image: $(VENV)/.installed-all ## docs/images/page.png: a picture of the page under load (needs Debian's package chromium)
 	$(BIN)/python tools/page/screenshot
 
+dashboard-images: $(VENV)/.installed-all ## docs/images/dashboard-*.png: the dashboards with data (needs Debian's package prometheus)
+	$(BIN)/python tools/monitoring/picture
+
 proto: $(VENV)/.installed-all ## regenerate the gRPC stubs
 	$(BIN)/python proto/generate
 
 docs: $(VENV)/.installed-all ## make the reference pages in docs/ from the code
 	$(BIN)/python tools/reference/generate
+	$(BIN)/python tools/monitoring/generate
 
 lock: $(UV) ## resolve dependencies again
 	$(UV) pip compile -q pyproject.toml --extra up --extra tracing --universal --python-version 3.11 --generate-hashes \

@@ -113,7 +113,9 @@ def _class(slo_class: promises.SloClass) -> str:
         if target_s is not None
     ]
     shed = "; shed first when the queue is half full" if slo_class.sheddable else ""
-    return f"{', '.join(targets) or 'no targets'}; weight {slo_class.weight:g}{shed}"
+    return (
+        f"{', '.join(targets) or 'no targets'}; weight {slo_class.weight:g}; objective {slo_class.objective:g}%{shed}"
+    )
 
 
 def _stages(template: gateway_settings.Template) -> str:

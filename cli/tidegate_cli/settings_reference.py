@@ -30,6 +30,7 @@ UNITS = {
     "port": "port number",
     "bytes": "bytes",
     "weight": "ratio",
+    "classes[].objective": "percent",
     "dispatch.alpha": "ratio",
     "dispatch.beta": "seconds squared",
     "dispatch.cap": "calls",

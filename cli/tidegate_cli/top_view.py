@@ -50,16 +50,24 @@ def _totals(state: State, paint: Painter) -> Iterator[str]:
 
 
 def _classes(state: State, paint: Painter) -> list[str]:
-    goal = state["objective"]
     rows = []
     for each in state["classes"]:
-        lately, met, left = each["lately"], each["lately"]["met_ratio"], each["budget_left"]
+        lately, met, left, goal = each["lately"], each["lately"]["met_ratio"], each["budget_left"], each["objective"]
         tone = "" if met is None else "good" if met >= goal else "bad"
         budget = "" if left is None else "good" if left > 0.25 else "fair" if left > 0 else "bad"
         counts = [number(lately[name]) for name in ("met", "late", "shed", "failed")]
         waits = [number(lately["answer_s"]), number(each["waiting"])]
-        rows.append([_name(each["name"]), paint(tone, percent(met)), *counts, *waits, paint(budget, percent(left))])
-    heads = [f"CLASS (met: 5 min, objective {percent(goal)})", "#MET", "#met", "#late", "#shed", "#failed", "#answer s"]
+        rows.append(
+            [
+                _name(each["name"]),
+                paint(tone, percent(met)),
+                percent(goal),
+                *counts,
+                *waits,
+                paint(budget, percent(left)),
+            ]
+        )
+    heads = ["CLASS (met: 5 min)", "#MET", "#WANTED", "#met", "#late", "#shed", "#failed", "#answer s"]
     return terminal_text.table([*heads, "#waiting", "#error budget left"], rows)
 
 

@@ -49,6 +49,11 @@ class SteeringDriver:
         self._loop.settings = settings
         self.engines.report_period_s = settings.report_period_s
 
+    @property
+    def active_policy(self) -> str:
+        """The policy that is in force."""
+        return self._loop.state.active
+
     async def retarget(self, addresses: Collection[str]) -> None:
         """Steers these engines (host:port of EngineControl) and no others."""
         await self.engines.retarget(addresses)

@@ -94,6 +94,7 @@ async def serving(
                 profiles=profiles or shipped,
                 traces=traces,
             )
+            gateway.metrics.certificate_expiry.set_function(lambda: encryption.expires_at_s)
             stack.push_async_callback(_leave, gateway)  # once no loop renews the lease
             loops = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(loops.create_task(gateway.run()).cancel)

@@ -386,6 +386,11 @@ def core_settings(settings: Settings) -> gateway_core.CoreSettings:
     )
 
 
+def objectives(settings: Settings) -> dict[str, float]:
+    """The objectives of the classes, in percent."""
+    return {item.name: item.objective for item in settings.classes}
+
+
 def _checked(settings: Settings) -> Settings:
     if problems := _problems(settings):
         raise BadSettings(*problems)
@@ -441,6 +446,12 @@ def _problems(settings: Settings) -> list[str]:
         for group in ("classes", "tenants")
         for item in getattr(settings, group)
         if item.weight <= 0
+    ]
+    low, high = promises.OBJECTIVES
+    problems += [
+        f"classes[{item.name}].objective must be from {low:g} to {high:g} percent"
+        for item in settings.classes
+        if not low <= item.objective <= high
     ]
     problems += [
         f"listen.{key} must be from 0 to 65535"

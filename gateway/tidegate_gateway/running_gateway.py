@@ -55,7 +55,7 @@ class Gateway:
         self.draining = False
         self.authentication = authentication.Authentication(settings.auth)
         self.link = store_link.StoreLink(store)
-        self.metrics = prometheus_metrics.Metrics({item.name for item in settings.classes})
+        self.metrics = prometheus_metrics.Metrics(gateway_settings.objectives(settings))
         self.recent = recent_decisions.RecentDecisions()
         self.loops = background_loop.BackgroundLoops(self.metrics)
         self.core = gateway_core.GatewayCore(gateway_settings.core_settings(settings), random.Random())
@@ -120,7 +120,7 @@ class Gateway:
     def take_over(self, settings: gateway_settings.Settings) -> None:
         """Replaces the classes, the default class, the tenants and the templates of workflows by those of `settings`."""
         self.settings = settings
-        self.metrics.set_classes({item.name for item in settings.classes})
+        self.metrics.set_classes(gateway_settings.objectives(settings))
         self.core.set_classes(settings.classes, settings.default_class, settings.tenants)
         self._fields.set_classes(settings.classes, settings.default_class)
         self.workflows.set_templates(settings.workflows)

@@ -21,6 +21,7 @@ from tidegate_operator import (
     controller,
     gateway_admin,
     liveness,
+    operator_metrics,
     pool_adviser,
     pool_steering,
     reconcile,
@@ -29,6 +30,7 @@ from tidegate_operator import (
     watches,
 )
 from tidegate_operator.cluster import api_server, lease, watch_cache
+from tidegate_operator.render import scraping
 from tidegate_policy import duration, policies
 from tidegate_policy.dispatch import rules as dispatch_rules
 from tidegate_policy.steer import selectors
@@ -81,6 +83,17 @@ def parser() -> argparse.ArgumentParser:
     add("--image-pull-policy", default="IfNotPresent", choices=["Always", "IfNotPresent", "Never"])
     add("--image-pull-secret", action="append", default=[], help="Secret of each pool's namespace (repeatable)")
     add("--health-port", type=int, default=8080, help="port of /healthz (default: %(default)s)")
+    add("--metrics-port", type=int, default=8081, help="port of /metrics (default: %(default)s)")
+    add("--scrape-annotations", action="store_true", help="annotate Services with prometheus.io/scrape")
+    add("--prometheus-namespace", help="namespace of Prometheus, which may read engines; default: no access")
+    add(
+        "--prometheus-pod-label",
+        type=_label,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="label of the pods of Prometheus (repeatable); default: all pods of its namespace",
+    )
     add(
         "--resync",
         type=_duration,
@@ -99,6 +112,13 @@ def _duration(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is no label; write KEY=VALUE")
+    return key, value
+
+
 def _own_namespace() -> str:
     try:
         with open(SERVICE_ACCOUNT_NAMESPACE, encoding="utf-8") as file:
@@ -110,21 +130,28 @@ def _own_namespace() -> str:
 async def run(options: argparse.Namespace) -> None:
     """Runs until SIGTERM. Raises LostError when the Lease is lost."""
     await config.load_config()
+    metrics = operator_metrics.OperatorMetrics()
     async with (
         client.ApiClient() as api,
         client.ApiClient() as leasing,  # its requests wait for no others
         aiohttp.ClientSession() as session,
-        liveness.served(options.health_port),
+        liveness.served(options.health_port, options.metrics_port, metrics),
     ):
         server = api_server.ApiServer(api, instance=options.identity)
         await lease.hold(
             api_server.ApiServer(leasing, instance=options.identity).lease(options.operator_namespace, options.lease),
             identity=options.identity,
-            work=lambda: _act(options, server, session),
+            work=lambda: _act(options, server, session, metrics),
         )
 
 
-async def _act(options: argparse.Namespace, server: api_server.ApiServer, session: aiohttp.ClientSession) -> None:
+async def _act(
+    options: argparse.Namespace,
+    server: api_server.ApiServer,
+    session: aiohttp.ClientSession,
+    metrics: operator_metrics.OperatorMetrics,
+) -> None:
+    metrics.active.set(1)
     rules = reconcile.Rules(
         images=render.Images(
             tidegate=options.image,
@@ -140,6 +167,11 @@ async def _act(options: argparse.Namespace, server: api_server.ApiServer, sessio
         ),
         operator_namespace=options.operator_namespace,
         operator=f"{options.operator_namespace}/{options.lease}",
+        prometheus=scraping.Scraping(
+            annotate=options.scrape_annotations,
+            namespace=options.prometheus_namespace,
+            pod_labels=dict(options.prometheus_pod_label),
+        ),
     )
     cache = watch_cache.WatchCache()
     steering = pool_steering.PoolSteering(
@@ -149,8 +181,12 @@ async def _act(options: argparse.Namespace, server: api_server.ApiServer, sessio
         admin_of=lambda pool, token: gateway_admin.GatewayAdmin(session, pool_steering.admin_url(pool), token=token),
         ask_of=lambda pool: pool_adviser.adviser(server, session, pool),
         clock=controller.now,
+        metrics=metrics,
     )
-    controlling = controller.Controller(server, cache, rules, steering, resync_s=options.resync)
+    metrics.add_pools(
+        lambda: (body for body in cache.pools() if reconcile.owner_of(body) == rules.operator), steering.silent
+    )
+    controlling = controller.Controller(server, cache, rules, steering, resync_s=options.resync, metrics=metrics)
     namespaces = [None] if options.all_namespaces else options.namespace or [options.operator_namespace]
     async with asyncio.TaskGroup() as group:
         working = group.create_task(controlling.run())

@@ -11,7 +11,7 @@ import datetime
 import logging
 from collections.abc import Iterable
 
-from tidegate_operator import cluster, pod_trouble, pool_steering, reconcile, workqueue
+from tidegate_operator import cluster, operator_metrics, pod_trouble, pool_steering, reconcile, workqueue
 from tidegate_operator.cluster import watch_cache
 from tidegate_operator.spec import Json
 
@@ -44,8 +44,10 @@ class Controller:
         steering: pool_steering.PoolSteering,
         *,
         resync_s: float,
+        metrics: operator_metrics.OperatorMetrics | None = None,
     ) -> None:
         """`resync_s` is the time after which a pool is checked again without an event."""
+        metrics = metrics or operator_metrics.OperatorMetrics()
         self._api = api
         self._cache = cache
         self._rules = rules
@@ -53,6 +55,8 @@ class Controller:
         self._resync_s = resync_s
         self._to_reconcile: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
         self._to_steer: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
+        self._to_reconcile.attempted = metrics.add_queue("reconcile", self._to_reconcile.reading)
+        self._to_steer.attempted = metrics.add_queue("steer", self._to_steer.reading)
         self._steered: set[watch_cache.Key] = set()
         self._left: dict[watch_cache.Key, str | None] = {}
         """The owners of pools that belong to other operators, as far as an event has told of it."""

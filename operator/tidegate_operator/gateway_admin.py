@@ -5,21 +5,25 @@ their store. While no gateway answers, the last answer counts until the override
 nor ends because a gateway restarts.
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from http import HTTPStatus
 
 import aiohttp
 
 from tidegate_control import pool_token
+from tidegate_operator import error_budget
 from tidegate_policy.steer import steering_loop
 
 log = logging.getLogger(__name__)
 
 TIMEOUT = aiohttp.ClientTimeout(total=3.0)
 MAX_REASON = 256
+UNUSABLE = (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError, AttributeError)
+"""The gateway does not answer, or its answer cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +83,7 @@ class GatewayAdmin:
                 alpha=float(state["dispatch"]["alpha"]),
                 ends_at_s=None if left_s is None else self._clock() + float(left_s),
             )
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+        except UNUSABLE as error:
             log.debug("%s does not report its state: %r", self._url, error)
         seen = self._seen
         if (
@@ -89,6 +93,25 @@ class GatewayAdmin:
         ):
             return None
         return steering_loop.Override(policy=seen.policy, reason=seen.reason, ends_at_s=seen.ends_at_s)
+
+    async def targets(self, addresses: Collection[str]) -> dict[str, dict[str, error_budget.Counts]]:
+        """By gateway and class: the calls with a target since the gateway started. `addresses` are host:port of the admin
+        ports of single gateways; those that do not answer are absent."""
+        found = await asyncio.gather(*map(self._targets_of, addresses))
+        return {address: counts for address, counts in zip(addresses, found, strict=True) if counts is not None}
+
+    async def _targets_of(self, address: str) -> dict[str, error_budget.Counts] | None:
+        try:
+            url = f"http://{address}/admin/state"
+            async with self._session.get(url, headers=self._headers, timeout=TIMEOUT) as answer:
+                answer.raise_for_status()
+                targets = (await answer.json())["targets"]
+            return {
+                name: error_budget.Counts(int(seen["met"]), int(seen["with_target"])) for name, seen in targets.items()
+            }
+        except UNUSABLE as error:
+            log.debug("%s does not report its targets: %r", address, error)
+            return None
 
     async def follow(self, policy: str, reason: str) -> None:
         """Sets `policy` for the gateways' own queues, unless it is in force or a person has set another.

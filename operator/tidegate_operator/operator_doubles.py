@@ -1,9 +1,9 @@
 """Test doubles of the operator: a small pool, a cluster whose writer dies, and the gateways of a pool."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from tidegate_operator import cluster, objects, pool_status
+from tidegate_operator import cluster, error_budget, objects, pool_status
 from tidegate_operator.spec import Json
 from tidegate_policy.steer import steering_loop
 
@@ -102,9 +102,13 @@ class FakeAdmin:
         self.has_answered = has_answered
         self.manual: steering_loop.Override | None = None
         self.received: list[str] = []
+        self.counted: dict[str, error_budget.Counts] = {}
 
     async def override(self) -> steering_loop.Override | None:
         return self.manual
+
+    async def targets(self, addresses: Collection[str]) -> dict[str, dict[str, error_budget.Counts]]:
+        return dict.fromkeys(addresses, self.counted)
 
     async def follow(self, policy: str, reason: str) -> None:
         if self.received[-1:] != [policy]:

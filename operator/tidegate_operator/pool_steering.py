@@ -8,12 +8,21 @@ the steering of a pool begins, and again while an engine or a gateway rejects it
 
 import datetime
 import logging
-from collections.abc import Callable, Collection, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tidegate_control import steering_driver
-from tidegate_operator import cluster, pool_secret, pool_status, reconcile, spec, steering_status
+from tidegate_operator import (
+    cluster,
+    error_budget,
+    operator_metrics,
+    pool_secret,
+    pool_status,
+    reconcile,
+    spec,
+    steering_status,
+)
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 from tidegate_policy.steer import guards, selectors, steer_memory, steering_loop
@@ -56,6 +65,8 @@ class Admin(Protocol):
 
     async def override(self) -> steering_loop.Override | None: ...
 
+    async def targets(self, addresses: Collection[str]) -> Mapping[str, Mapping[str, error_budget.Counts]]: ...
+
     async def follow(self, policy: str, reason: str) -> None: ...
 
 
@@ -65,14 +76,21 @@ def admin_url(pool: spec.Pool) -> str:
     return f"http://{service}.{pool.namespace}.svc:{child_metadata.ADMIN_PORT}"
 
 
-def ready_address(pod: Json) -> str | None:
-    """host:port of EngineControl in a pod that is ready and not being deleted; None for any other pod."""
+def ready_address(pod: Json, port: int = child_metadata.CONTROL_PORT) -> str | None:
+    """host:port, by default of EngineControl, in a pod that is ready and not being deleted; None for any other pod."""
     seen = pod.get("status", {})
     ready = any(item["type"] == "Ready" and item["status"] == "True" for item in seen.get("conditions", ()))
     if not ready or "deletionTimestamp" in pod["metadata"] or not seen.get("podIP"):
         return None
     host = seen["podIP"]
-    return f"[{host}]:{child_metadata.CONTROL_PORT}" if ":" in host else f"{host}:{child_metadata.CONTROL_PORT}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def gateway_addresses(pods: Sequence[Json]) -> list[str]:
+    """host:port of the admin ports of the ready gateways."""
+    gateways = (pod for pod in pods if pod["metadata"]["labels"].get(child_metadata.COMPONENT) == "gateway")
+    found = (ready_address(pod, child_metadata.ADMIN_PORT) for pod in gateways)
+    return [address for address in found if address is not None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,6 +103,7 @@ class _Steered:
     """Name of the Secret that the token comes from."""
     read_at_s: float
     """When the Secret was read last."""
+    budgets: error_budget.ErrorBudgets = field(default_factory=error_budget.ErrorBudgets)
     failing: Set[str] = frozenset()
     """The engines that did not accept the policy at the last attempt."""
 
@@ -102,8 +121,10 @@ class PoolSteering:
         clock: Callable[[], datetime.datetime],
         locate: Locate = ready_address,
         ask_of: Callable[[spec.Pool], steering_driver.Ask | None] = lambda pool: None,
+        metrics: operator_metrics.OperatorMetrics | None = None,
     ) -> None:
         """`ask_of` gives the way in which a pool's model is asked, for pools with the selector `llm`."""
+        self._metrics = metrics or operator_metrics.OperatorMetrics()
         self._api = api
         self._reads = reads
         self._rules = rules
@@ -122,7 +143,8 @@ class PoolSteering:
         if self._rules.is_foreign(body):
             await self._forget(key)
             return WAIT_S
-        node_pool_of = self._engines(await self._reads.pods(*key))
+        pods = await self._reads.pods(*key)
+        node_pool_of = self._engines(pods)
         try:
             pool = spec.parse(body, self._rules.known)
         except spec.InvalidSpecError:
@@ -135,12 +157,19 @@ class PoolSteering:
         driver.ask = self._ask_of(pool)
         await driver.retarget(node_pool_of)
         by_hand = await admin.override() or (None if admin.has_answered else _restored(driver, now.timestamp()))
+        before = driver.active_policy
         outcome = driver.observe(now.timestamp(), by_hand or _fixed(pool))
+        if outcome.window is not None or outcome.verdict.kind is not guards.Kind.KEEP:
+            self._metrics.decided(key, before, outcome.verdict)
+        if outcome.window is not None:
+            gateways = gateway_addresses(pods)
+            steered.budgets.add(now.timestamp(), await admin.targets(gateways), gateways=gateways)
+        status = body.get("status", {})
         trouble = steering_status.rejection(driver.engines.rejections(), steered.secret) or steering_status.silence(
             driver.engines.silent(), node_pool_of
         )
         ours = steering_status.of_steering(
-            body.get("status", {}),
+            status,
             pool,
             outcome,
             driver.settings.guards,
@@ -149,6 +178,7 @@ class PoolSteering:
             now,
             trouble=trouble,
         )
+        ours["classes"] = steering_status.classes(status, pool, None if outcome.window is None else steered.budgets)
         await self._persist(body, pool, ours, outcome)
         errors = await driver.enforce()
         if fresh := errors.keys() - steered.failing:
@@ -158,6 +188,10 @@ class PoolSteering:
         steered.failing = errors.keys()
         await admin.follow(outcome.state.active, outcome.state.reason)
         return driver.settings.observation_period_s
+
+    def silent(self) -> dict[Key, int]:
+        """How many engines of each pool do not report."""
+        return {key: len(steered.driver.engines.silent()) for key, steered in self._steered.items()}
 
     async def close(self) -> None:
         for key in [*self._steered]:
@@ -191,6 +225,7 @@ class PoolSteering:
 
     async def _forget(self, key: Key) -> None:
         if steered := self._steered.pop(key, None):
+            self._metrics.forget(key)
             await steered.driver.close()
 
     def _engines(self, pods: Sequence[Json]) -> dict[str, str]:

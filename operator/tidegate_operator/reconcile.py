@@ -24,7 +24,7 @@ from tidegate_operator import (
     spec,
     spec_problems,
 )
-from tidegate_operator.render import child_metadata
+from tidegate_operator.render import child_metadata, scraping
 from tidegate_operator.spec import Json
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ class Rules:
     operator_namespace: str
     operator: str
     """Namespace and Lease of the operator, which mark the pools that it owns."""
+    prometheus: scraping.Scraping = render.NO_PROMETHEUS
 
     def is_foreign(self, body: Json) -> bool:
         """Whether another operator owns the pool."""
@@ -107,7 +108,7 @@ async def carry_out(
         return Result.SETTLED
     if (total := replica_allocation.total_to_state(body)) is not None:
         await api.state_replicas(pool.namespace, pool.name, total)
-    staged = rollout.staged(body, _desired(pool, rules), children, pods)
+    staged = rollout.staged(body, _desired(pool, rules, children), children, pods)
     desired = staged.desired
     observed = [*children, *await _same_names(api, desired, children)]
     todo = plan.steps(pool.uid, desired, observed)
@@ -146,16 +147,22 @@ def is_settled(
         pool = spec.parse(body, rules.known)
     except spec.InvalidSpecError as error:
         return not _is_news(body, _report(body, children, pods, _invalid(error), now))
-    staged = rollout.staged(body, _desired(pool, rules), children, pods)
+    staged = rollout.staged(body, _desired(pool, rules, children), children, pods)
     todo = plan.steps(pool.uid, staged.desired, children)
     waiting = dict.fromkeys(staged.held, HELD)
     report = _report(body, children, pods, staged.problems, now, waiting=waiting)
     return todo == plan.NOTHING and not _is_news(body, report) and replica_allocation.total_to_state(body) is None
 
 
-def _desired(pool: spec.Pool, rules: Rules) -> Sequence[Json]:
-    counts = replica_allocation.desired(pool)
-    return render.manifests(pool, counts, images=rules.images, operator_namespace=rules.operator_namespace)
+def _desired(pool: spec.Pool, rules: Rules, children: Iterable[Json]) -> Sequence[Json]:
+    counts = replica_allocation.desired(pool, replica_allocation.of_deployments(children))
+    return render.manifests(
+        pool,
+        counts,
+        images=rules.images,
+        operator_namespace=rules.operator_namespace,
+        prometheus=rules.prometheus,
+    )
 
 
 def _invalid(error: spec.InvalidSpecError) -> list[tuple[str, str]]:

@@ -211,7 +211,9 @@ def _inputs(pool: Json, component: str, node_pool: str | None) -> Any:
     spec, restarts = pool["spec"], _restarts(pool, component)
     if component == "gateway":
         pools = [_uncounted(item) for item in spec["nodePools"]]
-        whole = {**{key: value for key, value in spec.items() if key != "replicas"}, "nodePools": pools}
+        rest = {key: value for key, value in spec.items() if key not in ("replicas", "classes")}
+        classes = [_without_new_default(item) for item in spec.get("classes", ())]
+        whole = {**rest, **({"classes": classes} if classes else {}), "nodePools": pools}
         return [whole, restarts] if restarts else whole
     given = {"credentials": spec["credentials"]} if "credentials" in spec else {}
     added = given | {name: value for name, value in restarts.items() if name == RESTART_ALL}
@@ -223,8 +225,13 @@ def _inputs(pool: Json, component: str, node_pool: str | None) -> Any:
 
 
 def _uncounted(node_pool: Json) -> Json:
-    counts = ("replicas", "minReplicas", "maxReplicas", "costWeight")
+    counts = ("replicas", "minReplicas", "maxReplicas", "costWeight", "scaledBy")
     return {key: value for key, value in node_pool.items() if key not in counts}
+
+
+def _without_new_default(item: Json) -> Json:
+    """A class without the default of `objective`, which stored pools get when the resource is upgraded."""
+    return {key: value for key, value in item.items() if (key, value) != ("objective", 95)}
 
 
 def _noted(annotations: Mapping[str, str], key: str) -> dict[str, Any]:

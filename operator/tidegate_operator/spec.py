@@ -11,6 +11,7 @@ from typing import Any
 
 from tidegate_operator import quantity, spec_problems
 from tidegate_policy import duration, policies
+from tidegate_policy.admit import promises
 
 Json = Mapping[str, Any]
 """A piece of a Kubernetes object."""
@@ -63,6 +64,8 @@ class NodePool:
     replicas: int
     min_replicas: int
     max_replicas: int | None
+    external: bool
+    """Whether an autoscaler of its Deployment sets the number of its engines."""
     tensor_parallel: int
     gpus: int
     cost_weight: float
@@ -199,7 +202,7 @@ def _parse(body: Json, known: spec_problems.Known) -> Pool:
         store=_store(spec["state"]["valkey"]),
         credentials=spec.get("credentials", {}).get("secretName"),
         steering=_steering(spec["policy"]),
-        classes=tuple(map(_weighted, spec.get("classes", ()))),
+        classes=tuple(map(_class, spec.get("classes", ()))),
         tenants=tuple(map(_weighted, spec.get("tenants", ()))),
         workflows=tuple(spec.get("workflows", ())),
     )
@@ -235,6 +238,7 @@ def _node_pool(item: Json, simulated: bool) -> NodePool:
         replicas=item["replicas"],
         min_replicas=item["minReplicas"],
         max_replicas=item.get("maxReplicas"),
+        external=item["scaledBy"] == "external",
         tensor_parallel=item["tensorParallel"],
         gpus=item.get("gpus", 0 if simulated else item["tensorParallel"]),
         cost_weight=_decimal(item["costWeight"]),
@@ -290,6 +294,13 @@ def _decimal(value: Any) -> float:
 
 def _whole_seconds(text: str) -> int:
     return math.ceil(duration.seconds(text))
+
+
+def _class(item: Json) -> Json:
+    """The settings of a class. Gateways of earlier versions do not know `objective`, so the default is left out."""
+    objective = _decimal(item["objective"])
+    changed = {"objective": objective} if objective != promises.OBJECTIVE else {}
+    return {**{key: value for key, value in _weighted(item).items() if key != "objective"}, **changed}
 
 
 def _weighted(item: Json) -> Json:

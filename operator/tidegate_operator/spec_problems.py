@@ -11,6 +11,7 @@ from typing import Any
 
 from tidegate_operator import quantity
 from tidegate_policy import policies
+from tidegate_policy.admit import promises
 
 _Json = Mapping[str, Any]
 
@@ -70,6 +71,10 @@ def _number_problems(spec: _Json) -> Iterator[Problem]:
             (f"spec.{group}[{item['name']}].weight", item["weight"], WEIGHT)
             for group in ("classes", "tenants")
             for item in spec.get(group, ())
+        ),
+        *(
+            (f"spec.classes[{item['name']}].objective", item["objective"], promises.OBJECTIVES)
+            for item in spec.get("classes", ())
         ),
         ("spec.engine.simSpeed", spec["engine"].get("simSpeed", 1), SIM_SPEED),
         ("spec.gateway.dispatch.beta", spec["gateway"]["dispatch"]["beta"], WEIGHT),

@@ -4,13 +4,14 @@ import datetime
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tidegate_operator import pool_status, reconcile, spec
+from tidegate_operator import error_budget, pool_status, reconcile, spec
 from tidegate_operator.spec import Json
 from tidegate_policy import qos
+from tidegate_policy.admit import promises
 from tidegate_policy.steer import guards, steer_memory, steering_loop
 
-MEASURED = ("sloAttainment", "alpha")
-"""Fields of the status, and of its node pools, that are absent while there is no measurement."""
+MEASURED = ("sloAttainment", "alpha", "errorBudgetLeft")
+"""Fields of the status, its node pools and its classes that are absent while there is no measurement."""
 
 
 def of_steering(
@@ -58,6 +59,24 @@ def of_steering(
     stated["nodePools"] = [{"name": name, "sloAttainment": kept[name]} for name in sorted(kept) if name in names]
     measured = {"sloAttainment": total, "alpha": None if alpha is None else _decimal(alpha)}
     return stated | {key: value for key, value in measured.items() if value is not None}
+
+
+def classes(before: Json, pool: spec.Pool, budgets: error_budget.ErrorBudgets | None) -> list[dict[str, Any]]:
+    """The classes of the spec in the status. Between two decisions, with `budgets` of None, the measurements stay."""
+    objectives = {item["name"]: item.get("objective", promises.OBJECTIVE) for item in pool.classes}
+    if budgets is None:
+        return [dict(item) for item in before.get("classes", ()) if item["name"] in objectives]
+    return [
+        {
+            "name": name,
+            "objective": f"{objective:g}",
+            "window": error_budget.WINDOW,
+            "sloAttainment": _decimal(seen.attainment),
+            "errorBudgetLeft": _decimal(seen.left),
+        }
+        for name, objective in sorted(objectives.items())
+        if (seen := budgets.of_class(name, objective)) is not None
+    ]
 
 
 def _attainments(window: Mapping[str, qos.Qos], node_pool_of: Mapping[str, str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import heapq
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 log = logging.getLogger(__name__)
@@ -20,12 +21,24 @@ FIRST_RETRY_S = 0.5
 LAST_RETRY_S = 60.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a queue has to do now."""
+
+    depth: int
+    """Keys that are due and that no worker has."""
+    age_s: float
+    """How long the first of them has been due."""
+
+
 class Workqueue(Generic[K]):
     """Keys to work on. `run` works until it is cancelled."""
 
     def __init__(self, *, expected: type[Exception]) -> None:
         """`expected` errors are logged by their message, all others with a traceback."""
         self._expected = expected
+        self.attempted: Callable[[float, bool], None] = lambda seconds, failed: None
+        """Receives the seconds of each attempt, and whether it failed."""
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
         self._count = itertools.count()
@@ -41,6 +54,12 @@ class Workqueue(Generic[K]):
             heapq.heappush(self._heap, (at, next(self._count), key))
             self._changed.set()
 
+    def reading(self) -> Reading:
+        """What is due now."""
+        now = asyncio.get_running_loop().time()
+        late_s = [now - at for key, at in self._due.items() if at <= now and key not in self._active]
+        return Reading(depth=len(late_s), age_s=max(late_s, default=0.0))
+
     async def run(self, work: Callable[[K], Awaitable[float | None]], *, at_once: int = 4) -> None:
         """Calls `work(key)` for each due key, for at most `at_once` keys at the same time. `work` returns the delay until
         the key is due again, or None if the key is due only when it is added. If `work` raises, the key is due again
@@ -53,9 +72,12 @@ class Workqueue(Generic[K]):
                 group.create_task(self._serve(key, work)).add_done_callback(lambda _: free.release())
 
     async def _serve(self, key: K, work: Callable[[K], Awaitable[float | None]]) -> None:
+        began_at_s = asyncio.get_running_loop().time()
+        failed = True
         try:
             delay_s = await work(key)
             self._failures.pop(key, None)
+            failed = False
         except self._expected as error:
             delay_s = self._retry_s(key)
             log.warning("%s: %s; next attempt in %.1f s", key, error, delay_s)
@@ -65,6 +87,7 @@ class Workqueue(Generic[K]):
         finally:
             self._active.discard(key)
             self._changed.set()
+            self.attempted(asyncio.get_running_loop().time() - began_at_s, failed)
         if delay_s is not None:
             self.add(key, delay_s)
 

@@ -59,7 +59,7 @@ async def test_without_a_terminal_the_state_is_printed_once_and_plain(capsys: py
         "TENANT",
     ):
         assert part in text
-    assert re.search(r"^none +100% +1 +0 +0 +0 ", text, re.MULTILINE), "the call had a target and met it"
+    assert re.search(r"^none +100% +95% +1 +0 +0 +0 ", text, re.MULTILINE), "the call had a target and met it"
 
 
 async def test_json_is_the_state_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +137,16 @@ def state(engines: int = 1) -> dict[str, Any]:
         "calls": {"waiting": 0, "out": 1},
         "queue": {"lanes": {HOSTILE: 2}, "held": 1},
         "objective": 0.95,
-        "classes": [{"name": HOSTILE, "waiting": 1, "lately": lately, "since_start": lately, "budget_left": -5.6}],
+        "classes": [
+            {
+                "name": HOSTILE,
+                "waiting": 1,
+                "lately": lately,
+                "since_start": lately,
+                "objective": 0.95,
+                "budget_left": -5.6,
+            }
+        ],
         "throughput": {"step_s": 5, "answered": [0, 3], "tokens": [0, 9], "missed": [0, 1]},
         "tenants": [{"name": HOSTILE, "waiting": 1, "share": 1.0, "lately": lately}],
         "engines": [engine | {"name": f"{HOSTILE}-{index}", "backlog_s": float(index)} for index in range(engines)],

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from tidegate_gateway import fake_engine
-from tidegate_gateway.edge import page_state
+from tidegate_gateway.edge import state_snapshot
 from tidegate_gateway.observe import policy_switches, recent_service
 
-CLASSES = [{"name": "patient", "deadline": "10m"}, {"name": "hasty", "ttft": "1ms"}]
+CLASSES = [{"name": "patient", "deadline": "10m"}, {"name": "hasty", "ttft": "1ms", "objective": 90}]
 
 
 async def state(client: Any, **headers: str) -> Any:
@@ -38,7 +38,11 @@ async def test_the_state_counts_targets_by_class_and_by_tenant(up: Any) -> None:
         classes = {each["name"]: each for each in seen["classes"]}
         assert classes["patient"]["lately"]["met_ratio"] == classes["patient"]["budget_left"] == 1.0
         assert (classes["hasty"]["lately"]["late"], classes["hasty"]["since_start"]["late"]) == (1, 1)
-        assert classes["hasty"]["budget_left"] == pytest.approx(1 - 1 / (1 - page_state.OBJECTIVE))
+        assert classes["hasty"]["budget_left"] == pytest.approx(1 - 1 / (1 - 0.9))
+        assert state_snapshot.snapshot(client.gateway)["targets"] == {
+            "patient": {"met": 2, "with_target": 2},
+            "hasty": {"met": 0, "with_target": 1},
+        }
         tenants = {each["name"]: each["lately"] for each in seen["tenants"]}
         assert (tenants["acme"]["answered"], tenants["acme"]["met_ratio"], tenants["other"]["tokens"]) == (2, 0.5, 3)
         assert sum(seen["throughput"]["answered"]) == 3

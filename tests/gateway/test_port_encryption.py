@@ -113,6 +113,8 @@ async def test_a_client_that_comes_as_the_port_closes_is_answered_over_tls_and_n
     async def health(request: http_messages.Request) -> http_messages.Response:
         return http_messages.Response(body=b"{}")
 
+    left_s = encryption.expires_at_s - datetime.datetime.now(datetime.UTC).timestamp()
+    assert 86000 < left_s <= 86400
     routes = http_listener.Routes([http_listener.Route(method="GET", path="/health", handler=health)])
     server = http_listener.Server(
         routes, gateway_settings.Limits(), leaving=lambda: True, encryption=encryption.http_context()

@@ -56,6 +56,18 @@ async def test_a_call_that_the_engine_rejects_is_the_clients_fault_and_does_not_
         assert counts(client) == {}
 
 
+async def test_alerts_read_objectives_the_age_of_the_queue_the_store_and_the_certificate(up: Any) -> None:
+    classes = [{"name": "strict", "ttft": "1s", "objective": 99.5}]
+    async with fake_engine.engine() as engine, up(engine, classes=classes) as client:
+        async with client.http.get(f"{client.url}/metrics") as answer:
+            text = await answer.text()
+        shown = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        assert shown['tidegate_slo_objective_ratio{class="strict"}'] == "0.995"
+        assert shown['tidegate_slo_objective_ratio{class="none"}'] == "0.95"
+        assert shown["tidegate_store_up"] == "1.0"
+        assert shown["tidegate_certificate_expiry_timestamp_seconds"] == "0.0"
+
+
 async def test_no_series_tells_when_it_was_created(up: Any) -> None:
     async with fake_engine.engine() as engine, up(engine) as client:
         await client.ask()

@@ -142,3 +142,12 @@ async def test_calls_carry_the_token_of_the_pool_and_a_rejection_is_noted(gatewa
         assert not known.rejects_token
         assert {headers.get("authorization") for headers in gateway.headers} == {"Bearer a-token-of-the-pool"}
         assert len(gateway.headers) == 3
+
+
+async def test_the_targets_of_each_gateway_are_read_and_a_gateway_that_answers_nonsense_has_none(gateway, admin):
+    address = admin._url.removeprefix("http://")
+    gateway.answer = state() | {"targets": {"chat": {"met": 9, "with_target": 10, "more": 1}}}
+    assert await admin.targets([address, "127.0.0.1:1"]) == {address: {"chat": (9, 10)}}
+    for nonsense in (state(), state() | {"targets": [1]}, state() | {"targets": {"chat": {"met": "x"}}}, []):
+        gateway.answer = nonsense
+        assert await admin.targets([address]) == {}

@@ -8,7 +8,15 @@ import json
 import pytest
 
 from tidegate_control import control_double
-from tidegate_operator import operator_doubles, pool_secret, pool_steering, reconcile, spec, steering_status
+from tidegate_operator import (
+    error_budget,
+    operator_doubles,
+    pool_secret,
+    pool_steering,
+    reconcile,
+    spec,
+    steering_status,
+)
 from tidegate_policy.steer import guards, steering_loop
 from tidegate_proto.v1 import control_pb2
 
@@ -128,6 +136,24 @@ async def test_a_switch_reaches_the_engines_the_status_and_the_events(cluster, k
         assert 0 < float(found["sloAttainment"]) < 1
         assert {item["name"]: item["desired"] for item in found["nodePools"]} == {"fast": 1, "slow": 1}
         assert "PolicySwitched" in kubectl("events", "--for", "servingpool/chat")
+
+
+async def test_the_status_shows_the_error_budget_that_is_left_of_each_class(cluster, kubectl, namespace, rules):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        classes = [{"name": "chat", "ttft": "1s", "objective": "97.5"}, {"name": "batch", "deadline": "10m"}]
+        kubectl("patch", "spool/chat", "--type=merge", "-p", json.dumps({"spec": {"classes": classes}}))
+        clock, admin = Clock(), operator_doubles.FakeAdmin()
+        steering = make(clock, admin)
+        admin.counted = {"chat": error_budget.Counts(90, 100), "none": error_budget.Counts(0, 5)}
+        await observe(steering, namespace, clock, engines, 0)
+        await observe(steering, namespace, clock, engines, 1)
+        assert "classes" not in status(kubectl) or status(kubectl)["classes"] == []
+        admin.counted = {"chat": error_budget.Counts(189, 200)}
+        await observe(steering, namespace, clock, engines, 1)
+        shown = {"objective": "97.5", "window": "1h", "sloAttainment": "0.99", "errorBudgetLeft": "0.6"}
+        assert status(kubectl)["classes"] == [{"name": "chat", **shown}]
+        await observe(make(clock, admin), namespace, clock, engines, 0)  # another operator has not measured yet
+        assert status(kubectl)["classes"] == [{"name": "chat", **shown}]
 
 
 async def test_a_rollback_is_a_warning_event(cluster, kubectl, namespace, rules):

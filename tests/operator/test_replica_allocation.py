@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from tidegate_operator import replica_allocation, spec
 
 
-def node_pool(name, *, replicas=1, least=0, most=None, gpus=1, cost=1.0):
+def node_pool(name, *, replicas=1, least=0, most=None, gpus=1, cost=1.0, external=False):
     return spec.NodePool(
-        name=name, replicas=replicas, min_replicas=least, max_replicas=most, gpus=gpus, cost_weight=cost,
+        name=name, replicas=replicas, min_replicas=least, max_replicas=most, gpus=gpus, cost_weight=cost, external=external,
         accelerator=None, tensor_parallel=1, claim_template=None, profile=None, args=(), node_selector={}, tolerations=(),
     )  # fmt: skip
 
@@ -78,3 +78,10 @@ def test_the_order_in_which_node_pools_are_written_does_not_matter(pool, random)
     shuffled = list(pool.node_pools)
     random.shuffle(shuffled)
     assert replica_allocation.desired(Pool(tuple(shuffled), pool.replicas)) == replica_allocation.desired(pool)
+
+
+def test_a_node_pool_of_an_external_autoscaler_keeps_its_number_and_counts_in_no_total():
+    pool = Pool((node_pool("own", replicas=2, most=4), node_pool("theirs", replicas=1, external=True)), replicas=3)
+    assert replica_allocation.desired(pool) == {"own": 3, "theirs": 1}
+    assert replica_allocation.desired(pool, {"own": 9, "theirs": 5}) == {"own": 3, "theirs": 5}
+    assert replica_allocation.desired(Pool(pool.node_pools), {"theirs": 0}) == {"own": 2, "theirs": 0}

@@ -233,7 +233,8 @@ class HttpApi:
 
     async def metrics(self, request: http_messages.Request) -> http_messages.Response:
         gateway = self._gateway
-        gateway.metrics.observe(gateway.clock(), gateway.core)
+        store_up = gateway.link.up or gateway.link.store is None
+        gateway.metrics.observe(gateway.clock(), gateway.core, store_up=store_up)
         gateway.metrics.tasks.set(len(asyncio.all_tasks()))
         text, content_type = gateway.metrics.exposition(request.header("accept"))
         return http_messages.Response(body=text, content_type=content_type)

@@ -15,14 +15,14 @@ from tidegate_gateway.observe import recent_service
 from tidegate_gateway.openai import error_table
 from tidegate_gateway.store import store_contract
 from tidegate_gateway.workflows import workflow_service, workflow_view
-from tidegate_policy.steer import rules
+from tidegate_policy.admit import promises
 
 FRESH_S = 0.5
 SHARED_LABELS = ("none", "other")
 """Labels of calls without a tenant, and of the tenants beyond the first ones."""
 SHOWN_WORKFLOWS, SHOWN_TENANTS, SHOWN_RECENT = 16, 50, 12
-OBJECTIVE = 1 - rules.Rules().miss_ratio
-"""The share of targets to meet. Steering acts when a pool misses more."""
+OBJECTIVE = promises.OBJECTIVE / 100
+"""The share of targets to meet of calls without a class of the settings."""
 
 
 class PageState:
@@ -78,7 +78,8 @@ def whole(gateway: running_gateway.Gateway, newest: list[dict[str, Any]] | None)
     now, service = gateway.clock(), gateway.metrics.service
     waiting = _Waiting(gateway)
     lately, since_start = service.by_class(now), service.since_start()
-    names = dict.fromkeys([*(item.name for item in gateway.settings.classes), *since_start, *waiting.classes])
+    objectives = {item.name: item.objective / 100 for item in gateway.settings.classes}
+    names = dict.fromkeys([*objectives, *since_start, *waiting.classes])
     summary, steps = state_snapshot.summary(gateway), service.series(now)
     return {
         "scope": {"tenant": None},
@@ -96,7 +97,8 @@ def whole(gateway: running_gateway.Gateway, newest: list[dict[str, Any]] | None)
                 "since_start": state_snapshot.tally(
                     since_start[name] if name in since_start else recent_service.Tally()
                 ),
-                "budget_left": budget_left(since_start.get(name)),
+                "objective": objectives.get(name, OBJECTIVE),
+                "budget_left": budget_left(since_start.get(name), objectives.get(name, OBJECTIVE)),
             }
             for name in names
         ],
@@ -113,12 +115,12 @@ def whole(gateway: running_gateway.Gateway, newest: list[dict[str, Any]] | None)
     }
 
 
-def budget_left(seen: recent_service.Tally | None) -> float | None:
+def budget_left(seen: recent_service.Tally | None, objective: float) -> float | None:
     """The part of the error budget that is left: 1 = no target was missed, 0 = as many as the objective allows, negative =
     more. None without a call that had a target."""
     if seen is None or seen.met_ratio is None:
         return None
-    return round(1 - (1 - seen.met_ratio) / (1 - OBJECTIVE), 4)
+    return round(1 - (1 - seen.met_ratio) / (1 - objective), 4)
 
 
 def timeline(record: store_contract.Record) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import logging
 import ssl
 
 import grpc
+from cryptography import x509
 
 from tidegate_gateway import access_settings, settings_file
 from tidegate_gateway.observe import background_loop
@@ -25,6 +26,8 @@ class PortEncryption:
         """Raises `BadSettings` for files that cannot be used."""
         self._settings = settings
         self._files: Files = (b"", b"")
+        self.expires_at_s = 0.0
+        """When the first certificate of the chain to expire does so, in seconds since 1970; 0 without TLS."""
         self._context: ssl.SSLContext | None = None
         if settings.cert_file is not None and settings.key_file is not None:
             self._load(settings.cert_file, settings.key_file)
@@ -91,6 +94,8 @@ class PortEncryption:
         if self._context is not None:
             logger.info("the certificate of the client ports has changed")
         self._context, self._files = context, files
+        chain_of = x509.load_pem_x509_certificates(files[0])
+        self.expires_at_s = min(each.not_valid_after_utc.timestamp() for each in chain_of)
 
 
 def _read(chain: str, key: str) -> Files:

@@ -26,6 +26,10 @@ def snapshot(gateway: running_gateway.Gateway) -> dict[str, Any]:
                 for scope in gateway.core.workflows.scopes
             },
         },
+        "targets": {
+            name: {"met": seen.met, "with_target": seen.with_target}
+            for name, seen in gateway.metrics.service.since_start().items()
+        },
         "tenant_shares": {tenant: round(share, 4) for tenant, share in gateway.core.tenant_service.shares(now).items()},
         "engines": [
             {

@@ -6,12 +6,14 @@ are `other`. One registry for each gateway, so that two of them in one process d
 
 import collections
 import functools
-from collections.abc import Collection
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, exposition
 
 from tidegate_gateway.observe import bucket_counts, call_record, recent_service
 from tidegate_policy import gateway_core, window
+from tidegate_policy.admit import promises
 from tidegate_policy.model import Call
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -27,6 +29,8 @@ SLO_CALLS = (
     "Calls that the client cancelled or that the engine rejected do not count. Without traffic there are no new counts, so "
     "ratios over a window make no false alarm."
 )
+UNNAMED = ("none", "other")
+"""Labels of calls without a class of the settings."""
 ATTAINMENT_CALLS = 200
 """Calls of a class that its attainment is measured over."""
 
@@ -34,9 +38,9 @@ ATTAINMENT_CALLS = 200
 class Metrics:
     """The metrics, and how the record of an ended call changes them."""
 
-    def __init__(self, classes: Collection[str] = ()) -> None:
-        """`classes` are those of the settings. The label of any other class is `other`."""
-        self._classes = frozenset(classes)
+    def __init__(self, objectives: Mapping[str, float] = MappingProxyType({})) -> None:
+        """`objectives` are the classes of the settings with their objectives in percent. The label of any other class is
+        `other`."""
         self.service = recent_service.RecentService()
         self.registry = registry = CollectorRegistry()
         p = "tidegate_"
@@ -68,6 +72,18 @@ class Metrics:
             registry=registry,
         )
         self.queue_depth = Gauge(p + "queue_depth", "Calls waiting in the gateway.", ["class"], registry=registry)
+        self.queue_lane_depth = Gauge(
+            p + "queue_lane_depth",
+            "Calls waiting in each lane of the queue. Calls that may not start yet are in none.",
+            ["lane"],
+            registry=registry,
+        )
+        self.queue_oldest = Gauge(
+            p + "queue_oldest_seconds",
+            "Time since the arrival of the call that has waited longest in the gateway.",
+            ["class"],
+            registry=registry,
+        )
         self.queue = bucket_counts.Histogram(
             p + "queue_seconds",
             "Time that sent calls had waited in the gateway, as in x-tidegate-queue-ms.",
@@ -91,6 +107,12 @@ class Metrics:
             p + "slo_calls",
             SLO_CALLS,
             ["class", "outcome"],
+            registry=registry,
+        )
+        self.objective = Gauge(
+            p + "slo_objective_ratio",
+            "Share of the calls with a target that should meet it: the objective of the class.",
+            ["class"],
             registry=registry,
         )
         self.tenant_slo_calls = Counter(
@@ -133,6 +155,12 @@ class Metrics:
             p + "workflow_unrecorded", "Ends of calls that the store does not know yet.", registry=registry
         )
         self.tasks = Gauge(p + "tasks", "Tasks of the gateway's event loop.", registry=registry)
+        self.store_up = Gauge(p + "store_up", "1 while the store answers, or while no store is set.", registry=registry)
+        self.certificate_expiry = Gauge(
+            p + "certificate_expiry_timestamp_seconds",
+            "When the certificate of the client ports expires, in seconds since 1970; 0 without TLS.",
+            registry=registry,
+        )
         self.background_errors = Counter(
             p + "background_errors",
             "Exceptions in background loops. The loop goes on, and the log shows the first exception of each kind.",
@@ -144,6 +172,7 @@ class Metrics:
         self.requests_of = _Children(self.requests)
         self.slo_calls_of = _Children(self.slo_calls)
         self._tenant_slo_calls_of = _Children(self.tenant_slo_calls)
+        self.set_classes(objectives)
 
     @functools.cached_property
     def _time_error(self) -> bucket_counts.Buckets:
@@ -166,9 +195,12 @@ class Metrics:
         seen = self._seen[kind]
         return value if value in seen or len(seen) < MOST_LABELS else "other"
 
-    def set_classes(self, classes: Collection[str]) -> None:
-        """Replaces the classes of the settings."""
-        self._classes = frozenset(classes)
+    def set_classes(self, objectives: Mapping[str, float]) -> None:
+        """Replaces the classes of the settings and their objectives in percent."""
+        self._classes = frozenset(objectives)
+        self.objective.clear()
+        for name in (*objectives, *UNNAMED):
+            self.objective.labels(name).set(objectives.get(name, promises.OBJECTIVE) / 100)
 
     def class_label(self, slo_class: str) -> str:
         """The name of a class of the settings, `none` for no class, or `other`."""
@@ -255,7 +287,7 @@ class Metrics:
         if before != after:
             self.switches.labels(before, after, self.label("reason", reason)).inc()
 
-    def observe(self, now: float, core: gateway_core.GatewayCore) -> None:
+    def observe(self, now: float, core: gateway_core.GatewayCore, *, store_up: bool) -> None:
         """Refreshes the gauges that are read rather than counted; called before a scrape."""
         waiting: collections.Counter[str] = collections.Counter()
         for (slo_class, _), calls in core.dispatcher.waiting_by_class_and_tenant.items():
@@ -263,6 +295,16 @@ class Metrics:
         self.queue_depth.clear()
         for slo_class in {*self._by_class, *waiting}:
             self.queue_depth.labels(slo_class).set(waiting[slo_class])
+        lanes = {self.label("lane", lane): calls for lane, calls in core.dispatcher.waiting_by_lane().items()}
+        for lane in self._seen["lane"]:
+            self.queue_lane_depth.labels(lane).set(lanes.get(lane, 0))
+        oldest: dict[str, float] = {}
+        for slo_class, since_s in core.dispatcher.waiting_since_s().items():
+            label = self.class_label(slo_class)
+            oldest[label] = max(now - since_s, oldest.get(label, 0.0))
+        self.queue_oldest.clear()
+        for slo_class in {*self._by_class, *waiting}:
+            self.queue_oldest.labels(slo_class).set(oldest.get(slo_class, 0.0))
         self.backlog.clear()
         self.engine_up.clear()
         accepting = {engine.facts.id for engine in core.engines.accepting(now)}
@@ -270,6 +312,7 @@ class Metrics:
             self.backlog.labels(engine.facts.id).set(engine.cost.backlog_seconds(engine.backlog))
             self.engine_up.labels(engine.facts.id).set(engine.facts.id in accepting)
         self.alpha.set(core.dispatcher.settings.alpha)
+        self.store_up.set(store_up)
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """The metrics as text, and its content type."""

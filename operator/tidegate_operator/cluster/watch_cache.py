@@ -51,6 +51,10 @@ class WatchCache:
     async def pods(self, namespace: str, pool: str) -> Sequence[Json]:
         return [*self._entry((namespace, pool)).pods.values()]
 
+    def pools(self) -> Iterator[Json]:
+        """The ServingPools of all namespaces."""
+        return (entry.pool for entry in self._entries.values() if entry.pool is not None)
+
     def is_confirmed(self, key: Key) -> bool:
         """Whether a decision that nothing must be written may rest on the cache."""
         return self._entry(key).is_confirmed

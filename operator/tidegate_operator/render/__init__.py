@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate_operator import spec
-from tidegate_operator.render import engine_deployments, gateway_deployment, pods, store_statefulset
+from tidegate_operator.render import engine_deployments, gateway_deployment, pods, scraping, store_statefulset
 from tidegate_operator.render.child_metadata import Manifest
+
+NO_PROMETHEUS = scraping.Scraping()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,12 @@ class Images:
 
 
 def manifests(
-    pool: spec.Pool, counts: Mapping[str, int], *, images: Images, operator_namespace: str
+    pool: spec.Pool,
+    counts: Mapping[str, int],
+    *,
+    images: Images,
+    operator_namespace: str,
+    prometheus: scraping.Scraping = NO_PROMETHEUS,
 ) -> tuple[Manifest, ...]:
     """All objects of `pool`. `counts` is the number of engines of each node pool (`replica_allocation.desired`)."""
     engine_image = pool.engine.image or (images.tidegate if pool.engine.simulated else images.engine)
@@ -42,10 +49,12 @@ def manifests(
             counts,
             image=images.image(engine_image, pool.engine.pull_policy),
             operator_namespace=operator_namespace,
+            prometheus=prometheus,
         ),
         *gateway_deployment.manifests(
             pool,
             image=images.image(pool.gateway.image or images.tidegate),
             operator_namespace=operator_namespace,
+            prometheus=prometheus,
         ),
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from tidegate_control import pool_token
 from tidegate_operator import spec
-from tidegate_operator.render import child_metadata, pods
+from tidegate_operator.render import child_metadata, pods, scraping
 
 COMPONENT = "engine"
 PORTS = {"http": child_metadata.HTTP_PORT, "control": child_metadata.CONTROL_PORT}
@@ -20,13 +20,18 @@ PROBE_S = 5
 
 
 def manifests(
-    pool: spec.Pool, counts: Mapping[str, int], *, image: pods.Image, operator_namespace: str
+    pool: spec.Pool,
+    counts: Mapping[str, int],
+    *,
+    image: pods.Image,
+    operator_namespace: str,
+    prometheus: scraping.Scraping,
 ) -> Iterator[child_metadata.Manifest]:
     yield child_metadata.service_account(pool, COMPONENT)
-    yield _network_policy(pool, operator_namespace)
+    yield _network_policy(pool, operator_namespace, prometheus)
     for node_pool in pool.node_pools:
         name = child_metadata.engine_name(pool, node_pool.name)
-        yield _service(pool, node_pool, name)
+        yield prometheus.announced(_service(pool, node_pool, name), child_metadata.HTTP_PORT)
         yield child_metadata.disruption_budget(pool, name, COMPONENT, node_pool.name)
         yield _deployment(pool, node_pool, name, counts[node_pool.name], image)
 
@@ -151,7 +156,7 @@ def _simulated(pool: spec.Pool, node_pool: spec.NodePool) -> Iterator[str]:
         yield f"--profile={node_pool.profile}"
 
 
-def _network_policy(pool: spec.Pool, operator_namespace: str) -> child_metadata.Manifest:
+def _network_policy(pool: spec.Pool, operator_namespace: str, prometheus: scraping.Scraping) -> child_metadata.Manifest:
     gateway = {"podSelector": {"matchLabels": child_metadata.selector(pool.name, "gateway")}}
     operator = {
         "podSelector": {"matchLabels": child_metadata.OPERATOR_SELECTOR},
@@ -165,6 +170,7 @@ def _network_policy(pool: spec.Pool, operator_namespace: str) -> child_metadata.
             "ingress": [
                 {"from": [gateway], "ports": [{"port": "http"}, {"port": "control"}]},
                 {"from": [operator], "ports": [{"port": "control"}]},
+                *prometheus.admitted("http"),
             ],
         },
     )  # fmt: skip

@@ -15,7 +15,7 @@ import yaml
 import tidegate_profiles
 from tidegate_control import pool_token
 from tidegate_operator import spec
-from tidegate_operator.render import child_metadata, pods, store_statefulset
+from tidegate_operator.render import child_metadata, pods, scraping, store_statefulset
 from tidegate_policy import cost, duration
 
 COMPONENT = "gateway"
@@ -100,7 +100,9 @@ def _cost(engine: spec.Engine, node_pool: spec.NodePool) -> dict[str, Any]:
     return {"cost": dataclasses.asdict(cost.scaled(model, 1 / engine.sim_speed))}
 
 
-def manifests(pool: spec.Pool, *, image: pods.Image, operator_namespace: str) -> Iterator[child_metadata.Manifest]:
+def manifests(
+    pool: spec.Pool, *, image: pods.Image, operator_namespace: str, prometheus: scraping.Scraping
+) -> Iterator[child_metadata.Manifest]:
     name, selector = child_metadata.component_name(pool, COMPONENT), child_metadata.selector(pool.name, COMPONENT)
     config = settings(pool)
     yield child_metadata.service_account(pool, COMPONENT)
@@ -111,10 +113,11 @@ def manifests(pool: spec.Pool, *, image: pods.Image, operator_namespace: str) ->
         pool, "v1", "Service", name, COMPONENT,
         spec={"type": pool.gateway.service_type, "selector": selector, "ports": pods.service_ports(PUBLIC_PORTS)},
     )  # fmt: skip
-    yield child_metadata.manifest(
+    internal = child_metadata.manifest(
         pool, "v1", "Service", f"{name}-internal", COMPONENT,
         spec={"clusterIP": "None", "selector": selector, "ports": pods.service_ports(INTERNAL_PORTS)},
     )  # fmt: skip
+    yield prometheus.announced(internal, child_metadata.METRICS_PORT)
     yield child_metadata.disruption_budget(pool, name, COMPONENT)
     yield _network_policy(pool, operator_namespace)
     yield child_metadata.manifest(

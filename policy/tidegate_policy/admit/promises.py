@@ -14,6 +14,10 @@ from tidegate_policy.cost import CostModel
 from tidegate_policy.model import DEFAULT_URGENCY, Call, CallId, WorkflowId
 from tidegate_policy.predict.output_length import Kind, LengthPrediction
 
+OBJECTIVE = 95.0
+"""Percent of the calls with a target that should meet it, unless their class says otherwise."""
+OBJECTIVES = (50.0, 99.999)
+"""The smallest and the largest objective of a class, in percent."""
 Feature = Literal["remote_images", "chat_template", "prompt_embeds", "beam_search", "media_options"]
 """A field of requests that engines get only where it is permitted."""
 
@@ -36,6 +40,8 @@ class SloClass:
     """Calls of the class are shed first, as soon as the gateway's queue is half full."""
     allow: tuple[Feature, ...] = ()
     """Features that calls of the class may use."""
+    objective: float = OBJECTIVE
+    """Percent of the calls with a target that should meet it; alerts and error budgets use it, decisions do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

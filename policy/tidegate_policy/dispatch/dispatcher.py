@@ -63,8 +63,8 @@ class _Out:
 class _Waiting:
     """What is remembered of a waiting call beside its place in the queue."""
 
+    call: Call
     prices: Prices
-    tenant: str
     expires_at_s: float
     """Instant at which its wait here ends: its deadline, or the end of its time to live if it has none."""
     attempt: int = 1
@@ -133,6 +133,13 @@ class Dispatcher:
         not start yet, are in no lane."""
         return self._queue.by_lane()
 
+    def waiting_since_s(self) -> dict[str, float]:
+        """By class: the arrival of the call that began to wait first."""
+        found: dict[str, float] = {}
+        for waiting in self._waiting.values():
+            found.setdefault(waiting.call.slo_class, waiting.call.arrived_at_s)
+        return found
+
     def own_backlog(self, engine: EngineId) -> Backlog:
         """The work of the calls that are out at `engine`."""
         return sum((out.charge for out in self._out.values() if out.engine == engine), NO_BACKLOG)
@@ -165,7 +172,7 @@ class Dispatcher:
             actions.append(self._shed(evicted.call, DropReason.EVICTED))
         prices = Prices(call)
         item = self._queued(call, prices)
-        self._wait(call, _Waiting(prices=prices, tenant=call.tenant, expires_at_s=self._expires_at_s(now, call)))
+        self._wait(call, _Waiting(call=call, prices=prices, expires_at_s=self._expires_at_s(now, call)))
         if held and call.workflow is not None:
             self.gate.hold(item, call.workflow)
         else:
@@ -218,8 +225,8 @@ class Dispatcher:
         if not again:
             return [GiveUp(call=out.call), *self.pump(now)]
         waiting = _Waiting(
+            call=out.call,
             prices=Prices(out.call),
-            tenant=out.call.tenant,
             expires_at_s=self._expires_at_s(now, out.call),
             attempt=out.attempt + 1,
             avoid={*out.avoid, out.engine},
@@ -359,7 +366,7 @@ class Dispatcher:
             return item
         if call_id not in self._waiting:
             return None
-        return self.gate.remove(call_id) or self.tenants.remove(now, call_id, self._waiting[call_id].tenant)
+        return self.gate.remove(call_id) or self.tenants.remove(now, call_id, self._waiting[call_id].call.tenant)
 
     def _next_expiry_at_s(self) -> float | None:
         while self._expiries and not self._still_waits(*self._expiries[0]):

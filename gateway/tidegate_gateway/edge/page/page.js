@@ -58,7 +58,7 @@ function show() {
   if (state.engines === undefined) return;
   $("workflow-counts").textContent = `${workflows.active} active, ${workflows.waiting} wait, at most ${workflows.limit ?? "any number"} at a time; the newest are shown`;
   $("throughput").replaceChildren(throughput(state.throughput));
-  $("classes").replaceChildren(classes(state.classes, state.objective));
+  $("classes").replaceChildren(classes(state.classes));
   $("class-names").replaceChildren(...state.classes.map((each) => Object.assign(h("option"), { value: each.name })));
   $("policy-source").textContent = policy.source === "override" ? "set by a person" : policy.source === "steered" ? "chosen by steering" : "from the settings";
   const left = policy.left_s === null ? "" : `, ${seconds(policy.left_s)} left`;
@@ -108,12 +108,12 @@ function throughput({ answered, missed, step_s }) {
   return drawn;
 }
 
-function classes(rows, objective) {
-  const heads = ["class", `targets met, ${percent(objective)} wanted`, "#met", "#late", "#shed", "#failed", "#answer s", "#waiting", "#budget left"];
-  return table(heads, rows.map(({ name, lately: seen, waiting, budget_left }) => [
+function classes(rows) {
+  const heads = ["class", "targets met", "#wanted", "#met", "#late", "#shed", "#failed", "#answer s", "#waiting", "#budget left"];
+  return table(heads, rows.map(({ name, lately: seen, waiting, objective, budget_left }) => [
     name,
     h("div", "gauge", bar([[seen.met_ratio ?? 0, tone(seen.met_ratio, objective)]], objective), h("small", "", percent(seen.met_ratio))),
-    seen.met, seen.late, seen.shed, seen.failed, seen.answer_s, waiting,
+    percent(objective), seen.met, seen.late, seen.shed, seen.failed, seen.answer_s, waiting,
     h("b", budget_left === null ? "" : budget_left > 0.25 ? "good" : budget_left > 0 ? "fair" : "bad", percent(budget_left)),
   ]));
 }

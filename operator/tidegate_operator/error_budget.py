@@ -1,0 +1,75 @@
+"""How much of the error budget of each class is left over the last hour? From the counters of the gateways.
+
+Pure. A gateway counts from its start. The first counts of a gateway are the base of the next ones, so calls that ended
+before it was first asked do not count, and neither do those after it was last asked. Counters that went back belong to a
+new process at the same address.
+"""
+
+import collections
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+WINDOW_S = 3600.0
+WINDOW = "1h"
+SLICE_S = 300.0
+
+
+class Counts(NamedTuple):
+    """Ended calls that had a target."""
+
+    met: int = 0
+    with_target: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """One class over the window."""
+
+    attainment: float
+    """The share of the calls with a target that met it."""
+    left: float
+    """1: no target was missed. 0: as many as the objective allows. Negative: more."""
+
+
+class ErrorBudgets:
+    """The counts of one pool."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, dict[str, Counts]] = {}
+        """By gateway and class."""
+        self._slices: collections.deque[tuple[float, dict[str, Counts]]] = collections.deque()
+        """The counts of slices of time by the instants at which they began, oldest first."""
+
+    def add(self, now: float, seen: Mapping[str, Mapping[str, Counts]], *, gateways: Collection[str]) -> None:
+        """Takes in what gateways have counted since their start, by gateway and class. `gateways` are all that are ready;
+        the others are forgotten."""
+        if not self._slices or now >= self._slices[-1][0] + SLICE_S:
+            self._slices.append((now, {}))
+        while self._slices[0][0] <= now - WINDOW_S:
+            self._slices.popleft()
+        totals = self._slices[-1][1]
+        for gateway, classes in seen.items():
+            before = self._last.get(gateway)
+            if before is not None:
+                for name, counts in classes.items():
+                    new = _since(before.get(name, Counts()), counts)
+                    old = totals.get(name, Counts())
+                    totals[name] = Counts(old.met + new.met, old.with_target + new.with_target)
+            self._last[gateway] = dict(classes)
+        self._last = {gateway: counts for gateway, counts in self._last.items() if gateway in gateways}
+
+    def of_class(self, name: str, objective: float) -> Budget | None:
+        """The budget of a class whose objective is given in percent; None without a call that had a target."""
+        parts = [totals[name] for _, totals in self._slices if name in totals]
+        met, with_target = sum(part.met for part in parts), sum(part.with_target for part in parts)
+        if not with_target:
+            return None
+        missed = 1 - met / with_target
+        return Budget(attainment=1 - missed, left=1 - missed / (1 - objective / 100))
+
+
+def _since(before: Counts, now: Counts) -> Counts:
+    if now.with_target < before.with_target or now.met < before.met:
+        return now
+    return Counts(now.met - before.met, now.with_target - before.with_target)

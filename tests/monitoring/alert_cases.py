@@ -1,0 +1,233 @@
+"""For each alert, series with which it fires and series with which it stays silent.
+
+Series are in the notation of `promtool test rules`: `0+1x60` counts from 0 to 60 by steps of 1, one sample a minute.
+"""
+
+from dataclasses import dataclass
+
+POOL = 'namespace="serving",pool="chat"'
+DAY = 1440
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    alert: str
+    fires: dict[str, str]
+    silent: tuple[dict[str, str], ...]
+    labels: dict[str, str]
+    """Of the alert that fires, beside its severity."""
+    at_min: int = 90
+    interval_min: int = 1
+    """Time between two samples, and between two evaluations. The alerts over days need few of them."""
+
+
+def _calls(met: str, late: str, *, objective: float = 0.95) -> dict[str, str]:
+    return {
+        f'tidegate_slo_calls_total{{{POOL},class="chat",outcome="met"}}': met,
+        f'tidegate_slo_calls_total{{{POOL},class="chat",outcome="late"}}': late,
+        f'tidegate_slo_objective_ratio{{{POOL},class="chat"}}': f"{objective}x400",
+    }
+
+
+def _workflows(met: str, late: str, cancelled: str = "0x400") -> dict[str, str]:
+    series = f'tidegate_workflow_deadline_total{{{POOL},template="sql",outcome='
+    return {f'{series}"met"}}': met, f'{series}"late"}}': late, f'{series}"cancelled"}}': cancelled}
+
+
+def _one(name: str, values: str, labels: str = "") -> dict[str, str]:
+    return {f"{name}{{{POOL}{labels}}}": values}
+
+
+IN_POOL = {"namespace": "serving", "pool": "chat"}
+OF_CLASS = {**IN_POOL, "class": "chat"}
+OF_TEMPLATE = {**IN_POOL, "template": "sql"}
+CASES = (
+    Case(
+        alert="TidegateErrorBudgetBurnsFast",
+        fires=_calls("0+2x200", "0+8x200"),
+        silent=(
+            _calls("0+10x200", "0+1x200"),  # twice the budget: not fast
+            _calls("0+2x60 120+10x200", "0+8x60 480x200"),  # over: the short window is clean
+            _calls("0x200", "0+0.2x200"),  # 12 calls in an hour: too few
+        ),
+        labels=OF_CLASS,
+    ),
+    Case(
+        alert="TidegateErrorBudgetBurnsFast",  # 8% late is 16 times the budget of an objective of 99.5%
+        fires=_calls("0+92x200", "0+8x200", objective=0.995),
+        silent=(_calls("0+92x200", "0+8x200", objective=0.9),),
+        labels=OF_CLASS,
+    ),
+    Case(
+        alert="TidegateErrorBudgetBurnsFast",  # 80% late: an objective of 90% permits no burn rate of 14.4
+        fires=_calls("0+2x200", "0+8x200", objective=0.9),
+        silent=(_calls("0+4x200", "0+6x200", objective=0.85),),
+        labels=OF_CLASS,
+    ),
+    Case(
+        alert="TidegateErrorBudgetBurnsSlowly",
+        fires=_calls("0+90x400", "0+10x400"),
+        silent=(
+            _calls("0+97x400", "0+3x400"),
+            _calls("0+90x200 18000+100x200", "0+10x200 2000x200"),  # over for hours
+        ),
+        labels=OF_CLASS,
+        at_min=2 * DAY,
+        interval_min=10,
+    ),
+    Case(
+        alert="TidegateWorkflowBudgetBurnsFast",
+        fires=_workflows("0+1x200", "0+9x200"),
+        silent=(_workflows("0+9x200", "0+1x200"), _workflows("0+9x200", "0x200", cancelled="0+90x200")),
+        labels=OF_TEMPLATE,
+    ),
+    Case(
+        alert="TidegateWorkflowBudgetBurnsSlowly",
+        fires=_workflows("0+80x400", "0+20x400"),
+        silent=(_workflows("0+98x400", "0+2x400"),),
+        labels=OF_TEMPLATE,
+        at_min=2 * DAY,
+        interval_min=10,
+    ),
+    Case(
+        alert="TidegateSaturated",
+        fires=_one("tidegate_requests_total", "0+9x100", ',class="chat",outcome="ok"')
+        | _one("tidegate_shed_total", "0+1x100", ',reason="saturated"'),
+        silent=(
+            _one("tidegate_requests_total", "0+99x100", ',class="chat",outcome="ok"')
+            | _one("tidegate_shed_total", "0+1x100", ',reason="saturated"'),
+            _one("tidegate_requests_total", "0+9x100", ',class="chat",outcome="ok"')
+            | _one("tidegate_shed_total", "0+1x100", ',reason="tenant-limit"'),
+        ),
+        labels=IN_POOL,
+    ),
+    Case(
+        alert="TidegateQueueOld",
+        fires=_one("tidegate_queue_oldest_seconds", "45x100", ',class="chat"') | _calls("0+8x100", "0+2x100"),
+        silent=(
+            _one("tidegate_queue_oldest_seconds", "45x100", ',class="chat"') | _calls("0+10x100", "0x100"),
+            _one("tidegate_queue_oldest_seconds", "5x100", ',class="chat"'),
+        ),
+        labels=OF_CLASS,
+    ),
+    Case(
+        alert="TidegateNoEngines",
+        fires=_one("tidegate_alpha", "0.2x100") | _one("tidegate_engine_up", "0x100", ',engine="a"'),
+        silent=(
+            _one("tidegate_alpha", "0.2x100") | _one("tidegate_engine_up", "1x100", ',engine="a"'),
+            _one("tidegate_alpha", "0.2x100")
+            | _one("tidegate_operator_engines_desired", "0x100", ',node_pool="a"'),  # scaled to zero
+        ),
+        labels=IN_POOL,
+    ),
+    Case(
+        alert="TidegateEngineDown",
+        fires=_one("tidegate_engine_up", "0x100", ',engine="a",instance="1"')
+        | _one("tidegate_engine_up", "0x100", ',engine="a",instance="2"'),
+        silent=(
+            _one("tidegate_engine_up", "0x100", ',engine="a",instance="1"')
+            | _one("tidegate_engine_up", "1x100", ',engine="a",instance="2"'),
+        ),
+        labels={**IN_POOL, "engine": "a"},
+    ),
+    Case(
+        alert="TidegateEnginesSilent",
+        fires=_one("tidegate_operator_engines_silent", "2x100"),
+        silent=(_one("tidegate_operator_engines_silent", "0x80 1x2 0x20"),),
+        labels=IN_POOL,
+    ),
+    Case(
+        alert="TidegateEnginesMissing",
+        fires=_one("tidegate_operator_engines_desired", "2x100", ',node_pool="a"')
+        | _one("tidegate_operator_engines_ready", "1x100", ',node_pool="a"'),
+        silent=(
+            _one("tidegate_operator_engines_desired", "2x100", ',node_pool="a"')
+            | _one("tidegate_operator_engines_ready", "1x80 2x20", ',node_pool="a"'),
+        ),
+        labels={**IN_POOL, "node_pool": "a"},
+    ),
+    Case(
+        alert="TidegateStoreLost",
+        fires=_one("tidegate_store_up", "0x100", ',instance="1"') | _one("tidegate_store_up", "1x100", ',instance="2"'),
+        silent=(_one("tidegate_store_up", "1x100"), _one("tidegate_store_up", "1x89 0x20")),
+        labels=IN_POOL,
+    ),
+    Case(
+        alert="TidegateEndsUnrecorded",
+        fires=_one("tidegate_workflow_unrecorded", "3x100"),
+        silent=(_one("tidegate_workflow_unrecorded", "0x80 3x4 0x20"),),
+        labels=IN_POOL,
+    ),
+    Case(
+        alert="TidegateCertificateExpires",
+        fires=_one("tidegate_certificate_expiry_timestamp_seconds", "864000x200"),
+        silent=(
+            _one("tidegate_certificate_expiry_timestamp_seconds", "5184000x200"),
+            _one("tidegate_certificate_expiry_timestamp_seconds", "0x200"),  # no TLS
+        ),
+        labels=IN_POOL,
+    ),
+    Case(
+        alert="TidegatePolicyFlaps",
+        fires=_one("tidegate_operator_decisions_total", "0+1x9 9+0.2x100", ',decision="switch"'),
+        silent=(
+            _one("tidegate_operator_decisions_total", "0x60 1x100", ',decision="switch"'),
+            _one("tidegate_operator_decisions_total", "0+1x100", ',decision="override"'),
+            _one("tidegate_operator_decisions_total", "0+1x100", ',decision="keep"'),
+        ),
+        labels=IN_POOL,
+    ),
+    Case(
+        alert="TidegateNotScraped",
+        fires=_one("up", "0x100", ',instance="10.0.0.1:8000"'),
+        silent=(
+            _one("up", "1x100", ',instance="10.0.0.1:8000"'),
+            {'up{job="another"}': "0x100"},
+        ),
+        labels={**IN_POOL, "instance": "10.0.0.1:8000"},
+    ),
+    Case(
+        alert="TidegateGatewayFault",
+        fires=_one("tidegate_background_errors_total", "1x80 1+1x20", ',loop="store"'),
+        silent=(_one("tidegate_background_errors_total", "7x100", ',loop="store"'),),
+        labels={**IN_POOL, "loop": "store"},
+    ),
+    Case(
+        alert="TidegatePolicyFault",
+        fires=_one("tidegate_engine_policy_failures_total", "1x80 1+1x20", ',hook="urgency.key"'),
+        silent=(_one("tidegate_engine_policy_failures_total", "7x100", ',hook="urgency.key"'),),
+        labels={**IN_POOL, "hook": "urgency.key"},
+    ),
+    Case(
+        alert="TidegatePoolDegraded",
+        fires=_one("tidegate_operator_pool_condition", "1x100", ',condition="Degraded"'),
+        silent=(
+            _one("tidegate_operator_pool_condition", "0x100", ',condition="Degraded"'),
+            _one("tidegate_operator_pool_condition", "1x100", ',condition="Ready"'),
+        ),
+        labels=IN_POOL,
+    ),
+    Case(
+        alert="TidegateOperatorIdle",
+        fires={'tidegate_operator_active{namespace="system",job="operator"}': "0x100"},
+        silent=(
+            {
+                'tidegate_operator_active{namespace="system",job="operator",pod="a"}': "0x100",
+                'tidegate_operator_active{namespace="system",job="operator",pod="b"}': "1x100",
+            },
+        ),
+        labels={"namespace": "system", "job": "operator"},
+    ),
+    Case(
+        alert="TidegateOperatorErrors",
+        fires={'tidegate_operator_work_errors_total{job="operator",queue="reconcile"}': "0+1x100"},
+        silent=({'tidegate_operator_work_errors_total{job="operator",queue="reconcile"}': "0+1x4 5x100"},),
+        labels={"job": "operator", "queue": "reconcile"},
+    ),
+    Case(
+        alert="TidegateOperatorBehind",
+        fires={'tidegate_operator_queue_age_seconds{job="operator",queue="reconcile"}': "120x100"},
+        silent=({'tidegate_operator_queue_age_seconds{job="operator",queue="reconcile"}': "5x100"},),
+        labels={"job": "operator", "queue": "reconcile"},
+    ),
+)
