@@ -80,7 +80,7 @@ def paths(value: Any, path: str = "") -> Iterator[str]:
 def test_check_says_in_words_what_the_example_means(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["config", "check", str(EXAMPLE)]) == 0
     told = capsys.readouterr().out
-    assert "Class interactive: the first token within 1s, 60ms for each further token; weight 4." in told
+    assert "Class interactive: the first token within 1s, 60ms for each further token; weight 4; objective 95%." in told
     assert "Tenant evaluation: weight 1, 20,000 tokens a minute" in told
     assert "candidates (after link; 3 calls at a time)" in told
     assert "`tidegate up` starts one" in told
