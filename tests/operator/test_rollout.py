@@ -215,6 +215,21 @@ def test_a_new_operator_version_restarts_nothing_until_the_spec_changes():
     assert {pod["template"]["spec"]["by"] for pods in cluster.pods.values() for pod in pods} == {"2"}
 
 
+def test_defaults_that_an_upgrade_of_the_resource_adds_to_a_stored_pool_restart_nothing():
+    def stored(*, upgraded):
+        body = pool(image="v1")
+        body["spec"]["classes"] = [{"name": "chat", "weight": 1} | ({"objective": 95} if upgraded else {})]
+        for item in body["spec"]["nodePools"] if upgraded else ():
+            item["scaledBy"] = "pool"
+        return body
+
+    cluster = Simulated()
+    run(cluster, stored(upgraded=False))
+    pods = copy.deepcopy(cluster.pods)
+    run(cluster, stored(upgraded=True), version="2")
+    assert cluster.pods == pods
+
+
 def test_engines_of_an_operator_without_revisions_are_not_restarted():
     cluster = Simulated()
     cluster.apply(manifests(pool(image="v1"), version="0"))
