@@ -224,9 +224,9 @@ class GatewayCore:
     def on_arrival(self, now: float, call: Call) -> list[Action]:
         return self._seen(now, self.dispatcher.on_arrival(now, call))
 
-    def on_first_token(self, now: float, call_id: CallId) -> None:
+    def on_first_token(self, now: float, call_id: CallId) -> list[Action]:
         """The engine answers the call."""
-        self.dispatcher.on_first_token(now, call_id)
+        return self._seen(now, self.dispatcher.on_first_token(now, call_id))
 
     def on_progress(self, now: float, call_id: CallId, tokens: int) -> None:
         """`tokens` tokens of the call, of all its sequences, have come out so far."""

@@ -35,6 +35,7 @@ def write(now: float, call: Call) -> dict[str, Label]:
     labels: dict[str, Label | None] = {
         "tg.tenant": call.tenant or None,
         "tg.weight": call.weight if call.weight != 1.0 else None,
+        "tg.yields": 1 if call.yields else None,
         "tg.class": call.slo_class or None,
         "tg.urgency": call.urgency,
         "tg.budget_ms": _ms(call.due_at_s, now),
@@ -89,6 +90,7 @@ def read(
         tenant=reader.text("tg.tenant") or "",
         slo_class=reader.text("tg.class") or "",
         weight=1.0 if weight is None else weight,
+        yields=reader.number("tg.yields", 0, 1) == 1,
         urgency=DEFAULT_URGENCY if urgency is None else int(urgency),
         client_priority=client_priority if urgency is None else 0.0,
         client_arrived_s=client_arrived_s,

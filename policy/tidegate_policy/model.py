@@ -56,6 +56,8 @@ class Call:
     slo_class: str = ""
     weight: float = 1.0
     """Fair share of the tenant relative to the others."""
+    yields: bool = False
+    """Its tenant floods the pool, so an engine computes its prompt in small parts and behind the prompts of others."""
     urgency: int = DEFAULT_URGENCY
     """0 (most urgent) to 4, within the tenant's entitlement."""
     client_priority: float = 0.0

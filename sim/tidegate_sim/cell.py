@@ -226,7 +226,7 @@ class Cell:
         now = self._loop.now()
         if produced == 1:
             self._open[call_id].first_at_s = now
-            self.core.on_first_token(now, call_id)
+            self._carry_out(self.core.on_first_token(now, call_id))
         elif produced % PROGRESS_TOKENS == 0:
             self.core.on_progress(now, call_id, produced)
 

@@ -400,3 +400,22 @@ class Life(RuleBasedStateMachine):
 
 Life.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestLife = Life.TestCase
+
+
+def test_a_first_token_of_a_flooding_tenant_sends_its_next_call() -> None:
+    gate = Gate(engines=1)
+    for _ in range(16):
+        gate.tenants.observe(8.0, 1.0)
+    gate.on_arrival(0.0, replace(call("honest"), tenant="honest"))
+    for number in range(60):
+        gate.on_arrival(0.0, replace(call(f"flood-{number}"), tenant="flood"))
+    sent: list[Action] = []
+    for number in range(60):
+        if not sent:
+            sent = gate.on_end(1.0, CallId(f"flood-{number}"))
+    (first,) = sent
+    assert first.call.yields
+    assert gate.on_end(1.0, CallId("honest")) == []
+    (second,) = gate.on_first_token(1.0, first.call.id)
+    assert second.call.yields
+    assert gate.on_first_token(1.0, first.call.id) == [], "a first token counts once"

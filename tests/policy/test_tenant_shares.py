@@ -1,12 +1,13 @@
 """The share of each tenant while several compete, and that no call is lost when it waits for it."""
 
 import random
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate_policy import policies
-from tidegate_policy.admit.tenant_shares import FIRST_CALLS, LEAST_PLACES, TenantShares
+from tidegate_policy.admit.tenant_shares import FIRST_CALLS, LEAST_PLACES, PROMPT_TIMES, TenantShares
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import QueuedRequest
 
@@ -34,6 +35,16 @@ def entered(shares: TenantShares, now: float, tenant: str, count: int, weight: f
     return found
 
 
+def entering(shares: TenantShares, now: float, *, engines: int = 1000) -> list[QueuedRequest]:
+    """The calls that enter now. The prompt of each takes a second."""
+    return shares.release(now, engines, lambda call: 1.0)
+
+
+def left(shares: TenantShares, tenant: str, sequences: int = 1) -> None:
+    """Calls of the tenant with so many sequences left."""
+    shares.leave(replace(item("left", tenant).call, sequences=sequences))
+
+
 def test_a_tenant_that_is_alone_has_no_bound() -> None:
     assert entered(taught(8), 0.0, "one", 100) == 100
 
@@ -56,10 +67,10 @@ def test_a_tenant_that_floods_has_no_headroom_beside_tenants_that_keep_to_their_
     held = entered(shares, 0.0, "flood", 60)
     assert held == 0
     for _ in range(6):
-        shares.leave("flood", 1)
-        assert shares.release(1.0) == [], "30 places are its max-min share"
-    shares.leave("flood", 1)
-    assert [one.call.tenant for one in shares.release(1.0)] == ["flood"]
+        left(shares, "flood")
+        assert entering(shares, 1.0) == [], "30 places are its max-min share"
+    left(shares, "flood")
+    assert [one.call.tenant for one in entering(shares, 1.0)] == ["flood"]
 
 
 def test_while_all_tenants_flood_the_pool_all_have_headroom() -> None:
@@ -68,7 +79,7 @@ def test_while_all_tenants_flood_the_pool_all_have_headroom() -> None:
     entered(shares, 0.0, "other", 1)
     for tenant in ("one", "other"):
         entered(shares, 0.0, tenant, 200)
-    for one in shares.release(1.0):
+    for one in entering(shares, 1.0):
         shares.enter(one)
     assert min(shares._tenants[tenant].entered for tenant in ("one", "other")) == 36
 
@@ -84,8 +95,8 @@ def held_under(policy: str) -> TenantShares:
 
 
 def released(shares: TenantShares) -> list[str]:
-    shares.leave("busy", 6)
-    found = shares.release(20.0)
+    left(shares, "busy", 6)
+    found = entering(shares, 20.0)
     for one in found:
         shares.enter(one)
     return [str(one.call.id) for one in found]
@@ -121,9 +132,9 @@ def test_held_calls_enter_in_order_as_others_leave() -> None:
     entered(shares, 0.0, "other", 2)
     entered(shares, 0.0, "flood", 5)
     assert [one.call.id for one in shares] == ["flood0.0-2", "flood0.0-3", "flood0.0-4"]
-    assert shares.release(1.0) == []
-    shares.leave("flood", 1)
-    assert [one.call.id for one in shares.release(1.0)] == ["flood0.0-2"]
+    assert entering(shares, 1.0) == []
+    left(shares, "flood")
+    assert [one.call.id for one in entering(shares, 1.0)] == ["flood0.0-2"]
 
 
 def test_the_newest_call_of_the_tenant_with_the_most_held_calls_makes_room() -> None:
@@ -152,22 +163,60 @@ def test_no_call_is_lost(seed: int) -> None:
             else:
                 held.add(str(step))
         elif inside:
-            shares.leave(inside.pop(rng.randrange(len(inside))), 1)
+            left(shares, inside.pop(rng.randrange(len(inside))))
         elif held and rng.random() < 0.5:
             gone = rng.choice(sorted(held))
             found = shares.remove(CallId(gone), "a") or shares.remove(CallId(gone), "b")
             assert found is not None
             held.remove(gone)
-        for one in shares.release(float(step)):
+        for one in entering(shares, float(step)):
             held.remove(one.call.id)
             shares.enter(one)
             inside.append(one.call.tenant)
         assert {one.call.id for one in shares} == held
         assert len(shares) == len(held)
     for tenant in inside:
-        shares.leave(tenant, 1)
+        left(shares, tenant)
     while held:
-        for one in shares.release(100.0):
+        for one in entering(shares, 100.0):
             held.remove(one.call.id)
             shares.enter(one)
-            shares.leave(one.call.tenant, 1)
+            left(shares, one.call.tenant)
+
+
+def flooded() -> TenantShares:
+    """One tenant floods forty places while another keeps to its part. Calls of the flood have left since."""
+    shares = taught(40)
+    entered(shares, 0.0, "quiet", 10)
+    entered(shares, 0.0, "flood", 96)
+    left(shares, "flood", 16)
+    return shares
+
+
+def test_each_engine_computes_one_prompt_of_a_flood_at_a_time() -> None:
+    shares = flooded()
+    first = entering(shares, 1.0, engines=2)
+    assert len(first) == 2
+    assert all(one.call.yields for one in first), "engines compute these prompts in small parts"
+    assert entering(shares, 1.0, engines=2) == []
+    assert shares.on_first_token(first[0].call), "calls waited for this first token"
+    assert len(entering(shares, 1.0, engines=2)) == 1
+    shares.leave(first[1].call)
+    assert len(entering(shares, 1.0, engines=2)) == 1
+
+
+def test_a_prompt_of_a_flood_without_a_first_token_blocks_the_next_one_for_a_bounded_time() -> None:
+    shares = flooded()
+    assert len(entering(shares, 1.0, engines=1)) == 1
+    assert entering(shares, 1.0 + 0.9 * PROMPT_TIMES, engines=1) == []
+    assert len(entering(shares, 1.0 + PROMPT_TIMES, engines=1)) == 1, "the first token of a whole answer is not seen"
+
+
+def test_held_calls_of_a_tenant_that_does_not_flood_the_pool_enter_unmarked_and_together() -> None:
+    shares = taught(40)
+    entered(shares, 0.0, "quiet", 10)
+    entered(shares, 0.0, "busy", 60)
+    left(shares, "busy", 16)
+    found = entering(shares, 1.0, engines=1)
+    assert len(found) > 1
+    assert not any(one.call.yields for one in found)

@@ -83,7 +83,7 @@ class Placement:
     def answered(self) -> None:
         """The first token, or the whole answer, is here."""
         self.begun = True
-        self._placements.core.on_first_token(self._placements.clock(), self.call.id)
+        self._placements.answered(self.call.id)
 
     def progress(self, tokens: int) -> None:
         """So many tokens of the answer are here."""
@@ -222,6 +222,9 @@ class Placements:
 
     def attempt_failed(self, call: CallId, failure: retries.Failure) -> None:
         self._act(self.core.on_attempt_failed(self.clock(), call, failure))
+
+    def answered(self, call: CallId) -> None:
+        self._act(self.core.on_first_token(self.clock(), call))
 
     def report_engine(self, engine: EngineId, *, ok: bool) -> None:
         ejection_s = self.core.on_engine_result(self.clock(), engine, ok=ok)

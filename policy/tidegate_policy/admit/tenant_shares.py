@@ -8,17 +8,21 @@ time, so it has its max-min share alone, unless all tenants flood the pool. Call
 how many calls of a tenant enter, and the scheduling policy decides which of them enter first. A tenant that is alone has
 no bound.
 
+Places bound how much a flood slows the others, not how long a first token waits for a step that is full of the flood's
+prompts. So the held calls of a flooding tenant enter in such a way that each engine computes one of their prompts at a
+time, and they are marked: engines compute these prompts in small parts (`engine.yielding_prompts`).
+
 The places follow Little's law, as in `workflow_gate`: the pool completes one call in `demand_s` seconds when its engines
 batch as much as they may, and a call alone takes `service_s` seconds.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
 
 from tidegate_policy import policies
-from tidegate_policy.model import CallId
+from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Policy, QueuedRequest
 from tidegate_policy.waiting_queue import WaitingQueue
 
@@ -33,6 +37,9 @@ FIRST_CALLS = 16
 NEWEST_WEIGHT = 0.02
 LEAST_PLACES = 2
 """Of each tenant, so that a long call does not block the next one."""
+PROMPT_TIMES = 4.0
+"""A call without a first token counts as computing its prompt for so many times the seconds that the prompt takes alone.
+The first token of an answer that is not streamed is not seen, and a prompt that yields takes more than its own time."""
 MAX_TENANTS = 1000
 
 
@@ -92,6 +99,8 @@ class _Tenant:
     seen_at_s: float = 0.0
     entered: int = 0
     """Sequences in the queue or at engines."""
+    prompts: dict[CallId, float] = field(default_factory=dict)
+    """The calls that entered during a flood and compute their prompts, each with the instant at which it counts no more."""
 
     @property
     def wanted(self) -> int:
@@ -148,7 +157,7 @@ class TenantShares:
         tenant.weight, tenant.seen_at_s = max(item.call.weight, 1e-3), now
         self._tenants.move_to_end(name)
         if not tenant.held and (
-            self._entered < self.places or len(self._tenants) == 1 or tenant.entered < self._bounds(now)[name]
+            self._entered < self.places or len(self._tenants) == 1 or tenant.entered < self._bounds(now)[0][name]
         ):
             return True
         tenant.held.push(now, item)
@@ -163,12 +172,18 @@ class TenantShares:
         tenant.entered += item.call.sequences
         self._entered += item.call.sequences
 
-    def leave(self, name: str, sequences: int) -> None:
+    def on_first_token(self, call: Call) -> bool:
+        """The prompt of a call is computed. Returns whether held calls waited for that."""
+        tenant = self._tenants.get(call.tenant)
+        return tenant is not None and tenant.prompts.pop(call.id, None) is not None and len(tenant.held) > 0
+
+    def leave(self, call: Call) -> None:
         """A call that had entered has left."""
-        tenant = self._tenants.get(name)
+        tenant = self._tenants.get(call.tenant)
         if tenant is not None:
-            tenant.entered = max(tenant.entered - sequences, 0)
-        self._entered -= sequences
+            tenant.entered = max(tenant.entered - call.sequences, 0)
+            tenant.prompts.pop(call.id, None)
+        self._entered -= call.sequences
 
     def update(self, item: QueuedRequest) -> bool:
         """Replaces what is known of a held call. False if it is not held."""
@@ -188,19 +203,25 @@ class TenantShares:
         for tenant in self._tenants.values():
             tenant.held.switch(now, self._own_policy())
 
-    def release(self, now: float) -> list[QueuedRequest]:
+    def release(self, now: float, engines: int, prompt_s: Callable[[Call], float]) -> list[QueuedRequest]:
         """The held calls that may enter now, those of a tenant in the order of the policy. The caller calls `enter` for
-        each."""
+        each. `engines` accept calls; `prompt_s` gives the seconds that an engine takes for the prompt of a call alone."""
         items: list[QueuedRequest] = []
         if not self._held:
             return items
-        for name, bound in self._bounds(now).items():
-            tenant = self._tenants[name]
+        bounds, flooding = self._bounds(now)
+        for name, bound in bounds.items():
+            tenant, floods = self._tenants[name], name in flooding
             free = bound - tenant.entered
-            while tenant.held and free > 0:
+            if floods:
+                tenant.prompts = {call_id: until_s for call_id, until_s in tenant.prompts.items() if until_s > now}
+            while tenant.held and free > 0 and not (floods and len(tenant.prompts) >= engines):
                 item = tenant.held.pop(now)
                 self._held -= 1
                 free -= item.call.sequences
+                if floods:
+                    item = replace(item, call=replace(item.call, yields=True))
+                    tenant.prompts[item.call.id] = now + PROMPT_TIMES * prompt_s(item.call)
                 items.append(item)
         return items
 
@@ -218,13 +239,13 @@ class TenantShares:
         self._held -= 1
         return most.held.remove_newest(now)
 
-    def _bounds(self, now: float) -> dict[str, float]:
-        """Places of each active tenant."""
+    def _bounds(self, now: float) -> tuple[dict[str, float], Collection[str]]:
+        """Places of each active tenant, and the tenants that flood the pool while others keep to their parts."""
         active = {
             name: tenant for name, tenant in self._tenants.items() if tenant.wanted or tenant.seen_at_s + ACTIVE_S > now
         }
         if len(active) < 2:
-            return dict.fromkeys(active, math.inf)
+            return dict.fromkeys(active, math.inf), ()
         left, weight = self.places, sum(tenant.weight for tenant in active.values())
         part = HEADROOM * left / weight
         bounds: dict[str, float] = {}
@@ -237,7 +258,7 @@ class TenantShares:
                 flooding[name] = max(share, LEAST_PLACES)
             left -= min(share, tenant.wanted)
             weight -= tenant.weight
-        return bounds | flooding if len(flooding) < len(active) else bounds
+        return (bounds | flooding, flooding) if len(flooding) < len(active) else (bounds, ())
 
     def _new_tenant(self) -> _Tenant:
         return _Tenant(_HeldCalls(self._own_policy()))

@@ -179,12 +179,14 @@ class Dispatcher:
             self._start(now, item)
         return [*actions, *self.pump(now)]
 
-    def on_first_token(self, now: float, call_id: CallId) -> None:
+    def on_first_token(self, now: float, call_id: CallId) -> list[Action]:
         """The engine answers: the call is never moved again."""
         out = self._out.get(call_id)
-        if out is not None:
-            out.answered = True
-            self.on_progress(now, call_id, 1)
+        if out is None:
+            return []
+        out.answered = True
+        self.on_progress(now, call_id, 1)
+        return self.pump(now) if self.tenants.on_first_token(out.call) else []
 
     def on_progress(self, now: float, call_id: CallId, tokens: int) -> None:
         """The call's prompt is done and `tokens` tokens came out: its charge shrinks to the work that is left."""
@@ -307,7 +309,7 @@ class Dispatcher:
             for item in self.gate.release(now):
                 self._start(now, item)
         if len(self.tenants):
-            for item in self.tenants.release(now):
+            for item in self.tenants.release(now, len(self._engines.accepting(now)), self._engines.prompt_seconds):
                 self._enqueue(now, item)
         actions: list[Action] = []
         passed_over = False
@@ -353,7 +355,7 @@ class Dispatcher:
         self._queue.rekey(self._queue.policy.on_arrival(now, item))
 
     def _left(self, now: float, call: Call) -> None:
-        self.tenants.leave(call.tenant, call.sequences)
+        self.tenants.leave(call)
         if call.workflow is not None:
             self.gate.leave(now, call.workflow)
         self._queue.rekey(self._queue.policy.on_end(now, call.id))

@@ -131,6 +131,10 @@ class EngineTable:
         rate = sum(count / max(prices.of(cost, cached_tokens).work_s, 1e-6) for cost, count in kinds)
         return prices.mean_service_s(kinds), 1.0 / rate if rate else 0.0
 
+    def prompt_seconds(self, call: Call) -> float:
+        """Seconds that the slowest kind of engine takes for the prompt of a call alone."""
+        return max((cost.prefill_seconds(call.prompt_tokens) for cost, _ in self.kinds()), default=0.0)
+
     def update(self, facts: EngineFacts, own: Callable[[], Backlog]) -> None:
         """Takes in new facts; `own` gives this gateway's backlog on an engine that the table did not know."""
         known = self._engines.get(facts.id)

@@ -14,12 +14,20 @@ from itertools import chain
 
 from tidegate_policy import policies, waiting_queue, window
 from tidegate_policy.cost import CostModel
-from tidegate_policy.engine import batch, bounds, guarded_policy, output_prior, session_hold, size_bounds
+from tidegate_policy.engine import (
+    batch,
+    bounds,
+    call_census,
+    guarded_policy,
+    output_prior,
+    session_hold,
+    size_bounds,
+    yielding_prompts,
+)
 from tidegate_policy.engine.engine_probe import EngineProbe, NoProbe
 from tidegate_policy.engine.engine_status import KEPT_REASON, SHOWN_WAITING, Controls, State, Switched, WatchReport
 from tidegate_policy.engine.known_call import KnownCall
 from tidegate_policy.engine.regulators import Regulator
-from tidegate_policy.engine.regulators.arranger import group_of
 from tidegate_policy.engine.regulators.regulator import Memoryless
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import EndedCall, EngineLimits, StepFacts, StepPlan
@@ -90,8 +98,8 @@ class EngineCore:
         self._tokens = token_counts.TokenCounts()
         """The tokens that steps computed for each of them."""
         self._sizes = size_bounds.SizeBounds()
-        self._groups: Counter[str] = Counter()
-        """Calls of each group in the engine."""
+        self._census = call_census.CallCensus()
+        self._yielding = yielding_prompts.YieldingPrompts()
         self._wanted = Controls()
         """The bounds that the operator asked for, before `bounds` raises them to their floors."""
         self._unbounded = StepPlan(max_running=limits.max_running, max_step_tokens=limits.max_step_tokens)
@@ -142,7 +150,7 @@ class EngineCore:
         item = policies.QueuedRequest(call=call, service_s=self.cost.call_seconds(call))
         known = self._calls[call.id] = KnownCall(item, self._tokens)
         self._sizes.add(known, self._calls.values())
-        self._groups[group_of(call)] += 1
+        self._census.add(call)
         if self._holds is not None:
             self._holds.on_arrival(now, call)
         for watch in self._watches:
@@ -153,8 +161,8 @@ class EngineCore:
     def on_update(self, call: Call) -> policies.QueuedRequest:
         """A call that is in the engine has changed: its session has sent more input. Raises `KeyError`."""
         known = self._calls[call.id]
-        self._forget_group(known.item.call)
-        self._groups[group_of(call)] += 1
+        self._census.remove(known.item.call)
+        self._census.add(call)
         known.item = policies.QueuedRequest(call=call, service_s=self.cost.call_seconds(call))
         self._sizes.add(known, self._calls.values())
         self._batch.change(call.id)
@@ -199,7 +207,7 @@ class EngineCore:
             self._served(now, known, finished)
         if finished:
             self.output_prior.observe(known.output_tokens)
-        self._forget_group(known.item.call)
+        self._census.remove(known.item.call)
         if self._learners:
             self._ended.append(EndedCall(call=known.item.call, output_tokens=known.output_tokens, finished=finished))
         if self._holds is not None:
@@ -248,10 +256,11 @@ class EngineCore:
         """The plan of the step that the driver starts now."""
         self._rekey(self.policy.begin_step())
         outer = plan = self._bounded()
-        if not self._regulators:
+        regulators = (self._yielding, *self._regulators) if self._census.yielding else self._regulators
+        if not regulators:
             return plan
         engine = self.snapshot(now)
-        for regulator in self._regulators:
+        for regulator in regulators:
             if regulator.SAFETY or not self.bypass:
                 plan = guarded_policy.shaped(regulator, engine, plan, self.failures)
         plan = plan.at_most(running=outer.max_running, step_tokens=outer.max_step_tokens)
@@ -269,7 +278,7 @@ class EngineCore:
             queues=self.queues,
             calls=self._calls,
             probe=self._probe,
-            live_groups=len(self._groups),
+            live_groups=len(self._census.groups),
             pinned_kv_tokens=self.held_kv_tokens,
             batch=self._batch,
             sizes=self._sizes,
@@ -393,12 +402,6 @@ class EngineCore:
         self._watches.remove(watch)
 
     # The machinery.
-
-    def _forget_group(self, call: Call) -> None:
-        group = group_of(call)
-        self._groups[group] -= 1
-        if not self._groups[group]:
-            del self._groups[group]
 
     def _policy(self, name: str, parameters: Mapping[str, float] | None) -> guarded_policy.GuardedPolicy:
         step_cost = self.step_cost

@@ -1,0 +1,27 @@
+"""What calls are in the engine: how many of each group, and how many whose prompts yield."""
+
+from collections import Counter
+
+from tidegate_policy.engine.regulators.arranger import group_of
+from tidegate_policy.model import Call
+
+
+class CallCensus:
+    """The counts of the calls that wait or run."""
+
+    def __init__(self) -> None:
+        self.groups: Counter[str] = Counter()
+        """Calls of each group; a call without one is a group of its own."""
+        self.yielding = 0
+        """Calls whose prompts yield to those of other tenants."""
+
+    def add(self, call: Call) -> None:
+        self.groups[group_of(call)] += 1
+        self.yielding += call.yields
+
+    def remove(self, call: Call) -> None:
+        group = group_of(call)
+        self.groups[group] -= 1
+        if not self.groups[group]:
+            del self.groups[group]
+        self.yielding -= call.yields

@@ -1,0 +1,114 @@
+"""How an engine computes the prompts of a tenant that floods the pool: in small parts, behind the prompts of others."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from tidegate_policy.cost import CostModel
+from tidegate_policy.engine import engine_core, yielding_prompts
+from tidegate_policy.engine.step import EngineLimits, StepPlan
+from tidegate_policy.model import Call, CallId
+from tidegate_policy.policies import Computed
+
+COST = CostModel(step_s=0.02, prefill_s=1e-4, max_step_tokens=2048)
+LIMITS = EngineLimits(max_running=256, max_step_tokens=2048)
+CHUNK = round(yielding_prompts.CHUNK_STEPS * COST.step_s / COST.prefill_s)
+UNBOUNDED = StepPlan(max_running=256, max_step_tokens=2048)
+
+
+class Engine:
+    """An engine core whose calls wait, compute their prompts, or decode, as a test says."""
+
+    def __init__(self) -> None:
+        self.kv: dict[CallId, int] = {}
+        self.core = engine_core.EngineCore(0.0, cost=COST, limits=LIMITS, policy="fcfs", probe=self)
+
+    def kv_tokens(self, call_id: CallId) -> int:
+        return self.kv[call_id]
+
+    def free_kv_tokens(self) -> int:
+        return LIMITS.kv_tokens
+
+    def cached_tokens(self, call_id: CallId) -> int:
+        return 0
+
+    def waits(self, name: str, *, yields: bool = False) -> None:
+        call = Call(id=CallId(name), arrived_at_s=0.0, prompt_tokens=1000, output_predicted=10, yields=yields)
+        self.core.queues[0].push(self.core.on_arrival(0.0, call))
+
+    def computes(self, name: str, *, yields: bool = False) -> None:
+        """A call whose prompt is half computed."""
+        self.waits(name, yields=yields)
+        self.core.queues[0].start(0.0, CallId(name))
+        self.kv[CallId(name)] = 500
+
+    def decodes(self, name: str) -> None:
+        self.computes(name)
+        self.kv[CallId(name)] = 1000
+        self.step({name: Computed(1000, 1)})
+
+    def ends(self, name: str) -> None:
+        self.core.on_end(1.0, CallId(name), finished=True)
+
+    def step(self, computed: Mapping[str, Computed]) -> None:
+        tokens = {CallId(name): count for name, count in computed.items()}
+        self.core.on_step(1.0, step_s=0.02, computed=tokens, ended={})
+
+    def plan(self) -> StepPlan:
+        return self.core.take_plan(1.0)
+
+
+def test_an_engine_without_such_prompts_keeps_its_plan() -> None:
+    engine = Engine()
+    engine.decodes("a")
+    engine.computes("b")
+    engine.waits("c")
+    assert engine.plan() == UNBOUNDED
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_step_computes_few_tokens_of_such_a_prompt(waits: bool) -> None:
+    engine = Engine()
+    engine.decodes("honest")
+    if waits:
+        engine.waits("flood", yields=True)
+    else:
+        engine.computes("flood", yields=True)
+    plan = engine.plan()
+    assert plan.max_step_tokens == CHUNK + 1, "the chunk and one decode"
+    assert not plan.paused
+    engine.ends("flood")
+    assert engine.plan() == UNBOUNDED
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_beside_the_prompt_of_another_call_it_is_paused_in_every_second_step(waits: bool) -> None:
+    engine = Engine()
+    engine.decodes("other")
+    engine.computes("flood", yields=True)
+    if waits:
+        engine.waits("honest")
+    else:
+        engine.computes("honest")
+    first, second, third = engine.plan(), engine.plan(), engine.plan()
+    assert (first.paused, first.max_step_tokens) == ({"flood"}, 2048)
+    assert second.paused == frozenset()
+    assert second.max_step_tokens < 2048
+    assert third == first
+
+
+def test_a_prompt_that_runs_alone_is_not_paused() -> None:
+    engine = Engine()
+    engine.computes("flood", yields=True)
+    engine.waits("honest")
+    for _ in range(2):
+        plan = engine.plan()
+        assert not plan.paused
+        assert plan.max_step_tokens == CHUNK
+
+
+def test_an_engine_in_bypass_treats_all_prompts_alike() -> None:
+    engine = Engine()
+    engine.computes("flood", yields=True)
+    engine.core.set_policy(1.0, "fcfs", {}, "emergency", bypass=True)
+    assert engine.plan() == UNBOUNDED
