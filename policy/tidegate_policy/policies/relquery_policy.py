@@ -145,11 +145,14 @@ class RelQuery(StaticPolicy):
         return [SINGLES if (group := group_of(item.call.id)) is None else group.lane for item in items]
 
     def key(self, item: QueuedRequest) -> Key:
-        return self._singles.get(item.call.id, ())
+        call = item.call
+        if call.id in self._members:
+            return ()
+        return self._singles.get(call.id) or (_level(call), item.service_s)
 
     def keys(self, items: Sequence[QueuedRequest]) -> list[Key]:
-        place_of = self._singles.get
-        return [place_of(item.call.id, ()) for item in items]
+        place_of, members = self._singles.get, self._members
+        return [place_of(call_id := item.call.id) or (() if call_id in members else self.key(item)) for item in items]
 
     def rank(self, item: QueuedRequest) -> Key:
         group = self._members.get(item.call.id)
