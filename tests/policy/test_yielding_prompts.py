@@ -97,6 +97,22 @@ def test_beside_the_prompt_of_another_call_it_is_paused_in_every_second_step(wai
     assert third == first
 
 
+def test_such_a_prompt_does_not_start_beside_a_call_that_waits_before_it() -> None:
+    engine = Engine()
+    engine.decodes("other")
+    engine.waits("honest")
+    engine.waits("flood", yields=True)
+    plan = engine.plan()
+    assert (plan.max_starts, plan.max_step_tokens) == (1, 2048)
+
+
+def test_such_a_prompt_takes_no_tokens_from_a_prompt_that_is_partly_computed() -> None:
+    engine = Engine()
+    engine.computes("honest")
+    engine.waits("flood", yields=True)
+    assert engine.plan().max_step_tokens == 500 + CHUNK
+
+
 def test_a_prompt_that_runs_alone_is_not_paused() -> None:
     engine = Engine()
     engine.computes("flood", yields=True)

@@ -2,7 +2,7 @@
 
 A first token waits for the step that runs when its call arrives, and for its own step. A step that is full of another
 tenant's prompts takes many times the fixed time of a step. So a step computes few tokens of prompts that yield, and none of
-them beside the prompt of another call. Two steps in a row never pause these prompts, so they always make progress.
+them beside the prompt of another call, unless that one has been partly computed before. Two steps in a row never pause these prompts, so they always make progress.
 
 This rule has no setting: it acts on calls that the gateway has marked, and there are none while no tenant floods the pool.
 """
@@ -18,6 +18,8 @@ CHUNK_STEPS = 2.0
 served less; with 3 the first tokens of others wait longer (decision 29)."""
 LEAST_CHUNK = 16
 """Tokens."""
+MOST_STARTS = 32
+"""Waiting calls that a step looks at."""
 
 
 class YieldingPrompts(Memoryless):
@@ -29,14 +31,19 @@ class YieldingPrompts(Memoryless):
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
         yielding = [known.call.id for known in engine.prefills if known.call.yields]
-        head = engine.head
-        if not yielding and (head is None or not head.call.yields):
+        first = engine.first(MOST_STARTS)
+        ahead = next((place for place, item in enumerate(first) if item.call.yields), len(first))
+        if 0 < ahead < len(first):
+            plan = plan.at_most(starts=ahead)
+        if not yielding and (ahead or not first):
             return plan
-        others = len(engine.prefills) > len(yielding) or (head is not None and not head.call.yields)
+        others = ahead > 0 or len(engine.prefills) > len(yielding)
         alone = engine.running_count == len(yielding)  # a step must compute something
         self._paused = bool(yielding) and others and not alone and not self._paused
         if self._paused:
             return replace(plan, paused=plan.paused.union(yielding))
-        chunk = max(round(CHUNK_STEPS * engine.cost.step_s / engine.cost.prefill_s), LEAST_CHUNK)
-        decodes = engine.decode_count * engine.limits.tokens_per_sequence
-        return plan.at_most(running=engine.running_count + 1, step_tokens=decodes + chunk)
+        tokens = max(round(CHUNK_STEPS * engine.cost.step_s / engine.cost.prefill_s), LEAST_CHUNK)
+        tokens += engine.decode_count * engine.limits.tokens_per_sequence
+        if not yielding:  # a call that starts now comes behind all prompts that are partly computed
+            tokens += sum(known.uncached_tokens for known in engine.prefills)
+        return plan.at_most(running=engine.running_count + 1, step_tokens=tokens)
