@@ -13,11 +13,11 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from tidegate_policy import policies
 from tidegate_policy.admit import retries, tenant_shares, workflow_gate
-from tidegate_policy.dispatch import prefix_index, rules
+from tidegate_policy.dispatch import call_records, prefix_index, rules
 from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.engine_table import Engine, EngineTable
 from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutableEngine, RoutingContext
@@ -42,36 +42,6 @@ class Limits:
     """While several tenants compete, calls beyond the share of their tenant wait (`admit.tenant_shares`)."""
 
 
-@dataclass(slots=True)
-class _Out:
-    """A call at an engine."""
-
-    call: Call
-    engine: EngineId
-    charge: Backlog
-    attempt: int
-    item: policies.QueuedRequest
-    tokens: int = 0
-    """Tokens that the policy was told of."""
-    avoid: frozenset[EngineId] = frozenset()
-    """Engines that have failed the call."""
-    answered: bool = False
-    """The engine has sent the first token."""
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """What is remembered of a waiting call beside its place in the queue."""
-
-    call: Call
-    prices: Prices
-    expires_at_s: float
-    """Instant at which its wait here ends: its deadline, or the end of its time to live if it has none."""
-    attempt: int = 1
-    avoid: set[EngineId] = field(default_factory=set)
-    """Engines that have failed the call."""
-
-
 class Dispatcher:
     """Calls in, actions out. Not thread-safe. Every method takes O(engines + log waiting) for each call that it moves."""
 
@@ -94,12 +64,12 @@ class Dispatcher:
         self.tenants = tenant_shares.TenantShares(policy, bounded=limits.share_among_tenants)
         self._warm: Sequence[RoutableEngine] = ()
         """The engines that have `cached_tokens` of the last call."""
-        self._waiting: dict[CallId, _Waiting] = {}
+        self._waiting: dict[CallId, call_records.Waiting] = {}
         self.waiting_by_class_and_tenant: dict[tuple[str, str], int] = {}
         """How many calls of each class and tenant wait; no entry is 0."""
         self._expiries: list[tuple[float, CallId]] = []
         """A heap of (expiry, call). Entries of calls that no longer wait are skipped, and removed when they are many."""
-        self._out: dict[CallId, _Out] = {}
+        self._out: dict[CallId, call_records.Out] = {}
         self._groups: dict[str, Counter[EngineId]] = {}
         """Calls of each request group at each engine."""
         self._limits = limits
@@ -172,7 +142,7 @@ class Dispatcher:
             actions.append(self._shed(evicted.call, DropReason.EVICTED))
         prices = Prices(call)
         item = self._queued(call, prices)
-        self._wait(call, _Waiting(call=call, prices=prices, expires_at_s=self._expires_at_s(now, call)))
+        self._wait(call, call_records.Waiting(call=call, prices=prices, expires_at_s=self._expires_at_s(now, call)))
         if held and call.workflow is not None:
             self.gate.hold(item, call.workflow)
         else:
@@ -226,7 +196,7 @@ class Dispatcher:
         self.prefixes.on_failed(out.call, out.engine)
         if not again:
             return [GiveUp(call=out.call), *self.pump(now)]
-        waiting = _Waiting(
+        waiting = call_records.Waiting(
             call=out.call,
             prices=Prices(out.call),
             expires_at_s=self._expires_at_s(now, out.call),
@@ -406,7 +376,9 @@ class Dispatcher:
             raise AssertionError(f"rule {self.settings.rule!r} named engine {chosen.id!r}, which is not in the pool")
         self._engines.on_sent(now, target, call)
         target.set_own(target.own + price.charge)
-        self._out[call.id] = _Out(call, chosen.id, price.charge, waited.attempt, item, avoid=frozenset(waited.avoid))
+        self._out[call.id] = call_records.Out(
+            call, chosen.id, price.charge, waited.attempt, item, avoid=frozenset(waited.avoid)
+        )
         if call.group is not None:
             self._groups.setdefault(call.group, Counter())[chosen.id] += 1
         self.prefixes.on_sent(call, chosen.id, chosen.cost.kv_tokens)
@@ -440,7 +412,7 @@ class Dispatcher:
             if not members:
                 del self._groups[out.call.group]
 
-    def _recharge(self, out: _Out, left: Backlog) -> None:
+    def _recharge(self, out: call_records.Out, left: Backlog) -> None:
         engine = self._engines.get(out.engine)
         if engine is not None:
             engine.set_own(engine.own + (left - out.charge))
@@ -449,13 +421,13 @@ class Dispatcher:
     def _queued(self, call: Call, prices: Prices) -> policies.QueuedRequest:
         return policies.QueuedRequest(call=call, service_s=prices.mean_service_s(self._engines.kinds()))
 
-    def _may_serve(self, now: float, waiting: _Waiting) -> bool:
+    def _may_serve(self, now: float, waiting: call_records.Waiting) -> bool:
         return any(engine.facts.id not in waiting.avoid for engine in self._engines.accepting(now))
 
     def _expires_at_s(self, now: float, call: Call) -> float:
         return now + self._limits.ttl_s if call.deadline_at_s is None else call.deadline_at_s
 
-    def _wait(self, call: Call, waiting: _Waiting) -> None:
+    def _wait(self, call: Call, waiting: call_records.Waiting) -> None:
         self._waiting[call.id] = waiting
         counts, key = self.waiting_by_class_and_tenant, (call.slo_class, call.tenant)
         counts[key] = counts.get(key, 0) + 1
@@ -464,7 +436,7 @@ class Dispatcher:
             self._expiries = [entry for entry in self._expiries if self._still_waits(*entry)]
             heapq.heapify(self._expiries)
 
-    def _waits_no_more(self, call: Call) -> _Waiting:
+    def _waits_no_more(self, call: Call) -> call_records.Waiting:
         """Forgets that the call waits; what was remembered of it."""
         counts, key = self.waiting_by_class_and_tenant, (call.slo_class, call.tenant)
         counts[key] -= 1

@@ -2,7 +2,8 @@
 
 A first token waits for the step that runs when its call arrives, and for its own step. A step that is full of another
 tenant's prompts takes many times the fixed time of a step. So a step computes few tokens of prompts that yield, and none of
-them beside the prompt of another call, unless that one has been partly computed before. Two steps in a row never pause these prompts, so they always make progress.
+them beside the prompt of another call, unless that one has been partly computed before. Two steps in a row never pause
+these prompts, so they always make progress.
 
 This rule has no setting: it acts on calls that the gateway has marked, and there are none while no tenant floods the pool.
 """

@@ -1,0 +1,37 @@
+"""What the dispatcher remembers of each call: while the call waits, and while the call is at an engine."""
+
+from dataclasses import dataclass, field
+
+from tidegate_policy import policies
+from tidegate_policy.dispatch.routing import Prices
+from tidegate_policy.model import Backlog, Call, EngineId
+
+
+@dataclass(slots=True)
+class Out:
+    """A call at an engine."""
+
+    call: Call
+    engine: EngineId
+    charge: Backlog
+    attempt: int
+    item: policies.QueuedRequest
+    tokens: int = 0
+    """Tokens that the policy was told of."""
+    avoid: frozenset[EngineId] = frozenset()
+    """Engines that have failed the call."""
+    answered: bool = False
+    """The engine has sent the first token."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What is remembered of a waiting call beside its place in the queue."""
+
+    call: Call
+    prices: Prices
+    expires_at_s: float
+    """Instant at which its wait here ends: its deadline, or the end of its time to live if it has none."""
+    attempt: int = 1
+    avoid: set[EngineId] = field(default_factory=set)
+    """Engines that have failed the call."""
