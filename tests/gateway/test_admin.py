@@ -21,6 +21,18 @@ async def test_an_override_reaches_every_gateway_and_lapses(up: Any, until: Any)
         await until(lambda: two.gateway.core.dispatcher.policy == one.gateway.core.dispatcher.policy == "urgency")
 
 
+async def test_an_exchange_with_the_store_that_began_before_an_override_does_not_undo_it(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        gateway = client.gateway
+        choices = gateway.policy.choices
+        before = await gateway.link.store.exchange({})
+        assert (await put(client, {"policy": "edf"}))[0] == 200
+        gateway.policy.follow(before, choices=choices)
+        assert gateway.policy.active.name == gateway.core.dispatcher.policy == "edf"
+        gateway.policy.follow(before, choices=gateway.policy.choices)
+        assert gateway.policy.active.name == "urgency", "a later exchange counts"
+
+
 async def test_an_override_outranks_steering_and_can_be_taken_back(up: Any, until: Any) -> None:
     async with fake_engine.engine() as engine, up(engine) as client:
         assert (await put(client, {"policy": "two-lane", "source": "steered", "reason": "long calls"}))[1][

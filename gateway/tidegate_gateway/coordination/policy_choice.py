@@ -59,6 +59,8 @@ class PolicyChoice:
         self._clock = clock
         self._chosen = store_contract.Exchange()
         self._override_until_at_s: float | None = None
+        self.choices = 0
+        """Choices that this gateway has stored."""
         self.switches = policy_switches.PolicySwitches(
             metrics.service, clock=clock, wall=wall, waiting=lambda: core.dispatcher.waiting
         )
@@ -84,10 +86,18 @@ class PolicyChoice:
                 self.apply(dataclasses.replace(self._chosen, steered=chosen))
             return self.active
         try:
-            self.apply(await store.choose_policy(source, name, reason, for_s))
+            stored = await store.choose_policy(source, name, reason, for_s)
         except store_contract.Unavailable as error:
             raise error_table.store_unavailable() from error
+        self.choices += 1
+        self.apply(stored)
         return self.active
+
+    def follow(self, learned: store_contract.Exchange, *, choices: int) -> None:
+        """Applies what the store said to a question that was asked when there were `choices`. A choice that was stored
+        meanwhile is newer."""
+        if choices == self.choices:
+            self.apply(learned)
 
     def apply(self, learned: store_contract.Exchange) -> None:
         """Orders the waiting calls by the choice that ranks highest."""

@@ -67,10 +67,11 @@ class PoolExchange:
 
     async def _exchange(self, store: store_contract.Store) -> None:
         own = {engine.facts.id: engine.own for engine in self._core.engines if engine.own}
+        choices = self._policy.choices
         learned = await store.exchange(own)
         self._directory.on_others(learned.others)
         self._placements.cancel_workflows(map(WorkflowId, learned.cancelled))
-        self._policy.apply(learned)
+        self._policy.follow(learned, choices=choices)
         for gateway in learned.dead:
             if await store.forget(gateway, workflow_service.BATCH):
                 logger.warning("gateway %s is gone; its calls are forgotten", gateway)
