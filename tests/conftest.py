@@ -1,4 +1,5 @@
-"""One `tidegate up` with simulated engines, for the tests of the client, the examples and the documents."""
+"""One `tidegate up` with simulated engines, for the tests of the client, the examples and the documents; and property
+tests without a time limit for each example, because no outcome may depend on the speed of the machine."""
 
 import contextlib
 import pathlib
@@ -9,9 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+import hypothesis
 import pytest
 
 from tidegate_cli import processes
+
+hypothesis.settings.register_profile("tidegate", deadline=None)
+hypothesis.settings.load_profile("tidegate")
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 STOP_S = 60
