@@ -14,7 +14,7 @@ values = st.floats(-1, 5) | st.sampled_from(BOUNDS)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["one", "other"]), values), max_size=30))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_text_is_that_of_prometheus_client(observed: list[tuple[str, float]]) -> None:
     ours, theirs = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
     own = bucket_counts.Histogram("m", "What it is.", ["kind"], buckets=BOUNDS, registry=ours)

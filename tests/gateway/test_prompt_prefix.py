@@ -83,7 +83,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.text(max_size=20), lambda inn
 
 
 @given(st.dictionaries(st.sampled_from(["tools", "cache_salt", "x"]), JSON), st.text(max_size=3000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_no_body_raises_and_blocks_are_bounded(more: dict[str, Any], text: str) -> None:
     found = chat(ask(text), **more)
     assert len(found.blocks) <= prompt_blocks.MAX_BLOCKS

@@ -409,7 +409,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=OPERATIONS)
 def test_under_any_sequence_a_workflow_ends_at_most_once_and_counts_only_grow(valkey_url: str, operations: Any) -> None:
     asyncio.run(_walk(valkey_url, operations))

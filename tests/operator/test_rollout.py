@@ -327,7 +327,7 @@ def test_a_settled_pool_needs_no_write():
     assert cluster.writes == writes
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     edits=st.lists(st.tuples(st.sampled_from(["v1", "v2", "v3", "bad"]), st.integers(1, 12)), max_size=4),
     spare=st.integers(0, 1),

@@ -398,7 +398,7 @@ class Life(RuleBasedStateMachine):
             assert waiting.id in in_gate or len(idle - self.failed_at[waiting.id]) < 2
 
 
-Life.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+Life.TestCase.settings = settings(max_examples=80, stateful_step_count=50)
 TestLife = Life.TestCase
 
 

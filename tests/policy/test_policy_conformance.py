@@ -44,7 +44,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("switch"), st.sampled_from(NAMES)),
 )
 HISTORIES = st.lists(EVENTS, min_size=5, max_size=60)
-SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=25, suppress_health_check=list(HealthCheck))
 
 
 def create(name: str, seed: int = 7) -> policies.Policy:

@@ -163,7 +163,7 @@ def test_tenants_adapters_and_salts_share_no_hash() -> None:
 
 
 @given(st.binary(max_size=6000), st.binary(max_size=3000), st.binary(max_size=3000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_two_prompts_have_the_blocks_of_their_common_prefix_in_common(common: bytes, one: bytes, two: bytes) -> None:
     first, second = (prompt_blocks.chain((), prompt_blocks.of_bytes(common + end)) for end in (one, two))
     shared = 0
@@ -246,4 +246,4 @@ class Indexed(RuleBasedStateMachine):
 
 
 TestIndexed = Indexed.TestCase
-TestIndexed.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestIndexed.settings = settings(max_examples=40, stateful_step_count=40)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 import small_engine
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate_policy import policies
@@ -43,7 +43,6 @@ def algorithm_1(tokens: Sequence[float], output: int) -> tuple[list[list[float]]
 
 
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=40), st.integers(1, 60))
-@settings(deadline=None)
 def test_the_estimate_of_a_group_is_the_sum_over_the_batches_of_algorithm_1(tokens: list[int], output: int) -> None:
     prefills, decodes = algorithm_1(tokens, output)
     expected_s = sum(COST.prefill_s * sum(batch) + COST.step_s for batch in prefills if batch)

@@ -30,7 +30,7 @@ WINDOWS = st.builds(
 
 
 @EVERY
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(history=st.lists(WINDOWS, max_size=15), allow=st.sets(st.sampled_from(sorted(policies.POLICIES))))
 def test_a_selector_proposes_only_allowed_policies_and_survives_a_restart_between_any_two_decisions(
     name: str, history: list[Qos], allow: set[str]
@@ -49,7 +49,7 @@ def test_a_selector_proposes_only_allowed_policies_and_survives_a_restart_betwee
 
 
 @EVERY
-@settings(max_examples=10, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=10, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(history=st.lists(WINDOWS, min_size=100, max_size=150))
 def test_under_every_selector_a_pool_switches_at_most_five_times_in_any_hour(name: str, history: list[Qos]) -> None:
     loop = steering_loop.SteeringLoop(

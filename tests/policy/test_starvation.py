@@ -90,7 +90,7 @@ ARRIVALS = st.lists(
 def test_no_call_passes_a_call_that_came_long_before_it(name: str) -> None:
     bound = no_pass_after(name)
 
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=80)
     @given(ARRIVALS)
     def holds(arrivals) -> None:
         engine = engine_of(name)
@@ -147,7 +147,7 @@ def test_within_a_level_of_priority_the_order_is_the_order_of_arrival() -> None:
 
 @covers("two-lane")
 @given(st.floats(0.05, 0.95), st.lists(st.booleans(), min_size=20, max_size=120))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_slow_lane_gets_its_share_of_any_consecutive_starts(share: float, longs: list[bool]) -> None:
     engine = engine_of("two-lane", fast_share=share)
     queue = engine.queue
@@ -207,7 +207,7 @@ def test_mlfq_boosts_a_call_after_its_waiting_time() -> None:
 
 @covers("mlfq")
 @given(st.lists(st.tuples(st.integers(1, 60_000), st.floats(0, 5)), min_size=2, max_size=30))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_an_overdue_call_of_mlfq_starts_before_each_call_that_came_later_and_is_not_overdue(
     arrivals: list[tuple[int, float]],
 ) -> None:

@@ -258,7 +258,6 @@ HISTORIES = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(HISTORIES)
 def test_over_any_history_no_two_chosen_switches_are_closer_than_the_dwell(
     history: list[tuple[float, proposal.Proposal | None, Qos]],
@@ -274,7 +273,6 @@ def test_over_any_history_no_two_chosen_switches_are_closer_than_the_dwell(
         assert current.active == verdict.policy
 
 
-@settings(deadline=None)
 @given(HISTORIES)
 def test_over_any_history_there_is_a_way_back_to_fcfs(
     history: list[tuple[float, proposal.Proposal | None, Qos]],
@@ -332,7 +330,7 @@ def test_alternating_symptoms_cause_fewer_and_fewer_switches() -> None:
         max_size=400,
     )
 )
-@settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=60, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_in_any_hour_there_are_fewer_than_six_switches_and_a_bypass_is_never_held_back(
     symptoms: list[tuple[str, float, float]],
 ) -> None:

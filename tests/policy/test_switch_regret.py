@@ -77,7 +77,7 @@ def test_few_calls_are_no_evidence() -> None:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     before=st.builds(
         qos_windows.window,
@@ -97,7 +97,7 @@ def test_a_pool_that_delivers_exactly_what_it_delivered_before_never_regrets_a_s
     assert regret(same, same, age_s) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     arrived=st.integers(0, 300),
     finished=st.integers(0, 300),

@@ -216,7 +216,7 @@ class QueueAgainstList(RuleBasedStateMachine):
             del left[seen.call.id]
 
 
-QueueAgainstList.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+QueueAgainstList.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestQueueAgainstList = QueueAgainstList.TestCase
 
 
