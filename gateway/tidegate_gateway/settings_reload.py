@@ -33,6 +33,8 @@ class SettingsReload:
         self._gateway = gateway
         self._environment = environment
         self._raw: bytes | None = None
+        self._read: gateway_settings.Settings | None = None
+        """What the file had when it was last read. The gateway's own may differ: open files bound its connections."""
 
     async def run(self) -> None:
         """Reads the file again and again, until cancelled."""
@@ -46,13 +48,13 @@ class SettingsReload:
         if raw == self._raw:
             return
         loaded = await asyncio.to_thread(gateway_settings.load, self._path, self._environment)
-        self._raw = raw
-        before = self._gateway.settings
+        before, earlier = self._gateway.settings, self._read or loaded
+        self._raw, self._read = raw, loaded
         changes = {name: getattr(loaded, name) for name in RELOADED if getattr(loaded, name) != getattr(before, name)}
         others = [
             item.name
-            for item in dataclasses.fields(before)
-            if item.name not in RELOADED and getattr(loaded, item.name) != getattr(before, item.name)
+            for item in dataclasses.fields(loaded)
+            if item.name not in RELOADED and getattr(loaded, item.name) != getattr(earlier, item.name)
         ]
         if others:
             logger.warning("the settings file has changed; %s take effect at the next start", ", ".join(others))

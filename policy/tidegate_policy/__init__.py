@@ -5,3 +5,12 @@ the operator and the simulator bring the clock, the sockets and the side effects
 `cost` (seconds), `budget` (deadlines), `orders` and `waiting` (who is next), `choose` (which engine), `dispatcher`
 (the gateway's state machine), `qos` and `steer` (which order should be active).
 """
+
+import pathlib
+
+try:
+    import tidegate_compiled
+except ImportError:  # `make compiled` was not run: Python runs the sources
+    pass
+else:
+    tidegate_compiled.use(pathlib.Path(__file__).parent)

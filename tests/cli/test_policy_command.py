@@ -72,6 +72,7 @@ async def test_watch_prints_each_further_switch_until_ctrl_c(gateway: Addresses)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tidegate_cli.main", "policy", "get", "--watch", "--admin", gateway.admin),
         stdout=asyncio.subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job of a shell ignores it
     )
     assert process.stdout is not None
     assert (await process.stdout.readline()).startswith(b"urgency  (")

@@ -52,3 +52,15 @@ async def test_a_file_that_cannot_be_used_changes_nothing(up, engine, tmp_path):
         with pytest.raises(settings_decoder.BadSettings, match=r"classes\[new\].weight"):
             await reload.reload()
         assert (await client.ask(headers={"x-tidegate-class": "old"}))[0] == 200
+
+
+async def test_settings_that_need_a_restart_are_named_when_the_file_changes_them(up, engine, tmp_path, caplog):
+    path = tmp_path / "gateway.yaml"
+    async with up(engine, limits={"connections": 10}) as client:  # as if the open files of the process had bounded them
+        reload = settings_reload.SettingsReload(path, client.gateway, environment={})
+        write(path, limits={"connections": 10_000})
+        await reload.reload()
+        assert not caplog.messages
+        write(path, limits={"connections": 20_000})
+        await reload.reload()
+        assert caplog.messages == ["the settings file has changed; limits take effect at the next start"]

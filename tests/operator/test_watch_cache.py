@@ -101,7 +101,7 @@ async def test_an_idle_pool_causes_no_request_but_those_for_the_lease(plane, kub
     policy = {"interval": "1s", "dwell": "1s", "rollback": {"window": "2s"}}
     kubectl("apply", "-f", "-", body=operator_doubles.pool(policy=policy))
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
-    kubectl("wait", "spool/chat", "--for=condition=PolicyStable", "--timeout=30s")  # the last write of the status
+    kubectl("wait", "spool/chat", "--for=condition=PolicyStable", "--timeout=120s")  # the last write of the status
 
     def requests():
         records = [json.loads(line) for line in plane.audit_log.read_text().splitlines()]

@@ -4,6 +4,7 @@ import collections
 import random
 import tracemalloc
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -34,14 +35,15 @@ def call(name: str, *, due_at_s: float | None = None, deadline_at_s: float | Non
     )
 
 
-class Gate(Dispatcher):
-    """A dispatcher with the table of its engines, and events of engines as the gateway core passes them on."""
+class Gate:
+    """A dispatcher with the table of its engines, and events of engines as the gateway core passes them on. It is no
+    subclass, because a compiled dispatcher has none."""
 
     def __init__(
         self, policy: str = "fcfs", *, max_inflight: int | None = None, engines: int = 2, **limits: float
     ) -> None:
         self.table = EngineTable(max_inflight, OutlierSettings())
-        super().__init__(
+        self._dispatcher = Dispatcher(
             self.table,
             policy=policies.create(policy),
             settings=DispatchSettings(),
@@ -51,6 +53,9 @@ class Gate(Dispatcher):
         )
         for index in range(engines):
             self.on_engine(0.0, EngineFacts(id=EngineId(f"e{index}"), cost=(FAST, SLOW)[index % 2]))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dispatcher, name)
 
     def on_engine(self, now: float, facts: EngineFacts) -> list[Action]:
         self.table.update(facts, lambda: self.own_backlog(facts.id))
