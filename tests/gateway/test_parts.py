@@ -149,5 +149,5 @@ def test_settings_come_from_yaml_and_the_environment(tmp_path: pathlib.Path) -> 
 def test_every_setting_has_a_default_but_names_and_addresses() -> None:
     assert gateway_settings.from_mapping({}) == gateway_settings.Settings()
     assert gateway_settings.Settings().listen.host == gateway_settings.Settings().listen.admin_host == "127.0.0.1"
-    assert gateway_settings.Settings().dispatch.beta == 300.0, "what docs/benchmarks.md measures"
+    assert gateway_settings.Settings().dispatch.beta == 300.0, "what docs/benchmarks-dispatch.md measures"
     assert dataclasses.is_dataclass(gateway_settings.Settings)
