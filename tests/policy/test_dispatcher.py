@@ -124,6 +124,16 @@ def test_a_call_that_every_engine_refused_is_shed() -> None:
     assert gate.owes("e0") == NO_BACKLOG
 
 
+def test_a_call_that_waits_for_its_last_untried_engine_is_shed_when_the_engine_leaves() -> None:
+    gate = dispatcher(max_inflight=1)
+    gate.on_arrival(0.0, call("a"))
+    (other,) = gate.on_arrival(0.0, call("b"))
+    assert isinstance(other, Send)
+    assert gate.on_attempt_failed(0.1, CallId("a"), Failure.GONE) == []
+    assert shed(gate.on_engine_gone(0.2, other.decision.engine)) == [DropReason.NO_ENGINES]
+    assert (gate.waiting, gate.next_expiry_at_s()) == (0, None)
+
+
 def test_without_engines_a_call_is_shed_at_once() -> None:
     assert shed(dispatcher(engines=0).on_arrival(0.0, call("a"))) == [DropReason.NO_ENGINES]
 

@@ -230,11 +230,17 @@ class Dispatcher:
         return self.pump(now)
 
     def on_engine_gone(self, now: float, engine: EngineId) -> list[Action]:
-        """The engine left the pool. The calls that are out there end by their own events."""
+        """The engine left the pool. The calls that are out there end by their own events. Calls that have failed on every
+        engine that is left are shed."""
         self._engines.remove(engine)
         self.prefixes.on_cleared(engine)
         self._rule.on_engine_gone(now, engine)
-        return self.pump(now)
+        shed: list[Action] = []
+        for waiting in [each for each in self._waiting.values() if each.avoid and not self._may_serve(now, each)]:
+            self._take_out(now, waiting.call.id)
+            self._waits_no_more(waiting.call)
+            shed.append(self._shed(waiting.call, DropReason.NO_ENGINES))
+        return [*shed, *self.pump(now)]
 
     def on_cache_lost(self, engine: EngineId) -> None:
         """The engine restarted, so its KV cache is empty."""
