@@ -28,6 +28,8 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
         self.token: str | None = None
         """Calls must carry it; None = every call is taken."""
         self.rejects = False
+        self.unknown: set[str] = set()
+        """Policies that this engine does not know, as one of another version."""
         self.babbles = False
         """New calls are answered with bytes that cannot be parsed."""
         self.periods: list[float] = []
@@ -52,6 +54,8 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
         await self._check_token(context)
         if self.rejects:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+        if request.policy in self.unknown:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"unknown policy {request.policy!r}")
         try:
             policy = policies.create(request.policy, request.parameters)
         except ValueError as error:

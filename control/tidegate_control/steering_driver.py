@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 
-from tidegate_control import control_client
+from tidegate_control import control_connections
 from tidegate_policy import policies
 from tidegate_policy.steer import guards, llm_choice, steering_loop
 
@@ -34,7 +34,7 @@ class SteeringDriver:
         self._loop = steering_loop.SteeringLoop(state, settings, now=now)
         self._outliers: Set[str] = frozenset()
         """The engines whose last report could not be believed."""
-        self.engines = control_client.EngineConnections(report_period_s=settings.report_period_s, token=token)
+        self.engines = control_connections.EngineConnections(report_period_s=settings.report_period_s, token=token)
         self.ask: Ask | None = None
         """How the model of the selector `llm` is asked; None while the pool has another selector."""
         self._asking: asyncio.Task[None] | None = None
@@ -61,7 +61,9 @@ class SteeringDriver:
     def observe(self, now: float, override: steering_loop.Override | None) -> steering_loop.Outcome:
         """Takes the reports that have come and decides. `now` is in seconds of the wall clock."""
         reports = self.engines.take_reports()
-        outcome = self._loop.observe(now, reports, silent=self.engines.silent(), override=override)
+        before = self._loop.state.before
+        unfit = self.engines.unfit(before) if before is not None else {}
+        outcome = self._loop.observe(now, reports, silent=self.engines.silent(), override=override, unfit=unfit)
         for engine in outcome.outliers.keys() - self._outliers:
             logger.warning("engine %s counts less than it claims: %s", engine, outcome.outliers[engine])
         self._outliers = outcome.outliers.keys()
@@ -77,6 +79,10 @@ class SteeringDriver:
         if answer.trouble:
             logger.warning("the rules choose the policy, because %s", answer.trouble)
         self._loop.answered(answer)
+
+    def not_following(self) -> dict[str, str]:
+        """Why each engine may serve by another policy than the one that was put in force last, by address."""
+        return self.engines.not_following()
 
     def active_override(self, now: float) -> steering_loop.Override | None:
         """The override in force unless its time is over: the best guess while its source cannot be asked."""

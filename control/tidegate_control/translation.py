@@ -35,8 +35,8 @@ def to_report(report: WatchReport) -> control_pb2.QosReport:
                 weight=tenant.weight,
                 served_tokens=tenant.served_tokens,
                 waiting=tenant.waiting,
-                with_target=tenant.targets.with_target,
-                missed=tenant.targets.missed,
+                with_target=tenant.with_target,
+                missed=tenant.missed,
             )
             for name, tenant in window.tenants.items()
         ],
@@ -73,7 +73,8 @@ def from_report(report: control_pb2.QosReport) -> WatchReport | None:
                 weight=item.weight,
                 served_tokens=item.served_tokens,
                 waiting=item.waiting,
-                targets=qos.Targets(with_target=item.with_target, missed=item.missed),
+                with_target=item.with_target,
+                missed=item.missed,
             )
             for item in report.tenants
         },

@@ -55,6 +55,8 @@ class GatewayAdmin:
         self._url = url
         self._clock = clock
         self._seen: _Seen | None = None
+        self._policies: dict[str, str] = {}
+        """The policy of each gateway, as the last `targets` found it."""
 
     @property
     def has_answered(self) -> bool:
@@ -97,6 +99,7 @@ class GatewayAdmin:
     async def targets(self, addresses: Collection[str]) -> dict[str, dict[str, error_budget.Counts]]:
         """By gateway and class: the calls with a target since the gateway started. `addresses` are host:port of the admin
         ports of single gateways; those that do not answer are absent."""
+        self._policies = {}
         found = await asyncio.gather(*map(self._targets_of, addresses))
         return {address: counts for address, counts in zip(addresses, found, strict=True) if counts is not None}
 
@@ -105,13 +108,19 @@ class GatewayAdmin:
             url = f"http://{address}/admin/state"
             async with self._session.get(url, headers=self._headers, timeout=TIMEOUT) as answer:
                 answer.raise_for_status()
-                targets = (await answer.json())["targets"]
+                state = await answer.json()
+            self._policies[address] = str(state["policy"]["name"])
             return {
-                name: error_budget.Counts(int(seen["met"]), int(seen["with_target"])) for name, seen in targets.items()
+                name: error_budget.Counts(int(seen["met"]), int(seen["with_target"]))
+                for name, seen in state["targets"].items()
             }
         except UNUSABLE as error:
             log.debug("%s does not report its targets: %r", address, error)
             return None
+
+    def others(self, policies: Collection[str]) -> dict[str, str]:
+        """The gateways that had another policy than `policies` at the last `targets`, by address."""
+        return {address: policy for address, policy in self._policies.items() if policy not in policies}
 
     async def follow(self, policy: str, reason: str) -> None:
         """Sets `policy` for the gateways' own queues, unless it is in force or a person has set another.

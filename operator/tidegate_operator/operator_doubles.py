@@ -103,12 +103,16 @@ class FakeAdmin:
         self.manual: steering_loop.Override | None = None
         self.received: list[str] = []
         self.counted: dict[str, error_budget.Counts] = {}
+        self.others_have: dict[str, str] = {}
 
     async def override(self) -> steering_loop.Override | None:
         return self.manual
 
     async def targets(self, addresses: Collection[str]) -> dict[str, dict[str, error_budget.Counts]]:
         return dict.fromkeys(addresses, self.counted)
+
+    def others(self, policies: Collection[str]) -> dict[str, str]:
+        return {address: policy for address, policy in self.others_have.items() if policy not in policies}
 
     async def follow(self, policy: str, reason: str) -> None:
         if self.received[-1:] != [policy]:

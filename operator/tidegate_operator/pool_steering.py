@@ -36,12 +36,6 @@ TOKEN_S = 30.0
 WAIT_S = 3.0
 """Time until the next attempt for a pool that cannot be steered."""
 
-_REASONS = {
-    guards.Kind.SWITCH: "PolicySwitched",
-    guards.Kind.ROLLBACK: "PolicyRolledBack",
-    guards.Kind.BYPASS: "PolicyBypassed",
-    guards.Kind.OVERRIDE: "PolicyOverridden",
-}
 _FIXED = "spec.policy.name"
 """Reason of a policy that the spec fixes."""
 
@@ -66,6 +60,8 @@ class Admin(Protocol):
     async def override(self) -> steering_loop.Override | None: ...
 
     async def targets(self, addresses: Collection[str]) -> Mapping[str, Mapping[str, error_budget.Counts]]: ...
+
+    def others(self, policies: Collection[str]) -> Mapping[str, str]: ...
 
     async def follow(self, policy: str, reason: str) -> None: ...
 
@@ -157,7 +153,7 @@ class PoolSteering:
         driver.ask = self._ask_of(pool)
         await driver.retarget(node_pool_of)
         by_hand = await admin.override() or (None if admin.has_answered else _restored(driver, now.timestamp()))
-        before = driver.active_policy
+        before, behind = driver.active_policy, driver.not_following()
         outcome = driver.observe(now.timestamp(), by_hand or _fixed(pool))
         if outcome.window is not None or outcome.verdict.kind is not guards.Kind.KEEP:
             self._metrics.decided(key, before, outcome.verdict)
@@ -165,8 +161,10 @@ class PoolSteering:
             gateways = gateway_addresses(pods)
             steered.budgets.add(now.timestamp(), await admin.targets(gateways), gateways=gateways)
         status = body.get("status", {})
-        trouble = steering_status.rejection(driver.engines.rejections(), steered.secret) or steering_status.silence(
-            driver.engines.silent(), node_pool_of
+        trouble = (
+            steering_status.rejection(driver.engines.rejections(), steered.secret)
+            or steering_status.silence(driver.engines.silent(), node_pool_of)
+            or steering_status.disobedience(before, behind, admin.others({before, outcome.state.active}))
         )
         ours = steering_status.of_steering(
             status,
@@ -235,7 +233,7 @@ class PoolSteering:
         return {address: node_pool for address, node_pool in located if address is not None}
 
     async def _persist(self, body: Json, pool: spec.Pool, ours: Json, outcome: steering_loop.Outcome) -> None:
-        if event := _event(pool, outcome):
+        if event := steering_status.event(pool, outcome):
             log.info("%s/%s: %s: %s", pool.namespace, pool.name, event.reason, event.message)
             await self._api.record(event)
         if pool_status.changed(body.get("status", {}), ours, owns=steering_status.MEASURED):
@@ -268,21 +266,6 @@ def settings_of(item: spec.Steering) -> steering_loop.Settings:
         interval_s=item.interval_s,
         selector=selectors.SELECTORS[item.selector](),
         guards=guards.GuardSettings(dwell_s=item.dwell_s, window_s=item.rollback_window_s, rho=item.rollback_rho),
-    )
-
-
-def _event(pool: spec.Pool, outcome: steering_loop.Outcome) -> pool_status.Event | None:
-    kind, verdict = outcome.verdict.kind, outcome.verdict
-    if kind is guards.Kind.KEEP:
-        return None
-    return pool_status.Event(
-        namespace=pool.namespace,
-        pool=pool.name,
-        uid=pool.uid,
-        reason=_REASONS[kind],
-        message=f"Engines now serve by {verdict.policy}: {verdict.reason}",
-        at=reconcile.timestamp(datetime.datetime.fromtimestamp(outcome.state.since_at_s, datetime.UTC)),
-        warning=kind in (guards.Kind.ROLLBACK, guards.Kind.BYPASS),
     )
 
 

@@ -1,4 +1,5 @@
-"""The part of a pool's status that steering writes: the active policy, its memory, attainment, and PolicyStable. Pure."""
+"""The part of a pool's status that steering writes: the active policy, its memory, attainment, and PolicyStable; and the
+events of its switches. Pure."""
 
 import datetime
 from collections.abc import Collection, Mapping
@@ -12,6 +13,15 @@ from tidegate_policy.steer import guards, steer_memory, steering_loop
 
 MEASURED = ("sloAttainment", "alpha", "errorBudgetLeft")
 """Fields of the status, its node pools and its classes that are absent while there is no measurement."""
+
+_REASONS = {
+    guards.Kind.SWITCH: "PolicySwitched",
+    guards.Kind.ROLLBACK: "PolicyRolledBack",
+    guards.Kind.BYPASS: "PolicyBypassed",
+    guards.Kind.OVERRIDE: "PolicyOverridden",
+}
+SHOWN_PARTS = 5
+"""Engines and gateways that a condition names."""
 
 
 def of_steering(
@@ -120,6 +130,20 @@ def silence(silent: Collection[str], node_pool_of: Mapping[str, str]) -> pool_st
     return pool_status.Condition(type="PolicyStable", status=False, reason="EnginesSilent", message=message)
 
 
+def disobedience(policy: str, engines: Mapping[str, str], gateways: Mapping[str, str]) -> pool_status.Condition | None:
+    """The condition of a pool of which some parts may not serve by `policy`: engines with the reason, and gateways with the
+    policy that they have."""
+    parts = [
+        *(f"engine {address}: {engines[address]}" for address in sorted(engines)),
+        *(f"gateway {address} has {gateways[address]}" for address in sorted(gateways)),
+    ]
+    if not parts:
+        return None
+    more = f"; and {len(parts) - SHOWN_PARTS} more" if len(parts) > SHOWN_PARTS else ""
+    message = f"Not all parts serve by {policy}: {'; '.join(parts[:SHOWN_PARTS])}{more}."
+    return pool_status.Condition(type="PolicyStable", status=False, reason="NotFollowed", message=message)
+
+
 def _stability(state: guards.SteerState, settings: guards.GuardSettings, now: float) -> pool_status.Condition:
     age_s, shown = now - state.since_at_s, f"{state.active}: {state.reason}"
     if state.kind is guards.Kind.BYPASS:
@@ -127,3 +151,19 @@ def _stability(state: guards.SteerState, settings: guards.GuardSettings, now: fl
     if age_s < guards.minimum_dwell_s(state, settings) and state.kind is not guards.Kind.OVERRIDE:
         return pool_status.Condition(type="PolicyStable", status=False, reason="Switched", message=shown)
     return pool_status.Condition(type="PolicyStable", status=True, reason="Settled", message=shown)
+
+
+def event(pool: spec.Pool, outcome: steering_loop.Outcome) -> pool_status.Event | None:
+    """The event of a switch; None when the policy stays."""
+    kind, verdict = outcome.verdict.kind, outcome.verdict
+    if kind is guards.Kind.KEEP:
+        return None
+    return pool_status.Event(
+        namespace=pool.namespace,
+        pool=pool.name,
+        uid=pool.uid,
+        reason=_REASONS[kind],
+        message=f"Engines now serve by {verdict.policy}: {verdict.reason}",
+        at=reconcile.timestamp(datetime.datetime.fromtimestamp(outcome.state.since_at_s, datetime.UTC)),
+        warning=kind in (guards.Kind.ROLLBACK, guards.Kind.BYPASS),
+    )

@@ -9,14 +9,17 @@ import bisect
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tidegate_policy import immutable
 
 BOUNDS_S: tuple[float, ...] = tuple(0.001 * 2 ** (index / 2) for index in range(48))
 """Upper bounds of the buckets in seconds, from 1 ms to three hours; a last bucket takes the rest."""
 _MIDDLES_S = tuple(bound / 2**0.25 for bound in (*BOUNDS_S, BOUNDS_S[-1] * 2))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class Histogram:
     """Counts of durations in buckets spaced by the square root of two."""
 
@@ -71,7 +74,7 @@ class Tally:
         return Histogram(counts=tuple(self.counts))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class Targets:
     """Finished calls that had a target."""
 
@@ -87,17 +90,23 @@ class Targets:
         return self.missed / self.with_target if self.with_target else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantService:
-    """The service that one tenant received."""
+class TenantService(NamedTuple):
+    """The service that one tenant received. A tuple of numbers, because the reports of a large pool have tens of thousands
+    of them, and the garbage collector does not follow such tuples."""
 
     weight: float = 1.0
     served_tokens: int = 0
     waiting: int = 0
-    targets: Targets = field(default_factory=Targets)
+    with_target: int = 0
+    missed: int = 0
+    """Calls that finished with a target, and those of them that missed it."""
+
+    @property
+    def targets(self) -> Targets:
+        return Targets(with_target=self.with_target, missed=self.missed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class Qos:
     """One engine's window, or the sum of several."""
 
@@ -142,41 +151,31 @@ class Qos:
 NOTHING = Qos(engines=0, window_s=0.0)
 
 
-def across(reports: Iterable[Qos]) -> Qos:
-    """Several engines over the same window: counts and levels add up, the window stays."""
+def across(reports: Iterable[Qos], *, tenants: bool = True) -> Qos:
+    """Several engines over the same window: counts and levels add up, the window stays. Without `tenants` the sum has none:
+    they are most of the work."""
     every = tuple(reports)
     if len(every) == 1:
         return every[0]
-    return replace(
-        _counted(every),
-        engines=sum(report.engines for report in every),
-        silent=sum(report.silent for report in every),
-        window_s=max((report.window_s for report in every), default=0.0),
-        waiting=sum(report.waiting for report in every),
-        tenants=_tenants(every, levels_of=every),
-    )
+    window_s = max((report.window_s for report in every), default=0.0)
+    return _summed(every, levels_of=every, window_s=window_s, tenants=tenants)
 
 
-def over_time(reports: Iterable[Qos]) -> Qos:
-    """The same engines over consecutive windows, oldest first: windows and counts add up, levels are the newest."""
+def over_time(reports: Iterable[Qos], *, tenants: bool = True) -> Qos:
+    """The same engines over consecutive windows, oldest first: windows and counts add up, levels are the newest.
+    `tenants` as for `across`."""
     every = tuple(reports)
     if not every:
         return NOTHING
-    newest = every[-1]
     if len(every) == 1:
-        return newest
-    return replace(
-        _counted(every),
-        engines=newest.engines,
-        silent=newest.silent,
-        window_s=sum(report.window_s for report in every),
-        waiting=newest.waiting,
-        tenants=_tenants(every, levels_of=(newest,)),
-    )
+        return every[0]
+    window_s = sum([report.window_s for report in every])
+    return _summed(every, levels_of=every[-1:], window_s=window_s, tenants=tenants)
 
 
-def _counted(every: Sequence[Qos]) -> Qos:
-    """The sums of everything that counts events. One pass over each field, because a large pool has hundreds of reports."""
+def _summed(every: Sequence[Qos], *, levels_of: Sequence[Qos], window_s: float, tenants: bool) -> Qos:
+    """The counts of `every`, and the engines and the calls that wait of `levels_of`. One pass over each field, because a
+    large pool has hundreds of reports."""
     classes: dict[str, list[int]] = {}
     for report in every:
         for name, targets in report.classes.items():
@@ -184,15 +183,22 @@ def _counted(every: Sequence[Qos]) -> Qos:
             found[0] += targets.with_target
             found[1] += targets.missed
     return Qos(
-        arrived=sum(report.arrived for report in every),
-        finished=sum(report.finished for report in every),
-        preemptions=sum(report.preemptions for report in every),
+        engines=sum([report.engines for report in levels_of]),
+        silent=sum([report.silent for report in levels_of]),
+        window_s=window_s,
+        arrived=sum([report.arrived for report in every]),
+        finished=sum([report.finished for report in every]),
+        waiting=sum([report.waiting for report in levels_of]),
+        preemptions=sum([report.preemptions for report in every]),
         ttft=_histogram([report.ttft for report in every]),
         tpot=_histogram([report.tpot for report in every]),
         service=_histogram([report.service for report in every]),
-        with_target=sum(report.with_target for report in every),
-        missed=sum(report.missed for report in every),
-        blocked=sum(report.blocked for report in every),
+        with_target=sum([report.with_target for report in every]),
+        missed=sum([report.missed for report in every]),
+        blocked=sum([report.blocked for report in every]),
+        tenants=tenants_of([report.tenants for report in every], [report.tenants for report in levels_of])
+        if tenants
+        else {},
         classes={name: Targets(with_target=wanted, missed=missed) for name, (wanted, missed) in classes.items()},
     )
 
@@ -201,33 +207,28 @@ def _histogram(parts: Sequence[Histogram]) -> Histogram:
     return Histogram(counts=tuple(map(sum, itertools.zip_longest(*(part.counts for part in parts), fillvalue=0))))
 
 
-NO_SERVICE = (-math.inf, 0, 0, 0)
-"""Weight, served tokens, calls with a target, missed targets."""
-
-
-def _tenants(every: Sequence[Qos], *, levels_of: Sequence[Qos]) -> dict[str, TenantService]:
-    """The sums for each tenant; the calls that wait are those of `levels_of`."""
+def tenants_of(
+    every: Iterable[Mapping[str, TenantService]], levels_of: Iterable[Mapping[str, TenantService]]
+) -> dict[str, TenantService]:
+    """The sums for each tenant; the calls that wait are those of `levels_of`, and the weight is the greatest."""
     waiting: dict[str, int] = {}
-    for report in levels_of:
-        for name, tenant in report.tenants.items():
+    for tenants in levels_of:
+        for name, tenant in tenants.items():
             waiting[name] = waiting.get(name, 0) + tenant.waiting
-    sums: dict[str, tuple[float, int, int, int]] = {}
-    for report in every:
-        for name, tenant in report.tenants.items():
-            targets = tenant.targets
-            weight, served, wanted, missed = sums.get(name, NO_SERVICE)
-            sums[name] = (
-                weight if weight >= tenant.weight else tenant.weight,
-                served + tenant.served_tokens,
-                wanted + targets.with_target,
-                missed + targets.missed,
-            )
+    sums: dict[str, list[Any]] = {}
+    """Weight, served tokens, calls with a target, missed targets."""
+    for tenants in every:
+        for name, (weight, served, _, wanted, missed) in tenants.items():
+            found = sums.get(name)
+            if found is None:
+                sums[name] = [weight, served, wanted, missed]
+                continue
+            if weight > found[0]:
+                found[0] = weight
+            found[1] += served
+            found[2] += wanted
+            found[3] += missed
     return {
-        name: TenantService(
-            weight=weight,
-            served_tokens=served,
-            waiting=waiting.get(name, 0),
-            targets=Targets(with_target=wanted, missed=missed),
-        )
+        name: TenantService(weight, served, waiting.get(name, 0), wanted, missed)
         for name, (weight, served, wanted, missed) in sums.items()
     }

@@ -110,7 +110,8 @@ class Recorder:
                 weight=window.weights.get(name, 1.0),
                 served_tokens=window.served[name],
                 waiting=queued[name],
-                targets=window.tenant_targets.get(name, NO_TARGETS),
+                with_target=window.tenant_targets.get(name, NO_TARGETS).with_target,
+                missed=window.tenant_targets.get(name, NO_TARGETS).missed,
             )
             for name in sorted({*window.served, *queued, *window.tenant_targets})
         }

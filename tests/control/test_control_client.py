@@ -7,7 +7,14 @@ from collections.abc import AsyncIterator, Mapping
 import grpc
 import pytest
 
-from tidegate_control import control_client, control_contract, control_double, control_server, translation
+from tidegate_control import (
+    control_client,
+    control_connections,
+    control_contract,
+    control_double,
+    control_server,
+    translation,
+)
 from tidegate_policy import policies, qos
 from tidegate_policy.engine import engine_status
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
@@ -137,7 +144,7 @@ async def test_an_engine_lists_as_many_waiting_calls_as_its_caller_wants_and_100
 async def test_connections_put_a_policy_with_parameters_in_force_once_and_repair_a_difference() -> None:
     engine, address = SmallEngine(), "unix:@tidegate-connections-test"
     stop = control_server.serve(engine, address=address, engine_version="1")
-    connections = control_client.EngineConnections(report_period_s=0.1)
+    connections = control_connections.EngineConnections(report_period_s=0.1)
 
     async def put() -> dict[str, str]:
         connections.take_reports()
@@ -204,11 +211,7 @@ def test_a_report_survives_both_directions_of_the_translation() -> None:
         ttft=qos.Histogram(counts=(0, 2)),
         with_target=2,
         missed=1,
-        tenants={
-            "search": qos.TenantService(
-                weight=2.0, served_tokens=10, waiting=1, targets=qos.Targets(with_target=2, missed=1)
-            )
-        },
+        tenants={"search": qos.TenantService(weight=2.0, served_tokens=10, waiting=1, with_target=2, missed=1)},
         classes={"batch": qos.Targets(with_target=2, missed=1), "": qos.Targets()},
     )
     report = engine_status.WatchReport(

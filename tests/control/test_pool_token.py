@@ -8,7 +8,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tidegate_control import control_client, control_contract, control_double, control_server, pool_token
+from tidegate_control import (
+    control_client,
+    control_connections,
+    control_contract,
+    control_double,
+    control_server,
+    pool_token,
+)
 
 TOKEN = "a-token-of-the-pool"
 ADDRESS = "unix:@tidegate-pool-token-test"
@@ -85,8 +92,8 @@ async def test_connections_name_the_engines_that_reject_the_token_and_the_answer
     engine = control_double.FakeEngine()
     engine.token, engine.report = TOKEN, control_double.calm()
     await engine.start()
-    wrong = control_client.EngineConnections(report_period_s=0.1, token="another-token-than-that")
-    right = control_client.EngineConnections(report_period_s=0.1, token=TOKEN)
+    wrong = control_connections.EngineConnections(report_period_s=0.1, token="another-token-than-that")
+    right = control_connections.EngineConnections(report_period_s=0.1, token=TOKEN)
     try:
         for connections in (wrong, right):
             await connections.retarget([engine.address])

@@ -9,7 +9,7 @@ import math
 
 import pytest
 
-from tidegate_control import control_client, control_double, steering_driver
+from tidegate_control import control_connections, control_double, steering_driver
 from tidegate_policy.steer import guards, llm_choice, steering_loop
 from tidegate_proto.v1 import control_pb2
 
@@ -152,6 +152,7 @@ async def test_an_engine_with_an_open_stream_without_reports_is_silent():
         for engine in engines[1:]:
             engine.mute = True
         await until(lambda: loop.engines.silent() == {engine.address for engine in engines[1:]})
+        assert loop.not_following() == dict.fromkeys(loop.engines.silent(), "it does not report")
         outcome = loop.observe(START_S + 2, None)
         assert (outcome.verdict.kind, outcome.verdict.reason) == (
             guards.Kind.BYPASS,
@@ -166,10 +167,10 @@ def test_the_report_period_is_within_the_range_that_engines_accept(interval_s, p
 
 
 async def test_a_rejected_stream_is_logged_once_as_a_warning(caplog):
-    caplog.set_level(logging.DEBUG, logger="tidegate_control.control_client")
+    caplog.set_level(logging.DEBUG, logger="tidegate_control.control_connections")
     engine = control_double.FakeEngine()
     await engine.start()
-    engines = control_client.EngineConnections(report_period_s=75.0)
+    engines = control_connections.EngineConnections(report_period_s=75.0)
     try:
         await engines.retarget([engine.address])
         await until(lambda: len(caplog.records) >= 2)
@@ -244,6 +245,49 @@ async def test_a_policy_that_only_the_gateways_know_is_tried_on_the_engines():
         assert "INVALID_ARGUMENT: unknown policy 'of-tomorrow'" in failed[engines[0].address]
 
 
+async def test_a_proposal_that_one_engine_does_not_know_is_taken_back_everywhere_and_not_repeated():
+    async with steered(3) as (loop, engines):
+        engines[1].unknown = {"two-lane"}
+        await decide(loop, engines, START_S + 1)
+        _, failed = await decide(loop, engines, START_S + 100, control_double.blocked())
+        assert [engine.policy for engine in engines] == ["two-lane", "urgency", "two-lane"]
+        assert failed == {engines[1].address: "INVALID_ARGUMENT: unknown policy 'two-lane'"}
+        assert loop.not_following() == failed
+        outcome, failed = await decide(loop, engines, START_S + 101)
+        assert (outcome.verdict.kind, outcome.verdict.policy) == (guards.Kind.ROLLBACK, "urgency")
+        assert outcome.verdict.reason == (
+            f"rollback: two-lane is not known everywhere: {engines[1].address} answers "
+            "INVALID_ARGUMENT: unknown policy 'two-lane'"
+        )
+        assert [engine.policy for engine in engines] == ["urgency"] * 3
+        assert (failed, loop.not_following()) == ({}, {})
+        outcome, _ = await decide(loop, engines, START_S + 200, control_double.blocked())
+        assert outcome.verdict.kind is guards.Kind.KEEP
+
+
+async def test_an_engine_that_did_not_follow_the_earlier_policy_either_prevents_no_switch():
+    async with steered(3) as (loop, engines):
+        engines[1].unknown = {"two-lane", "urgency"}
+        await decide(loop, engines, START_S + 1)
+        await decide(loop, engines, START_S + 100, control_double.blocked())
+        outcome, _ = await decide(loop, engines, START_S + 101)
+        assert outcome.verdict.kind is guards.Kind.KEEP
+        assert [engine.policy for engine in engines] == ["two-lane", "fcfs", "two-lane"]
+        assert list(loop.not_following()) == [engines[1].address]
+
+
+async def test_a_policy_that_a_person_set_stays_where_it_is_known():
+    async with steered() as (loop, engines):
+        engines[1].unknown = {"two-lane"}
+        chosen = steering_loop.Override(policy="two-lane", reason="set by hand")
+        await decide(loop, engines, START_S + 1)
+        for second in (2, 3):
+            outcome, _ = await decide(loop, engines, START_S + second, override=chosen)
+        assert outcome.state.active == "two-lane"
+        assert [engine.policy for engine in engines] == ["two-lane", "urgency"]
+        assert list(loop.not_following()) == [engines[1].address]
+
+
 async def test_an_engine_that_rejects_a_policy_is_reported_and_tried_again():
     async with steered() as (loop, engines):
         engines[0].rejects = True
@@ -256,7 +300,7 @@ async def test_an_engine_that_rejects_a_policy_is_reported_and_tried_again():
 
 
 async def test_an_engine_with_unreadable_answers_is_reported_and_does_not_affect_the_others(caplog):
-    caplog.set_level(logging.DEBUG, logger="tidegate_control.control_client")
+    caplog.set_level(logging.DEBUG, logger="tidegate_control.control_connections")
     async with steered() as (loop, engines):
         rubbish, healthy = engines
         await loop.engines.retarget([healthy.address])
@@ -266,7 +310,7 @@ async def test_an_engine_with_unreadable_answers_is_reported_and_does_not_affect
         assert failed == {rubbish.address: "its answer cannot be read"}
         assert [engine.set_to for engine in engines] == [[], ["urgency"]]
         await until(lambda: loop.engines.silent() == {rubbish.address})
-        said = [record for record in caplog.records if record.name == "tidegate_control.control_client"]
+        said = [record for record in caplog.records if record.name == "tidegate_control.control_connections"]
         assert [record.levelname for record in said[:2]] == ["WARNING", "DEBUG"]
         assert said[0].message == f"engine {rubbish.address} does not report: its answer cannot be read"
         rubbish.babbles = False
@@ -295,8 +339,8 @@ async def test_a_report_with_impossible_numbers_is_ignored(absurd):
 
 
 async def test_a_defect_in_a_stream_is_logged_once_with_a_traceback_and_the_stream_opens_again(caplog):
-    caplog.set_level(logging.DEBUG, logger="tidegate_control.control_client")
-    engines = control_client.EngineConnections(report_period_s="soon")
+    caplog.set_level(logging.DEBUG, logger="tidegate_control.control_connections")
+    engines = control_connections.EngineConnections(report_period_s="soon")
     try:
         await engines.retarget(["127.0.0.1:1"])
         await until(lambda: len(caplog.records) >= 2)

@@ -21,6 +21,7 @@ from tidegate_policy.steer import guards, steering_loop
 from tidegate_proto.v1 import control_pb2
 
 START = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+TOKEN = "a-token-of-the-pool"
 QUICK = {"interval": "1s", "dwell": "60s", "rollback": {"window": "20s"}}
 
 
@@ -442,7 +443,17 @@ async def test_a_pool_whose_engines_are_all_silent_does_not_claim_a_policy(clust
         assert "None of the 2 ready engines reports" in stable["message"]
 
 
-TOKEN = "a-token-of-the-pool"
+async def test_the_status_names_the_engines_and_gateways_that_do_not_follow(cluster, kubectl, namespace, rules):
+    async with a_pool_with_engines(cluster, kubectl, namespace, rules) as (engines, make):
+        clock, admin = Clock(), operator_doubles.FakeAdmin()
+        engines["slow"].unknown, admin.others_have = {"urgency"}, {"10.0.0.9:8001": "sjf"}
+        steering = make(clock, admin)
+        for seconds in (0, 1):
+            await observe(steering, namespace, clock, engines, seconds)
+        engine = f"engine {engines['slow'].address}: INVALID_ARGUMENT: unknown policy 'urgency'"
+        message = f"Not all parts serve by urgency: {engine}; gateway 10.0.0.9:8001 has sjf."
+        found = condition(kubectl, "PolicyStable")
+        assert [found[key] for key in ("status", "reason", "message")] == ["False", "NotFollowed", message]
 
 
 async def test_engines_get_the_token_of_the_pool(cluster, kubectl, namespace, rules):

@@ -67,6 +67,14 @@ def test_one_engine_that_serves_an_almost_idle_pool_is_believed() -> None:
     assert not believed.outliers
 
 
+def test_a_tenant_or_class_of_an_engine_has_no_more_targets_than_the_engine() -> None:
+    absurd = qos.Targets(with_target=10**9, missed=10**9)
+    liar = report(tenants={"t": qos.TenantService(with_target=10**9, missed=10**9)}, classes={"c": absurd})
+    assert credible_reports.possible(liar).tenants["t"].targets == qos.Targets(with_target=100, missed=100)
+    assert credible_reports.possible(liar).classes["c"] == qos.Targets(with_target=100, missed=100)
+    assert credible_reports.possible(report()) == report()
+
+
 numbers = st.integers(0, 2**63)
 
 

@@ -73,7 +73,7 @@ def test_the_names_that_clients_choose_do_not_reach_a_learned_selector(name: str
     plain = qos_windows.window(waiting=200, missed=40)
     named = dataclasses.replace(
         plain,
-        tenants={injected: TenantService(waiting=200, targets=Targets(with_target=1, missed=0))},
+        tenants={injected: TenantService(waiting=200, with_target=1, missed=0)},
         classes={injected: Targets(with_target=1, missed=0)},
     )
     for qos in (plain, named):

@@ -71,7 +71,7 @@ def test_a_part_of_the_pool_that_misses_all_its_targets_is_no_overload() -> None
 def test_misses_of_one_class_or_tenant_count_when_the_pool_meets_its_targets() -> None:
     for part in (
         {"classes": {"chat": Targets(with_target=40, missed=10), "batch": Targets(with_target=60)}},
-        {"tenants": {"chat": TenantService(targets=Targets(with_target=40, missed=10))}},
+        {"tenants": {"chat": TenantService(with_target=40, missed=10)}},
     ):
         found = RULES.propose(window(calls=1000, missed=10, window_s=30.0, **part), "fcfs", ALLOW)
         assert found is not None
@@ -236,6 +236,17 @@ def test_a_policy_that_is_not_allowed_is_left_at_once(allow: tuple[str, ...], po
     assert guards.step(2.0, after, window(), None, CAREFUL, allow=allow)[1].kind is guards.Kind.KEEP
 
 
+def test_a_proposal_that_an_engine_does_not_know_is_taken_back_and_banned_and_an_override_is_not() -> None:
+    calm = window(with_target=0)
+    current, _ = guards.step(100.0, state(), calm, EDF, CAREFUL)
+    current, verdict = guards.step(5000.0, current, calm, EDF, CAREFUL, unknown="e1 answers no")
+    assert (verdict.kind, verdict.policy) == (guards.Kind.ROLLBACK, "fcfs")
+    assert verdict.reason == "rollback: edf is not known everywhere: e1 answers no"
+    assert guards.step(5100.0, current, calm, EDF, CAREFUL)[1].kind is guards.Kind.KEEP
+    current, _ = guards.step(1.0, state(), calm, None, CAREFUL, override="edf")
+    assert guards.step(2.0, current, calm, None, CAREFUL, override="edf", unknown="no")[1].kind is guards.Kind.KEEP
+
+
 PROPOSALS = st.none() | st.builds(
     lambda policy, emergency: proposal.Proposal(
         policy="fcfs" if emergency else policy, reason="x", emergency=emergency
@@ -324,6 +335,7 @@ def test_alternating_symptoms_cause_fewer_and_fewer_switches() -> None:
         st.tuples(
             st.sampled_from(["edf", "two-lane", "sjf", "wfq", "", "emergency"]),
             st.sampled_from([0.1, 5.0]),
+            st.sampled_from([None, None, "e1 answers no"]),
             st.floats(1.0, 400.0),
         ),
         min_size=200,
@@ -332,17 +344,16 @@ def test_alternating_symptoms_cause_fewer_and_fewer_switches() -> None:
 )
 @settings(max_examples=60, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_in_any_hour_there_are_fewer_than_six_switches_and_a_bypass_is_never_held_back(
-    symptoms: list[tuple[str, float, float]],
+    symptoms: list[tuple[str, float, str | None, float]],
 ) -> None:
     current, now, switches = state(), 0.0, []
-    for wanted, ttft_s, pause_s in symptoms:
+    for wanted, ttft_s, unknown, pause_s in symptoms:
         now += pause_s
         emergency = wanted == "emergency"
         asked = proposal.Proposal(policy=policies.SAFE if emergency else wanted, reason="x", emergency=emergency)
         qos = window(ttft_s=ttft_s, missed=int(10 * ttft_s))
-        current, verdict = guards.step(
-            now, current, qos, asked if wanted else None, guards.GuardSettings(dwell_s=10, ban_s=10)
-        )
+        careless = guards.GuardSettings(dwell_s=10, ban_s=10)
+        current, verdict = guards.step(now, current, qos, asked if wanted else None, careless, unknown=unknown)
         if verdict.kind is not guards.Kind.KEEP:
             switches.append(now)
         if emergency:

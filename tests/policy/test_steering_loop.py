@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tidegate_policy import policies
-from tidegate_policy.qos import Histogram, Qos
+from tidegate_policy.qos import Histogram, Qos, TenantService
 from tidegate_policy.steer import guards, proposal, selectors, steering_loop
 
 SETTINGS = steering_loop.Settings(
@@ -36,6 +36,35 @@ def test_the_selector_decides_about_the_whole_interval_and_only_then() -> None:
     assert outcome.window is not None
     assert outcome.window["a"].missed == 30
     assert outcome.window["b"].missed == 0
+
+
+def unfair(served: dict[str, int], waiting: dict[str, int]) -> Qos:
+    tenants = {name: TenantService(served_tokens=served[name], waiting=waiting[name]) for name in served}
+    return dataclasses.replace(CALM, waiting=sum(waiting.values()), tenants=tenants)
+
+
+def test_the_selector_sees_the_service_of_the_tenants_on_all_engines_in_the_whole_interval() -> None:
+    settings = dataclasses.replace(SETTINGS, allow=("wfq",))
+    steered = loop(settings, guards.SteerState(active="fcfs", since_at_s=-100.0))
+    waiting = {"ant": 5, "bee": 5}
+    steered.observe(10.0, {"a": [unfair({"ant": 50, "bee": 0}, waiting)] * 2, "b": []}, silent=())
+    steered.observe(20.0, {"a": [], "b": [unfair({"ant": 900, "bee": 100}, waiting)]}, silent=())
+    outcome = steered.observe(30.0, {"a": [], "b": []}, silent=())
+    assert outcome.verdict.reason == "unfairness: the fairness index of the waiting tenants is 0.60"
+    steered = loop(settings, guards.SteerState(active="fcfs", since_at_s=-100.0))
+    steered.observe(10.0, {"a": [unfair({"ant": 1000, "bee": 100}, waiting)]}, silent=())
+    steered.observe(20.0, {"a": [unfair({"ant": 0, "bee": 0}, {"ant": 5, "bee": 0})]}, silent=())
+    assert steered.observe(30.0, {"a": []}, silent=()).verdict.kind is guards.Kind.KEEP
+
+
+def test_the_tenants_of_an_engine_that_claims_too_many_calls_count_less() -> None:
+    honest = unfair({"ant": 100, "bee": 100}, {"ant": 5, "bee": 5})
+    liar = dataclasses.replace(
+        unfair({"ant": 10**9, "bee": 0}, {"ant": 5, "bee": 5}), arrived=10**8, finished=10**8, with_target=10**8
+    )
+    steered = loop(dataclasses.replace(SETTINGS, allow=("wfq",)), guards.SteerState(active="fcfs", since_at_s=-100.0))
+    outcome = steered.observe(30.0, {**{f"e{n}": [honest] * 4 for n in range(9)}, "liar": [liar]}, silent=())
+    assert (outcome.verdict.kind, list(outcome.outliers)) == (guards.Kind.KEEP, ["liar"])
 
 
 def test_an_emergency_does_not_wait_for_the_end_of_the_interval() -> None:

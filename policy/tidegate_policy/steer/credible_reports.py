@@ -6,7 +6,7 @@ an engine that really has most of the calls is still evidence.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from tidegate_policy.qos import Histogram, Qos, Targets, TenantService
 
@@ -28,12 +28,15 @@ class Believed:
 
     reports: Mapping[str, Qos]
     outliers: Mapping[str, str]
+    shares: Mapping[str, float]
+    """By engine: the share of its calls that counts, where it is less than all."""
 
 
 def believed(reports: Mapping[str, Qos]) -> Believed:
     """The reports of one window, each clamped, and none heavier than its bound."""
     outliers = {}
     counted = {}
+    shares = {}
     clamped = {engine: possible(report) for engine, report in reports.items()}
     total = sum(map(_calls, clamped.values()))
     for engine, report in clamped.items():
@@ -46,22 +49,28 @@ def believed(reports: Mapping[str, Qos]) -> Believed:
         if len(clamped) >= LEAST_ENGINES:
             bound = TIMES_OTHERS * (total - calls) / (len(clamped) - 1) + FREE_CALLS
             if calls > bound:
-                counted[engine] = scaled(report, bound / calls)
+                shares[engine] = bound / calls
+                counted[engine] = scaled(report, shares[engine])
             if calls > OUTLIER * bound:
                 outliers[engine] = f"it reports {calls} calls, and the other engines {total - calls} together"
-    return Believed(reports=counted, outliers=outliers)
+    return Believed(reports=counted, outliers=outliers, shares=shares)
 
 
 def possible(report: Qos) -> Qos:
     """The report with each number clamped to what one window can have."""
+    if _is_possible(report):
+        return report
     return replace(
         report,
         window_s=min(max(report.window_s, 0.0), LONGEST_WINDOW_S),
         missed=min(report.missed, report.with_target),
         blocked=min(report.blocked, report.ttft.count),
         preemptions=min(report.preemptions, PREEMPTIONS_A_CALL * _calls(report)),
-        tenants={name: _possible_tenant(tenant) for name, tenant in report.tenants.items()},
-        classes={name: _possible(targets) for name, targets in report.classes.items()},
+        tenants={
+            name: tenant._replace(**asdict(_possible(tenant.targets, report.with_target)))
+            for name, tenant in report.tenants.items()
+        },
+        classes={name: _possible(targets, report.with_target) for name, targets in report.classes.items()},
     )
 
 
@@ -94,7 +103,8 @@ def scaled(report: Qos, factor: float) -> Qos:
                 weight=tenant.weight,
                 served_tokens=less(tenant.served_tokens),
                 waiting=less(tenant.waiting),
-                targets=targets(tenant.targets),
+                with_target=less(tenant.with_target),
+                missed=less(tenant.missed),
             )
             for name, tenant in report.tenants.items()
         },
@@ -107,10 +117,20 @@ def _calls(report: Qos) -> int:
     return max(report.finished, report.ttft.count, report.with_target, report.arrived) + report.waiting
 
 
-def _possible(targets: Targets) -> Targets:
-    return targets if targets.missed <= targets.with_target else replace(targets, missed=targets.with_target)
+def _is_possible(report: Qos) -> bool:
+    """Whether `possible` has nothing to clamp, which it can tell without a copy of the report."""
+    most = report.with_target
+    return (
+        0.0 <= report.window_s <= LONGEST_WINDOW_S
+        and report.missed <= report.with_target
+        and report.blocked <= report.ttft.count
+        and report.preemptions <= PREEMPTIONS_A_CALL * _calls(report)
+        and all(missed <= wanted <= most for _, _, _, wanted, missed in report.tenants.values())
+        and all(each.missed <= each.with_target <= most for each in report.classes.values())
+    )
 
 
-def _possible_tenant(tenant: TenantService) -> TenantService:
-    targets = _possible(tenant.targets)
-    return tenant if targets is tenant.targets else replace(tenant, targets=targets)
+def _possible(targets: Targets, most: int) -> Targets:
+    """The targets of a part of the calls, of which `most` have a target."""
+    with_target = min(targets.with_target, most)
+    return Targets(with_target=with_target, missed=min(targets.missed, with_target))

@@ -4,7 +4,8 @@ State in, verdict out. In order of precedence: a manual override, and its end; a
 rollback when the pool got worse after a switch than its load explains (`switch_regret`); and, once the active policy has
 had its minimum dwell, the selector's proposal. A policy that is not allowed is left at once, unless a person has chosen it.
 A policy that was rolled back is banned, and each further ban of it is twice as long. A policy that comes back soon after it
-was left must stay twice as long as before. So neither a bad policy nor two alternating symptoms can make the pool
+was left must stay twice as long as before. A policy that one engine does not know is taken back too, so that a proposal is
+in force everywhere or nowhere. So neither a bad policy nor two alternating symptoms can make the pool
 oscillate. In any hour the loop switches at most `per_hour` times, whatever the load does: the last of these switches is
 kept for a bypass, and the one before it for a rollback. The safe policy is never banned, so there is always a way back.
 """
@@ -107,14 +108,16 @@ def step(
     settings: GuardSettings,
     *,
     trial: Qos | None = None,
+    unknown: str | None = None,
     override: str | None = None,
     allow: Collection[str] | None = None,
 ) -> tuple[SteerState, Verdict]:
     """One decision. `qos` covers the time since the last one; call it at least once in `window_s`. `trial` covers the
     service since the last switch, without the time in which calls that started before it still ended; None = `qos`.
+    `unknown` is the answer of an engine that does not know the active policy; None = every engine knows it.
     `allow` lists the policies that may be active, besides the safe one, while no person has chosen a policy; None allows
     all."""
-    after, verdict = _decide(now, state, qos, qos if trial is None else trial, proposed, settings, override)
+    after, verdict = _decide(now, state, qos, qos if trial is None else trial, proposed, settings, override, unknown)
     if override is not None or allow is None or after.active in (policies.SAFE, *allow):
         return after, verdict
     return _switch(now, after, Kind.SWITCH, start_policy(allow), f"{after.active} is not allowed", None)
@@ -146,6 +149,7 @@ def _decide(
     proposed: proposal.Proposal | None,
     settings: GuardSettings,
     override: str | None,
+    unknown: str | None,
 ) -> tuple[SteerState, Verdict]:
     if override is not None:
         if override == state.active and state.kind is Kind.OVERRIDE:
@@ -160,6 +164,8 @@ def _decide(
             return state, _keep(state)
         return _switch(now, state, Kind.BYPASS, policies.SAFE, proposed.reason, None)
     regret = _regret(now, state, trial, settings)
+    if unknown is not None and state.baseline is not None:
+        regret = f"rollback: {state.active} is not known everywhere: {unknown}"
     if regret is not None and state.before is not None and len(_of_last_hour(now, state)) < settings.per_hour - 1:
         strikes = state.strikes.get(state.active, 0) + 1
         ban_s = min(settings.ban_s * 2 ** min(strikes - 1, 20), MAX_BAN_S)

@@ -11,6 +11,7 @@ Instants are seconds of the wall clock, because the state outlives the process.
 import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from tidegate_policy import qos
 from tidegate_policy.steer import credible_reports, emergency, guards, llm_choice, proposal, rules, switch_regret
@@ -80,10 +81,14 @@ class SteeringLoop:
         """The settings in force; a caller may replace them between two observations."""
         self.state = state or guards.SteerState(active=guards.start_policy(settings.allow), since_at_s=now)
         self._decided_at_s = now
-        self._observations: list[dict[str, qos.Qos]] = []
-        """What each engine delivered in each observation since the selector's last decision."""
-        self._decided: list[dict[str, qos.Qos]] = []
-        """The observations of the last decision."""
+        self._interval: dict[str, qos.Qos] = {}
+        """What each engine delivered since the selector's last decision."""
+        self._decided = qos.NOTHING
+        """What the pool delivered in the interval of the last decision."""
+        self._tenants: dict[str, qos.TenantService] = {}
+        """The service of the tenants since the selector's last decision, by all engines."""
+        self._newest: dict[str, Mapping[str, qos.TenantService]] = {}
+        """The tenants in the newest report of each engine since then."""
         self._trial: list[qos.Qos] = []
         """What the pool delivered in each observation that counts for or against the last switch."""
 
@@ -94,20 +99,24 @@ class SteeringLoop:
         *,
         silent: Collection[str],
         override: Override | None = None,
+        unfit: Mapping[str, str] = MappingProxyType({}),
     ) -> Outcome:
         """One observation. `reports` has an entry for each engine of the pool, with its reports since the previous
-        observation; `silent` names the engines whose reports are overdue."""
-        latest = {engine: qos.over_time(windows) for engine, windows in reports.items() if windows}
-        self._observations.append(latest)
-        is_decision = now - self._decided_at_s >= self.settings.interval_s
-        window: Mapping[str, qos.Qos] = _by_engine(self._observations) if is_decision else latest
-        if is_decision:
-            self._decided, self._observations, self._decided_at_s = self._observations, [], now
-        believed = credible_reports.believed(window)
-        window = believed.reports
-        together = replace(qos.across(window.values()), engines=len(reports) - len(silent), silent=len(silent))
+        observation; `silent` names the engines whose reports are overdue. `unfit` has the answers of the engines that
+        followed the policy before the active one, and do not know the active one."""
+        latest = {engine: qos.over_time(windows, tenants=False) for engine, windows in reports.items() if windows}
+        believed = credible_reports.believed(latest)
+        together = qos.across(believed.reports.values(), tenants=False)
         if self._is_on_trial(now):
-            self._trial.append(qos.across(credible_reports.believed(latest).reports.values()))
+            self._trial.append(together)
+        self._keep(reports, latest, believed.shares)
+        is_decision = now - self._decided_at_s >= self.settings.interval_s
+        if is_decision:
+            believed = credible_reports.believed(self._interval)
+            together = self._decided = self._together(believed)
+            self._decided_at_s = now
+            self._interval, self._tenants, self._newest = {}, {}, {}
+        together = replace(together, engines=len(reports) - len(silent), silent=len(silent))
         self.state, verdict = _decide(
             now,
             self.state,
@@ -115,6 +124,7 @@ class SteeringLoop:
             qos.over_time(self._trial),
             self.settings,
             override,
+            unfit=unfit,
             only_emergencies=not is_decision,
         )
         if verdict.kind is not guards.Kind.KEEP:
@@ -125,8 +135,33 @@ class SteeringLoop:
             )
             self._trial = []
         return Outcome(
-            state=self.state, verdict=verdict, window=window if is_decision else None, outliers=believed.outliers
+            state=self.state,
+            verdict=verdict,
+            window=believed.reports if is_decision else None,
+            outliers=believed.outliers,
         )
+
+    def _keep(
+        self, reports: Mapping[str, Sequence[qos.Qos]], latest: Mapping[str, qos.Qos], shares: Mapping[str, float]
+    ) -> None:
+        """Adds an observation to the interval. The tenants are summed over all engines at once, because only the decision
+        reads them, and their sum for each engine would be most of its work. `shares` are the shares of the engines that
+        claim too many calls."""
+        for engine, report in latest.items():
+            earlier = self._interval.get(engine)
+            self._interval[engine] = report if earlier is None else qos.over_time((earlier, report), tenants=False)
+        every: list[Mapping[str, qos.TenantService]] = [self._tenants]
+        for engine, windows in reports.items():
+            for window in map(credible_reports.possible, windows):
+                share = shares.get(engine)
+                self._newest[engine] = (window if share is None else credible_reports.scaled(window, share)).tenants
+                every.append(self._newest[engine])
+        self._tenants = qos.tenants_of(every, ())
+
+    def _together(self, interval: credible_reports.Believed) -> qos.Qos:
+        """What the pool delivered in the interval so far."""
+        tenants = qos.tenants_of([self._tenants], self._newest.values())
+        return replace(qos.across(interval.reports.values(), tenants=False), tenants=tenants)
 
     def question(self, now: float) -> Sequence[Mapping[str, str]] | None:
         """What a model is asked after the last observation before a decision of the selector `llm`: the messages of a chat
@@ -136,8 +171,8 @@ class SteeringLoop:
             return None
         if not now < decides_at_s <= now + self.settings.observation_period_s:
             return None
-        window = credible_reports.believed(_by_engine(self._observations or self._decided)).reports
-        messages = llm_choice.question(qos.across(window.values()), self.state.active, self.settings.allow)
+        together = self._together(credible_reports.believed(self._interval)) if self._interval else self._decided
+        messages = llm_choice.question(together, self.state.active, self.settings.allow)
         if messages is not None:
             self._remember({"asked": True})
         return messages
@@ -165,13 +200,6 @@ class SteeringLoop:
         return Override(policy=state.active, reason=state.reason, ends_at_s=state.ends_at_s)
 
 
-def _by_engine(observations: Sequence[Mapping[str, qos.Qos]]) -> dict[str, qos.Qos]:
-    engines = dict.fromkeys(engine for observed in observations for engine in observed)
-    return {
-        engine: qos.over_time(observed[engine] for observed in observations if engine in observed) for engine in engines
-    }
-
-
 def _decide(
     now: float,
     state: guards.SteerState,
@@ -180,6 +208,7 @@ def _decide(
     settings: Settings,
     override: Override | None,
     *,
+    unfit: Mapping[str, str],
     only_emergencies: bool,
 ) -> tuple[guards.SteerState, guards.Verdict]:
     proposed = emergency.found(together, state.active)
@@ -188,9 +217,16 @@ def _decide(
         memory = copy.deepcopy(state.memory.get(name, {}))
         proposed = settings.selector.propose(together, state.active, settings.allow, memory)
         state = replace(state, memory={name: memory} if memory else {})
-    policy = None if override is None else override.policy
     state, verdict = guards.step(
-        now, state, together, proposed, settings.guards, trial=trial, override=policy, allow=settings.allow
+        now,
+        state,
+        together,
+        proposed,
+        settings.guards,
+        trial=trial,
+        unknown=None if not unfit else f"{min(unfit)} answers {unfit[min(unfit)]}",
+        override=None if override is None else override.policy,
+        allow=settings.allow,
     )
     if override is not None and verdict.kind is guards.Kind.OVERRIDE:
         state = replace(state, reason=override.reason)
