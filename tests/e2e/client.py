@@ -69,6 +69,35 @@ async def load(url: str, model: str, seconds: str) -> dict[str, Any]:
     return counts
 
 
+async def phases(url: str, model: str, seconds: str) -> dict[str, Any]:
+    """Chats, then long jobs among the chats, then lookups with deadlines, each for as many seconds. Answers by phase."""
+    kinds = {"chat": (20, 30, "interactive"), "long": (1500, 200, "batch"), "deadline": (40, 40, "urgent")}
+    counts: dict[str, dict[int, int]] = {}
+
+    async def client(session: aiohttp.ClientSession, kind: str, seen: dict[int, int], until: float) -> None:
+        words, tokens, slo_class = kinds[kind]
+        while time.monotonic() < until:
+            body = {"model": model, "messages": [{"role": "user", "content": "word " * words}], "max_tokens": tokens}
+            status = await _post(session, url, body, {"x-tidegate-class": slo_class})
+            seen[status] = seen.get(status, 0) + 1
+            if status != 200:
+                await asyncio.sleep(0.5)  # the call was shed: the client tries again later
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=PATIENCE, connector=connector) as session:
+        for name, clients in {
+            "chat": {"chat": 8},
+            "chat and long jobs": {"chat": 30, "long": 50},
+            "deadlines": {"deadline": 40},
+        }.items():
+            seen, until = counts.setdefault(name, {}), time.monotonic() + float(seconds)
+            async with asyncio.TaskGroup() as group:
+                for kind, count in clients.items():
+                    for _ in range(count):
+                        group.create_task(client(session, kind, seen, until))
+    return counts
+
+
 async def states(*addresses: str) -> dict[str, Any]:
     """What EngineControl says at each address. The pod of a gateway has the token of the pool."""
     found, metadata = {}, tuple(pool_token.header(pool_token.from_environment(os.environ)).items())
@@ -93,5 +122,5 @@ async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any], 
 
 
 if __name__ == "__main__":
-    command = {"chat": chat, "workflow": workflow, "load": load, "states": states}[sys.argv[1]]
+    command = {"chat": chat, "workflow": workflow, "load": load, "phases": phases, "states": states}[sys.argv[1]]
     print(json.dumps(asyncio.run(command(*sys.argv[2:]))))
