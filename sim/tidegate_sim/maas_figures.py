@@ -32,6 +32,9 @@ class Served:
     """Both targets were met (eq 8)."""
     gain: float
     """Its term of ESG (eq 6)."""
+    ttft_s: float = math.inf
+    tpot_s: float = math.inf
+    """Infinite for a call without a token."""
 
     @property
     def worth(self) -> float:
@@ -43,6 +46,7 @@ def figures(calls: Sequence[TraceCall], outcome: cell.Outcome, length_s: float) 
     """All figures of one run of a trace of `length_s` seconds."""
     outcomes = {item.id: item for item in outcome.calls}
     served = [_served(call, outcomes[call.id]) for call in calls]
+    started = [each for each in served if each.ttft_s < math.inf]
     phases = [_attainment(served, index * length_s / 3, (index + 1) * length_s / 3) for index in range(3)]
     scores = _mismatches(calls, outcome, length_s)
     return {
@@ -50,6 +54,8 @@ def figures(calls: Sequence[TraceCall], outcome: cell.Outcome, length_s: float) 
         "attainment": fmean(each.met for each in served),
         "goodput": sum(each.met for each in served) / length_s,
         "ttft_compliance": fmean(each.ttft_met for each in served),
+        "ttft_95_s": bench_report.attained_s([each.ttft_s for each in started], 0.95) if started else 0.0,
+        "tpot_95_s": bench_report.attained_s([each.tpot_s for each in started], 0.95) if started else 0.0,
         "esg": sum(each.gain for each in served) / sum(each.worth for each in served),
         "mismatch": fmean(scores),
         "mismatch_95": bench_report.attained_s(scores, 0.95),
@@ -81,6 +87,8 @@ def _served(call: TraceCall, outcome: cell.CallOutcome) -> Served:
         ttft_met=ttft_met,
         met=ttft_met and tpot_s <= tpot_slo_s,
         gain=worth(call) * min(1.0, slo_s / (ttft_s + call.output_tokens * tpot_s)),
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
     )
 
 

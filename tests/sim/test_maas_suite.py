@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from tidegate_sim import cell, maas_figures, maas_traces, suite
+from tidegate_sim import cell, maas_ablations, maas_figures, maas_traces, suite
 from tidegate_sim.suites import maas
 from tidegate_sim.trace_format import BadTrace, TraceCall
 
@@ -181,6 +181,49 @@ def test_the_table_of_a_short_run_has_every_row() -> None:
     options = suite.Options(traces=("burst",), rates=(1.0,), workflows=40, seeds=1, jobs=1, checked_share=0.0)
     report = maas.SUITE.run(options, lambda line: None)
     text = maas.SUITE.table(report)
-    for row in maas.SUITE.rows:
+    for row in maas.SUITE.everywhere:
         assert f"\n{row} " in text
+    for row in maas.SUITE.rows.keys() - maas.SUITE.everywhere.keys():
+        assert row not in text
     assert report["pools"][0]["traces"]["burst"]["sjf"]["regret"]["mean"] >= 0
+
+
+def test_the_ablations_run_on_their_trace_and_are_divided_by_the_whole_product() -> None:
+    options = suite.Options(
+        traces=(maas_ablations.TRACE,), rates=(1.0,), workflows=40, seeds=1, jobs=1, checked_share=0.0
+    )
+    report = maas.SUITE.run(options, lambda line: None)
+    found = report["pools"][0]["ablations"]
+    assert list(found) == [each.row for each in maas_ablations.TABLE]
+    assert all(found[row][figure]["mean"] > 0 for row in found for figure in maas_ablations.FIGURES)
+    text = maas.SUITE.table(report)
+    for each in maas_ablations.TABLE:
+        assert each.paper in text
+
+
+def test_an_ablation_leaves_out_one_part_and_keeps_the_rest() -> None:
+    rows = maas.SUITE.rows
+    whole = rows[maas_ablations.WHOLE]
+    assert whole.steering is not None
+    lanes, guards = rows[maas_ablations.WITHOUT_LANES].steering, rows[maas_ablations.WITHOUT_GUARDS].steering
+    assert lanes is not None
+    assert guards is not None
+    assert set(whole.steering.allow) - set(lanes.allow) == {"two-lane"}
+    assert guards.guards.dwell_s == 0
+    assert replace(lanes, allow=whole.steering.allow) == replace(guards, guards=whole.steering.guards) == whole.steering
+    assert replace(rows[maas_ablations.WITH_LOOPS], regulators=()) == whole
+
+
+def test_the_calls_of_the_row_without_names_of_tasks_have_their_targets_and_no_class() -> None:
+    calls = [call("one", 1.0, slo_class="qa")]
+    assert maas_ablations.trace(maas_ablations.WHOLE, calls) == calls
+    (untold,) = maas_ablations.trace(maas_ablations.WITHOUT_TASKS, calls)
+    assert untold == replace(calls[0], slo_class="")
+
+
+def test_the_tail_latencies_are_those_of_the_calls_that_started() -> None:
+    calls = [call(f"c{second}", float(second)) for second in range(20)]
+    ends = [ended(item, 0.5 + item.arrival_s / 100, 0.02) for item in calls[:-1]]
+    found = maas_figures.figures(calls, outcome(*ends, ended(calls[-1], None)), 60.0)
+    assert found["ttft_95_s"] == pytest.approx(0.68)
+    assert found["tpot_95_s"] == pytest.approx(0.02)

@@ -4,6 +4,8 @@ Fixed policies, vLLM's own two policies, and every selector of the steering loop
 row that runs. For each window of 30 s it takes the fixed policy of Tidegate under which the most calls that arrive in this
 window meet their targets, and adds up these counts. Each policy enters a window with the backlog that it left itself, so
 the oracle is a reference that looks back, and no policy is promised to reach it.
+
+`maas_ablations` adds rows that leave one part of the product out, on one trace.
 """
 
 import functools
@@ -17,6 +19,7 @@ from tidegate_sim import (
     bench_report,
     cell,
     engine_rows,
+    maas_ablations,
     maas_figures,
     maas_traces,
     paired_difference,
@@ -102,6 +105,12 @@ class Maas(suite.Suite):
     @property
     def rows(self) -> Mapping[str, cell.Row]:
         """All rows, by name."""
+        everywhere = self.everywhere
+        return {**everywhere, **maas_ablations.rows(everywhere[maas_ablations.WHOLE])}
+
+    @property
+    def everywhere(self) -> Mapping[str, cell.Row]:
+        """The rows that run on every trace."""
         return {
             **{name: _stock(policy) for name, policy in STOCK.items()},
             **{policy: _row(policy) for policy in FIXED},
@@ -115,7 +124,8 @@ class Maas(suite.Suite):
     def trace(self, key: suite.CellKey) -> Sequence[TraceCall]:
         name, seed = key.trace.split("/")
         azure = () if key.trace_file is None else _azure(key.trace_file)
-        return maas_traces.trace(name, int(seed), key.rate, azure)[: key.workflows or None]
+        calls = maas_traces.trace(name, int(seed), key.rate, azure)[: key.workflows or None]
+        return maas_ablations.trace(key.row, calls)
 
     def learned_from(self) -> Sequence[TraceCall]:
         return maas_traces.learned(1000)
@@ -150,7 +160,7 @@ class Maas(suite.Suite):
             for rate in rates
             for name in named
             for seed in seeds
-            for row in self.rows
+            for row in (self.rows if name == maas_ablations.TRACE else self.everywhere)
         ]
         results = suite.run_cells(keys, options, checks, tell)
         return {
@@ -185,6 +195,8 @@ class Maas(suite.Suite):
                 for name, row in found["overall"].items()
             ]
             parts.append(bench_report.table(header, lines) + f"\nThe best fixed policy is {found['best_fixed']}.")
+            if "ablations" in found:
+                parts.append(maas_ablations.table(found["ablations"]))
         notes = (
             f"Intervals are 95% (Student's t) over the seeds {report['seeds'][0]} to {report['seeds'][-1]}. {PAPER}",
             report["scheduler"]["sentence"],
@@ -210,7 +222,7 @@ def _compared(
 ) -> Report:
     """The figures of each row on each trace, and goodput relative to the oracle, to vLLM and to the best fixed policy."""
     runs = {(key.trace, key.row): dict(run) for key, run in results.items() if (key.pool, key.rate) == (pool, rate)}
-    rows = list(dict.fromkeys(row for _, row in runs))
+    rows = list(SUITE.everywhere)
     for trace in dict.fromkeys(trace for trace, _ in runs):
         best = oracle({row: runs[trace, row]["met_by_window"] for row in FIXED}) / maas_traces.LENGTH_S
         for row in rows:
@@ -247,7 +259,10 @@ def _compared(
         }
         for row in rows
     }
-    return {"traces": by_trace, "overall": overall, "best_fixed": best_fixed}
+    found = {"traces": by_trace, "overall": overall, "best_fixed": best_fixed}
+    if maas_ablations.TRACE in names:
+        found["ablations"] = maas_ablations.compared(runs, seeds)
+    return found
 
 
 def _table(title: str, rows: Report) -> str:
