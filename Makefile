@@ -85,9 +85,9 @@ docs: $(VENV)/.installed-all ## make the reference pages in docs/ from the code
 	$(BIN)/python tools/monitoring/generate
 
 lock: $(UV) ## resolve dependencies again
-	$(UV) pip compile -q pyproject.toml --extra up --extra tracing --universal --python-version 3.11 --generate-hashes \
+	$(UV) pip compile -q pyproject.toml --extra up --extra weights --extra tracing --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --custom-compile-command 'make lock' -o requirements/up.txt
-	$(UV) pip compile -q pyproject.toml --extra up --extra operator --extra tracing --extra bench --extra client \
+	$(UV) pip compile -q pyproject.toml --extra up --extra weights --extra operator --extra tracing --extra bench --extra client \
 	  --extra engine-cpu --extra demo-model --group dev --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  -c requirements/up.txt --custom-compile-command 'make lock' -o requirements/all.txt
 	$(UV) pip compile -q pyproject.toml --extra client --universal --python-version 3.11 --generate-hashes \

@@ -20,6 +20,7 @@ COMPONENTS = {
     "operator": ("tidegate_operator.__main__", "the Kubernetes operator, as its container runs it"),
     "engine": ("tidegate_engine.vllm_server", "run vLLM with Tidegate's scheduler; vLLM's flags pass through"),
     "sim-engine": ("tidegate_sim.engine_double", "a simulated engine with vLLM's HTTP API"),
+    "weights": ("tidegate_operator.weights.weights_command", "download the weights of a model into a cache"),
     "bench": ("tidegate_sim.bench", "evaluate policies in virtual time with vLLM's real scheduler"),
 }
 COMMANDS = {

@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import datetime
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from tidegate_operator import cluster, operator_metrics, pod_trouble, pool_steering, reconcile, workqueue
+from tidegate_operator import cluster, operator_metrics, pod_trouble, pool_steering, reconcile, weight_status, workqueue
 from tidegate_operator.cluster import watch_cache
 from tidegate_operator.spec import Json
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 RETRY_REJECTED_S = 10.0
 """Time until a write that the API server rejected is tried again."""
 TROUBLED_S = 5.0
-"""Time until a pool with a pod in trouble is checked again, because the age of the trouble counts."""
+"""Time until a pool with a pod in trouble, or with a download of weights, is checked again."""
 COMPARED_S = 600.0
 """Time between two lists of the pools of a namespace."""
 STEERED_AT_ONCE = 64
@@ -134,8 +134,9 @@ class Controller:
             log.warning("%s/%s: %s", *key, event.message)
             await self._api.record(event)
 
-    def _next_check_s(self, pods: Iterable[Json]) -> float:
-        return min(self._resync_s, TROUBLED_S) if pod_trouble.any_of(pods) else self._resync_s
+    def _next_check_s(self, pods: Sequence[Json]) -> float:
+        is_changing = pod_trouble.any_of(pods) or weight_status.downloading(pods)
+        return min(self._resync_s, TROUBLED_S) if is_changing else self._resync_s
 
     async def _steer(self, key: watch_cache.Key) -> float | None:
         delay_s = await self._steering.steer(key)

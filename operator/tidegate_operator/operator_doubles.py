@@ -59,6 +59,9 @@ class MortalCluster:
     async def pods(self, namespace: str, pool: str) -> Sequence[Json]:
         return await self._real.pods(namespace, pool)
 
+    async def last_line(self, namespace: str, pod: str, container: str) -> str | None:
+        return await self._real.last_line(namespace, pod, container)
+
     async def secret(self, namespace: str, name: str) -> Json | None:
         return await self._real.secret(namespace, name)
 

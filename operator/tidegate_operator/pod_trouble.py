@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tidegate_operator.spec import Json
+from tidegate_operator.weights import weight_report
 
 STARTING = ("ContainerCreating", "PodInitializing")
 FINAL = ("InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff", "CreateContainerConfigError")
@@ -27,6 +28,11 @@ class PodTrouble:
     @property
     def sentence(self) -> str:
         return f"{self.pod}: {self.reason}: {self.message}" if self.message else f"{self.pod}: {self.reason}"
+
+    @property
+    def condition(self) -> str:
+        """The reason of the condition `Degraded`."""
+        return self.reason if self.reason in list(weight_report.Reason) else "PodsNotStarting"
 
     @property
     def lacks_resources(self) -> bool:
@@ -61,9 +67,12 @@ def of(pod: Json) -> PodTrouble | None:
         if reason is None or reason in STARTING:
             continue
         ended = container.get("lastState", {}).get("terminated", {})
+        crashed = reason == "CrashLoopBackOff" and container.get("restartCount", 0) >= CRASHES
+        if told := weight_report.parse(ended.get("message", "")):
+            is_final = crashed or told[0] in weight_report.LASTING
+            return PodTrouble(pod=name, reason=told[0], message=told[1], since=created, is_final=is_final)
         exit_code = f"exit code {ended['exitCode']}" if "exitCode" in ended else ""
         last = " ".join(part for part in (ended.get("reason", ""), exit_code, ended.get("message", "")) if part)
         message = "; ".join(part for part in (waiting.get("message", ""), last) if part)
-        crashed = reason == "CrashLoopBackOff" and container.get("restartCount", 0) >= CRASHES
         return PodTrouble(pod=name, reason=reason, message=message, since=created, is_final=reason in FINAL or crashed)
     return None

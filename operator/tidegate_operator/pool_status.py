@@ -118,6 +118,7 @@ def workloads(children: Iterable[Json]) -> list[Workload]:
 
 
 NOTHING_WAITS: Mapping[str, str] = MappingProxyType({})
+NO_WEIGHTS: Mapping[str, Json] = MappingProxyType({})
 MOST_SENTENCES = 5
 """Sentences of pods in one message."""
 TROUBLE_S = 15.0
@@ -136,11 +137,12 @@ def conditions(
     `waiting` tells for what parts wait: for their turn to change, or for the readiness of the others."""
     unsettled = [part for part in parts if not part.settled]
     troubles = [found for pod in pods if (found := pod_trouble.of(pod)) is not None]
-    old = {(each.reason, each.message): each.sentence for each in troubles if _age_s(each, now) >= TROUBLE_S}
+    old = {(each.reason, each.message): each for each in troubles if _age_s(each, now) >= TROUBLE_S}
+    first = sorted(old.values(), key=lambda each: each.sentence)[:MOST_SENTENCES]
     trouble = [
         *problems,
         *(("Stuck", f"{part.name}: {part.stuck}") for part in parts if part.stuck),
-        *(("PodsNotStarting", sentence) for sentence in sorted(old.values())[:MOST_SENTENCES]),
+        *((each.condition, each.sentence) for each in first),
     ]
     progress = "; ".join(
         [
@@ -205,8 +207,14 @@ def timed(stated: Iterable[Condition], previous: Iterable[Json], *, generation: 
     return result
 
 
-def of_reconcile(body: Json, parts: Sequence[Workload], stated: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The part of the status of the ServingPool `body` that `reconcile` writes."""
+def of_reconcile(
+    body: Json,
+    parts: Sequence[Workload],
+    stated: Sequence[Mapping[str, Any]],
+    weights: Mapping[str, Json] = NO_WEIGHTS,
+) -> dict[str, Any]:
+    """The part of the status of the ServingPool `body` that `reconcile` writes. `weights` is the result of
+    `weight_status.of_pods`."""
     metadata, spec = body["metadata"], body["spec"]
     engines = sorted((part for part in parts if part.node_pool), key=lambda part: str(part.node_pool))
     gateways = [part for part in parts if part.component == "gateway"]
@@ -221,7 +229,15 @@ def of_reconcile(body: Json, parts: Sequence[Workload], stated: Sequence[Mapping
         "replicas": sum(part.existing for part in engines),
         "selector": ",".join(f"{key}={value}" for key, value in selector.items()),
         "engines": _counts(engines),
-        "nodePools": [{"name": part.node_pool, "desired": part.desired, "ready": part.ready} for part in engines],
+        "nodePools": [
+            {
+                "name": part.node_pool,
+                "desired": part.desired,
+                "ready": part.ready,
+                **({"weights": found} if (found := weights.get(str(part.node_pool))) else {}),
+            }
+            for part in engines
+        ],
     }
 
 

@@ -23,8 +23,9 @@ from tidegate_operator import (
     rollout,
     spec,
     spec_problems,
+    weight_status,
 )
-from tidegate_operator.render import child_metadata, scraping
+from tidegate_operator.render import child_metadata, engine_weights, scraping
 from tidegate_operator.spec import Json
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,8 @@ log = logging.getLogger(__name__)
 WRITER = "tidegate-operator"
 """Field manager of the part of the status that is written here."""
 HELD = "waits for its turn"
-COUNTED = ("desired", "ready")
-"""Fields of a node pool in the status that are stated while the spec has the node pool."""
+COUNTED = ("desired", "ready", "weights")
+"""Fields of a node pool in the status that are written here, and removed when they are no longer stated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +102,11 @@ async def carry_out(
         return Result.FOREIGN
     if owner_of(body) is None and not await api.claim(body["metadata"]["namespace"], name, rules.operator):
         return Result.FOREIGN  # the event of the other operator's claim follows
+    lines = await _progress(api, body["metadata"]["namespace"], pods)
     try:
         pool = spec.parse(body, rules.known)
     except spec.InvalidSpecError as error:
-        await _write_report(api, body, _report(body, children, pods, _invalid(error), now))
+        await _write_report(api, body, _report(body, children, pods, _invalid(error), now, lines=lines))
         return Result.SETTLED
     if (total := replica_allocation.total_to_state(body)) is not None:
         await api.state_replicas(pool.namespace, pool.name, total)
@@ -131,17 +133,18 @@ async def carry_out(
         pending_deletion = {}
     names = {reference.name for reference in pending_deletion}
     waiting = {**dict.fromkeys(names, "stays until the others are ready"), **dict.fromkeys(staged.held, HELD)}
-    await _write_report(api, body, _report(body, current.values(), pods, problems, now, waiting=waiting))
+    await _write_report(api, body, _report(body, current.values(), pods, problems, now, waiting=waiting, lines=lines))
     return Result.REJECTED if len(problems) > len(staged.problems) else Result.SETTLED
 
 
 def is_settled(
     body: Json | None, children: Sequence[Json], pods: Sequence[Json], *, rules: Rules, now: datetime.datetime
 ) -> bool:
-    """Whether `carry_out` would write nothing for a pool, children and pods that are up to date."""
+    """Whether `carry_out` would write nothing for a pool, children and pods that are up to date. Not while weights are
+    downloaded, because their progress must be asked for."""
     if body is None or "deletionTimestamp" in body["metadata"] or owner_of(body) is None:
         return False
-    if rules.is_foreign(body):
+    if rules.is_foreign(body) or weight_status.downloading(pods):
         return False
     try:
         pool = spec.parse(body, rules.known)
@@ -152,6 +155,14 @@ def is_settled(
     waiting = dict.fromkeys(staged.held, HELD)
     report = _report(body, children, pods, staged.problems, now, waiting=waiting)
     return todo == plan.NOTHING and not _is_news(body, report) and replica_allocation.total_to_state(body) is None
+
+
+async def _progress(api: cluster.Cluster, namespace: str, pods: Sequence[Json]) -> Mapping[str, str]:
+    """The last line of each download that runs, by pod."""
+    found = {
+        name: await api.last_line(namespace, name, engine_weights.CONTAINER) for name in weight_status.downloading(pods)
+    }
+    return {name: line for name, line in found.items() if line}
 
 
 def _desired(pool: spec.Pool, rules: Rules, children: Iterable[Json]) -> Sequence[Json]:
@@ -189,6 +200,7 @@ def _report(
     now: datetime.datetime,
     *,
     waiting: Mapping[str, str] = pool_status.NOTHING_WAITS,
+    lines: Mapping[str, str] = weight_status.NO_LINES,
 ) -> Json:
     """The part of the status that reconciling writes."""
     metadata = body["metadata"]
@@ -199,7 +211,7 @@ def _report(
         generation=metadata["generation"],
         now=timestamp(now),
     )
-    return pool_status.of_reconcile(body, parts, conditions)
+    return pool_status.of_reconcile(body, parts, conditions, weight_status.of_pods(pods, lines))
 
 
 def of_another_operator(body: Json, rules: Rules, now: datetime.datetime) -> pool_status.Event:

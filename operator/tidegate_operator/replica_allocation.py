@@ -6,7 +6,7 @@ Pure and without memory: the same total gives the same allocation, whatever the 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from tidegate_operator import spec
+from tidegate_operator import node_pool_spec, spec
 from tidegate_operator.render import child_metadata
 
 STATED = "tidegate.dev/stated-replicas"
@@ -61,9 +61,9 @@ def total_to_state(body: spec.Json) -> int | None:
     return own if is_ours and found != own else None
 
 
-def _own(node_pools: Iterable[spec.NodePool]) -> list[tuple[str, int | None]]:
+def _own(node_pools: Iterable[node_pool_spec.NodePool]) -> list[tuple[str, int | None]]:
     return [(node_pool.name, node_pool.replicas) for node_pool in node_pools]
 
 
-def _most(node_pools: Iterable[spec.NodePool]) -> list[tuple[str, int | None]]:
+def _most(node_pools: Iterable[node_pool_spec.NodePool]) -> list[tuple[str, int | None]]:
     return [(node_pool.name, node_pool.max_replicas) for node_pool in node_pools]

@@ -215,7 +215,8 @@ def _inputs(pool: Json, component: str, node_pool: str | None) -> Any:
         classes = [_without_new_default(item) for item in spec.get("classes", ())]
         whole = {**rest, **({"classes": classes} if classes else {}), "nodePools": pools}
         return [whole, restarts] if restarts else whole
-    given = {"credentials": spec["credentials"]} if "credentials" in spec else {}
+    parts = ("credentials",) if component == STORE else ("credentials", "caBundle")
+    given = {name: spec[name] for name in parts if name in spec}
     added = given | {name: value for name, value in restarts.items() if name == RESTART_ALL}
     if component == STORE:
         return [spec["state"], added] if added else spec["state"]

@@ -1,7 +1,8 @@
 """Translates the body of a ServingPool, as the API server stores it, into one frozen value.
 
 The schema and the CEL rules of `crds/` have filled in the defaults and rejected most mistakes; `spec_problems` finds the
-rest. `replica_allocation` then divides the engines among the node pools, and `render` turns the value into manifests.
+rest. `node_pool_spec` translates the engines. `replica_allocation` then divides them among the node pools, and `render`
+turns the value into manifests.
 """
 
 import math
@@ -9,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate_operator import quantity, spec_problems
+from tidegate_operator import node_pool_spec, pod_placement, quantity, spec_problems
 from tidegate_policy import duration, policies
 from tidegate_policy.admit import promises
 
-Json = Mapping[str, Any]
+Json = pod_placement.Json
 """A piece of a Kubernetes object."""
 
 
@@ -26,59 +27,24 @@ class InvalidSpecError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """The volume that keeps weights. One of `claim` and `host_path` is None."""
+
+    claim: str | None
+    host_path: str | None
+    download_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     name: str
-    uri: str | None
+    secret: str | None
+    """Name of the Secret with the credentials of the weights, as variables."""
+    endpoint: str | None
+    """Mirror of the Hugging Face hub, or S3-compatible store."""
+    cache: Cache | None
+    """None leaves downloads to vLLM."""
     max_model_len: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
-    simulated: bool
-    sim_speed: float
-    image: str | None
-    """None selects the operator's default image for this kind of engine."""
-    command: tuple[str, ...]
-    args: tuple[str, ...]
-    env: tuple[Json, ...]
-    resources: Json
-    offload_gib: int
-    shared_memory: str
-    """Quantity."""
-    startup_s: int
-    drain_s: int
-    node_selector: Json
-    tolerations: tuple[Json, ...]
-    volumes: tuple[Json, ...]
-    volume_mounts: tuple[Json, ...]
-    pod_annotations: Json
-    pod_fields: Json
-    """Copied to the pod unchanged: imagePullSecrets, priorityClassName, runtimeClassName."""
-    pull_policy: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodePool:
-    name: str
-    accelerator: str | None
-    replicas: int
-    min_replicas: int
-    max_replicas: int | None
-    external: bool
-    """Whether an autoscaler of its Deployment sets the number of its engines."""
-    tensor_parallel: int
-    gpus: int
-    cost_weight: float
-    claim_template: str | None
-    profile: str | None
-    args: tuple[str, ...]
-    node_selector: Json
-    tolerations: tuple[Json, ...]
-
-    @property
-    def engine_cost(self) -> float:
-        """Relative cost of one engine, by which `replica_allocation` ranks node pools."""
-        return max(self.gpus, 1) * self.cost_weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +52,9 @@ class Gateway:
     replicas: int
     image: str | None
     service_type: str
+    service_annotations: Json
     resources: Json
+    placement: pod_placement.Placement
     rule: str
     """The dispatch rule, which chooses an engine for a call."""
     alpha: float | None
@@ -118,6 +86,8 @@ class Store:
     """Name of the Secret that holds the password, and the key in it."""
     storage: tuple[str, str | None] | None
     """Size and StorageClass of the embedded Valkey's volume; None selects the disk of its node."""
+    placement: pod_placement.Placement
+    """Of the embedded Valkey."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +128,13 @@ class Pool:
     model: Model
     replicas: int | None
     """Total number of engines; None selects the number of each node pool."""
-    engine: Engine
-    node_pools: tuple[NodePool, ...]
+    engine: node_pool_spec.Engine
+    """What all node pools have in common."""
+    node_pools: tuple[node_pool_spec.NodePool, ...]
     gateway: Gateway
     store: Store
+    ca_bundle: tuple[str, str] | None
+    """Name of the ConfigMap with the certificates of trusted authorities, and the key in it; None: the images' own."""
     credentials: str | None
     """Name of an existing Secret with the token of the pool; None selects one that the operator creates."""
     steering: Steering
@@ -184,22 +157,18 @@ def _parse(body: Json, known: spec_problems.Known) -> Pool:
     if problems := list(spec_problems.find(spec, known)):
         raise InvalidSpecError(problems)
     metadata = body["metadata"]
-    simulated = spec["engine"]["kind"] == "sim"
     return Pool(
         name=metadata["name"],
         namespace=metadata["namespace"],
         uid=metadata["uid"],
         generation=metadata["generation"],
-        model=Model(
-            name=spec["model"]["name"],
-            uri=spec["model"].get("uri"),
-            max_model_len=spec["model"].get("maxModelLen"),
-        ),
+        model=_model(spec["model"]),
         replicas=spec.get("replicas"),
-        engine=_engine(spec["engine"], simulated),
-        node_pools=tuple(_node_pool(item, simulated) for item in spec["nodePools"]),
+        engine=node_pool_spec.engine(spec["engine"]),
+        node_pools=tuple(node_pool_spec.node_pool(item, spec["engine"], spec["model"]) for item in spec["nodePools"]),
         gateway=_gateway(spec["gateway"]),
         store=_store(spec["state"]["valkey"]),
+        ca_bundle=_ca_bundle(spec.get("caBundle")),
         credentials=spec.get("credentials", {}).get("secretName"),
         steering=_steering(spec["policy"]),
         classes=tuple(map(_class, spec.get("classes", ()))),
@@ -208,45 +177,19 @@ def _parse(body: Json, known: spec_problems.Known) -> Pool:
     )
 
 
-def _engine(item: Json, simulated: bool) -> Engine:
-    return Engine(
-        simulated=simulated,
-        sim_speed=_decimal(item.get("simSpeed", 1)),
-        image=item.get("image"),
-        command=tuple(item.get("command", ())),
-        args=tuple(item.get("args", ())),
-        env=tuple(item.get("env", ())),
-        resources=item.get("resources", {}),
-        offload_gib=item["offloadGiB"],
-        shared_memory=str(item["sharedMemory"]),
-        startup_s=_whole_seconds(item["startupTimeout"]),
-        drain_s=_whole_seconds(item["drainTimeout"]),
-        node_selector=item.get("nodeSelector", {}),
-        tolerations=tuple(item.get("tolerations", ())),
-        volumes=tuple(item.get("volumes", ())),
-        volume_mounts=tuple(item.get("volumeMounts", ())),
-        pod_annotations=item.get("podAnnotations", {}),
-        pod_fields={k: item[k] for k in ("imagePullSecrets", "priorityClassName", "runtimeClassName") if k in item},
-        pull_policy=item.get("imagePullPolicy"),
-    )
-
-
-def _node_pool(item: Json, simulated: bool) -> NodePool:
-    return NodePool(
+def _model(item: Json) -> Model:
+    cache = item.get("cache")
+    return Model(
         name=item["name"],
-        accelerator=item.get("accelerator"),
-        replicas=item["replicas"],
-        min_replicas=item["minReplicas"],
-        max_replicas=item.get("maxReplicas"),
-        external=item["scaledBy"] == "external",
-        tensor_parallel=item["tensorParallel"],
-        gpus=item.get("gpus", 0 if simulated else item["tensorParallel"]),
-        cost_weight=_decimal(item["costWeight"]),
-        claim_template=item.get("resourceClaimTemplateName"),
-        profile=item.get("profile"),
-        args=tuple(item.get("args", ())),
-        node_selector=item.get("nodeSelector", {}),
-        tolerations=tuple(item.get("tolerations", ())),
+        secret=item.get("secretRef", {}).get("name"),
+        endpoint=item.get("endpoint"),
+        cache=cache
+        and Cache(
+            claim=cache.get("claimName"),
+            host_path=cache.get("hostPath"),
+            download_s=_whole_seconds(cache["downloadTimeout"]),
+        ),
+        max_model_len=item.get("maxModelLen"),
     )
 
 
@@ -256,7 +199,9 @@ def _gateway(item: Json) -> Gateway:
         replicas=item["replicas"],
         image=item.get("image"),
         service_type=item["serviceType"],
+        service_annotations=item.get("serviceAnnotations", {}),
         resources=item["resources"],
+        placement=pod_placement.Placement.of(item),
         rule=item["dispatch"]["rule"],
         alpha=None if alpha == "auto" else _decimal(alpha),
         beta=_decimal(item["dispatch"]["beta"]),
@@ -312,12 +257,17 @@ def _secret(reference: Json | None) -> tuple[str, str] | None:
     return None if reference is None else (reference["name"], reference["key"])
 
 
+def _ca_bundle(item: Json | None) -> tuple[str, str] | None:
+    return None if item is None else (item["configMapName"], item["key"])
+
+
 def _store(item: Json) -> Store:
     storage = item.get("storage")
     return Store(
         url=item.get("url"),
         secret=_secret(item.get("secretRef")),
         storage=(storage["size"], storage.get("className")) if storage else None,
+        placement=pod_placement.Placement.of(item),
     )
 
 

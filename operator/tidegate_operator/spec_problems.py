@@ -23,6 +23,18 @@ RHO = (1, 100)
 """Smallest and largest values of numbers that may be decimal strings."""
 
 
+SET_BY_OTHER_FIELDS = {
+    "--model": "model.uri",
+    "--served-model-name": "model.name",
+    "--tensor-parallel-size": "nodePools[].tensorParallel",
+    "-tp": "nodePools[].tensorParallel",
+    "--host": "",
+    "--port": "",
+    "--control": "",
+}
+"""Arguments of engines that the operator sets, and the field with the value that a user chooses, if any."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     field: str
@@ -55,6 +67,9 @@ def outdated_resource(field: str) -> Problem:
 def find(spec: _Json, known: Known) -> Iterator[Problem]:
     """Every problem of a `spec` that the API server has accepted."""
     yield from _number_problems(spec)
+    yield from _argument_problems("spec.engine.args", spec["engine"])
+    for item in spec["nodePools"]:
+        yield from _argument_problems(f"spec.nodePools[{item['name']}].args", item)
     yield from _policy_problems(spec["policy"], known.policies)
     yield from _selector_problems(spec["policy"], known.selectors)
     yield from _parameter_problems(spec["policy"], known.policies)
@@ -84,6 +99,16 @@ def _number_problems(spec: _Json) -> Iterator[Problem]:
         found = None if isinstance(value, bool) else quantity.number(value)
         if found is None or not low <= found <= high:
             yield Problem(field=field, why=f"{value!r} is no number from {low:g} to {high:g}")
+
+
+def _argument_problems(field: str, item: _Json) -> Iterator[Problem]:
+    """A CEL rule over every argument of every node pool would cost more than the API server permits."""
+    for argument in item.get("args", ()):
+        flag = argument.partition("=")[0].replace("_", "-")
+        if flag in SET_BY_OTHER_FIELDS:
+            chosen = SET_BY_OTHER_FIELDS[flag]
+            instead = f", and write the value into spec.{chosen}" if chosen else ""
+            yield Problem(field=field, why=f"the operator sets {flag}: remove it{instead}")
 
 
 def _policy_problems(item: _Json, known: Collection[str]) -> Iterator[Problem]:

@@ -122,7 +122,54 @@ BAD_EDITS = {
     ),
     "an accelerator that is no label": (
         node_pool(accelerator="NVIDIA A100"),
-        "write the value of the label nvidia.com/gpu.product",
+        "write the value of the node label of the product (nvidia.com/gpu.product by default)",
+    ),
+    "one product and several": (
+        node_pool(accelerator="NVIDIA-H200", accelerators=["NVIDIA-H100"]), "write all products into accelerators",
+    ),
+    "a resource without a domain": (
+        node_pool(acceleratorResource="gpu"), "write the name of a resource with its domain, such as nvidia.com/gpu",
+    ),
+    "a product of a device without a known label": (
+        node_pool(accelerator="gaudi2", acceleratorResource="habana.ai/gaudi"),
+        "write the label into acceleratorLabel, or use nodeSelector",
+    ),
+    "a label without a product": (
+        node_pool(acceleratorLabel="nvidia.com/gpu.product"), "add one of them, or remove the label",
+    ),
+    "a label that cannot be one": (
+        node_pool(accelerator="x", acceleratorLabel="a b"), "write the name of a node label, such as",
+    ),
+    "parts of a model on MIG devices": (
+        node_pool(acceleratorResource="nvidia.com/mig-3g.40gb", tensorParallel=2),
+        "MIG devices cannot share one copy of the model: write tensorParallel: 1",
+    ),
+    "a resource beside a claim": (
+        node_pool(acceleratorResource="amd.com/gpu", resourceClaimTemplateName="gpu"), "remove one of them",
+    ),
+    "a toleration with an unknown effect": (
+        node_pool(tolerations=[{"key": "a", "effect": "noschedule"}]), "write NoSchedule, PreferNoSchedule or NoExecute",
+    ),
+    "a toleration with an unknown operator": (
+        node_pool(tolerations=[{"key": "a", "operator": "In"}]), "write Exists or Equal",
+    ),
+    "a toleration of nothing": (
+        {"gateway": {"tolerations": [{"effect": "NoSchedule"}]}}, "a toleration without a key needs operator: Exists",
+    ),
+    "a toleration of every value and of one": (
+        {"engine": {"kind": "sim", "tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}},
+        "operator: Exists takes no value: remove the value",
+    ),
+    "a time for a taint that evicts nothing": (
+        node_pool(tolerations=[{"key": "a", "operator": "Exists", "tolerationSeconds": 5}]),
+        "tolerationSeconds applies to effect: NoExecute only",
+    ),
+    "an affinity that does not exist": (
+        {"gateway": {"affinity": {"nodeAffinty": {}}}}, 'unknown field "spec.gateway.affinity.nodeAffinty"',
+    ),
+    "a place for a store that runs elsewhere": (
+        {"state": {"valkey": {"url": "redis://x", "nodeSelector": {"a": "b"}}}},
+        "place the embedded store: remove them, because the store at url runs elsewhere",
     ),
     "a profile that is no name": (node_pool(profile="A100 TP8"), "write the name of a cost profile"),
     "a node label that cannot be": (node_pool(nodeSelector={"zone": "a b"}), "write a label's value"),
@@ -221,8 +268,39 @@ BAD_EDITS = {
         "exclude each other: remove one",
     ),
     "weights from nowhere": (
-        {"model": {"name": "demo", "uri": "s3://bucket/model"}},
-        "write hf://OWNER/NAME or file:///FOLDER",
+        {"model": {"name": "demo", "uri": "ftp://host/model"}},
+        "write hf://OWNER/NAME, s3://BUCKET/FOLDER, oci://IMAGE, pvc://CLAIM/FOLDER",
+    ),
+    "weights above a folder": (
+        {"model": {"name": "demo", "uri": "hostpath:///models/../etc"}}, "write the folder without . and ..",
+    ),
+    "a bucket without a cache": (
+        {"model": {"name": "demo", "uri": "s3://bucket/model"}}, "weights from s3:// need a cache: add spec.model.cache",
+    ),
+    "a bucket of a node pool without a cache": (
+        node_pool(uri="s3://bucket/model"), "weights from s3:// need a cache: add spec.model.cache",
+    ),
+    "a cache of nothing": (
+        {"model": {"name": "demo", "cache": {"claimName": "c"}}}, "add spec.model.uri, such as hf://OWNER/NAME",
+    ),
+    "a cache at two places": (
+        {"model": {"name": "demo", "uri": "hf://a/b", "cache": {"claimName": "c", "hostPath": "/c"}}},
+        "exactly one of claimName and hostPath",
+    ),
+    "a cache at no place": (
+        {"model": {"name": "demo", "uri": "hf://a/b", "cache": {}}}, "exactly one of claimName and hostPath",
+    ),
+    "a cache in a folder that is not absolute": (
+        {"model": {"name": "demo", "uri": "hf://a/b", "cache": {"hostPath": "cache"}}},
+        "write an absolute folder of the node",
+    ),
+    "a download of seconds": (
+        {"model": {"name": "demo", "uri": "hf://a/b", "cache": {"claimName": "c", "downloadTimeout": "5s"}}},
+        "write a duration with a unit from 1m to 48h",
+    ),
+    "an endpoint with a password": (
+        {"model": {"name": "demo", "uri": "hf://a/b", "endpoint": "https://me:secret@host"}},
+        "credentials come from secretRef",
     ),
     "a model's name with a space": ({"model": {"name": "my model"}}, "write a model's name"),
     "a field that does not exist": ({"engine": {"kind": "sim", "imagge": "x"}}, 'unknown field "spec.engine.imagge"'),

@@ -24,6 +24,20 @@ UNSEEN = {
 }  # fmt: skip
 
 
+_RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+DOWNLOAD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "download", "labels": {"tidegate.dev/pool": "chat", "tidegate.dev/node-pool": "fast"}},
+    "spec": {
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "initContainers": [{"name": "weights", "image": "x", "securityContext": _RESTRICTED}],
+        "containers": [{"name": "engine", "image": "x", "securityContext": _RESTRICTED}],
+        "nodeSelector": {"kubernetes.io/hostname": "none"},
+    },
+}
+
+
 def granted(roles):
     return {
         (group, resource, verb)
@@ -63,6 +77,13 @@ async def test_the_operator_needs_all_its_rights_and_no_others(
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     # Children of every kind that an older version has left must go.
     pool = spec.parse(await cluster.pool(namespace, "chat"), rules.known)
+    # A download of weights, whose progress is in its log.
+    kubectl("create", "-f", "-", body=DOWNLOAD)
+    running = {"name": "weights", "image": "x", "imageID": "x", "ready": False, "restartCount": 0}
+    status = {"status": {"initContainerStatuses": [{**running, "state": {"running": {}}}]}}
+    kubectl("patch", "pod/download", "--subresource=status", "--type=merge", "-p", json.dumps(status))
+    eventually(lambda: ("", "pods/log", "get") in asked(plane, operator.user)[0])
+    kubectl("delete", "pod/download", "--now")
     old = [
         {**manifest, "metadata": {**manifest["metadata"], "name": "chat-old"}} for manifest in one_of_each(pool, rules)
     ]

@@ -58,9 +58,27 @@ async def test_a_full_spec_settles_too(cluster, kubectl, namespace, rules, kind)
             "volumes": [{"name": "models", "emptyDir": {}}], "volumeMounts": [{"name": "models", "mountPath": "/models"}],
             "tolerations": [{"operator": "Exists"}], "nodeSelector": {"kubernetes.io/hostname": "a100-0"},
             "podAnnotations": {"a": "b"}, "priorityClassName": "system-node-critical", "offloadGiB": 4,
+            "serviceAccountName": "default",
         },
-        "nodePools": [{"name": "a", "accelerator": "NVIDIA-A100-SXM4-80GB", "tensorParallel": 2, "args": ["--x"]}],
-        "state": {"valkey": {"embedded": True, "storage": {"size": "1Gi"}}},
+        "nodePools": [
+            {
+                "name": "a", "accelerators": ["NVIDIA-A100-SXM4-80GB", "NVIDIA-H200"], "tensorParallel": 2, "args": ["--x"],
+                "image": "x:2", "env": [{"name": "A", "value": "a"}], "resources": {"requests": {"cpu": "1500m"}},
+                "podAnnotations": {"b": "c"}, "tolerations": [{"key": "a", "effect": "NoExecute", "tolerationSeconds": 5}],
+                "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [
+                    {"weight": 1, "preference": {"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}},
+                ]}},
+            },
+        ],
+        "gateway": {
+            "tolerations": [{"key": "a", "operator": "Equal", "value": "b"}], "podAnnotations": {"a": "b"},
+            "serviceAnnotations": {"c": "d"}, "affinity": {"podAntiAffinity": {}},
+        },
+        "state": {"valkey": {
+            "embedded": True, "storage": {"size": "1Gi"}, "podAnnotations": {"a": "b"},
+            "tolerations": [{"operator": "Exists"}],
+        }},
+        "caBundle": {"configMapName": "company", "key": "ca.crt"},
     }  # fmt: skip
     kubectl("create", "-f", "-", body=operator_doubles.pool(**more))
     await run(cluster, namespace, rules)
@@ -273,8 +291,8 @@ async def names_after(cluster, namespace, name):
 
 
 MISTAKES = {
-    "an unknown field": {"tolerations": [{"operater": "Exists"}]},
-    "a word for a number": {"tolerations": [{"operator": "Exists", "tolerationSeconds": "soon"}]},
+    "an unknown field": {"volumes": [{"name": "a", "emptydir": {}}]},
+    "a word for a number": {"volumes": [{"name": "a", "secret": {"secretName": "b", "defaultMode": "read"}}]},
     "an unknown source": {"env": [{"name": "A", "valueFrom": {"secretRef": {"name": "x"}}}]},
 }
 

@@ -4,21 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate_operator import replica_allocation, spec
+from tidegate_operator import node_pool_spec, replica_allocation
 
 
 def node_pool(name, *, replicas=1, least=0, most=None, gpus=1, cost=1.0, external=False):
-    return spec.NodePool(
-        name=name, replicas=replicas, min_replicas=least, max_replicas=most, gpus=gpus, cost_weight=cost, external=external,
-        accelerator=None, tensor_parallel=1, claim_template=None, profile=None, args=(), node_selector={}, tolerations=(),
-    )  # fmt: skip
+    item = {
+        "name": name, "replicas": replicas, "minReplicas": least, "gpus": gpus, "costWeight": cost, "tensorParallel": 1,
+        "scaledBy": "external" if external else "pool", **({} if most is None else {"maxReplicas": most}),
+    }  # fmt: skip
+    engine = {"kind": "vllm", "offloadGiB": 0, "sharedMemory": "8Gi", "startupTimeout": "20m", "drainTimeout": "10m"}
+    return node_pool_spec.node_pool(item, engine, {"name": "demo"})
 
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
     """The fields of a pool that the allocation reads."""
 
-    node_pools: tuple[spec.NodePool, ...]
+    node_pools: tuple[node_pool_spec.NodePool, ...]
     replicas: int | None = None
 
 

@@ -28,8 +28,9 @@ def problems(**changes):
 
 def test_the_documented_example_is_parsed():
     pool = spec.parse(stored(), KNOWN)
-    assert pool.model == spec.Model(name="Qwen/Qwen3-8B", uri="hf://Qwen/Qwen3-8B", max_model_len=32768)
-    assert [(item.name, item.gpus, item.max_replicas) for item in pool.node_pools] == [
+    assert (pool.model.name, pool.model.max_model_len, pool.model.cache) == ("Qwen/Qwen3-8B", 32768, None)
+    assert {item.weights.uri for item in pool.node_pools} == {"hf://Qwen/Qwen3-8B"}
+    assert [(item.name, item.devices.count, item.max_replicas) for item in pool.node_pools] == [
         ("a100", 8, 4),
         ("a6000", 8, None),
     ]
@@ -46,7 +47,7 @@ def test_the_safe_policy_is_always_allowed():
 
 def test_simulated_engines_request_no_gpu():
     engine = {**stored()["spec"]["engine"], "kind": "sim"}
-    assert [item.gpus for item in spec.parse(stored(engine=engine), KNOWN).node_pools] == [0, 0]
+    assert [item.devices.count for item in spec.parse(stored(engine=engine), KNOWN).node_pools] == [0, 0]
 
 
 def test_an_unknown_policy_is_reported_with_the_known_ones():
@@ -155,3 +156,21 @@ def test_a_selector_that_only_the_resource_of_a_newer_version_knows_is_a_problem
     assert problems(policy=policy) == [
         f"spec.policy.selector: there is no selector 'oracle'; this version has {', '.join(sorted(KNOWN.selectors))}"
     ]
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        ("--tensor-parallel-size=4", "remove it, and write the value into spec.nodePools[].tensorParallel"),
+        ("--served_model_name", "remove it, and write the value into spec.model.name"),
+        ("--port=80", "the operator sets --port: remove it"),
+    ],
+)
+def test_an_argument_that_another_field_sets_is_reported(argument, sentence):
+    engine = {**stored()["spec"]["engine"], "args": [argument]}
+    (problem,) = problems(engine=engine)
+    assert problem.startswith("spec.engine.args: the operator sets --")
+    assert problem.endswith(sentence)
+    node_pools = [{**stored()["spec"]["nodePools"][0], "args": [argument]}]
+    (problem,) = problems(nodePools=node_pools)
+    assert problem.startswith("spec.nodePools[a100].args: ")

@@ -49,6 +49,9 @@ class Cluster(Reader, PoolLister, Protocol):
 
     async def get(self, reference: objects.Reference) -> Json | None: ...
 
+    async def last_line(self, namespace: str, pod: str, container: str) -> str | None:
+        """The last line of a container's log; None if there is none, or if it cannot be read."""
+
     async def secret(self, namespace: str, name: str) -> Json | None: ...
 
     async def create_secret(self, manifest: Json) -> None:

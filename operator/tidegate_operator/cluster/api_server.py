@@ -32,6 +32,8 @@ FIELD_MANAGER = "tidegate-operator"
 APPLY = "application/apply-patch+yaml"
 """Content type of server-side apply."""
 TIMEOUT_S = 20.0
+LOG_BYTES = 512
+"""Most of a log that is read."""
 UNTYPED = ("failed to create typed patch object", "failed to convert new object")
 """How the message of status 500 begins when the applied object has a field that is unknown, duplicated or of a wrong
 type."""
@@ -82,6 +84,15 @@ class ApiServer:
 
     async def pods(self, namespace: str, pool: str) -> Sequence[Json]:
         return await self._list(PODS, namespace, f"{child_metadata.POOL}={pool}")
+
+    async def last_line(self, namespace: str, pod: str, container: str) -> str | None:
+        query = [("container", container), ("tailLines", "1"), ("limitBytes", str(LOG_BYTES))]
+        try:
+            text = await self._text("GET", f"{PODS.path(namespace, pod)}/log", query=query, accept="*/*")
+        except (exceptions.ApiException, ClusterError) as error:
+            log.debug("the log of pod %s/%s cannot be read: %s", namespace, pod, error)
+            return None
+        return text.strip() or None
 
     async def secret(self, namespace: str, name: str) -> Json | None:
         return await self.read(SECRETS.path(namespace, name))
@@ -186,21 +197,33 @@ class ApiServer:
         content_type: str = "application/json",
     ) -> Mapping[str, Any]:
         """One request. Raises ApiException for an answer with an error status, and ClusterError without an answer."""
-        headers = {"Accept": "application/json", "Content-Type": content_type}
+        parsed: Mapping[str, Any] = json.loads(
+            await self._text(method, path, body, query=query, content_type=content_type)
+        )
+        return parsed
+
+    async def _text(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        content_type: str = "application/json",
+        accept: str = "application/json",
+    ) -> str:
+        headers = {"Accept": accept, "Content-Type": content_type}
         request = await self._api.param_serialize(
             method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
         )
         try:
             answer = await self._api.call_api(*request, _request_timeout=TIMEOUT_S)
-            text = await answer.read()
+            text: str = (await answer.read()).decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ClusterError(f"the API server did not answer {method} {path}: {error!r}") from error
         if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
-            raise exceptions.ApiException(
-                status=answer.status, reason=answer.reason, body=text.decode(errors="replace")
-            )
-        parsed: Mapping[str, Any] = json.loads(text)
-        return parsed
+            raise exceptions.ApiException(status=answer.status, reason=answer.reason, body=text)
+        return text
 
 
 class Lease:

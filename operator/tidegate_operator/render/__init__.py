@@ -8,7 +8,7 @@ changes nothing. `child_metadata` gives names, labels and owners, and `pods` giv
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tidegate_operator import spec
+from tidegate_operator import node_pool_spec, spec
 from tidegate_operator.render import engine_deployments, gateway_deployment, pods, scraping, store_statefulset
 from tidegate_operator.render.child_metadata import Manifest
 
@@ -41,19 +41,25 @@ def manifests(
     prometheus: scraping.Scraping = NO_PROMETHEUS,
 ) -> tuple[Manifest, ...]:
     """All objects of `pool`. `counts` is the number of engines of each node pool (`replica_allocation.desired`)."""
-    engine_image = pool.engine.image or (images.tidegate if pool.engine.simulated else images.engine)
+    gateway_image = images.image(pool.gateway.image or images.tidegate)
+
+    def engine_image(engine: node_pool_spec.Engine) -> pods.Image:
+        default = images.tidegate if engine.simulated else images.engine
+        return images.image(engine.image or default, engine.pull_policy)
+
     return (
         *store_statefulset.manifests(pool, image=images.image(images.tidegate)),
         *engine_deployments.manifests(
             pool,
             counts,
-            image=images.image(engine_image, pool.engine.pull_policy),
+            image_of=engine_image,
+            download_image=gateway_image,
             operator_namespace=operator_namespace,
             prometheus=prometheus,
         ),
         *gateway_deployment.manifests(
             pool,
-            image=images.image(pool.gateway.image or images.tidegate),
+            image=gateway_image,
             operator_namespace=operator_namespace,
             prometheus=prometheus,
         ),

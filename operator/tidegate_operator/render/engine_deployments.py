@@ -5,12 +5,12 @@ engines. All engines share an account and a NetworkPolicy that admits only the g
 vLLM's endpoints ask for no key. The control port asks for the token in the pool's Secret.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tidegate_control import pool_token
-from tidegate_operator import spec
-from tidegate_operator.render import child_metadata, pods, scraping
+from tidegate_operator import node_pool_spec, spec
+from tidegate_operator.render import accelerators, ca_bundle, child_metadata, engine_weights, pods, scraping
 
 COMPONENT = "engine"
 PORTS = {"http": child_metadata.HTTP_PORT, "control": child_metadata.CONTROL_PORT}
@@ -23,7 +23,8 @@ def manifests(
     pool: spec.Pool,
     counts: Mapping[str, int],
     *,
-    image: pods.Image,
+    image_of: Callable[[node_pool_spec.Engine], pods.Image],
+    download_image: pods.Image,
     operator_namespace: str,
     prometheus: scraping.Scraping,
 ) -> Iterator[child_metadata.Manifest]:
@@ -33,10 +34,10 @@ def manifests(
         name = child_metadata.engine_name(pool, node_pool.name)
         yield prometheus.announced(_service(pool, node_pool, name), child_metadata.HTTP_PORT)
         yield child_metadata.disruption_budget(pool, name, COMPONENT, node_pool.name)
-        yield _deployment(pool, node_pool, name, counts[node_pool.name], image)
+        yield _deployment(pool, node_pool, name, counts[node_pool.name], image_of(node_pool.engine), download_image)
 
 
-def _service(pool: spec.Pool, node_pool: spec.NodePool, name: str) -> child_metadata.Manifest:
+def _service(pool: spec.Pool, node_pool: node_pool_spec.NodePool, name: str) -> child_metadata.Manifest:
     return child_metadata.manifest(
         pool, "v1", "Service", name, COMPONENT, node_pool=node_pool.name,
         spec={
@@ -48,9 +49,16 @@ def _service(pool: spec.Pool, node_pool: spec.NodePool, name: str) -> child_meta
 
 
 def _deployment(
-    pool: spec.Pool, node_pool: spec.NodePool, name: str, replicas: int, image: pods.Image
+    pool: spec.Pool,
+    node_pool: node_pool_spec.NodePool,
+    name: str,
+    replicas: int,
+    image: pods.Image,
+    download_image: pods.Image,
 ) -> child_metadata.Manifest:
     selector = child_metadata.selector(pool.name, COMPONENT, node_pool.name)
+    downloads = pool.model.cache if engine_weights.is_downloaded(pool, node_pool) else None
+    start_s = pool.engine.startup_s + (downloads.download_s if downloads else 0)
     return child_metadata.manifest(
         pool, "apps/v1", "Deployment", name, COMPONENT, node_pool=node_pool.name,
         spec={
@@ -58,72 +66,72 @@ def _deployment(
             "selector": {"matchLabels": selector},
             # A new engine starts beside the old ones. `rollout` changes this where the cluster has no room for it.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            "progressDeadlineSeconds": pool.engine.startup_s + 300,
+            "progressDeadlineSeconds": start_s + 300,
             "template": {
                 "metadata": {
                     "labels": {"app.kubernetes.io/name": "tidegate-engine", **selector},
-                    "annotations": dict(pool.engine.pod_annotations),
+                    "annotations": dict(node_pool.engine.placement.annotations),
                 },
-                "spec": _pod(pool, node_pool, image),
+                "spec": _pod(pool, node_pool, image, download_image),
             },
         },
     )  # fmt: skip
 
 
-def _pod(pool: spec.Pool, node_pool: spec.NodePool, image: pods.Image) -> dict[str, Any]:
-    engine = pool.engine
+def _pod(
+    pool: spec.Pool, node_pool: node_pool_spec.NodePool, image: pods.Image, download_image: pods.Image
+) -> dict[str, Any]:
+    engine, name = node_pool.engine, child_metadata.component_name(pool, COMPONENT)
+    weights = engine_weights.NONE if engine.simulated else engine_weights.of(pool, node_pool, download_image)
+    arguments = _simulated(pool, node_pool) if engine.simulated else _vllm(pool, node_pool, weights)
     container = pods.container(
         "engine",
         image=image,
         ports=PORTS,
         command=list(engine.command) or ["tidegate", "sim-engine" if engine.simulated else "engine"],
-        args=[
-            *(_simulated(pool, node_pool) if engine.simulated else _vllm(pool, node_pool)),
-            *engine.args,
-            *node_pool.args,
+        args=[*arguments, *engine.args],
+        env=[
+            child_metadata.secret_variable(pool, pool_token.VARIABLE, child_metadata.TOKEN_KEY),
+            *ca_bundle.env(pool),
+            *weights.env,
+            *engine.env,
         ],
-        env=[child_metadata.secret_variable(pool, pool_token.VARIABLE, child_metadata.TOKEN_KEY), *engine.env],
         mounts=[
             *([] if engine.simulated else [{"name": "shm", "mountPath": "/dev/shm"}]),
+            *weights.mounts(),
+            *ca_bundle.mounts(pool),
             *engine.volume_mounts,
         ],
-        resources=_resources(engine.resources, node_pool),
+        resources=accelerators.resources(node_pool),
         startupProbe=pods.http_probe("/health", period_s=PROBE_S, failures=-(-engine.startup_s // PROBE_S)),
         readinessProbe=pods.http_probe("/health", period_s=PROBE_S),
         livenessProbe=pods.http_probe("/health", period_s=10, failures=6),
         lifecycle={"preStop": {"sleep": {"seconds": LEAVE_S}}},
+        **weights.container_fields(),
     )
     shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": engine.shared_memory}}
-    node_selector = {
-        **({"nvidia.com/gpu.product": node_pool.accelerator} if node_pool.accelerator and node_pool.gpus else {}),
-        **engine.node_selector,
-        **node_pool.node_selector,
-    }
-    claims = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": node_pool.claim_template}]}
+    fields = {**accelerators.pod_fields(node_pool), **engine.pod_fields, **weights.pod_fields()}
+    if weights.init_containers and "imagePullSecrets" in engine.pod_fields:
+        more = ({"name": secret} for secret in download_image.pull_secrets)
+        fields["imagePullSecrets"] = [*engine.pod_fields["imagePullSecrets"], *more]
     return pods.pod(
         [container],
-        account=child_metadata.component_name(pool, COMPONENT),
+        account=engine.service_account or name,
         image=image,
-        volumes=[*([] if engine.simulated else [shm]), *engine.volumes],
-        nodeSelector=node_selector,
-        tolerations=[*engine.tolerations, *node_pool.tolerations],
+        volumes=[
+            *([] if engine.simulated else [shm]),
+            *weights.volumes(),
+            *ca_bundle.volumes(pool),
+            *engine.volumes,
+        ],
         terminationGracePeriodSeconds=LEAVE_S + engine.drain_s + 10,
-        **(claims if node_pool.claim_template else {}),
-        **engine.pod_fields,
+        **fields,
     )
 
 
-def _resources(given: spec.Json, node_pool: spec.NodePool) -> dict[str, Any]:
-    if node_pool.claim_template:
-        return {**given, "claims": [{"name": "gpu"}]}
-    if not node_pool.gpus:
-        return dict(given)
-    return {**given, "limits": {**given.get("limits", {}), "nvidia.com/gpu": str(node_pool.gpus)}}
-
-
-def _vllm(pool: spec.Pool, node_pool: spec.NodePool) -> Iterator[str]:
+def _vllm(pool: spec.Pool, node_pool: node_pool_spec.NodePool, weights: engine_weights.EngineWeights) -> Iterator[str]:
     """Arguments of `tidegate engine`: --control and the arguments of `vllm serve`."""
-    yield f"--model={_weights(pool.model)}"
+    yield from weights.arguments
     yield f"--served-model-name={pool.model.name}"
     yield "--host=0.0.0.0"
     yield f"--port={child_metadata.HTTP_PORT}"
@@ -141,11 +149,7 @@ def _vllm(pool: spec.Pool, node_pool: spec.NodePool) -> Iterator[str]:
         yield f"--profile={node_pool.profile}"
 
 
-def _weights(model: spec.Model) -> str:
-    return (model.uri or model.name).removeprefix("hf://").removeprefix("file://")
-
-
-def _simulated(pool: spec.Pool, node_pool: spec.NodePool) -> Iterator[str]:
+def _simulated(pool: spec.Pool, node_pool: node_pool_spec.NodePool) -> Iterator[str]:
     yield f"--model={pool.model.name}"
     yield "--host=0.0.0.0"
     yield f"--port={child_metadata.HTTP_PORT}"

@@ -14,8 +14,8 @@ import yaml
 
 import tidegate_profiles
 from tidegate_control import pool_token
-from tidegate_operator import spec
-from tidegate_operator.render import child_metadata, pods, scraping, store_statefulset
+from tidegate_operator import node_pool_spec, spec
+from tidegate_operator.render import ca_bundle, child_metadata, pods, scraping, store_statefulset
 from tidegate_policy import cost, duration
 
 COMPONENT = "gateway"
@@ -92,7 +92,7 @@ def _read_at_start(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in RELOADED}
 
 
-def _cost(engine: spec.Engine, node_pool: spec.NodePool) -> dict[str, Any]:
+def _cost(engine: node_pool_spec.Engine, node_pool: node_pool_spec.NodePool) -> dict[str, Any]:
     """The cost model of engines that are simulated at another speed than their profile's; empty for other engines."""
     if not engine.simulated or engine.sim_speed == 1 or node_pool.profile is None:
         return {}
@@ -109,10 +109,12 @@ def manifests(
     yield child_metadata.manifest(
         pool, "v1", "ConfigMap", name, COMPONENT, data={"gateway.yaml": yaml.safe_dump(config, sort_keys=False)}
     )
-    yield child_metadata.manifest(
+    public = child_metadata.manifest(
         pool, "v1", "Service", name, COMPONENT,
         spec={"type": pool.gateway.service_type, "selector": selector, "ports": pods.service_ports(PUBLIC_PORTS)},
     )  # fmt: skip
+    notes = pool.gateway.service_annotations
+    yield child_metadata.annotated(public, notes) if notes else public
     internal = child_metadata.manifest(
         pool, "v1", "Service", f"{name}-internal", COMPONENT,
         spec={"clusterIP": "None", "selector": selector, "ports": pods.service_ports(INTERNAL_PORTS)},
@@ -131,7 +133,10 @@ def manifests(
             "template": {
                 "metadata": {
                     "labels": {"app.kubernetes.io/name": "tidegate-gateway", **selector},
-                    "annotations": {child_metadata.CONFIG_DIGEST: child_metadata.digest(_read_at_start(config))},
+                    "annotations": {
+                        **pool.gateway.placement.annotations,
+                        child_metadata.CONFIG_DIGEST: child_metadata.digest(_read_at_start(config)),
+                    },
                 },
                 "spec": _pod(pool, image),
             },
@@ -151,11 +156,15 @@ def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
         env=[
             child_metadata.secret_variable(pool, pool_token.VARIABLE, child_metadata.TOKEN_KEY),
             *_password(pool),
+            *ca_bundle.env(pool),
         ],
         mounts=[
-            {"name": volume, "mountPath": path, "readOnly": True}
-            for volume, path in (("settings", SETTINGS), ("keys", KEYS), ("tls", TLS))
-            if volume == "settings" or volume in secrets
+            *(
+                {"name": volume, "mountPath": path, "readOnly": True}
+                for volume, path in (("settings", SETTINGS), ("keys", KEYS), ("tls", TLS))
+                if volume == "settings" or volume in secrets
+            ),
+            *ca_bundle.mounts(pool),
         ],
         resources=dict(pool.gateway.resources),
         # Probes use the metrics port: many clients on the client port must not make the gateway look dead.
@@ -170,9 +179,11 @@ def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
         image=image,
         volumes=[
             {"name": "settings", "configMap": {"name": name}},
+            *ca_bundle.volumes(pool),
             *({"name": volume, "secret": secret} for volume, secret in secrets.items()),
         ],
         terminationGracePeriodSeconds=LEAVE_S + pool.gateway.drain_s + 10,
+        **pool.gateway.placement.pod_fields(),
         topologySpreadConstraints=[
             {
                 "maxSkew": 1,

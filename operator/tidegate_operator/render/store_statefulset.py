@@ -60,7 +60,10 @@ def manifests(pool: spec.Pool, *, image: pods.Image) -> Iterator[child_metadata.
             "serviceName": name,
             "selector": {"matchLabels": selector},
             "template": {
-                "metadata": {"labels": {"app.kubernetes.io/name": "tidegate-valkey", **selector}},
+                "metadata": {
+                    "labels": {"app.kubernetes.io/name": "tidegate-valkey", **selector},
+                    **({"annotations": dict(notes)} if (notes := pool.store.placement.annotations) else {}),
+                },
                 "spec": _pod(pool, image),
             },
             **({"volumeClaimTemplates": [_claim(*pool.store.storage)]} if pool.store.storage else {}),
@@ -88,6 +91,7 @@ def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
         image=image,
         volumes=[] if pool.store.storage else [{"name": "data", "emptyDir": {}}],
         terminationGracePeriodSeconds=30,
+        **pool.store.placement.pod_fields(),
     )
 
 

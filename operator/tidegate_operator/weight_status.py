@@ -1,0 +1,65 @@
+"""How far are the downloads of weights? The entry `weights` of each node pool in the status.
+
+The kubelet tells which init containers run, ended or failed. The progress of one that runs is the last line of its log,
+which `reconcile` asks for while a download runs, and at no other time.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+
+from tidegate_operator.render import child_metadata, engine_weights
+from tidegate_operator.spec import Json
+from tidegate_operator.weights import weight_report
+
+NO_LINES: Mapping[str, str] = MappingProxyType({})
+_URGENCY = ("Failed", "Downloading", "Waiting", "Ready")
+"""States of pods; a node pool shows the first of those that its pods have."""
+_LONGEST = 512
+
+
+def downloading(pods: Iterable[Json]) -> list[str]:
+    """Names of the pods whose download runs now."""
+    return [pod["metadata"]["name"] for pod in pods for _, container in _downloads(pod) if _runs(container)]
+
+
+def of_pods(pods: Iterable[Json], lines: Mapping[str, str] = NO_LINES) -> dict[str, Json]:
+    """By node pool: state and message of its weights. `lines` holds the last line of the log by pod."""
+    found: dict[str, tuple[str, str]] = {}
+    for pod in sorted(pods, key=lambda item: str(item["metadata"]["name"])):
+        for node_pool, container in _downloads(pod):
+            each = _state(container, lines.get(pod["metadata"]["name"], ""))
+            if node_pool not in found or _URGENCY.index(each[0]) < _URGENCY.index(found[node_pool][0]):
+                found[node_pool] = each
+    return {
+        name: {"state": state, **({"message": message[:_LONGEST]} if message else {})}
+        for name, (state, message) in found.items()
+    }
+
+
+def _downloads(pod: Json) -> Iterator[tuple[str, Json]]:
+    """The node pool of a pod that downloads weights, and the status of that container; empty before it has one."""
+    metadata = pod["metadata"]
+    node_pool = metadata.get("labels", {}).get(child_metadata.NODE_POOL)
+    containers = pod.get("spec", {}).get("initContainers", ())
+    if node_pool is None or "deletionTimestamp" in metadata:
+        return
+    if any(item["name"] == engine_weights.CONTAINER for item in containers):
+        statuses = pod.get("status", {}).get("initContainerStatuses", ())
+        yield node_pool, next((item for item in statuses if item["name"] == engine_weights.CONTAINER), {})
+
+
+def _runs(container: Json) -> bool:
+    return "running" in container.get("state", {})
+
+
+def _state(container: Json, line: str) -> tuple[str, str]:
+    state, last = container.get("state", {}), container.get("lastState", {})
+    if _runs(container):
+        return "Downloading", line
+    ended = state.get("terminated") or last.get("terminated")
+    if ended is None:
+        return "Waiting", ""
+    if ended.get("exitCode") == 0:
+        return "Ready", ""
+    told = weight_report.parse(ended.get("message", ""))
+    return "Failed", told[1] if told else ended.get("message", "") or f"exit code {ended.get('exitCode')}"

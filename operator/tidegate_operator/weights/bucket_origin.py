@@ -1,0 +1,106 @@
+"""Weights from an object store with the API of S3.
+
+The credentials come from the usual variables (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`), or from the
+identity that the cloud gives the pod's account. A file `SHA256SUMS` in the folder, as `sha256sum` writes it, states the
+checksums. Without it only sizes can be compared: an object's ETag is no checksum of its content in every store.
+"""
+
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+from obstore import exceptions, store
+
+from tidegate_operator.weights import origin, weight_report, weight_source
+
+SUMS = "SHA256SUMS"
+RETRIED = timedelta(seconds=60)
+"""Time after which an unanswered request fails."""
+Reason = weight_report.Reason
+
+
+class Bucket:
+    """A folder of a bucket."""
+
+    def __init__(self, source: weight_source.Source, endpoint: str | None, *, retried: timedelta = RETRIED) -> None:
+        self._source = source
+        self._where = (
+            endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "the store"
+        )
+        anonymous = not any(name in os.environ for name in _IDENTITIES)
+        self._store = store.S3Store(
+            source.location,
+            prefix=source.detail or None,
+            config={
+                **({"endpoint": endpoint} if endpoint else {}),
+                **({"skip_signature": True} if anonymous else {}),
+            },
+            client_options={"allow_http": True, "timeout": timedelta(hours=6)},
+            retry_config={
+                "max_retries": 10,
+                "retry_timeout": retried,
+                "backoff": {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=10), "base": 2},
+            },
+        )
+
+    def files(self) -> Sequence[origin.RemoteFile]:
+        with self._translated():
+            found = {item["path"]: item["size"] for page in self._store.list() for item in page}
+            sums = self._sums() if SUMS in found else {}
+        if not found:
+            raise self._missing()
+        wanted = origin.needed(found) - {SUMS}
+        return [origin.RemoteFile(path=path, size=found[path], sha256=sums.get(path)) for path in sorted(wanted)]
+
+    def fetch(self, file: origin.RemoteFile, folder: pathlib.Path) -> None:
+        target = folder / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_name(f"{target.name}.unfinished")
+        with self._translated(), unfinished.open("wb") as content:
+            for chunk in self._store.get(file.path).stream(min_chunk_size=origin.CHUNK_BYTES):
+                content.write(chunk)
+        unfinished.rename(target)
+
+    def _sums(self) -> Mapping[str, str]:
+        """Checksums by path."""
+        text = bytes(self._store.get(SUMS).bytes()).decode()
+        lines = (line.split(maxsplit=1) for line in text.splitlines() if line.strip())
+        return {name.removeprefix("*").removeprefix("./").strip(): value.lower() for value, name in lines}
+
+    def _missing(self) -> weight_report.WeightsError:
+        return weight_report.WeightsError(
+            Reason.NOT_FOUND,
+            f"{self._where} has nothing at {self._source.uri}: correct the URI, or upload the model to this folder",
+        )
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise self._missing() from error
+        except exceptions.BaseError as error:
+            why = str(error)
+            if "404 Not Found" in why:  # a list has no exceptions of its own for the status
+                raise self._missing() from error
+            if isinstance(error, _DENIED) or "403 Forbidden" in why or "401 Unauthorized" in why:
+                raise weight_report.WeightsError(
+                    Reason.REFUSED,
+                    f"{self._where} refuses the credentials for {self._source.uri}: put a valid AWS_ACCESS_KEY_ID and "
+                    "AWS_SECRET_ACCESS_KEY that may list and read it into the Secret of model.secretRef",
+                ) from error
+            raise weight_report.WeightsError(
+                Reason.UNREACHABLE,
+                f"{self._where} does not answer ({why.splitlines()[0][:200]}): check model.endpoint and the network of the "
+                "node; the download tries again",
+            ) from error
+
+
+_DENIED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+_IDENTITIES = (
+    "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)  # fmt: skip
+"""Variables of which a pod with an identity has one. Without any, the bucket must be public."""

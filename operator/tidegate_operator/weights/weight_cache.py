@@ -1,0 +1,94 @@
+"""A cache of weights: one folder for each source, which several pods and nodes may share.
+
+    NAME                a whole, checked copy, with the list of its files in `MANIFEST`
+    NAME.partial        a download that has not ended; the next attempt goes on with its files
+    NAME.lock           locked by the process that downloads
+
+A copy appears under its name by one rename, so an engine never sees half of it. The lock saves a second download. Where
+the file system has no locks, two pods may download at the same time; each then has a partial folder of its own.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import pathlib
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+MANIFEST = ".tidegate-weights.json"
+WAIT_S = 2.0
+"""Time between two attempts to take the lock."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class Copy:
+    """The copy of one source in a cache."""
+
+    def __init__(self, cache: pathlib.Path, name: str) -> None:
+        self.folder = cache / name
+        self.partial = cache / f"{name}.partial"
+        self._lock = cache / f"{name}.lock"
+
+    def size(self) -> int | None:
+        """Bytes of a whole copy; None if there is none, or if a file of it is missing or has another size. The check
+        reads no file, so an engine with a copy starts at once."""
+        try:
+            files: Mapping[str, int] = json.loads((self.folder / MANIFEST).read_text())["files"]
+            if all((self.folder / name).stat().st_size == size for name, size in files.items()):
+                return sum(files.values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass
+        return None
+
+    @contextlib.contextmanager
+    def locked(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Waits until no other process downloads this source."""
+        with self._lock.open("a") as file:
+            told = False
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not told:
+                        say("waits for another pod, which downloads the same weights")
+                    told = True
+                    time.sleep(WAIT_S)
+                except OSError as error:
+                    if error.errno not in NO_LOCKS:
+                        raise
+                    self.partial = self.partial.with_name(f"{self.partial.name}-{socket.gethostname()}")
+                    break
+            yield
+
+    def begin(self) -> None:
+        """Makes the partial folder. A damaged copy becomes the partial folder, so that its sound files stay."""
+        if self.folder.exists() and not self.partial.exists():
+            self.folder.rename(self.partial)
+        self.partial.mkdir(parents=True, exist_ok=True)
+
+    def written(self) -> int:
+        """Bytes of the partial folder, with those of unfinished files."""
+        total = 0
+        for folder, _, names in os.walk(self.partial):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    total += os.stat(os.path.join(folder, name)).st_size
+        return total
+
+    def free(self) -> int:
+        return shutil.disk_usage(self.partial).free
+
+    def finish(self, files: Mapping[str, int]) -> None:
+        """Gives the partial folder, which holds these files by size, its name."""
+        (self.partial / MANIFEST).write_text(json.dumps({"files": dict(files)}, indent=1))
+        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            self.partial.rename(self.folder)
+        except OSError:
+            if self.size() is None:  # else another process without a lock was faster
+                raise

@@ -1,0 +1,264 @@
+"""`tidegate weights` against doubles of an object store and of the hub."""
+
+import datetime
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tidegate_operator.weights import bucket_origin, origin, weight_cache, weight_report, weight_source, weights_command
+
+from . import object_store
+
+Reason = weight_report.Reason
+FILES = {"config.json": b"{}", "model-1.safetensors": b"a" * 5000, "model-2.safetensors": b"b" * 7000}
+SUMS = "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in FILES.items())
+BUCKET = {f"models/qwen/{name}": content for name, content in {**FILES, "SHA256SUMS": SUMS.encode()}.items()}
+URI = "s3://models/qwen"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch, tmp_path):
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "HF_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", object_store.KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub-home"))
+
+
+@pytest.fixture
+def bucket():
+    with object_store.running(object_store.S3, dict(BUCKET)) as server:
+        yield server
+
+
+@pytest.fixture
+def hub():
+    with object_store.running(object_store.Hub, dict(FILES)) as server:
+        yield server
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+def download(server, cache, uri=URI, say=lambda line: None):
+    return weights_command.download(weight_source.parse(uri), cache, endpoint=server.url, say=say)
+
+
+def failure(server, cache, uri=URI):
+    with pytest.raises(weight_report.WeightsError) as caught:
+        download(server, cache, uri)
+    return caught.value
+
+
+def contents(folder):
+    return {
+        path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "uri"),
+    [("bucket", URI), ("bucket", "s3://models/qwen/"), ("hub", "hf://owner/model"), ("hub", "hf://owner/model@main")],
+)
+def test_a_model_is_downloaded_whole_and_a_second_engine_asks_nothing(request, cache, kind, uri):
+    server = request.getfixturevalue(kind)
+    folder = download(server, cache, uri)
+    assert contents(folder) == FILES
+    asked = len(server.asked)
+    assert download(server, cache, uri) == folder
+    assert len(server.asked) == asked
+
+
+def test_two_engines_that_start_at_the_same_time_download_once(bucket, cache):
+    bucket.gate.clear()
+    found, lines = [], []
+    waits = threading.Event()
+
+    def say(line):
+        lines.append(line)
+        if line.startswith("waits for another pod"):
+            waits.set()
+
+    engines = [threading.Thread(target=lambda: found.append(download(bucket, cache, say=say))) for _ in range(2)]
+    for engine in engines:
+        engine.start()
+    assert waits.wait(timeout=30)
+    bucket.gate.set()
+    for engine in engines:
+        engine.join(timeout=30)
+    assert [contents(folder) for folder in found] == [FILES, FILES]
+    assert len(bucket.fetched()) == len(set(bucket.fetched()))
+
+
+def test_a_download_that_was_stopped_goes_on_with_the_files_that_it_had(bucket, cache):
+    bucket.damaged["models/qwen/model-2.safetensors"] = b"x" * 7000
+    assert failure(bucket, cache).reason is Reason.DIFFER
+    bucket.damaged.clear()
+    before = len(bucket.asked)
+    assert contents(download(bucket, cache)) == FILES
+    again = [path for path in bucket.asked[before:] if "safetensors" in path]
+    assert "GET /models/qwen/model-2.safetensors" in again
+
+
+@pytest.mark.parametrize(("kind", "uri"), [("bucket", URI), ("hub", "hf://owner/model")])
+@pytest.mark.parametrize("name", ["config.json", "model-1.safetensors"])
+def test_a_file_whose_checksum_differs_never_reaches_an_engine(request, cache, kind, uri, name):
+    server = request.getfixturevalue(kind)
+    path = f"models/qwen/{name}" if kind == "bucket" else name
+    server.damaged[path] = b"y" * len(FILES[name])
+    error = failure(server, cache, uri)
+    assert error.reason is Reason.DIFFER
+    assert str(error).startswith(f"WeightsDiffer: {name} has the ")
+    assert "upload the file again" in str(error)
+    assert not weight_cache.Copy(cache, weight_source.parse(uri).folder(server.url)).folder.exists()
+    server.damaged.clear()
+    assert contents(download(server, cache, uri)) == FILES
+
+
+def test_without_checksums_a_file_of_another_size_never_reaches_an_engine(bucket, cache):
+    del bucket.contents["models/qwen/SHA256SUMS"]
+    bucket.damaged["models/qwen/model-1.safetensors"] = b"short"
+    assert "has 5 bytes, and its source states 5000" in str(failure(bucket, cache))
+    bucket.damaged.clear()
+    lines = []
+    download(bucket, cache, say=lines.append)
+    assert any("no checksums" in line for line in lines)
+
+
+def test_a_copy_that_lost_a_file_is_completed(bucket, cache):
+    folder = download(bucket, cache)
+    (folder / "model-1.safetensors").unlink()
+    before = len(bucket.asked)
+    assert contents(download(bucket, cache)) == FILES
+    assert [word for word in bucket.asked[before:] if "safetensors" in word] == ["GET /models/qwen/model-1.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "uri"),
+    [
+        ("bucket", "s3://models/other"),
+        ("bucket", "s3://nowhere/qwen"),
+        ("hub", "hf://owner/absent"),
+        ("hub", "hf://owner/private"),
+        ("hub", "hf://owner/model@absent"),
+    ],
+)
+def test_a_source_that_does_not_exist_is_said_to_be_missing(request, cache, kind, uri):
+    error = failure(request.getfixturevalue(kind), cache, uri)
+    assert error.reason is Reason.NOT_FOUND
+    assert uri in str(error)
+    assert "correct the URI" in str(error)
+
+
+def test_refused_credentials_of_a_bucket_are_said_to_be_refused(bucket, cache, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another-key")
+    error = failure(bucket, cache)
+    assert error.reason is Reason.REFUSED
+    assert "into the Secret of model.secretRef" in str(error)
+
+
+def test_a_public_bucket_needs_no_credentials(bucket, cache, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert contents(download(bucket, cache)) == FILES
+
+
+def test_a_token_opens_a_private_repository(hub, cache, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", object_store.TOKEN)
+    assert contents(download(hub, cache, "hf://owner/private")) == FILES
+
+
+@pytest.mark.parametrize(
+    ("token", "uri", "sentence"),
+    [
+        ("hf_expired", "hf://owner/private", "refuses the token"),
+        (object_store.TOKEN, "hf://owner/gated", "accept it there"),
+        ("", "hf://owner/gated", "accept it there"),
+    ],
+)
+def test_a_refused_token_is_said_to_be_refused(hub, cache, monkeypatch, token, uri, sentence):
+    monkeypatch.setenv("HF_TOKEN", token)
+    error = failure(hub, cache, uri)
+    assert error.reason is Reason.REFUSED
+    assert sentence in str(error)
+    assert "into the Secret of model.secretRef" in str(error)
+
+
+def test_a_model_that_is_larger_than_the_volume_is_not_begun(bucket, cache):
+    bucket.stated_sizes["models/qwen/model-1.safetensors"] = 1 << 60
+    error = failure(bucket, cache)
+    assert error.reason is Reason.DISK_FULL
+    assert "enlarge the volume of model.cache" in str(error)
+    assert [path for path in bucket.fetched() if "safetensors" in path] == []
+
+
+def test_a_cache_that_is_no_folder_is_said_to_be_unwritable(bucket, tmp_path):
+    (tmp_path / "file").write_text("")
+    error = failure(bucket, tmp_path / "file" / "cache")
+    assert error.reason is Reason.UNWRITABLE
+    assert "cannot be written by user" in str(error)
+
+
+def test_a_store_that_does_not_answer_is_said_to_be_unreachable(bucket):
+    where = bucket.url
+    bucket.shutdown()
+    bucket.server_close()
+    place = bucket_origin.Bucket(weight_source.parse(URI), where, retried=datetime.timedelta(milliseconds=1))
+    with pytest.raises(weight_report.WeightsError) as caught:
+        place.files()
+    assert caught.value.reason is Reason.UNREACHABLE
+    assert f"{where} does not answer" in str(caught.value)
+
+
+def test_the_program_reports_its_progress_and_the_reason_of_a_failure(bucket, cache, tmp_path):
+    def run(uri):
+        report = tmp_path / "report"
+        command = [sys.executable, "-m", "tidegate_cli.main", "weights", uri, f"--cache={cache}", f"--report={report}"]
+        done = subprocess.run(
+            [*command, f"--endpoint={bucket.url}"], capture_output=True, text=True, check=False, timeout=60
+        )
+        return done, report.read_text() if report.exists() else ""
+
+    done, report = run(URI)
+    assert (done.returncode, report) == (0, "")
+    assert done.stdout.splitlines() == ["0% of 11.7 KiB", "11.7 KiB are in the cache"]
+    done, report = run("s3://models/other")
+    assert (done.returncode, report) == (1, done.stderr.strip())
+    assert weight_report.parse(report)[0] is Reason.NOT_FOUND
+    done, _ = run("pvc://claim/folder")
+    assert done.returncode == 2
+    assert "write hf://OWNER/NAME or s3://BUCKET/FOLDER" in done.stderr
+
+
+def test_an_engine_gets_one_format_of_the_weights():
+    config = {"config.json", "tokenizer.model", "modeling.py"}
+    several = {
+        "model.safetensors",
+        "pytorch_model.bin",
+        "original/consolidated.pth",
+        "onnx/model.onnx",
+        ".gitattributes",
+    }
+    assert origin.needed(config | several) == config | {"model.safetensors"}
+    assert origin.needed(config | {"pytorch_model.bin", "tf_model.h5"}) == config | {"pytorch_model.bin"}
+
+
+def test_sources_have_folders_of_their_own():
+    uris = ["s3://a/b", "s3://a-b", "s3://a/b/c", "hf://a/b", "hf://a/b@c"]
+    names = {weight_source.parse(uri).folder(endpoint) for uri in uris for endpoint in (None, "http://x")}
+    assert len(names) == 2 * len(uris)
+    assert all("/" not in name for name in names)
+
+
+def test_a_manifest_that_cannot_be_read_is_no_copy(tmp_path):
+    (tmp_path / "name").mkdir()
+    (tmp_path / "name" / weight_cache.MANIFEST).write_text(json.dumps([]))
+    assert weight_cache.Copy(tmp_path, "name").size() is None
