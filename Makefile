@@ -99,7 +99,7 @@ lock: $(UV) ## resolve dependencies again
 
 clean: ## remove all that was made, caches included
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache
-	rm -rf $(addprefix $(CACHE)/,e2e-model e2e.lock images kubernetes models)
+	rm -rf $(addprefix $(CACHE)/,e2e-model e2e-weights e2e.lock images kubernetes models)
 	rmdir $(CACHE) 2> /dev/null || true
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,6 +1,7 @@
 """A double of an S3-compatible object store, and one of the Hugging Face hub, as far as a download uses them.
 
-Standard library only, so that a pod can run this file too: `python object_store.py BUCKET FOLDER PORT` serves a folder.
+Standard library only, so that a pod can run this file too: `python object_store.py BUCKET FOLDER PORT` serves a folder
+with its checksums.
 """
 
 import hashlib
@@ -178,4 +179,6 @@ if __name__ == "__main__":
         for path in pathlib.Path(folder).rglob("*")
         if path.is_file()
     }
+    sums = (f"{hashlib.sha256(body).hexdigest()}  {path.removeprefix(f'{bucket}/')}\n" for path, body in files.items())
+    files[f"{bucket}/SHA256SUMS"] = "".join(sums).encode()
     Store(S3, files, int(number), "0.0.0.0").serve_forever()

@@ -33,14 +33,14 @@ def test_a_failed_run_removes_the_objects_that_it_created_and_no_others(plane, e
     def fail():
         with e2e.given_cluster(str(plane.kubeconfig)) as cluster:
             e2e.make_namespaces(cluster)
-            cluster.helm("install", "tidegate", str(ROOT / "helm/tidegate"), "-n", e2e.SYSTEM, *sets)
+            cluster.helm("install", "tidegate", str(ROOT / "helm/tidegate"), "-n", e2e.e2e_cluster.SYSTEM, *sets)
             made = existing(plane, *kinds) - before
             assert {name.partition(".")[0].partition("/")[0] for name in made} == {
                 "namespace", "clusterrole", "clusterrolebinding"
             }  # fmt: skip
-            raise e2e.FailedError("a check failed")
+            raise e2e.e2e_cluster.FailedError("a check failed")
 
-    with pytest.raises(e2e.FailedError, match="a check failed"):
+    with pytest.raises(e2e.e2e_cluster.FailedError, match="a check failed"):
         fail()
     assert existing(plane, *kinds) == before
     assert theirs < before

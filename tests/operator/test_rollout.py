@@ -42,12 +42,25 @@ def manifests(body, *, version="1"):
     return found
 
 
+NO_IMAGE = {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}]}
+NO_WEIGHTS = {
+    "initContainerStatuses": [
+        {
+            "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+            "lastState": {"terminated": {"exitCode": 1, "message": "WeightsNotFound: no such model: correct the URI"}},
+            "restartCount": 1,
+        }
+    ]
+}
+"""Status of the pods of images in `broken`."""
+
+
 class Simulated:
     """A cluster with controllers, which replace one pod in each step as the strategy allows. `spare` is the number of pods
     for which each workload has room beside its replicas; images in `broken` never become ready."""
 
     def __init__(self, *, spare=1, broken=()):
-        self.spare, self.broken = spare, set(broken)
+        self.spare, self.broken, self.failure = spare, set(broken), NO_IMAGE
         self.stated, self.generations, self.pods, self.writes = {}, {}, {}, 0
 
     def apply(self, desired):
@@ -105,8 +118,7 @@ class Simulated:
                     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
                     status = {"conditions": [{**condition, "message": "0/3 nodes: 3 Insufficient nvidia.com/gpu."}]}
                 elif not self.ready(pod):
-                    state = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
-                    status = {"containerStatuses": [{"state": state}]}
+                    status = self.failure
                 notes = pod["template"]["metadata"].get("annotations", {})
                 labels = self.stated[name]["metadata"]["labels"]
                 found.append({"metadata": {"name": name, "annotations": notes, "labels": labels}, "status": status})
@@ -183,6 +195,18 @@ def test_a_revision_that_does_not_serve_is_taken_back_and_said_so(spare):
     assert cluster.images() == {"v1"}
     assert least == {"chat-engine-a": 1 + spare, "chat-engine-b": 2, "chat-engine-c": 2}
     assert set(found.held) == {"chat-engine-b", "chat-engine-c"}
+
+
+def test_an_edit_whose_weights_cannot_be_downloaded_is_taken_back_and_no_engine_is_missed():
+    cluster = started()
+    cluster.broken, cluster.failure = {"bad"}, NO_WEIGHTS
+    found, least, settled = run(cluster, pool(image="bad"))
+    assert settled
+    ((reason, message),) = found.problems
+    assert reason == "RolledBack"
+    assert message.endswith("WeightsNotFound: no such model: correct the URI")
+    assert cluster.images() == {"v1"}
+    assert set(least.values()) == {2}
 
 
 def test_after_a_failed_edit_a_good_one_goes_on():

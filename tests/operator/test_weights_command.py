@@ -165,6 +165,11 @@ def test_refused_credentials_of_a_bucket_are_said_to_be_refused(bucket, cache, m
     assert "into the Secret of model.secretRef" in str(error)
 
 
+def test_half_of_the_credentials_of_a_bucket_are_said_to_be_refused(bucket, cache, monkeypatch):
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert failure(bucket, cache).reason is Reason.REFUSED
+
+
 def test_a_public_bucket_needs_no_credentials(bucket, cache, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")

@@ -110,6 +110,7 @@ def _cached(
         env=ca_bundle.env(pool),
         mounts=[{"name": VOLUME, "mountPath": FOLDER}, *ca_bundle.mounts(pool)],
         resources=dict(node_pool.engine.resources) or _SMALL,
+        terminationMessagePolicy="FallbackToLogsOnError",
         **_variables_of(model.secret),
     )
     claim = {"persistentVolumeClaim": {"claimName": cache.claim}}

@@ -29,8 +29,13 @@ class Bucket:
         self._where = (
             endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "the store"
         )
-        anonymous = not any(name in os.environ for name in _IDENTITIES)
-        self._store = store.S3Store(
+        anonymous = not any(os.environ.get(name) for name in _IDENTITIES)
+        with self._translated():
+            self._store = self._opened(endpoint, anonymous=anonymous, retried=retried)
+
+    def _opened(self, endpoint: str | None, *, anonymous: bool, retried: timedelta) -> store.S3Store:
+        source = self._source
+        return store.S3Store(
             source.location,
             prefix=source.detail or None,
             config={
@@ -85,7 +90,7 @@ class Bucket:
             why = str(error)
             if "404 Not Found" in why:  # a list has no exceptions of its own for the status
                 raise self._missing() from error
-            if isinstance(error, _DENIED) or "403 Forbidden" in why or "401 Unauthorized" in why:
+            if isinstance(error, _DENIED) or any(text in why for text in _DENIALS):
                 raise weight_report.WeightsError(
                     Reason.REFUSED,
                     f"{self._where} refuses the credentials for {self._source.uri}: put a valid AWS_ACCESS_KEY_ID and "
@@ -99,6 +104,7 @@ class Bucket:
 
 
 _DENIED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+_DENIALS = ("403 Forbidden", "401 Unauthorized", "Missing SecretAccessKey", "Missing AccessKeyId")
 _IDENTITIES = (
     "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
