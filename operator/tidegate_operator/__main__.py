@@ -20,6 +20,7 @@ import tidegate_profiles
 from tidegate_operator import (
     controller,
     gateway_admin,
+    installation_check,
     liveness,
     operator_metrics,
     pool_adviser,
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.log_level != "debug":
         quieten_kopf()
     try:
+        if options.check:
+            return asyncio.run(check(options))
         asyncio.run(run(options))
     except lease.LostError as error:
         log.error("%s", error)
@@ -101,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="TIME",
         help="check each pool this often without an event (1m)",
     )
+    add("--check", action="store_true", help="only check that an operator acts and may list the pools, and end")
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     return made
 
@@ -125,6 +129,25 @@ def _own_namespace() -> str:
             return file.read().strip()
     except OSError:
         return "default"
+
+
+async def check(options: argparse.Namespace) -> int:
+    """Prints what hinders the operator that is installed; 0 if nothing does."""
+    await config.load_config()
+    async with client.ApiClient() as api:
+        server = api_server.ApiServer(api, instance=options.identity)
+        leases = server.lease(options.operator_namespace, options.lease)
+        obstacles = [line async for line in installation_check.obstacles(server, leases, _namespaces(options))]
+    for line in obstacles:
+        sys.stderr.write(f"tidegate operator: {line}\n")
+    if not obstacles:
+        sys.stdout.write("An operator acts, and it may list the ServingPools of each namespace that it serves.\n")
+    return 1 if obstacles else 0
+
+
+def _namespaces(options: argparse.Namespace) -> Sequence[str | None]:
+    """The namespaces that are served; None for all."""
+    return [None] if options.all_namespaces else options.namespace or [options.operator_namespace]
 
 
 async def run(options: argparse.Namespace) -> None:
@@ -187,7 +210,7 @@ async def _act(
         lambda: (body for body in cache.pools() if reconcile.owner_of(body) == rules.operator), steering.silent
     )
     controlling = controller.Controller(server, cache, rules, steering, resync_s=options.resync, metrics=metrics)
-    namespaces = [None] if options.all_namespaces else options.namespace or [options.operator_namespace]
+    namespaces = _namespaces(options)
     async with asyncio.TaskGroup() as group:
         working = group.create_task(controlling.run())
         watching = [

@@ -222,11 +222,11 @@ class Operator:
 
 
 def install(plane: control_plane.ControlPlane, system: str, *namespaces: str, folder: pathlib.Path) -> Operator:
-    """Installs the chart's accounts and rights (not its Deployment) into the namespace `system`."""
+    """Installs the chart's accounts and rights (not its pods) into the namespace `system`."""
     make_namespace(plane, system)
     names = ",".join(namespaces)
     manifests = Helm(plane).rendered(system, "crds.install=false", f"namespaces.names={{{names}}}")
-    rights = [item for item in manifests if item["kind"] != "Deployment"]
+    rights = [item for item in manifests if item["kind"] not in ("Deployment", "Pod")]
     plane.kubectl("apply", "-f", "-", stdin="\n---\n".join(map(json.dumps, rights)))
     return Operator(plane, system, folder)
 

@@ -19,6 +19,7 @@ def test_the_chart_passes_the_strict_lint(helm):
 
 
 def test_the_api_server_accepts_the_whole_chart_in_a_restricted_namespace(helm, kubectl, namespace):
+    kubectl("create", "serviceaccount", "tidegate")  # a dry run makes none, and pods need theirs
     manifests = helm.rendered(namespace)
     text = "\n---\n".join(map(json.dumps, manifests))
     said = helm.plane.kubectl("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-", stdin=text)
@@ -53,7 +54,16 @@ def test_a_second_release_without_the_resource_does_not_conflict_with_the_first(
     assert not of_kind(template(helm, "crds.install=false"), "CustomResourceDefinition")
 
 
-@pytest.mark.parametrize("value", ["replicas=-1", "logLevel=loud", "imaje.tag=1", "namespaces.names={UPPER}"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "replicas=-1", "logLevel=loud", "imaje.tag=1", "namespaces.names={UPPER}", "image.digest=latest",
+        "image.repository=registry.example/a b", "image.tag=a b", "resources.requests.cpu=much", "resources.request.cpu=1",
+        "nodeSelector.zone=a b", "tolerations[0].effect=NoSchedul", "tolerations[0].operater=Exists",
+        "affinity.nodeAffinty.a=b", "priorityClassName=High", "serviceAccount.name=Name", "podAnnotations.a.b=c",
+        "imagePullSecrets[0].nam=registry",
+    ],
+)  # fmt: skip
 def test_invalid_values_are_rejected(helm, value):
     with pytest.raises(subprocess.CalledProcessError) as caught:
         template(helm, value)
@@ -65,3 +75,38 @@ def test_pull_secrets_reach_the_operator_and_the_pods_that_it_creates(helm):
     pod = deployment["spec"]["template"]["spec"]
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
     assert "--image-pull-secret=registry" in pod["containers"][0]["args"]
+
+
+DIGEST = f"sha256:{'0' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("values", "image"),
+    [
+        ((), "tidegate-operator:0.1.0"),
+        (("image.tag=v2",), "tidegate-operator:v2"),
+        ((f"image.digest={DIGEST}",), f"tidegate-operator@{DIGEST}"),
+        (("image.tag=v2", f"image.digest={DIGEST}"), f"tidegate-operator:v2@{DIGEST}"),
+    ],
+)
+def test_an_image_is_named_by_tag_or_by_digest(helm, values, image):
+    (deployment,) = of_kind(template(helm, *values), "Deployment")
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == image
+
+
+def test_digests_reach_the_images_of_pools(helm):
+    (deployment,) = of_kind(template(helm, f"engineImage.digest={DIGEST}"), "Deployment")
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert f"--engine-image=tidegate-engine@{DIGEST}" in arguments
+
+
+def test_the_pod_of_helm_test_checks_the_operator_with_its_own_account(helm):
+    manifests = template(helm, "namespaces.names={a,b}")
+    (deployment,) = of_kind(manifests, "Deployment")
+    (pod,) = of_kind(manifests, "Pod")
+    operator, (test,) = deployment["spec"]["template"]["spec"], pod["spec"]["containers"]
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert pod["spec"]["serviceAccountName"] == operator["serviceAccountName"]
+    assert test["command"] == ["tidegate", "operator", "--check"]
+    assert set(test["args"]) <= set(operator["containers"][0]["args"])
+    assert {"--namespace=a", "--namespace=b", "--lease=tidegate"} <= set(test["args"])

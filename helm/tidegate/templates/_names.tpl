@@ -20,7 +20,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
 {{- define "tidegate.image" -}}
-{{ .image.repository }}:{{ .image.tag | default .appVersion }}
+{{- $tag := .image.tag | default (ternary "" .appVersion (not (empty .image.digest))) -}}
+{{ .image.repository }}{{ with $tag }}:{{ . }}{{ end }}{{ with .image.digest }}@{{ . }}{{ end }}
+{{- end }}
+
+{{/* The arguments that say where the operator acts. */}}
+{{- define "tidegate.scope" -}}
+{{- if .Values.namespaces.all }}
+- --all-namespaces
+{{- else }}
+{{- range (.Values.namespaces.names | default (list .Release.Namespace)) }}
+- --namespace={{ . }}
+{{- end }}
+{{- end }}
+- --operator-namespace={{ .Release.Namespace }}
+- --lease={{ include "tidegate.name" . }}
 {{- end }}
 
 {{/* The rights of the operator in the namespaces that it serves. tests/operator checks that it needs each right and no other. */}}
