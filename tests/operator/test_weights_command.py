@@ -223,22 +223,28 @@ def test_a_store_that_does_not_answer_is_said_to_be_unreachable(bucket):
     assert f"{where} does not answer" in str(caught.value)
 
 
-def test_the_program_reports_its_progress_and_the_reason_of_a_failure(bucket, cache, tmp_path):
-    def run(uri):
-        report = tmp_path / "report"
-        command = [sys.executable, "-m", "tidegate_cli.main", "weights", uri, f"--cache={cache}", f"--report={report}"]
-        done = subprocess.run(
-            [*command, f"--endpoint={bucket.url}"], capture_output=True, text=True, check=False, timeout=60
-        )
-        return done, report.read_text() if report.exists() else ""
+def run_program(server, cache, tmp_path, uri):
+    """The finished process, and the reason of the failure that it reported."""
+    report = tmp_path / "report"
+    command = [sys.executable, "-m", "tidegate_cli.main", "weights", uri, f"--cache={cache}", f"--report={report}"]
+    done = subprocess.run(
+        [*command, f"--endpoint={server.url}"], capture_output=True, text=True, check=False, timeout=60
+    )
+    return done, report.read_text() if report.exists() else ""
 
-    done, report = run(URI)
-    assert (done.returncode, report) == (0, "")
+
+@pytest.mark.parametrize(("kind", "uri"), [("bucket", URI), ("hub", "hf://owner/model")])
+def test_the_program_prints_its_progress_and_nothing_else(request, cache, tmp_path, kind, uri):
+    done, report = run_program(request.getfixturevalue(kind), cache, tmp_path, uri)
+    assert (done.returncode, report, done.stderr) == (0, "", "")
     assert done.stdout.splitlines() == ["0% of 11.7 KiB", "11.7 KiB are in the cache"]
-    done, report = run("s3://models/other")
+
+
+def test_the_program_reports_the_reason_of_a_failure(bucket, cache, tmp_path):
+    done, report = run_program(bucket, cache, tmp_path, "s3://models/other")
     assert (done.returncode, report) == (1, done.stderr.strip())
     assert weight_report.parse(report)[0] is Reason.NOT_FOUND
-    done, _ = run("pvc://claim/folder")
+    done, _ = run_program(bucket, cache, tmp_path, "pvc://claim/folder")
     assert done.returncode == 2
     assert "write hf://OWNER/NAME or s3://BUCKET/FOLDER" in done.stderr
 

@@ -23,6 +23,12 @@ POLL_S = 1.0
 TOLD_S = 5.0
 """Time between two lines of progress."""
 ORIGINS = {"hf": ("hub_origin", "Hub"), "s3": ("bucket_origin", "Bucket")}
+HUB_DEFAULTS = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # the last line of the log is the progress
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_XET_CHUNK_CACHE_SIZE_BYTES": "0",  # a second copy, of up to 10 GB, on the pod's own disk
+}
+"""Variables of the hub's library, unless they are set. It reads them when it is imported."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 Reason = weight_report.Reason
 
@@ -50,6 +56,8 @@ def _downloadable(text: str) -> weight_source.Source:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
+    for name, value in HUB_DEFAULTS.items():
+        os.environ.setdefault(name, value)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))  # the first process of a container ignores it otherwise
     try:
         download(options.uri, options.cache, endpoint=options.endpoint, say=_say)
