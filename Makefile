@@ -47,7 +47,7 @@ lint: $(VENV)/.installed-all ## ruff, mypy --strict, import contracts
 	$(BIN)/lint-imports
 
 compiled: $(VENV)/.installed-all ## compile the decision core again after an edit: a third less CPU for each call of the gateway
-	$(BIN)/python tools/compiled_core/build
+	$(BIN)/python tools/compiled_core/build --cache $(CACHE)/compiled
 
 kubernetes: ## the Kubernetes binaries that tests use, from Go modules (once, ten minutes)
 	tools/kubernetes/build
@@ -99,7 +99,7 @@ lock: $(UV) ## resolve dependencies again
 
 clean: ## remove all that was made, caches included
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache
-	rm -rf $(addprefix $(CACHE)/,e2e-model e2e-weights e2e.lock images kubernetes models)
+	rm -rf $(addprefix $(CACHE)/,compiled e2e-model e2e-weights e2e.lock images kubernetes models)
 	rmdir $(CACHE) 2> /dev/null || true
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -110,7 +110,7 @@ $(UV):
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements/uv.txt
 
 $(VENV)/.compiled: | $(VENV)/.installed-all
-	$(BIN)/python tools/compiled_core/build
+	$(BIN)/python tools/compiled_core/build --cache $(CACHE)/compiled
 	@touch $@
 
 $(VENV)/.installed-%: requirements/%.txt pyproject.toml | $(UV)
