@@ -7,6 +7,7 @@ The histories mix arrivals, steps, blocked starts, preemptions, aborts, late pre
 import dataclasses
 import itertools
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -402,6 +403,9 @@ class LosesCalls:
 
     def __contains__(self, call_id: CallId) -> bool:
         return call_id in self._queue
+
+    def __iter__(self) -> Iterator[policies.QueuedRequest]:
+        return iter(self._queue)
 
     def rekey(self, changed: policies.Changed) -> None:
         for call_id in list(changed)[:1]:
