@@ -1,6 +1,7 @@
 """What reaches an engine passes bounds: a field that may harm an engine is a 400 that names it, or needs a switch."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -220,6 +221,18 @@ async def test_te_with_transfer_encoding_is_400(up: Any) -> None:
         answer = await exchange(client, head + b"0\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 400")
         assert b"TE together with Transfer-Encoding" in answer
+
+
+async def test_a_body_in_chunks_of_one_byte_is_400_before_it_holds_the_others_up(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        answer = await exchange(client, head + 20_000 * b"1\r\nx\r\n")
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert b"chunks that are too small" in answer
+        call = json.dumps({"model": "fake", "prompt": "x", "user": "x" * 1000}).encode()
+        few = b"".join(b"1\r\n%c\r\n" % byte for byte in call)
+        whole = await exchange(client, head.replace(b"Host", b"Connection: close\r\nHost") + few + b"0\r\n\r\n")
+        assert whole.startswith(b"HTTP/1.1 200")
 
 
 async def exchange(client: Any, raw: bytes) -> bytes:

@@ -32,8 +32,9 @@ from tidegate_gateway.openai import (
 )
 from tidegate_gateway.workflows import workflow_declaration, workflow_service, workflow_view
 
-LARGE_BODY_BYTES = 1 << 20
-"""Other clients are served between the steps of a larger body: the parse, the look at its fields, and the call."""
+LARGE_BODY_BYTES = 128 * 1024
+"""Larger bodies are read one after the other, and other clients are served between the steps of each: the parse, the look
+at its fields, and the call. Without the first, bodies that end together would hold the event loop together."""
 
 
 class HttpApi:
@@ -45,6 +46,7 @@ class HttpApi:
         self._limits = gateway.settings.limits
         self._workflows = gateway.workflows
         self._page = page_state.PageState(gateway, takes_calls=takes_calls)
+        self._one_large_body = asyncio.Lock()
 
     def routes(self) -> http_listener.Routes:
         """The client port: only these paths exist."""
@@ -118,14 +120,15 @@ class HttpApi:
         gateway = self._gateway
         now = gateway.clock()
         fields = http_headers.read(http_headers.headers_of(request.headers))
-        is_large = len(request.body) > LARGE_BODY_BYTES
-        body = parsed_request.decoded(request.body)
-        if is_large:
-            await asyncio.sleep(0)
-        parsed = parsed_request.from_body(kind, body, fields, most_choices=self._limits.choices)
+        if len(request.body) > LARGE_BODY_BYTES:
+            async with self._one_large_body:
+                body = parsed_request.decoded(request.body)
+                await asyncio.sleep(0)
+                parsed = parsed_request.from_body(kind, body, fields, most_choices=self._limits.choices)
+                await asyncio.sleep(0)
+        else:
+            parsed = parsed_request.from_json(kind, request.body, fields, most_choices=self._limits.choices)
         request.body = b""  # the parsed request has it
-        if is_large:
-            await asyncio.sleep(0)
         async with gateway.calls.answer(now, parsed) as answer:
             headers = _headers(fields, answer)
             reply = answer.reply

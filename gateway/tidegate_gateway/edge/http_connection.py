@@ -63,6 +63,7 @@ class Connection(asyncio.Protocol):
         self._in_body = False
         self._body: bytes | bytearray = b""
         self._body_bytes = 0
+        self._body_pieces = 0
         self._most_body_bytes = self._limits.body_bytes
         self._charged = 0
         self._request: http_messages.Request | None = None
@@ -291,6 +292,9 @@ class Connection(asyncio.Protocol):
             raise self._too_large()
         if self._listener.body_bytes > self._limits.bodies_bytes:
             raise error_table.Shed(DropReason.SATURATED)
+        self._body_pieces += 1
+        if self._body_pieces > framing_errors.BODY_PIECES + self._body_bytes // framing_errors.PIECE_BYTES:
+            raise framing_errors.small_chunks()
         self._frame_bytes = 0
         if self._body:
             if isinstance(self._body, bytes):
@@ -308,7 +312,7 @@ class Connection(asyncio.Protocol):
         self._frame_bytes = 0
         request.body = bytes(self._body)
         request.body_bytes = self._body_bytes
-        self._body, self._body_bytes = b"", 0
+        self._body, self._body_bytes, self._body_pieces = b"", 0, 0
         self.unused = False
         if not self._idle_before and not self._paused and self._transport is not None:
             self._paused = True

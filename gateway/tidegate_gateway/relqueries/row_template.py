@@ -44,7 +44,7 @@ class Template:
                 sentence = f"{where} has no column {column!r}, which the template names; its columns are {known}"
                 raise BadRequest(sentence, param="template") from None
             values.append(value if isinstance(value, str) else _text(value, column, where))
-        return orjson.dumps(values)
+        return bytes(memoryview(orjson.dumps(values)))  # a copy, because orjson's own result holds ten times its length
 
     def prompt(self, values: Sequence[str]) -> str:
         """The text of a row; the last message of a template of messages."""
