@@ -32,6 +32,7 @@ ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
 else
 	TIDEGATE_INTERPRETED=1 $(BIN)/python -m pytest -n auto --dist worksteal $(PURE_TESTS)
+	$(BIN)/python tools/compiled_core/build --cache $(CACHE)/compiled
 	$(BIN)/python -m pytest $(filter-out $(PURE_TESTS) %__pycache__,$(wildcard tests/*))
 endif
 

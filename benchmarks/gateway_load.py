@@ -47,7 +47,7 @@ def await_page(url: str, body: bytes | None = None) -> None:
             urllib.request.urlopen(request, timeout=5).close()
             return
         time.sleep(0.05)
-    raise SystemExit(f"gateway_cpu: {url} did not answer within {START_S:.0f} s")
+    raise SystemExit(f"benchmark of the gateway: {url} did not answer within {START_S:.0f} s")
 
 
 def cpu_s(pid: int) -> float:
@@ -87,7 +87,7 @@ async def client(port: int, mode: str, left: Iterator[int]) -> int:
             writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")
             if not head.startswith(b"HTTP/1.1 200"):
-                raise SystemExit(f"gateway_cpu: the gateway answered {head[:200]!r}")
+                raise SystemExit(f"benchmark of the gateway: the gateway answered {head[:200]!r}")
             blocks += await answer(reader, head.lower())
     finally:
         writer.close()

@@ -119,7 +119,8 @@ class GatewayAdmin:
             return None
 
     def others(self, policies: Collection[str]) -> dict[str, str]:
-        """The gateways that had another policy than `policies` at the last `targets`, by address."""
+        """The gateways that had another policy than `policies` at the last `targets`, by address. There are none after a
+        switch, until the next `targets`."""
         return {address: policy for address, policy in self._policies.items() if policy not in policies}
 
     async def follow(self, policy: str, reason: str) -> None:
@@ -137,6 +138,7 @@ class GatewayAdmin:
             async with self._session.put(url, json=body, headers=self._headers, timeout=TIMEOUT) as answer:
                 self._note(answer)
                 answer.raise_for_status()
+            self._policies = {}  # what the gateways had before says nothing of whether they follow
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             log.debug("%s does not accept policy %s: %r", self._url, policy, error)
 

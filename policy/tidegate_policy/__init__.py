@@ -2,8 +2,9 @@
 
 Every function here takes values (time and randomness included) and returns a decision. The gateway, the vLLM plugin,
 the operator and the simulator bring the clock, the sockets and the side effects. In reading order: `model` (the nouns),
-`cost` (seconds), `budget` (deadlines), `orders` and `waiting` (who is next), `choose` (which engine), `dispatcher`
-(the gateway's state machine), `qos` and `steer` (which order should be active).
+`cost` (seconds), `budget` (deadlines), `policies` and `waiting_queue` (which call is next), `dispatch` (which engine),
+`admit` (which calls may enter), `predict` (what a call will need), `gateway_core` and `engine` (the two state machines), `qos` and
+`steer` (which policy should be active).
 """
 
 import pathlib

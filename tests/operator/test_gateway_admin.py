@@ -149,6 +149,9 @@ async def test_the_targets_of_each_gateway_are_read_and_a_gateway_that_answers_n
     gateway.answer = state() | {"targets": {"chat": {"met": 9, "with_target": 10, "more": 1}}}
     assert await admin.targets([address, "127.0.0.1:1"]) == {address: {"chat": (9, 10)}}
     assert (admin.others({"edf"}), admin.others({"sjf"})) == ({}, {address: "edf"})
+    await admin.override()
+    await admin.follow("sjf", "overload")
+    assert admin.others({"sjf"}) == {}, "no gateway has had the time to follow"
     for nonsense in (state(), state() | {"targets": [1]}, state() | {"targets": {"chat": {"met": "x"}}}, []):
         gateway.answer = nonsense
         assert await admin.targets([address]) == {}
