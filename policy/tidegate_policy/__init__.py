@@ -3,8 +3,8 @@
 Every function here takes values (time and randomness included) and returns a decision. The gateway, the vLLM plugin,
 the operator and the simulator bring the clock, the sockets and the side effects. In reading order: `model` (the nouns),
 `cost` (seconds), `budget` (deadlines), `policies` and `waiting_queue` (which call is next), `dispatch` (which engine),
-`admit` (which calls may enter), `predict` (what a call will need), `gateway_core` and `engine` (the two state machines), `qos` and
-`steer` (which policy should be active).
+`admit` (which calls may enter), `predict` (what a call will need), `gateway_core` and `engine` (the two state machines),
+`qos` and `steer` (which policy should be active).
 """
 
 import pathlib
