@@ -87,7 +87,7 @@ async def test_declared_parallel_calls_finish_a_stage_together(up: Any) -> None:
 
 async def test_undeclared_parallel_calls_are_over_when_a_later_stage_starts(up: Any, until: Any) -> None:
     stages = [{"name": "many"}, {"name": "last", "after": ["many"]}]
-    async with fake_engine.engine(first_s=0.2) as engine, up(engine) as client:
+    async with fake_engine.engine(first_s=1.5) as engine, up(engine) as client:
         _, flow = await create(client, deadline_ms=60_000, stages=stages)
         async with asyncio.TaskGroup() as group:
             for _ in range(3):
