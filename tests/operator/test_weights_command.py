@@ -1,9 +1,12 @@
 """`tidegate weights` against doubles of an object store and of the hub."""
 
 import datetime
+import errno
+import fcntl
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -273,3 +276,25 @@ def test_a_manifest_that_cannot_be_read_is_no_copy(tmp_path):
     (tmp_path / "name").mkdir()
     (tmp_path / "name" / weight_cache.MANIFEST).write_text(json.dumps([]))
     assert weight_cache.Copy(tmp_path, "name").size() is None
+
+
+def test_without_file_locks_the_copy_that_an_engine_reads_stays(monkeypatch, tmp_path):
+    def flock(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    hosts = iter(("pod-1", "pod-2", "pod-3"))
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(socket, "gethostname", lambda: next(hosts))
+    first, second, third = (weight_cache.Copy(tmp_path, "name") for _ in range(3))
+    with first.locked(print), second.locked(print), third.locked(print):
+        for copy in (first, second):
+            copy.begin()
+            (copy.partial / "file").write_bytes(b"1")
+        first.finish({"file": 1})
+        with (first.folder / "file").open("rb") as read:
+            second.finish({"file": 1})
+            third.begin()
+            assert os.path.samestat(os.fstat(read.fileno()), (first.folder / "file").stat())
+        (third.partial / "file").write_bytes(b"1")
+        third.finish({"file": 1})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["name", "name.lock"]

@@ -67,7 +67,7 @@ class Copy:
 
     def begin(self) -> None:
         """Makes the partial folder. A damaged copy becomes the partial folder, so that its sound files stay."""
-        if self.folder.exists() and not self.partial.exists():
+        if self.folder.exists() and not self.partial.exists() and self.size() is None:
             self.folder.rename(self.partial)
         self.partial.mkdir(parents=True, exist_ok=True)
 
@@ -84,11 +84,14 @@ class Copy:
         return shutil.disk_usage(self.partial).free
 
     def finish(self, files: Mapping[str, int]) -> None:
-        """Gives the partial folder, which holds these files by size, its name."""
+        """Gives the partial folder, which holds these files by size, its name. A copy that another process without a lock
+        finished first stays, because engines may read it."""
         (self.partial / MANIFEST).write_text(json.dumps({"files": dict(files)}, indent=1))
-        shutil.rmtree(self.folder, ignore_errors=True)
-        try:
-            self.partial.rename(self.folder)
-        except OSError:
-            if self.size() is None:  # else another process without a lock was faster
-                raise
+        if self.size() is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            try:
+                self.partial.rename(self.folder)
+            except OSError:
+                if self.size() is None:
+                    raise
+        shutil.rmtree(self.partial, ignore_errors=True)
