@@ -25,10 +25,10 @@ def body(**changes):
     return {"metadata": metadata, "spec": {**yaml.safe_load(text)["spec"], **changes}}
 
 
-def manifests(**changes):
+def manifests(*, images=IMAGES, **changes):
     pool = spec.parse(body(**changes), KNOWN)
     return list(
-        render.manifests(pool, replica_allocation.desired(pool), images=IMAGES, operator_namespace="tidegate-system")
+        render.manifests(pool, replica_allocation.desired(pool), images=images, operator_namespace="tidegate-system")
     )
 
 

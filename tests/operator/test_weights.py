@@ -1,5 +1,6 @@
 """Weights in a pool: manifests, progress in the status, and failures that become conditions."""
 
+import dataclasses
 import datetime
 import http.server
 import json
@@ -113,7 +114,9 @@ def test_simulated_engines_download_nothing():
 
 def test_downloads_can_pull_their_image_beside_the_engines_own_secrets():
     engine = {**test_render.body()["spec"]["engine"], "imagePullSecrets": [{"name": "own"}]}
-    assert pod(engine=engine, **model("s3://b/m", cache=CACHE))["imagePullSecrets"] == [{"name": "own"}]
+    images = dataclasses.replace(test_render.IMAGES, pull_secrets=("registry", "own"))
+    found = pod(engine=engine, images=images, **model("s3://b/m", cache=CACHE))
+    assert sorted(item["name"] for item in found["imagePullSecrets"]) == ["own", "registry"]
 
 
 SENTENCE = "s3://b/m is not there: correct the URI"

@@ -113,7 +113,7 @@ def _pod(
     fields = {**accelerators.pod_fields(node_pool), **engine.pod_fields, **weights.pod_fields()}
     if weights.init_containers and "imagePullSecrets" in engine.pod_fields:
         more = ({"name": secret} for secret in download_image.pull_secrets)
-        fields["imagePullSecrets"] = [*engine.pod_fields["imagePullSecrets"], *more]
+        fields["imagePullSecrets"] = pods.last_by("name", *engine.pod_fields["imagePullSecrets"], *more)
     return pods.pod(
         [container],
         account=engine.service_account or name,

@@ -46,7 +46,7 @@ def pod(
         },
         **({"imagePullSecrets": secrets} if secrets else {}),
         "containers": list(containers),
-        "volumes": _last_by("name", {"name": "tmp", "emptyDir": {}}, *volumes),
+        "volumes": last_by("name", {"name": "tmp", "emptyDir": {}}, *volumes),
         **more,
     }
 
@@ -60,8 +60,8 @@ def container(
         "image": image.name,
         "imagePullPolicy": image.pull_policy,
         "ports": [{"name": port, "containerPort": number} for port, number in ports.items()],
-        "env": _last_by("name", *ENVIRONMENT, *env),
-        "volumeMounts": _last_by("mountPath", {"name": "tmp", "mountPath": "/tmp"}, *mounts),
+        "env": last_by("name", *ENVIRONMENT, *env),
+        "volumeMounts": last_by("mountPath", {"name": "tmp", "mountPath": "/tmp"}, *mounts),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -71,7 +71,7 @@ def container(
     }
 
 
-def _last_by(key: str, *items: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def last_by(key: str, *items: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The items in their order, but only the last of those with the same `key`: the API server rejects duplicates."""
     return list({item[key]: item for item in items}.values())
 
