@@ -86,7 +86,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class S3(Handler):
-    """Paths are BUCKET/KEY. A request that is signed must have the access key `KEY`; one without a signature is let in."""
+    """Paths are BUCKET/KEY; a key that ends with a slash marks a folder. A request that is signed must have the access key
+    `KEY`; one without a signature is let in."""
 
     def serve(self) -> None:
         signed = self.headers.get("authorization", "")
@@ -94,9 +95,9 @@ class S3(Handler):
             self.answer(403, b"<Error><Code>InvalidAccessKeyId</Code><Message>unknown key</Message></Error>")
             return
         where = urllib.parse.urlsplit(self.path)
-        path, query = urllib.parse.unquote(where.path).strip("/"), dict(urllib.parse.parse_qsl(where.query))
+        path, query = urllib.parse.unquote(where.path).lstrip("/"), dict(urllib.parse.parse_qsl(where.query))
         if "list-type" in query:
-            self.list(path, query.get("prefix", ""))
+            self.list(path.rstrip("/"), query.get("prefix", ""))
         elif path in self.server.contents:
             self.content(path, last_modified="Mon, 23 Nov 2026 00:00:00 GMT", etag='"x"')
         else:

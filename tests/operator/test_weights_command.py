@@ -136,6 +136,23 @@ def test_without_checksums_a_file_of_another_size_never_reaches_an_engine(bucket
     assert any("no checksums" in line for line in lines)
 
 
+@pytest.mark.parametrize("sums", [True, False])
+def test_markers_of_folders_are_no_files(bucket, cache, sums):
+    if not sums:
+        del bucket.contents["models/qwen/SHA256SUMS"]
+    markers = {f"models/qwen/{name}": b"" for name in ("", "sub/", "sub/deep/", "none/")}
+    bucket.contents |= markers | {"models/qwen/sub/deep/vocab.txt": b"a", "models/qwen/empty.txt": b""}
+    folder = download(bucket, cache)
+    assert contents(folder).keys() - {"none"} == FILES.keys() | {"empty.txt"}
+    assert (folder / "sub" / "deep" / "vocab.txt").read_bytes() == b"a"
+    assert download(bucket, cache) == folder
+
+
+def test_a_folder_of_markers_has_no_model(bucket, cache):
+    bucket.contents |= {"models/none/": b""}
+    assert failure(bucket, cache, "s3://models/none").reason is Reason.NOT_FOUND
+
+
 def test_a_copy_that_lost_a_file_is_completed(bucket, cache):
     folder = download(bucket, cache)
     (folder / "model-1.safetensors").unlink()

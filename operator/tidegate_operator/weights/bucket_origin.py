@@ -52,7 +52,7 @@ class Bucket:
 
     def files(self) -> Sequence[origin.RemoteFile]:
         with self._translated():
-            found = {item["path"]: item["size"] for page in self._store.list() for item in page}
+            found = _without_markers({item["path"]: item["size"] for page in self._store.list() for item in page})
             sums = self._sums() if SUMS in found else {}
         if not found:
             raise self._missing()
@@ -64,8 +64,9 @@ class Bucket:
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(f"{target.name}.unfinished")
         with self._translated(), unfinished.open("wb") as content:
-            for chunk in self._store.get(file.path).stream(min_chunk_size=origin.CHUNK_BYTES):
-                content.write(chunk)
+            if file.size:  # the store may state an empty file that is the marker of an empty folder, and has another key
+                for chunk in self._store.get(file.path).stream(min_chunk_size=origin.CHUNK_BYTES):
+                    content.write(chunk)
         unfinished.rename(target)
 
     def _sums(self) -> Mapping[str, str]:
@@ -101,6 +102,12 @@ class Bucket:
                 f"{self._where} does not answer ({why.splitlines()[0][:200]}): check model.endpoint and the network of the "
                 "node; the download tries again",
             ) from error
+
+
+def _without_markers(sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """Sizes by path, without the empty objects by which consoles mark folders."""
+    folders = {str(folder) for path in sizes for folder in pathlib.PurePosixPath(path).parents}
+    return {path: size for path, size in sizes.items() if size or (path and path not in folders)}
 
 
 _DENIED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
