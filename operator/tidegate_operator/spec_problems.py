@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate_operator import quantity
+from tidegate_operator.weights import weight_source
 from tidegate_policy import policies
 from tidegate_policy.admit import promises
 
@@ -75,7 +76,22 @@ def find(spec: _Json, known: Known) -> Iterator[Problem]:
     yield from _parameter_problems(spec["policy"], known.policies)
     yield from _rule_problems(spec["gateway"]["dispatch"], known.rules)
     yield from _profile_problems(spec["nodePools"], known.profiles)
+    yield from _weight_problems(spec)
     yield from _workflow_problems(spec.get("workflows", ()))
+
+
+def _weight_problems(spec: _Json) -> Iterator[Problem]:
+    """URIs that an earlier version of the CRD accepted."""
+    named = [
+        ("spec.model.uri", spec["model"]),
+        *((f"spec.nodePools[{item['name']}].uri", item) for item in spec["nodePools"]),
+    ]
+    for field, item in named:
+        try:
+            if "uri" in item:
+                weight_source.parse(item["uri"])
+        except ValueError as error:
+            yield Problem(field=field, why=f"{error}: write a URI such as hf://OWNER/NAME or hostpath:///FOLDER")
 
 
 def _number_problems(spec: _Json) -> Iterator[Problem]:

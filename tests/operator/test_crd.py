@@ -274,6 +274,12 @@ BAD_EDITS = {
     "weights above a folder": (
         {"model": {"name": "demo", "uri": "hostpath:///models/../etc"}}, "write the folder without . and ..",
     ),
+    "weights in no folder of the node": (
+        {"model": {"name": "demo", "uri": "hostpath:////"}}, "hostpath:///FOLDER or file:///FOLDER",
+    ),
+    "weights in no folder of the container": (
+        {"model": {"name": "demo", "uri": "file:///"}}, "hostpath:///FOLDER or file:///FOLDER",
+    ),
     "a bucket without a cache": (
         {"model": {"name": "demo", "uri": "s3://bucket/model"}}, "weights from s3:// need a cache: add spec.model.cache",
     ),

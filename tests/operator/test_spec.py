@@ -174,3 +174,12 @@ def test_an_argument_that_another_field_sets_is_reported(argument, sentence):
     node_pools = [{**stored()["spec"]["nodePools"][0], "args": [argument]}]
     (problem,) = problems(nodePools=node_pools)
     assert problem.startswith("spec.nodePools[a100].args: ")
+
+
+@pytest.mark.parametrize("uri", ["file:///", "file:////", "hostpath:////", "ftp://host/model"])
+def test_a_stored_uri_that_names_no_weights_is_a_problem_of_its_field(uri):
+    (problem,) = problems(model={"name": "demo", "uri": uri})
+    assert problem.startswith(f"spec.model.uri: '{uri}' ")
+    node_pools = [{**item, "uri": uri} for item in stored()["spec"]["nodePools"]]
+    expected = [f"spec.nodePools[{item['name']}].uri" for item in node_pools]
+    assert [problem.partition(":")[0] for problem in problems(nodePools=node_pools)] == expected
