@@ -282,6 +282,19 @@ def test_an_engine_gets_one_format_of_the_weights():
     assert origin.needed(config | {"pytorch_model.bin", "tf_model.h5"}) == config | {"pytorch_model.bin"}
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["/etc/model.json", "../model.json", "a/../../model.json", "./model.json", "a/./model.json", "a//model.json", "a/"],
+)
+def test_a_name_that_leads_out_of_the_folder_never_becomes_a_path(hub, cache, name):
+    hub.contents[name] = b"{}"
+    error = failure(hub, cache, "hf://owner/model")
+    assert error.reason is Reason.DIFFER
+    assert f"{name!r}, which is no path below" in str(error)
+    assert not any(name in path for path in hub.fetched())
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
 def test_sources_have_folders_of_their_own():
     uris = ["s3://a/b", "s3://a-b", "s3://a/b/c", "hf://a/b", "hf://a/b@c"]
     names = {weight_source.parse(uri).folder(endpoint) for uri in uris for endpoint in (None, "http://x")}

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tidegate_operator.weights import weight_report
+
 CHUNK_BYTES = 1 << 22
 
 
@@ -49,8 +51,15 @@ class Origin(Protocol):
 
 
 def needed(paths: Iterable[str]) -> set[str]:
-    """The files that an engine reads: not the same weights in a second format, as repositories often have them."""
+    """The files that an engine reads: not the same weights in a second format, as repositories often have them. Raises
+    WeightsError for a path that could lead out of the model's folder."""
     every = set(paths)
+    for path in sorted(every):
+        if not {"", ".", ".."}.isdisjoint(path.split("/")):
+            raise weight_report.WeightsError(
+                weight_report.Reason.DIFFER,
+                f"the source names a file {path!r}, which is no path below the model's folder: rename the file there",
+            )
     formats = (".safetensors", ".bin", ".pt", ".gguf")
     weights = {ending: {path for path in every if path.endswith(ending)} for ending in formats}
     chosen = next((ending for ending in formats if weights[ending]), None)
