@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 
+import huggingface_hub
 import pytest
 
 from tidegate_operator.weights import bucket_origin, origin, weight_cache, weight_report, weight_source, weights_command
@@ -241,6 +242,36 @@ def test_a_store_that_does_not_answer_is_said_to_be_unreachable(bucket):
         place.files()
     assert caught.value.reason is Reason.UNREACHABLE
     assert f"{where} does not answer" in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "reset"), TimeoutError(), RuntimeError("Xet: no answer")])
+def test_a_hub_that_stops_to_answer_is_said_to_be_unreachable(hub, cache, monkeypatch, error):
+    def fetch(*_, **__):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "hf_hub_download", fetch)
+    found = failure(hub, cache, "hf://owner/model")
+    assert found.reason is Reason.UNREACHABLE
+    assert f"{hub.url} does not answer ({type(error).__name__}" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.EACCES, Reason.UNWRITABLE),
+        (errno.EROFS, Reason.UNWRITABLE),
+        (errno.ENOSPC, Reason.DISK_FULL),
+        (errno.EIO, Reason.UNREACHABLE),
+        (errno.ESTALE, Reason.UNREACHABLE),
+        (errno.ENETUNREACH, Reason.UNREACHABLE),
+    ],
+)
+def test_an_error_of_the_system_has_the_reason_that_says_what_helps(hub, cache, monkeypatch, number, reason):
+    def fetch(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "hf_hub_download", fetch)
+    assert failure(hub, cache, "hf://owner/model").reason is reason
 
 
 def run_program(server, cache, tmp_path, uri):

@@ -76,8 +76,14 @@ class Hub:
                     f"{where} refuses the token for {uri}: put a valid one as {TOKEN} into the Secret of model.secretRef",
                 ) from error
             raise _unreachable(where, f"HTTP {status}") from error
-        except (httpx2.HTTPError, errors.LocalEntryNotFoundError, errors.FileMetadataError) as error:
+        except _UNANSWERED as error:
             raise _unreachable(where, _first_line(error)) from error
+
+
+_UNANSWERED = (
+    httpx2.HTTPError, errors.LocalEntryNotFoundError, errors.FileMetadataError, ConnectionError, TimeoutError, RuntimeError,
+)  # fmt: skip
+"""Errors of the hub's library. Its extension for Xet, from which large files come, raises the three that Python has."""
 
 
 def _unreachable(where: str, why: str) -> weight_report.WeightsError:

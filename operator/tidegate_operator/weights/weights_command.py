@@ -30,6 +30,10 @@ HUB_DEFAULTS = {
 }
 """Variables of the hub's library, unless they are set. It reads them when it is imported."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
+UNWRITABLE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG,
+)  # fmt: skip
+"""Errors of a disk that another attempt alone does not end."""
 Reason = weight_report.Reason
 
 
@@ -156,6 +160,12 @@ def _watch(
 def _of_disk(error: OSError, cache: pathlib.Path, source: weight_source.Source) -> weight_report.WeightsError:
     if error.errno in FULL:
         return _full(source, "no space left")
+    if error.errno not in UNWRITABLE:
+        return weight_report.WeightsError(
+            Reason.UNREACHABLE,
+            f"{source.uri} cannot be downloaded into the cache {cache} ({error.strerror or error}): check the volume of "
+            "model.cache and the network of the node; the download tries again",
+        )
     return weight_report.WeightsError(
         Reason.UNWRITABLE,
         f"the cache {cache} cannot be written by user {os.getuid()} ({error.strerror}): give the folder to this user, or "
