@@ -137,6 +137,38 @@ def test_without_checksums_a_file_of_another_size_never_reaches_an_engine(bucket
     assert any("no checksums" in line for line in lines)
 
 
+def test_a_bucket_without_a_file_that_its_checksums_name_is_not_whole(bucket, cache):
+    del bucket.contents["models/qwen/model-2.safetensors"]
+    error = failure(bucket, cache)
+    assert error.reason is Reason.DIFFER
+    assert "s3://models/qwen has no model-2.safetensors, which its SHA256SUMS names: upload it first" in str(error)
+    assert not any("safetensors" in path for path in bucket.fetched())
+
+
+def test_checksums_may_name_a_format_that_no_engine_needs(bucket, cache):
+    bucket.contents["models/qwen/SHA256SUMS"] += f"{'0' * 64}  pytorch_model.bin\n".encode()
+    assert contents(download(bucket, cache)) == FILES
+
+
+@pytest.mark.parametrize(
+    "line", [b"abc", b"0" * 64, b"0" * 32 + b"  config.json", b"SHA256 (config.json) = " + b"0" * 64, b"\xff\xfe0\0"]
+)
+def test_a_line_of_the_checksums_that_cannot_be_read_is_named(bucket, cache, line):
+    bucket.contents["models/qwen/SHA256SUMS"] += line + b"\n"
+    error = failure(bucket, cache)
+    assert error.reason is Reason.DIFFER
+    assert "line 4 of SHA256SUMS in s3://models/qwen is no checksum" in str(error)
+
+
+@pytest.mark.parametrize("form", ["{} *{}\n", "{}  ./{}\n", "{}  {}\r\n", "\n{}  {}\n"])
+def test_checksums_have_the_forms_that_sha256sum_writes(bucket, cache, form):
+    sums = "".join(form.format(hashlib.sha256(content).hexdigest(), name) for name, content in FILES.items())
+    bucket.contents["models/qwen/SHA256SUMS"] = sums.encode()
+    lines = []
+    assert contents(download(bucket, cache, say=lines.append)) == FILES
+    assert not any("no checksums" in line for line in lines)
+
+
 @pytest.mark.parametrize("sums", [True, False])
 def test_markers_of_folders_are_no_files(bucket, cache, sums):
     if not sums:

@@ -7,6 +7,7 @@ checksums. Without it only sizes can be compared: an object's ETag is no checksu
 
 import os
 import pathlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -56,7 +57,12 @@ class Bucket:
             sums = self._sums() if SUMS in found else {}
         if not found:
             raise self._missing()
-        wanted = origin.needed(found) - {SUMS}
+        wanted = origin.needed({*found, *sums}) - {SUMS}
+        if absent := sorted(wanted - found.keys()):
+            raise weight_report.WeightsError(
+                Reason.DIFFER,
+                f"{self._source.uri} has no {absent[0]}, which its {SUMS} names: upload it first, or correct {SUMS}",
+            )
         return [origin.RemoteFile(path=path, size=found[path], sha256=sums.get(path)) for path in sorted(wanted)]
 
     def fetch(self, file: origin.RemoteFile, folder: pathlib.Path) -> None:
@@ -64,16 +70,28 @@ class Bucket:
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(f"{target.name}.unfinished")
         with self._translated(), unfinished.open("wb") as content:
-            if file.size:  # the store may state an empty file that is the marker of an empty folder, and has another key
+            if (
+                file.size
+            ):  # the store may state an empty file that is the marker of an empty folder, and has another key
                 for chunk in self._store.get(file.path).stream(min_chunk_size=origin.CHUNK_BYTES):
                     content.write(chunk)
         unfinished.rename(target)
 
     def _sums(self) -> Mapping[str, str]:
         """Checksums by path."""
-        text = bytes(self._store.get(SUMS).bytes()).decode()
-        lines = (line.split(maxsplit=1) for line in text.splitlines() if line.strip())
-        return {name.removeprefix("*").removeprefix("./").strip(): value.lower() for value, name in lines}
+        text = bytes(self._store.get(SUMS).bytes()).decode("utf-8-sig", errors="replace")
+        sums: dict[str, str] = {}
+        for number, line in enumerate(text.splitlines(), start=1):
+            found = _SUM.fullmatch(line)
+            if found:
+                sums[found["name"]] = found["sha256"].lower()
+            elif line.strip():
+                raise weight_report.WeightsError(
+                    Reason.DIFFER,
+                    f"line {number} of {SUMS} in {self._source.uri} is no checksum with a name: write the file by "
+                    f"sha256sum * > {SUMS}, and upload it again",
+                )
+        return sums
 
     def _missing(self) -> weight_report.WeightsError:
         return weight_report.WeightsError(
@@ -110,6 +128,8 @@ def _without_markers(sizes: Mapping[str, int]) -> Mapping[str, int]:
     return {path: size for path, size in sizes.items() if size or (path and path not in folders)}
 
 
+_SUM = re.compile(r"(?P<sha256>[0-9A-Fa-f]{64}) [ *]?(?:\./)?(?P<name>\S|\S.*\S)\s*")
+"""A line of `sha256sum`."""
 _DENIED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 _DENIALS = ("403 Forbidden", "401 Unauthorized", "Missing SecretAccessKey", "Missing AccessKeyId")
 _IDENTITIES = (
