@@ -41,6 +41,10 @@ class Store(http.server.ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a client that closes its connection is no fault
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
     def fetched(self) -> list[str]:
         """The paths of the contents that were sent."""
         return [word.removeprefix("GET ") for word in self.asked if word.startswith("GET ") and "?" not in word]

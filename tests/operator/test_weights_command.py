@@ -276,6 +276,29 @@ def test_a_store_that_does_not_answer_is_said_to_be_unreachable(bucket):
     assert f"{where} does not answer" in str(caught.value)
 
 
+@pytest.mark.timeout(30)
+def test_a_store_that_accepts_and_never_answers_is_said_to_be_unreachable():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        short = datetime.timedelta(milliseconds=1)
+        where = f"http://127.0.0.1:{server.getsockname()[1]}"
+        place = bucket_origin.Bucket(weight_source.parse(URI), where, retried=short, silence=50 * short)
+        with pytest.raises(weight_report.WeightsError) as caught:
+            place.files()
+    assert caught.value.reason is Reason.UNREACHABLE
+
+
+@pytest.mark.timeout(30)
+def test_a_content_that_stops_to_arrive_is_said_to_be_unreachable(bucket, tmp_path):
+    bucket.contents.pop("models/qwen/SHA256SUMS")
+    short = datetime.timedelta(milliseconds=200)
+    place = bucket_origin.Bucket(weight_source.parse(URI), bucket.url, retried=short, silence=short)
+    (file, *_) = place.files()
+    bucket.gate.clear()
+    with pytest.raises(weight_report.WeightsError) as caught:
+        place.fetch(file, tmp_path)
+    assert caught.value.reason is Reason.UNREACHABLE
+
+
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "reset"), TimeoutError(), RuntimeError("Xet: no answer")])
 def test_a_hub_that_stops_to_answer_is_said_to_be_unreachable(hub, cache, monkeypatch, error):
     def fetch(*_, **__):

@@ -18,23 +18,34 @@ from tidegate_operator.weights import origin, weight_report, weight_source
 
 SUMS = "SHA256SUMS"
 RETRIED = timedelta(seconds=60)
-"""Time after which an unanswered request fails."""
+"""Time after which a request that fails is not sent again."""
+SILENCE = timedelta(seconds=60)
+"""Longest time without a byte of the answer to a request; then the request fails."""
 Reason = weight_report.Reason
 
 
 class Bucket:
     """A folder of a bucket."""
 
-    def __init__(self, source: weight_source.Source, endpoint: str | None, *, retried: timedelta = RETRIED) -> None:
+    def __init__(
+        self,
+        source: weight_source.Source,
+        endpoint: str | None,
+        *,
+        retried: timedelta = RETRIED,
+        silence: timedelta = SILENCE,
+    ) -> None:
         self._source = source
         self._where = (
             endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "the store"
         )
         anonymous = not any(os.environ.get(name) for name in _IDENTITIES)
         with self._translated():
-            self._store = self._opened(endpoint, anonymous=anonymous, retried=retried)
+            self._store = self._opened(endpoint, anonymous=anonymous, retried=retried, silence=silence)
 
-    def _opened(self, endpoint: str | None, *, anonymous: bool, retried: timedelta) -> store.S3Store:
+    def _opened(
+        self, endpoint: str | None, *, anonymous: bool, retried: timedelta, silence: timedelta
+    ) -> store.S3Store:
         source = self._source
         return store.S3Store(
             source.location,
@@ -43,7 +54,7 @@ class Bucket:
                 **({"endpoint": endpoint} if endpoint else {}),
                 **({"skip_signature": True} if anonymous else {}),
             },
-            client_options={"allow_http": True, "timeout": timedelta(hours=6)},
+            client_options={"allow_http": True, "timeout": timedelta(hours=6), "read_timeout": silence},
             retry_config={
                 "max_retries": 10,
                 "retry_timeout": retried,
