@@ -274,6 +274,9 @@ BAD_EDITS = {
     "weights above a folder": (
         {"model": {"name": "demo", "uri": "hostpath:///models/../etc"}}, "write the folder without . and ..",
     ),
+    "weights above the folder of an image": (
+        {"model": {"name": "demo", "uri": "oci://image#.."}}, "write the folder without . and ..",
+    ),
     "weights in no folder of the node": (
         {"model": {"name": "demo", "uri": "hostpath:////"}}, "hostpath:///FOLDER or file:///FOLDER",
     ),
