@@ -102,7 +102,9 @@ async def carry_out(
         return Result.FOREIGN
     if owner_of(body) is None and not await api.claim(body["metadata"]["namespace"], name, rules.operator):
         return Result.FOREIGN  # the event of the other operator's claim follows
-    lines = await _progress(api, body["metadata"]["namespace"], pods)
+    lines = await weight_status.progress(
+        pods, lambda pod: api.last_line(body["metadata"]["namespace"], pod, engine_weights.CONTAINER)
+    )
     try:
         pool = spec.parse(body, rules.known)
     except spec.InvalidSpecError as error:
@@ -155,14 +157,6 @@ def is_settled(
     waiting = dict.fromkeys(staged.held, HELD)
     report = _report(body, children, pods, staged.problems, now, waiting=waiting)
     return todo == plan.NOTHING and not _is_news(body, report) and replica_allocation.total_to_state(body) is None
-
-
-async def _progress(api: cluster.Cluster, namespace: str, pods: Sequence[Json]) -> Mapping[str, str]:
-    """The last line of each download that runs, by pod."""
-    found = {
-        name: await api.last_line(namespace, name, engine_weights.CONTAINER) for name in weight_status.downloading(pods)
-    }
-    return {name: line for name, line in found.items() if line}
 
 
 def _desired(pool: spec.Pool, rules: Rules, children: Iterable[Json]) -> Sequence[Json]:

@@ -4,7 +4,8 @@ The kubelet tells which init containers run, ended or failed. The progress of on
 which `reconcile` asks for while a download runs, and at no other time.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from tidegate_operator.render import child_metadata, engine_weights
@@ -15,11 +16,31 @@ NO_LINES: Mapping[str, str] = MappingProxyType({})
 _URGENCY = ("Failed", "Downloading", "Waiting", "Ready")
 """States of pods; a node pool shows the first of those that its pods have."""
 _LONGEST = 512
+READ_S = 3.0
+"""Longest time to read a line of a log: a kubelet that does not answer must not delay the reconcile of its pool."""
 
 
-def downloading(pods: Iterable[Json]) -> list[str]:
-    """Names of the pods whose download runs now."""
-    return [pod["metadata"]["name"] for pod in pods for _, container in _downloads(pod) if _runs(container)]
+def downloading(pods: Iterable[Json]) -> dict[str, str]:
+    """By node pool: the name of the first pod whose download runs now. `of_pods` shows the progress of this one."""
+    runs = [(node_pool, pod["metadata"]["name"]) for pod in pods for node_pool, each in _downloads(pod) if _runs(each)]
+    return dict(sorted(runs, reverse=True))
+
+
+async def progress(
+    pods: Iterable[Json], last_line: Callable[[str], Awaitable[str | None]], *, timeout_s: float = READ_S
+) -> dict[str, str]:
+    """By pod: the last line of the log of each download that `of_pods` shows. `last_line` reads that of one pod."""
+
+    async def read(name: str) -> str | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await last_line(name)
+        except TimeoutError:
+            return None
+
+    names = list(downloading(pods).values())
+    found = zip(names, await asyncio.gather(*map(read, names)), strict=True)
+    return {name: line for name, line in found if line}
 
 
 def of_pods(pods: Iterable[Json], lines: Mapping[str, str] = NO_LINES) -> dict[str, Json]:

@@ -1,5 +1,6 @@
 """Weights in a pool: manifests, progress in the status, and failures that become conditions."""
 
+import asyncio
 import dataclasses
 import datetime
 import http.server
@@ -155,6 +156,35 @@ def test_the_status_of_a_node_pool_is_that_of_its_least_advanced_pod(containers,
     pods = [engine_pod(f"pod-{number}", container) for number, container in enumerate(containers)]
     lines = {f"pod-{number}": "45% of 1.0 GiB" for number in range(len(pods))}
     assert weight_status.of_pods(pods, lines) == {"a": expected}
+
+
+PODS = [
+    engine_pod("a-2", RUNNING), engine_pod("a-1", RUNNING), engine_pod("a-0", ENDED), engine_pod("b-1", RUNNING, "b"),
+]  # fmt: skip
+
+
+async def test_one_log_is_read_for_each_node_pool_and_all_at_the_same_time():
+    asked, both = [], asyncio.Event()
+
+    async def last_line(pod):
+        asked.append(pod)
+        if len(asked) == 2:
+            both.set()
+        await both.wait()
+        return f"line of {pod}"
+
+    lines = await weight_status.progress(PODS, last_line)
+    assert sorted(asked) == ["a-1", "b-1"]
+    assert {name: item["message"] for name, item in weight_status.of_pods(PODS, lines).items()} == {
+        "a": "line of a-1", "b": "line of b-1",
+    }  # fmt: skip
+
+
+async def test_a_kubelet_that_does_not_answer_hides_only_its_own_line():
+    async def last_line(pod):
+        return await asyncio.Event().wait() if pod == "a-1" else "45%"
+
+    assert await weight_status.progress(PODS, last_line, timeout_s=0.01) == {"b-1": "45%"}
 
 
 def test_a_failed_download_is_a_condition_with_its_sentence():
