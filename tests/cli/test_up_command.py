@@ -289,7 +289,12 @@ def test_a_second_up_on_the_same_state_folder_gives_one_sentence(shared: Up) -> 
 
 
 def engines_of(state: pathlib.Path) -> set[int]:
-    return {pid for pid in family_of(state) if b"sim-engine" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()}
+    found = set()
+    for pid in family_of(state):
+        with contextlib.suppress(OSError):  # a process may end meanwhile
+            if b"sim-engine" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
+    return found
 
 
 def test_a_crashed_engine_is_restarted_while_the_others_serve(up: Up) -> None:
