@@ -93,7 +93,7 @@ async def _watch(admin: str, answer: Mapping[str, Any], *, as_json: bool) -> Non
     """Prints each switch that follows those in `answer`. A gateway that does not answer is asked again."""
     known = {_identity(each) for each in answer.get("switches", ())}
     answers = True
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+    async with _session() as session:
         while True:
             sys.stdout.flush()
             await asyncio.sleep(WATCH_S)
@@ -147,11 +147,7 @@ def standing(engine: Mapping[str, Any], policy: str) -> str:
 async def _ask(admin: str, body: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, str]]:
     """The active policy, and its state on each engine. A `body` is sent to the gateway first."""
     try:
-        headers = pool_token.header(pool_token.from_environment(os.environ))
-    except pool_token.BadToken as error:
-        raise Usage(str(error)) from None
-    try:
-        async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=10)) as session:
+        async with _session() as session:
             if body is not None:
                 await _answer(session, "PUT", f"{admin}/admin/policy", body)
             give_up = asyncio.get_running_loop().time() + (PROPAGATION_S if body and body["policy"] else 0)
@@ -168,6 +164,15 @@ async def _ask(admin: str, body: dict[str, Any] | None) -> tuple[dict[str, Any],
             f"no gateway's admin API answers at {admin} ({error or 'no answer in time'}); "
             "give the admin address with --admin. `tidegate up` prints the admin port, which differs from the port of /v1"
         ) from error
+
+
+def _session() -> aiohttp.ClientSession:
+    """Requests with the token of the pool, if the environment has one. Raises `Usage`."""
+    try:
+        headers = pool_token.header(pool_token.from_environment(os.environ))
+    except pool_token.BadToken as error:
+        raise Usage(str(error)) from None
+    return aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=10))
 
 
 async def _answer(

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
+from aiohttp import web
 
 from tidegate_cli import main, policy_command
 from tidegate_gateway import app, fake_engine, gateway_settings
@@ -81,6 +83,35 @@ async def test_watch_prints_each_further_switch_until_ctrl_c(gateway: Addresses)
     assert b"urgency -> sjf  (override: set by hand)" in await process.stdout.readline()
     process.send_signal(signal.SIGINT)
     assert await process.wait() == 130
+
+
+async def test_get_and_watch_send_the_token_of_the_pool() -> None:
+    tokens: list[str | None] = []
+    switch = {"at": "2026-11-22T00:00:00Z", "from": "edf", "to": "sjf", "source": "steered", "reason": "overload"}
+
+    async def admin(request: web.Request) -> web.Response:
+        tokens.append(request.headers.get("Authorization"))
+        policy = {"name": "edf", "source": "steered", "reason": "", "switches": [switch] if len(tokens) > 1 else []}
+        return web.json_response({**policy, "policy": policy, "engines": []})
+
+    server = web.Application()
+    server.router.add_get("/{path:.*}", admin)
+    runner = web.AppRunner(server)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tidegate_cli.main", "policy", "get", "--watch"),
+        *("--admin", f"127.0.0.1:{runner.addresses[0][1]}"),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "TIDEGATE_POOL_TOKEN": "a-token-of-the-pool"},
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"edf  (steered)\n"
+    assert b"edf -> sjf  (steered: overload)" in await process.stdout.readline()
+    process.terminate()
+    await process.wait()
+    await runner.cleanup()
+    assert set(tokens) == {"Bearer a-token-of-the-pool"}
 
 
 async def test_the_error_for_the_client_port_mentions_the_admin_port(
