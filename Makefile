@@ -9,6 +9,7 @@ CACHE := $(or $(TIDEGATE_CACHE),$(HOME)/.cache/tidegate)
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
+COMPILE := $(BIN)/python tools/compiled_core/build --cache $(CACHE)/compiled
 SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles client examples tests tools tools/compiled_core/build tools/reference/generate tools/monitoring/generate tools/monitoring/picture proto/generate
 SUITE ?= text2sql
 FIGURES ?= faults.json
@@ -32,7 +33,7 @@ ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
 else
 	TIDEGATE_INTERPRETED=1 $(BIN)/python -m pytest -n auto --dist worksteal $(PURE_TESTS)
-	$(BIN)/python tools/compiled_core/build --cache $(CACHE)/compiled
+	$(COMPILE)
 	$(BIN)/python -m pytest $(filter-out $(PURE_TESTS) %__pycache__,$(wildcard tests/*))
 endif
 
@@ -48,7 +49,7 @@ lint: $(VENV)/.installed-all ## ruff, mypy --strict, import contracts
 	$(BIN)/lint-imports
 
 compiled: $(VENV)/.installed-all ## compile the decision core again after an edit: a third less CPU for each call of the gateway
-	$(BIN)/python tools/compiled_core/build --cache $(CACHE)/compiled
+	$(COMPILE)
 
 kubernetes: ## the Kubernetes binaries that tests use, from Go modules (once, ten minutes)
 	tools/kubernetes/build
@@ -111,7 +112,7 @@ $(UV):
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements/uv.txt
 
 $(VENV)/.compiled: | $(VENV)/.installed-all
-	$(BIN)/python tools/compiled_core/build --cache $(CACHE)/compiled
+	$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-%: requirements/%.txt pyproject.toml | $(UV)

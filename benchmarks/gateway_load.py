@@ -7,11 +7,13 @@ import json
 import pathlib
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 
+HERE = pathlib.Path(__file__).resolve().parent
 START_S = 60.0
 TEXT = {"role": "user", "content": "Which of the tables has a column with the name of the customer? " * 4}
 REQUEST_BODY = json.dumps({"model": "fast", "messages": [TEXT], "max_tokens": 128}).encode()
@@ -30,6 +32,24 @@ def process(command: Sequence[object]) -> Iterator[int]:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
+
+@contextlib.contextmanager
+def engine(*, tokens: int, block_tokens: int, pace_ms: float) -> Iterator[int]:
+    """An engine with fixed answers (`fast_engine.py`) that is ready; its port."""
+    port = free_port()
+    flags = ["--port", port, "--tokens", tokens, "--block-tokens", block_tokens, "--pace-ms", pace_ms]
+    with process([sys.executable, HERE / "fast_engine.py", *flags]):
+        await_page(f"http://127.0.0.1:{port}/health")
+        yield port
+
+
+def settings(port: int, engine_port: int) -> dict[str, object]:
+    """The settings of a gateway on `port` in front of that engine."""
+    return {
+        "listen": {"host": "127.0.0.1", "port": port, "grpcPort": None, "adminPort": None},
+        "engines": [{"url": f"http://127.0.0.1:{engine_port}", "profile": "a100-qwen1.5-4b"}],
+    }
 
 
 def free_port() -> int:

@@ -27,7 +27,7 @@ MAX_REPORTS = 1000
 
 
 class EngineConnections:
-    """Connections to a changing set of engines: their reports, and the policy in force on them."""
+    """The connections of one pool."""
 
     def __init__(self, *, report_period_s: float, token: str | None = None) -> None:
         self._token = token

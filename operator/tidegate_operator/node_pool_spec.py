@@ -1,11 +1,11 @@
 """Translates `spec.engine` and `spec.nodePools` into one frozen value for each node pool.
 
-A node pool has the settings of `spec.engine` with its own on top: lists of words and tolerations are joined, variables,
-resources, labels and annotations are joined by name, and every other field of the node pool replaces that of the engine.
+A node pool has the settings of `spec.engine` with its own on top: lists are joined, resources, labels and annotations are
+joined by name, and every other field of the node pool replaces that of the engine. Of variables with the same name,
+`render.pods` keeps the last.
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,17 +151,10 @@ def _overridden(common: Json, own: Json) -> Json:
     """`spec.engine` with the settings of a node pool on top."""
     replaced = ("image", "affinity", "priorityClassName", "runtimeClassName", "serviceAccountName")
     joined: dict[str, Any] = {name: own[name] for name in replaced if name in own}
-    for name in ("args", "tolerations"):
+    for name in ("args", "tolerations", "env"):
         joined[name] = [*common.get(name, ()), *own.get(name, ())]
     for name in ("nodeSelector", "podAnnotations"):
         joined[name] = {**common.get(name, {}), **own.get(name, {})}
-    joined["env"] = _by_name([*common.get("env", ()), *own.get("env", ())])
     given, further = common.get("resources", {}), own.get("resources", {})
     joined["resources"] = {kind: {**given.get(kind, {}), **further.get(kind, {})} for kind in {**given, **further}}
     return {**common, **joined}
-
-
-def _by_name(variables: Sequence[Json]) -> list[Json]:
-    """The last of the variables with the same name, in the order of their first."""
-    found: Mapping[str, Json] = {item["name"]: item for item in variables}
-    return [*found.values()]

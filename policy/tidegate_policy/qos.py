@@ -152,8 +152,8 @@ NOTHING = Qos(engines=0, window_s=0.0)
 
 
 def across(reports: Iterable[Qos], *, tenants: bool = True) -> Qos:
-    """Several engines over the same window: counts and levels add up, the window stays. Without `tenants` the sum has none:
-    they are most of the work."""
+    """Several engines over the same window: counts and levels add up, the window stays. Without `tenants` a sum of several
+    has none: they are most of the work."""
     every = tuple(reports)
     if len(every) == 1:
         return every[0]

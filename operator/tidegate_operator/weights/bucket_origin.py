@@ -81,9 +81,7 @@ class Bucket:
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(f"{target.name}.unfinished")
         with self._translated(), unfinished.open("wb") as content:
-            if (
-                file.size
-            ):  # the store may state an empty file that is the marker of an empty folder, and has another key
+            if file.size:  # an empty file may be the marker of an empty folder, which the store has under another key
                 for chunk in self._store.get(file.path).stream(min_chunk_size=origin.CHUNK_BYTES):
                     content.write(chunk)
         unfinished.rename(target)

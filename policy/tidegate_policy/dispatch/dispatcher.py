@@ -235,12 +235,8 @@ class Dispatcher:
         self._engines.remove(engine)
         self.prefixes.on_cleared(engine)
         self._rule.on_engine_gone(now, engine)
-        shed: list[Action] = []
-        for waiting in [each for each in self._waiting.values() if each.avoid and not self._may_serve(now, each)]:
-            self._take_out(now, waiting.call.id)
-            self._waits_no_more(waiting.call)
-            shed.append(self._shed(waiting.call, DropReason.NO_ENGINES))
-        return [*shed, *self.pump(now)]
+        stranded = [each for each in self._waiting.values() if each.avoid and not self._may_serve(now, each)]
+        return [*(self._shed_waiting(now, each.call.id) for each in stranded), *self.pump(now)]
 
     def on_cache_lost(self, engine: EngineId) -> None:
         """The engine restarted, so its KV cache is empty."""
@@ -272,7 +268,7 @@ class Dispatcher:
         """Sheds the calls whose time in the gateway is over."""
         expired: list[Action] = []
         while (expires_at_s := self._next_expiry_at_s()) is not None and expires_at_s <= now:
-            expired.append(self._expire(now, heapq.heappop(self._expiries)[1]))
+            expired.append(self._shed_waiting(now, heapq.heappop(self._expiries)[1]))
         return [*expired, *self.pump(now)]
 
     def on_drain(self) -> None:
@@ -454,10 +450,11 @@ class Dispatcher:
         waiting = self._waiting.get(call_id)
         return waiting is not None and waiting.expires_at_s == expires_at_s
 
-    def _expire(self, now: float, call_id: CallId) -> Shed:
+    def _shed_waiting(self, now: float, call_id: CallId) -> Shed:
+        """Sheds a call that waits, with the reason why no engine will serve it."""
         item = self._take_out(now, call_id)
         if item is None:
-            raise AssertionError(f"call {call_id!r} has an expiry but does not wait")
+            raise AssertionError(f"call {call_id!r} is to be shed but does not wait")
         waiting = self._waits_no_more(item.call)
         if not self._may_serve(now, waiting):
             return self._shed(item.call, DropReason.NO_ENGINES)
