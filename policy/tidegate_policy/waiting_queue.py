@@ -164,7 +164,8 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         """All waiting calls in the order in which `pop` would give them if no other event came."""
-        return (entry.item for entry in self._heaps.in_order())
+        for entry in self._heaps.in_order():
+            yield entry.item
 
     def _start(self, now: float, entry: waiting_slots.Entry) -> QueuedRequest:
         heaps = self._heaps

@@ -92,7 +92,9 @@ class _Lane:
 
     def in_order(self) -> Iterator[Entry]:
         """The live entries in order, found by walking down the heap: k entries cost O(k log k)."""
-        return (slot[3] for slot in self._merged(heap_order.ascending(self.heap)) if slot[3].alive)
+        for slot in self._merged(heap_order.ascending(self.heap)):
+            if slot[3].alive:
+                yield slot[3]
 
     def copy(self) -> "_Lane":
         return _Lane(self.heap[:], self.front[:])
@@ -100,8 +102,9 @@ class _Lane:
     def drained(self, forgotten: int) -> Iterator[Entry]:
         """The entries in order that were alive when so many had been forgotten. They are taken off the heap, which is
         faster than `in_order` for many entries."""
-        entries = (slot[3] for slot in self._merged(self._pops()))
-        return (entry for entry in entries if entry.alive or entry.forgotten > forgotten)
+        for slot in self._merged(self._pops()):
+            if slot[3].alive or slot[3].forgotten > forgotten:
+                yield slot[3]
 
     def _merged(self, slots: Iterator[_Slot]) -> Iterator[_Slot]:
         return heapq.merge(self.front, slots) if self.front else slots

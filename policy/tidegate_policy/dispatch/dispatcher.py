@@ -236,7 +236,7 @@ class Dispatcher:
         self.prefixes.on_cleared(engine)
         self._rule.on_engine_gone(now, engine)
         stranded = [each for each in self._waiting.values() if each.avoid and not self._may_serve(now, each)]
-        return [*(self._shed_waiting(now, each.call.id) for each in stranded), *self.pump(now)]
+        return [*[self._shed_waiting(now, each.call.id) for each in stranded], *self.pump(now)]
 
     def on_cache_lost(self, engine: EngineId) -> None:
         """The engine restarted, so its KV cache is empty."""
@@ -259,7 +259,7 @@ class Dispatcher:
             )
             for out in self._out.values()
         ]
-        policies.replay(policy, now, [*self._queue, *(known.item for known in served)], served)
+        policies.replay(policy, now, [*self._queue, *[known.item for known in served]], served)
         self._queue.switch(policy)
         self.tenants.on_policy(now, policy)
         return len(self._queue)

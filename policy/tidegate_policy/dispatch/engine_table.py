@@ -168,7 +168,7 @@ class EngineTable:
             free = [item for item in self if not item.record.ejected(now)]
             serving = [item for item in free if item.facts.health is Health.UP]
             self._accepting = serving or [item for item in free if item.facts.health is Health.DOUBTFUL]
-            ejections = (item.record.ejected_until_at_s for item in self if item.record.ejected(now))
+            ejections = [item.record.ejected_until_at_s for item in self if item.record.ejected(now)]
             self._accepting_until_at_s = min(ejections, default=math.inf)
         return self._accepting
 
@@ -230,13 +230,13 @@ class EngineTable:
         one price; else `cost`. A profile is taken as it is."""
         if cost is engine.facts.cost:
             return cost
-        others = dict.fromkeys(item.cost for item in self if item is not engine)
+        others = dict.fromkeys([item.cost for item in self if item is not engine])
         return next((other for other in others if engine_cost.close(cost, other, ALIKE)), cost)
 
     def _count_kinds(self) -> None:
         if not self._kinds_are_known:
             # Equal cost models are one object, and an identity is cheaper to compare than eight numbers.
-            counts = collections.Counter(id(item.cost) for item in self)
+            counts = collections.Counter([id(item.cost) for item in self])
             models = {id(item.cost): item.cost for item in self}
             self._kinds = tuple((models[key], count) for key, count in counts.items())
             self._live_kinds = tuple({id(cost): cost for cost in self.costs()}.values())

@@ -100,9 +100,9 @@ class Coefficients:
 
     def model(self) -> CostModel:
         """The cost model with the present coefficients."""
-        step, prefill, attention, decode, context = (
+        step, prefill, attention, decode, context = [
             weight / size for weight, size in zip(self._weights, TYPICAL, strict=True)
-        )
+        ]
         return replace(
             self._first,
             step_s=max(step, 1e-9),

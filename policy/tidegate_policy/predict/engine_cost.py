@@ -220,10 +220,10 @@ def close(one: CostModel, other: CostModel, share: float) -> bool:
     if (one.kv_tokens, one.max_batch, one.max_step_tokens) != (other.kv_tokens, other.max_batch, other.max_step_tokens):
         return False
     for uncached, attended, decodes, context in ((4000, 8_000_000, 0, 0), (0, 0, 16, 64_000), (0, 0, 1, 1000)):
-        first, second = (
+        first, second = [
             model.step_seconds(uncached=uncached, attended=attended, decodes=decodes, context=context)
             for model in (one, other)
-        )
+        ]
         if abs(first - second) > share * second:
             return False
     return True
