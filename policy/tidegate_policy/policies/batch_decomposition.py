@@ -12,7 +12,7 @@ from tidegate_policy.cost import CostModel
 
 
 def seconds(
-    cost: CostModel, *, uncached: Iterable[float], decoding: Sequence[int] = (), output: int, context: float = 0.0
+    cost: CostModel, *, uncached: Iterable[float], output: int, decoding: Sequence[int] = (), context: float = 0.0
 ) -> float:
     """`PEM(R)`: seconds of a group alone on the engine.
 
