@@ -13,7 +13,8 @@ COMPILE := $(BIN)/python tools/compiled_core/build --cache $(CACHE)/compiled
 SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles client examples tests tools tools/compiled_core/build tools/reference/generate tools/monitoring/generate tools/monitoring/picture proto/generate
 SUITE ?= text2sql
 FIGURES ?= faults.json
-# These tests share no server, so they run on all cores. They run the sources, the other tests the compiled core.
+# These tests share no server, so they run on all cores. They run the sources, the other tests the compiled core, and the
+# tests of the core both.
 PURE_TESTS := tests/contracts tests/policy tests/sim
 
 .PHONY: help client install compiled up test lint e2e bench bench-gateway bench-engine bench-real docs lock proto kubernetes clean faults page-image steering-demo dashboard-images
@@ -34,6 +35,7 @@ ifdef TESTS
 else
 	TIDEGATE_INTERPRETED=1 $(BIN)/python -m pytest -n auto --dist worksteal $(PURE_TESTS)
 	$(COMPILE)
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/policy
 	$(BIN)/python -m pytest $(filter-out $(PURE_TESTS) %__pycache__,$(wildcard tests/*))
 endif
 

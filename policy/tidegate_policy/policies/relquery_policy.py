@@ -168,7 +168,7 @@ class RelQuery(StaticPolicy):
         return self._heads
 
     def counts(self, head: Place) -> bool:
-        return self._waiting.get(head[2]) is head
+        return self._waiting.get(head[2]) == head
 
     # Events.
 
