@@ -172,9 +172,9 @@ class Store:
     pool: str = "default"
     """Name under which this pool's gateways share their state in the store."""
     timeout_s: float = 1.0
-    """For one command, including the wait for a connection: a silent store delays a workflow call by no more."""
+    """For one command: a silent store delays a workflow call by no more."""
     connections: int = 64
-    """Connections to the store at most; a command waits for a free one."""
+    """Connections to the store at most; a command waits for a free one, and tenants take turns."""
     sync_s: float = 0.2
     """Between two exchanges of backlogs with the other gateways."""
     lease_s: float = 5.0

@@ -23,6 +23,8 @@ UPLOAD_MS = 120_000
 """How long rows wait for the creation of their relQuery."""
 PUSHED = 512
 """Rows of one command."""
+OF_TENANTS = ("create", "get", "cancel", "results")
+"""The operations for which tenants take turns. The others belong to the rows that the gateway runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +177,8 @@ class RelQueryStore:
     async def _run(self, operation: str, result: bytes = b"", *, once: str = "", **arguments: object) -> object:
         given = {key: value for key, value in {**self._common, **arguments}.items() if value is not None}
         keys = [self._valkey.key("relquery:"), self._valkey.key(f"once:{once}") if once else ""]
-        return await self._valkey.run("relquery", keys, [operation, orjson.dumps(given), result])
+        by = str(arguments.get("tenant") or arguments.get("by") or "") if operation in OF_TENANTS else None
+        return await self._valkey.run("relquery", keys, [operation, orjson.dumps(given), result], by=by)
 
     def _key(self, kind: str, name: str) -> str:
         return self._valkey.key(f"relquery:{kind}:{name}")

@@ -23,7 +23,7 @@ from redis import backoff, exceptions
 from redis.asyncio import retry
 
 from tidegate_gateway import gateway_settings, stage_declaration
-from tidegate_gateway.store import store_answers, store_contract
+from tidegate_gateway.store import store_answers, store_contract, turns
 from tidegate_policy.model import Backlog, EngineId
 
 logger = logging.getLogger("tidegate.gateway")
@@ -38,6 +38,8 @@ PAGE_BYTES = 1024 * 1024
 """Of the records in one list."""
 MOST_CANCELLED = 1000
 """Cancelled workflows that one exchange reports."""
+OF_THE_GATEWAY = 4
+"""Connections on which no tenant's command runs, so that the gateway keeps its lease whatever tenants ask for."""
 
 
 class Valkey:
@@ -61,6 +63,7 @@ class Valkey:
             retry=retry.Retry(backoff.NoBackoff(), 1),
         )
         self.client = valkey.Redis(connection_pool=self._pool)
+        self._turns = turns.Turns(max(settings.connections - OF_THE_GATEWAY, 1))
         self._prefix = f"tidegate:{SCHEMA}:{{{settings.pool}}}:"
         self._scripts = {name: self.client.register_script(_script(name)) for name in SCRIPTS}
         self._since_ms = 0
@@ -134,7 +137,7 @@ class Valkey:
         await self.expire(LAPSED)
         wanted = store_contract.STATES if state is None else (state,)
         keys = [self.key(f"created:{each}:{by}" if by else f"created:{each}") for each in wanted]
-        answer = await self.run("list", keys, [limit, self.key("workflow:"), PAGE_BYTES])
+        answer = await self.run("list", keys, [limit, self.key("workflow:"), PAGE_BYTES], by=by or "")
         now_ms, more, *found = cast("list[Any]", answer)
         return [store_answers.record(orjson.loads(raw) | {"now_ms": now_ms}) for raw in found], bool(more)
 
@@ -203,7 +206,7 @@ class Valkey:
 
     async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
         keys = [self.key(f"tokens:{tenant}"), self.key(f"once:{_own().key}")]
-        wait_ms = await self.run("spend", keys, [tokens, per_minute, int(used)])
+        wait_ms = await self.run("spend", keys, [tokens, per_minute, int(used)], by=tenant)
         return int(cast("int", wait_ms)) / 1000
 
     def key(self, name: str) -> str:
@@ -237,7 +240,8 @@ class Valkey:
             self.key(f"forgotten:{workflow}"),
             self.key("created"),
         ]
-        answer = orjson.loads(cast("bytes", await self.run("workflow", keys, [operation, _encoded(arguments)])))
+        by = str(arguments.get("tenant") or arguments.get("by") or "")
+        answer = orjson.loads(cast("bytes", await self.run("workflow", keys, [operation, _encoded(arguments)], by=by)))
         if "error" in answer:
             raise store_contract.Rejected(answer["error"], answer.get("state"))
         return store_answers.record(answer)
@@ -248,11 +252,23 @@ class Valkey:
         body = _encoded({"gateway": self.gateway, **arguments})
         return cast("dict[str, Any]", orjson.loads(cast("bytes", await self.run("share", keys, [operation, body]))))
 
-    async def run(self, name: str, keys: list[str], arguments: list[Any]) -> object:
-        return await self.guard(self._scripts[name](keys=keys, args=arguments))
+    async def run(self, name: str, keys: list[str], arguments: list[Any], *, by: str | None = None) -> object:
+        """A script. `by` is the tenant whose turn it takes; None = it belongs to the gateway, which waits for no tenant."""
+        if by is None:
+            return await self.guard(self._scripts[name](keys=keys, args=arguments))
+        async with self._turns.of(by):
+            return await self.guard(self._scripts[name](keys=keys, args=arguments))
 
     async def guard(self, command: Any) -> Any:
-        """One command, within the time that the settings allow. Raises `store_contract.Unavailable`."""
+        """One command, within the time that the settings allow. Raises `store_contract.Unavailable`, which the commands
+        that wait for their turns raise too."""
+        try:
+            return await self._checked(command)
+        except store_contract.Unavailable as error:
+            self._turns.fail(str(error))
+            raise
+
+    async def _checked(self, command: Any) -> Any:
         try:
             return await self._within_time(command)
         except exceptions.ReadOnlyError as error:

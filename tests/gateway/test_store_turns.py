@@ -1,0 +1,77 @@
+"""Tenants take turns at the store's connections."""
+
+import asyncio
+import contextlib
+import secrets
+
+import pytest
+
+from tidegate_gateway import gateway_settings
+from tidegate_gateway.store import store_contract, turns, valkey_store
+
+
+async def test_a_tenant_with_many_commands_delays_another_by_one_command(valkey_url: str) -> None:
+    """One connection for tenants: without turns the other tenant's command would be the last of 301."""
+    settings = gateway_settings.Store(url=valkey_url, pool=secrets.token_hex(4), timeout_s=30.0, connections=5)
+    store = valkey_store.Valkey(settings, gateway="g1")
+    try:
+        await store.create(store_contract.NewWorkflow(id="w", deadline_ms=60_000, stages=()))
+        ended: list[str] = []
+
+        async def look(tenant: str) -> None:
+            with contextlib.suppress(store_contract.Rejected):
+                await store.get("w", by=tenant)
+            ended.append(tenant)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(300):
+                group.create_task(look("flood"))
+            group.create_task(look("honest"))
+        assert ended.index("honest") <= 3
+        assert ended.count("flood") == 300
+    finally:
+        await store.close()
+
+
+async def took(turns_: turns.Turns, tenant: str, order: list[str]) -> None:
+    async with turns_.of(tenant):
+        order.append(tenant)
+        await asyncio.sleep(0)
+
+
+async def test_tenants_take_turns_and_keep_their_order() -> None:
+    shared, order = turns.Turns(1), list[str]()
+    async with asyncio.TaskGroup() as group:
+        for tenant in ("a", "a", "a", "b", "b", "c"):
+            group.create_task(took(shared, tenant, order))
+    assert order == ["a", "a", "b", "c", "a", "b"]
+    assert len(shared) == 0
+
+
+async def test_a_command_that_is_cancelled_gives_its_turn_to_the_next() -> None:
+    shared, order = turns.Turns(1), list[str]()
+    await shared.take("first")
+    cancelled = asyncio.create_task(took(shared, "cancelled", order))
+    at_once = asyncio.create_task(took(shared, "cancelled as its turn came", order))
+    last = asyncio.create_task(took(shared, "last", order))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    shared.give_back()
+    at_once.cancel()
+    await asyncio.wait([cancelled, at_once, last])
+    assert (cancelled.cancelled(), at_once.cancelled(), order) == (True, True, ["last"])
+    await shared.take("the turn is free again")
+
+
+async def test_commands_that_wait_fail_together_with_the_store() -> None:
+    shared, order = turns.Turns(1), list[str]()
+    await shared.take("first")
+    waiting = [asyncio.create_task(took(shared, "a", order)) for _ in range(3)]
+    await asyncio.sleep(0)
+    shared.fail("the store does not answer")
+    for task in waiting:
+        with pytest.raises(store_contract.Unavailable, match="does not answer"):
+            await task
+    shared.give_back()
+    await took(shared, "later", order)
+    assert order == ["later"]
