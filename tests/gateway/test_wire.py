@@ -1,6 +1,7 @@
 """Parsing and rewriting of requests, over generated input: a wrong one is a `BadRequest`, never another exception."""
 
 import contextlib
+import sys
 from typing import Any
 
 import orjson
@@ -174,3 +175,30 @@ def test_a_declaration_is_bounded_in_stages_and_in_names(stages: list[dict[str, 
     with pytest.raises(error_table.BadRequest) as caught:
         workflow_declaration.from_json({"deadline_ms": 60_000, "stages": stages})
     assert caught.value.param == param
+
+
+def test_a_long_prompt_waits_as_json_and_reaches_the_engine_unchanged() -> None:
+    """Parsed token ids take fifteen times the memory of their JSON, for as long as the call waits."""
+    body = {
+        "model": "m",
+        "prompt": list(range(1_000, 21_000)),
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "stream": True,
+        "stream_options": {"include_usage": False},
+        "vllm_xargs": {"mine": 1},
+    }
+    request = parse(COMPLETION, {}, body)
+    before = written(100.0, 0.0, request, call(), 1.0)
+    held = sum(map(sys.getsizeof, request.body["prompt"]))
+    engine_body.pack(request.body)
+    assert written(100.0, 0.0, request, call(), 1.0) == before
+    assert held > 3 * len(orjson.dumps(request.body["prompt"]))
+    with pytest.raises(error_table.BadRequest, match="nested too deeply"):
+        engine_body.pack({"tools": nested(300)})
+
+
+def nested(depth: int) -> list[object]:
+    found: list[object] = []
+    for _ in range(depth):
+        found = [found]
+    return found

@@ -9,11 +9,14 @@ from collections.abc import Callable
 
 from tidegate_gateway.lifecycle import engine_directory, tenant_tokens
 from tidegate_gateway.observe import call_record
-from tidegate_gateway.openai import engine_fields, error_table, parsed_request, prompt_prefix
+from tidegate_gateway.openai import engine_body, engine_fields, error_table, parsed_request, prompt_prefix
 from tidegate_gateway.workflows import workflow_service
 from tidegate_policy import gateway_core, immutable
 from tidegate_policy.admit import promises
 from tidegate_policy.model import Call, CallId, DropReason
+
+PACKED_CHARACTERS = 16 * 1024
+"""Longer prompts wait as JSON."""
 
 
 @immutable.value(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,8 @@ class Admission:
         self._fields.check(request.endpoint, request.body, request.fields.slo_class)
         call_id = CallId(f"tg-{secrets.token_hex(12)}")
         draft = self._draft(now, call_id, request, record)
+        if request.size.characters > PACKED_CHARACTERS:
+            engine_body.pack(request.body)
         booked = 0
         if draft.tenant.tokens_per_minute is not None:
             booked = draft.tokens_to_book

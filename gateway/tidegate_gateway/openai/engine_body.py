@@ -18,6 +18,8 @@ PRIORITY_EPOCH_S = 1_767_225_600.0
 ENGINE_KNOBS = ("priority", "request_id", "kv_transfer_params", "kv_hints", "session_id", "data_parallel_rank")
 """Body fields that address the engine behind the gateway; the gateway removes them from a client's body."""
 
+TOO_DEEP = "the body is nested too deeply"
+
 
 def without_engine_knobs(body: Mapping[str, Any]) -> dict[str, Any]:
     """A client's body without the fields that only the gateway may set. Raises `BadRequest`."""
@@ -32,6 +34,18 @@ def without_engine_knobs(body: Mapping[str, Any]) -> dict[str, Any]:
             if not key.startswith(labels.PREFIX) and key not in ENGINE_KNOBS  # vLLM merges some of them into these
         }
     return cleaned
+
+
+def pack(body: dict[str, Any]) -> None:
+    """Replaces the lists of a body, which are its prompt and its tools, by their JSON. While a call waits, parsed token ids
+    take fifteen times the memory of their JSON. Afterwards only `write` reads the body. Raises `BadRequest` for a body that
+    can be read and not written."""
+    try:
+        body.update(
+            {key: orjson.Fragment(orjson.dumps(value)) for key, value in body.items() if isinstance(value, list)}
+        )
+    except orjson.JSONEncodeError as error:  # orjson reads deeper than it writes
+        raise BadRequest(TOO_DEEP) from error
 
 
 def write(
@@ -51,4 +65,4 @@ def write(
     try:
         return orjson.dumps(labelled)
     except orjson.JSONEncodeError as error:  # orjson reads deeper than it writes
-        raise BadRequest("the body is nested too deeply") from error
+        raise BadRequest(TOO_DEEP) from error
