@@ -72,6 +72,15 @@ class Semantic(load_suite.LoadSuite):
         "slo_met": "targets met",
     }
     baselines = ("vLLM, FCFS", "vLLM, SJF", HIGHEST_FIRST)
+    sustained_rows = (
+        "vLLM, FCFS",
+        "vllm-prefill-first, FCFS",
+        "vLLM, SJF",
+        HIGHEST_FIRST,
+        "semantic",
+        "semantic, all",
+        f"semantic{load_suite.CLAIRVOYANT}",
+    )
     paper: ClassVar[Mapping[str, str]] = {
         "level 0, gap 0.1 s, bursts of 100, A100 4B": "1.7 / 6.1 / 8.7 times faster than HPJF / SJF / FCFS",
         "level 0, gap 1.0 s, A100 4B": "up to 9.1 times faster than the baselines",
