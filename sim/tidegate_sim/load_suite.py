@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import ClassVar
 
+from tidegate_policy.cost import CostModel
+from tidegate_policy.model import EngineId
 from tidegate_sim import bench_report, cell, paired_difference, perception, suite, sustained_rate
 from tidegate_sim.bench_report import Report
 from tidegate_sim.trace_format import TraceCall
@@ -38,6 +40,8 @@ class Workload:
     """Units of a trace; None = the suite's own number."""
     overload_count: int | None = None
     """Units of the trace that measures the capacity; None = as many as of the others."""
+    max_batch: int | None = None
+    """Calls that an engine runs at once; None = what its profile says."""
 
 
 def clairvoyant(rows: Mapping[str, cell.Row]) -> dict[str, cell.Row]:
@@ -94,6 +98,11 @@ class LoadSuite(suite.Suite):
     def trace(self, key: suite.CellKey) -> Sequence[TraceCall]:
         workload, seed = key.trace.split("/")
         return self.calls(workload, random.Random(f"{self.name} {workload} {seed}"), key.rate, key.workflows)
+
+    def engines(self, key: suite.CellKey) -> Mapping[EngineId, CostModel]:
+        found = super().engines(key)
+        most = self.workloads[key.trace.split("/")[0]].max_batch
+        return found if most is None else {name: replace(model, max_batch=most) for name, model in found.items()}
 
     def learned_from(self) -> Sequence[TraceCall]:
         """A trace of the first workload with a seed that no cell runs."""

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tidegate_policy.cost import CostModel
+from tidegate_policy.model import EngineId
 from tidegate_sim import bench_report, cell, engine_models, pools, suites, time_left
 from tidegate_sim.bench_report import Report
 from tidegate_sim.trace_format import TraceCall
@@ -129,6 +131,10 @@ class Suite(ABC):
     def table(self, report: Report) -> str:
         """The report for a terminal."""
 
+    def engines(self, key: CellKey) -> Mapping[EngineId, CostModel]:
+        """The engines of the cell, with their cost profiles. Raises `pools.UnknownPool`."""
+        return pools.pool(key.pool)
+
     def learned_from(self) -> Sequence[TraceCall]:
         """The trace that the gateway has learned from before the run; none of the cells runs it."""
         return ()
@@ -209,7 +215,7 @@ def run_cell(key: CellKey) -> Report:
     suite = suites.load(key.suite)
     row = replace(suite.rows[key.row], model=key.scheduler)
     with without_warnings():
-        run = cell.Cell(pools.pool(key.pool), row, _learned_from(key.suite), seed=suite.seed(key))
+        run = cell.Cell(suite.engines(key), row, _learned_from(key.suite), seed=suite.seed(key))
         return suite.numbers(run.run(suite.trace(key)), key)
 
 

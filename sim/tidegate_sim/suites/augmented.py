@@ -55,6 +55,15 @@ class Augmented(load_suite.LoadSuite):
         "turn_wait_s": "wait of a turn, s",
     }
     baselines = ("vLLM, FCFS", "vllm-no-prefix-cache, FCFS", MIN_WASTE)
+    sustained_rows = (
+        "vLLM, FCFS",
+        "vllm-no-prefix-cache, FCFS",
+        "vLLM, SJF",
+        MIN_WASTE,
+        "augmented",
+        "augmented + fence",
+        "sjf + fence",
+    )
     paper: ClassVar[Mapping[str, str]] = {
         "AugServe against vLLM (discard)": "4.7 times the goodput on average; TTFT up to 96.3% lower",
         "AugServe against InferCept (min-waste, FCFS)": "3.3 to 3.7 times the goodput on average; TTFT up to 95.0% lower",

@@ -19,6 +19,8 @@ ENGINES = {
 GAPS_S = {"gap0.1": 0.1, "gap1.0": 1.0}
 LARGEST = (5, 20, 50, 100)
 """The largest bursts, the paper's loads."""
+SMALL_BATCHES = (4, 16, 64)
+"""Calls that the engine runs at once, in the workloads that show what the size of the batch changes."""
 PREDICTED = Perception(length_error=0.2, urgency_error=0.0)
 """What the rows of the main table know: the paper's example error of the length predictor, and the true urgency."""
 ERRORS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -70,6 +72,15 @@ class Semantic(load_suite.LoadSuite):
         "slo_met": "targets met",
     }
     baselines = ("vLLM, FCFS", "vLLM, SJF", HIGHEST_FIRST)
+    sustained_rows = (
+        "vLLM, FCFS",
+        "vllm-prefill-first, FCFS",
+        "vLLM, SJF",
+        HIGHEST_FIRST,
+        "semantic",
+        "semantic, all",
+        f"semantic{load_suite.CLAIRVOYANT}",
+    )
     paper: ClassVar[Mapping[str, str]] = {
         "level 0, gap 0.1 s, bursts of 100, A100 4B": "1.7 / 6.1 / 8.7 times faster than HPJF / SJF / FCFS",
         "level 0, gap 1.0 s, A100 4B": "up to 9.1 times faster than the baselines",
@@ -91,11 +102,17 @@ class Semantic(load_suite.LoadSuite):
             for engine, profile in ENGINES.items()
             for gap in GAPS_S
         }
+        small = {
+            f"a100-4b-batch{most}-gap0.1": load_suite.Workload(
+                pool=ENGINES["a100-4b"], rates=LARGEST[-1:], overload=None, max_batch=most
+            )
+            for most in SMALL_BATCHES
+        }
         poisson = {
             f"{engine}-poisson": load_suite.Workload(pool=profile, rates=(), overload=400.0)
             for engine, profile in ENGINES.items()
         }
-        return {**bursts, **poisson}
+        return {**bursts, **poisson, **small}
 
     @property
     def rows(self) -> Mapping[str, cell.Row]:
