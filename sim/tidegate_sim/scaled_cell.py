@@ -7,14 +7,14 @@ end. The scaler is told what a real one could read, and the pool never has more 
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tidegate_policy.cost import CostModel
 from tidegate_policy.dispatch import engine_table
 from tidegate_policy.model import CallId, EngineId
 from tidegate_policy.scale import call_load
-from tidegate_sim import cell, engine_limits
+from tidegate_sim import cell, engine_limits, history
 from tidegate_sim.trace_format import TraceCall
 
 SAMPLE_S = 5.0
@@ -130,7 +130,8 @@ class ScaledCell(cell.Cell):
         length_s: float,
     ) -> None:
         """`first` engines of each kind serve at the start. The scaler works for `length_s` seconds."""
-        super().__init__({}, row, learned_from, seed=seed)
+        super().__init__({}, replace(row, learn=False), (), seed=seed)
+        history.learn(self.core, learned_from, [kind.cost for kind in kinds], model=cell.MODEL)
         self._kinds = {kind.name: kind for kind in kinds}
         self._scaler = scaler
         self._length_s = length_s

@@ -33,6 +33,7 @@ class Pool:
         self.settings = settings or ScaleSettings()
         self.now = 0.0
         self.state = autoscaler.begin(0.0, wanted or {each.name: each.low for each in self.node_pools})
+        self.first = dict(self.state.wanted)
         self.changes = []
 
     def observe(self, calls_a_second, *, times=1, running=0, **seen):
@@ -232,9 +233,13 @@ def assert_few(pool, budget):
     instants = [at_s for at_s, *_ in pool.changes]
     for at_s in instants:
         assert sum(at_s - 3600 < other <= at_s for other in instants) <= budget
-    for (before_s, before, _), (after_s, after, _) in zip(pool.changes, pool.changes[1:], strict=False):
+    raised_s, before = 0.0, pool.first
+    for at_s, after, _ in pool.changes:
         if any(after[name] < before[name] for name in after):
-            assert after_s - before_s >= pool.settings.stabilisation_s
+            assert at_s - raised_s >= pool.settings.stabilisation_s
+        if any(after[name] > before[name] for name in after):
+            raised_s = at_s
+        before = after
 
 
 @pytest.mark.parametrize("period_s", [60.0, 300.0, 600.0, 900.0, 1800.0])

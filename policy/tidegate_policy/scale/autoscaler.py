@@ -33,6 +33,10 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 600.0, 3600.0
 """Time until a node pool without room is tried again, doubled each time."""
 CHEAPER = 0.8
 """Engines are replaced by engines of another kind if the new set costs at most this share."""
+WORTHWHILE = 0.85
+"""Fewer engines are wanted if they cost at most this share."""
+SETTLED_S = 120.0
+"""After a shortage, calls that came during it end for so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,8 @@ class ScaleState:
     reason: str = "start"
     since_s: float = 0.0
     """The instant of the last change."""
+    is_increase: bool = True
+    """Whether the last change wanted more engines of a node pool."""
     began_s: float = 0.0
     busy_at_s: float = 0.0
     """When a call was last seen."""
@@ -118,6 +124,8 @@ class ScaleState:
     """The present rates of the last `stabilisation_s` seconds, with their instants."""
     fewer: tuple[float, Mapping[str, int]] | None = None
     """The engines that would be enough, and since when this is the result."""
+    short_at_s: float = 0.0
+    """When fewer engines than the wanted ones were ready, the last time."""
     headroom: slo_headroom.Headroom = field(default_factory=slo_headroom.Headroom)
     changed_at_s: tuple[float, ...] = ()
     """The changes of the last hour."""
@@ -146,13 +154,12 @@ def step(now: float, state: ScaleState, seen: Observation, settings: ScaleSettin
     pools = [_bounded(now, each, state) for each in seen.node_pools]
     work = _Work(state, seen, settings, pools)
     present = {each.name: min(max(state.wanted.get(each.name, 0), each.low), each.high) for each in pools}
+    short_at_s = now if any(each.ready < present[each.name] for each in pools) else state.short_at_s
     state = replace(
         state,
+        short_at_s=short_at_s,
         headroom=slo_headroom.observed(
-            state.headroom,
-            seen.targets,
-            settled=all(each.ready >= present[each.name] for each in pools) and now - state.since_s >= settings.drain_s,
-            load=work.load(present),
+            state.headroom, seen.targets, settled=now - short_at_s >= SETTLED_S, load=work.load(present)
         ),
     )
     state = replace(state, fewer=_fewer(now, state, work, present, settings))
@@ -170,7 +177,9 @@ def step(now: float, state: ScaleState, seen: Observation, settings: ScaleSettin
             return state, Decision(wanted=state.wanted, changed=False, reason=state.reason, node_pools=bounds)
         wanted = {each.name: each.high for each in pools}
         reason = f"{reason}; this is the last of {_budget(settings)} changes of an hour, so all engines start"
-    after = replace(state, wanted=wanted, reason=reason, since_s=now, changed_at_s=(*used, now))
+    after = replace(
+        state, wanted=wanted, reason=reason, since_s=now, is_increase=is_increase, changed_at_s=(*used, now)
+    )
     return after, Decision(wanted=wanted, changed=True, reason=reason, node_pools=bounds)
 
 
@@ -185,9 +194,8 @@ def _wanted(
     kept = dict(present), "the bounds of the spec or the room of the cluster changed"
     least = {each.name: each.low for each in work.pools}
     idle_s = now - state.busy_at_s
-    may_lower = (
-        len(_of_last_hour(now, state)) < _budget(settings) // 2 and now - state.since_s >= settings.stabilisation_s
-    )
+    pause_s = settings.stabilisation_s if state.is_increase else load_history.RECENT_S
+    may_lower = len(_of_last_hour(now, state)) < _budget(settings) // 2 and now - state.since_s >= pause_s
     if idle_s >= settings.zero_after_s:
         if present == least or not may_lower:
             return kept
@@ -206,12 +214,12 @@ def _wanted(
         return kept
     if state.fewer is None or now - state.fewer[0] < load_history.RECENT_S:
         return kept
-    fewer = dict(state.fewer[1])
-    if fewer != present:
+    fewer, price = dict(state.fewer[1]), engine_sets.price(now_kinds, present)
+    if fewer != present and engine_sets.price(now_kinds, fewer) <= WORTHWHILE * price:
         return fewer, f"{work.sentence(present)}, and fewer have been enough for {settings.stabilisation_s:.0f} s"
     greatest = work.greatest(settings.margin)
     others = engine_sets.cheapest(work.kinds(present, greatest))
-    if engine_sets.price(now_kinds, others) <= CHEAPER * engine_sets.price(now_kinds, present):
+    if engine_sets.price(now_kinds, others) <= CHEAPER * price:
         both = {name: max(count, present[name]) for name, count in others.items()}
         if both != present and engine_sets.carried(work.kinds(present, greatest), others) >= 1.0:
             return both, f"{work.sentence(present)}, and other kinds of engines carry it for less"

@@ -12,7 +12,7 @@ LEAST, MOST = 1.0, 2.0
 """The bounds of the factor."""
 FIRST = 1.1
 RAISE, LOWER = 1.15, 0.97
-ENOUGH = 40
+ENOUGH = 200
 """Calls with a target before a class is judged."""
 PLENTY = 400
 """Calls with a target before few misses lower the factor."""
