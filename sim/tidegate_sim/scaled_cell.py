@@ -99,6 +99,11 @@ class Life:
     leaving: bool = False
     ended_at_s: float | None = None
 
+    def seconds(self, until_s: float) -> float:
+        """The seconds that are paid for until `until_s`."""
+        end_s = until_s if self.ended_at_s is None else min(self.ended_at_s, until_s)
+        return end_s - self.requested_at_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
@@ -151,15 +156,11 @@ class ScaledCell(cell.Cell):
 
     def bill(self) -> Bill:
         """After the run."""
-        hours = {
-            name: (min(life.ended_at_s or self._length_s, self._length_s) - life.requested_at_s) / 3600
-            for name, life in self._lives.items()
-        }
-        total_s = self._length_s / 3600
+        hours = {name: life.seconds(self._length_s) / 3600 for name, life in self._lives.items()}
         return Bill(
             gpu_hours=sum(hours[name] * life.kind.gpus for name, life in self._lives.items()),
             cost=sum(hours[name] * life.kind.price for name, life in self._lives.items()),
-            engines=sum(hours.values()) / total_s,
+            engines=sum(hours.values()) * 3600 / self._length_s,
             most_engines=self._most,
             starts=sum(life.requested_at_s > 0 for life in self._lives.values()),
             changes=tuple(self._changes),

@@ -80,6 +80,18 @@ def test_a_lower_load_lowers_the_engines_after_the_stabilisation_window_and_in_f
     assert "have been enough for 300 s" in pool.changes[-1][2]
 
 
+def test_bursts_that_come_again_stop_moving_the_engines():
+    pool = Pool(wanted={"fast": 1})
+    for _ in range(8):
+        pool.observe(load(6.0), times=18)
+        pool.observe(load(0.5), times=72)
+    last = pool.changes[-1][0]
+    assert pool.now - last >= 4 * 900, "the window has become longer than the time between two bursts"
+    assert pool.state.wanted["fast"] >= 7
+    pool.observe(load(0.5), times=400)
+    assert pool.state.wanted["fast"] <= 2, "it does not wait for ever"
+
+
 def test_growth_starts_engines_before_they_are_needed():
     steady, growing = Pool(), Pool()
     steady.observe(load(11.0), times=100)
@@ -93,15 +105,15 @@ def test_work_that_waits_starts_engines_even_when_no_call_arrives():
     pool = Pool(wanted={"fast": 1})
     pool.observe(load(0.5), times=30)
     assert pool.state.wanted == {"fast": 1}
-    pool.observe(load(0.5), waiting=ONE.times(load(200.0)))
+    pool.observe(load(0.5), waiting=ONE.times(load(400.0)))
     assert pool.state.wanted["fast"] >= 3
-    assert "calls wait, 200.0 s of work" in pool.decision.reason
+    assert "calls wait, 400.0 s of work" in pool.decision.reason
 
 
 def test_calls_in_the_queues_of_engines_count_as_waiting():
     pool = Pool(wanted={"fast": 1})
     pool.observe(load(0.5), times=30)
-    pool.observe(load(0.5), queued=round(load(200.0)))
+    pool.observe(load(0.5), queued=round(load(400.0)))
     assert pool.state.wanted["fast"] >= 3
 
 

@@ -11,8 +11,10 @@ sentence that says why. The operator drives it over a cluster, and `tidegate_sim
 - `engine_sets` finds the cheapest set of engines.
 - Fewer engines are wanted only if they carry the greatest work of the last `stabilisation_s` seconds with a margin, and if
   this result has not changed for a minute.
-- At most `changes_an_hour` changes happen in any hour. The first half of them may be decreases. The last one is an increase
-  to all engines that the pool may have, so the bound never leaves a load without engines.
+- An increase soon after a decrease shows that the decrease came too early, so the window doubles. It halves again with each
+  decrease that nothing followed. So a load that swings stops moving the engines.
+- At most `changes_an_hour` changes happen in any hour. The first two thirds of them may be decreases. The last one is an
+  increase to all engines that the pool may have, so the bound never leaves a load without engines.
 - A node pool for whose engines the cluster has no room gets no more than it has room for, until a later attempt.
 """
 
@@ -35,6 +37,10 @@ CHEAPER = 0.8
 """Engines are replaced by engines of another kind if the new set costs at most this share."""
 WORTHWHILE = 0.85
 """Fewer engines are wanted if they cost at most this share."""
+MOST_PATIENCE = 8.0
+"""The window is at most so many times as long as the spec says."""
+SOON = 2.0
+"""An increase within so many windows after a decrease comes soon."""
 SETTLED_S = 120.0
 """After a shortage, calls that came during it end for so long."""
 
@@ -47,14 +53,14 @@ class ScaleSettings:
     """Fewer engines must have been enough for so long."""
     zero_after_s: float = 600.0
     """A pool without calls for so long goes to its minimum, which may be zero."""
-    changes_an_hour: int = 20
+    changes_an_hour: int = 30
     """Changes in any hour, at least `LEAST_CHANGES`."""
     spare: float = 1.5
     """Standard deviations of the number of calls in the engines for which there is room."""
     margin: float = 1.1
     """An increase makes room for so many times the work, and a decrease leaves as much room. So noise changes nothing."""
     drain_s: float = 60.0
-    """Seconds in which waiting calls should be done once engines are ready."""
+    """Waiting calls should be done so many seconds after an engine that starts now is ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +130,10 @@ class ScaleState:
     """The present rates of the last `stabilisation_s` seconds, with their instants."""
     fewer: tuple[float, Mapping[str, int]] | None = None
     """The engines that would be enough, and since when this is the result."""
+    lowered_at_s: float | None = None
+    """The last decrease that left engines; None if there was none."""
+    patience: float = 1.0
+    """By how much the window is longer than the spec says."""
     short_at_s: float = 0.0
     """When fewer engines than the wanted ones were ready, the last time."""
     headroom: slo_headroom.Headroom = field(default_factory=slo_headroom.Headroom)
@@ -140,12 +150,17 @@ class Decision:
     changed: bool
     reason: str
     node_pools: Mapping[str, str]
-    """By node pool: what bounds its engines, or what one of them carries."""
+    """By node pool: what bounds its engines, if something does."""
 
 
 def begin(now: float, wanted: Mapping[str, int]) -> ScaleState:
     """The memory of a pool that has these engines."""
     return ScaleState(wanted=dict(wanted), since_s=now, began_s=now, busy_at_s=now)
+
+
+def resumed(state: ScaleState, *, reason: str, since_s: float, changes: Sequence[float]) -> ScaleState:
+    """The memory of a pool whose earlier autoscaler left these facts: the changes of an hour bind its successor too."""
+    return replace(state, reason=reason, since_s=since_s, changed_at_s=tuple(changes))
 
 
 def step(now: float, state: ScaleState, seen: Observation, settings: ScaleSettings) -> tuple[ScaleState, Decision]:
@@ -164,7 +179,7 @@ def step(now: float, state: ScaleState, seen: Observation, settings: ScaleSettin
     )
     state = replace(state, fewer=_fewer(now, state, work, present, settings))
     wanted, reason = _wanted(now, state, settings, work, present)
-    bounds = _bounds(pools, work)
+    bounds = _bounds(pools, work, wanted)
     if wanted == dict(state.wanted):
         return state, Decision(wanted=wanted, changed=False, reason=state.reason, node_pools=bounds)
     used = _of_last_hour(now, state)
@@ -178,7 +193,13 @@ def step(now: float, state: ScaleState, seen: Observation, settings: ScaleSettin
         wanted = {each.name: each.high for each in pools}
         reason = f"{reason}; this is the last of {_budget(settings)} changes of an hour, so all engines start"
     after = replace(
-        state, wanted=wanted, reason=reason, since_s=now, is_increase=is_increase, changed_at_s=(*used, now)
+        _patient(now, state, settings, is_increase=is_increase),
+        wanted=wanted,
+        reason=reason,
+        since_s=now,
+        is_increase=is_increase,
+        lowered_at_s=now if not is_increase and any(wanted.values()) else None,
+        changed_at_s=(*used, now),
     )
     return after, Decision(wanted=wanted, changed=True, reason=reason, node_pools=bounds)
 
@@ -194,8 +215,9 @@ def _wanted(
     kept = dict(present), "the bounds of the spec or the room of the cluster changed"
     least = {each.name: each.low for each in work.pools}
     idle_s = now - state.busy_at_s
-    pause_s = settings.stabilisation_s if state.is_increase else load_history.RECENT_S
-    may_lower = len(_of_last_hour(now, state)) < _budget(settings) // 2 and now - state.since_s >= pause_s
+    window_s = _window_s(state, settings)
+    pause_s = window_s if state.is_increase else load_history.RECENT_S
+    may_lower = len(_of_last_hour(now, state)) < _budget(settings) * 2 // 3 and now - state.since_s >= pause_s
     if idle_s >= settings.zero_after_s:
         if present == least or not may_lower:
             return kept
@@ -210,13 +232,13 @@ def _wanted(
         if wanted != present:
             return wanted, work.sentence(present)
         return kept
-    if not may_lower or now - state.began_s < settings.stabilisation_s:
+    if not may_lower or now - state.began_s < window_s:
         return kept
     if state.fewer is None or now - state.fewer[0] < load_history.RECENT_S:
         return kept
     fewer, price = dict(state.fewer[1]), engine_sets.price(now_kinds, present)
     if fewer != present and engine_sets.price(now_kinds, fewer) <= WORTHWHILE * price:
-        return fewer, f"{work.sentence(present)}, and fewer have been enough for {settings.stabilisation_s:.0f} s"
+        return fewer, f"{work.sentence(present)}, and fewer have been enough for {window_s:.0f} s"
     greatest = work.greatest(settings.margin)
     others = engine_sets.cheapest(work.kinds(present, greatest))
     if engine_sets.price(now_kinds, others) <= CHEAPER * price:
@@ -268,7 +290,7 @@ class _Work:
         """By node pool: its engines that would carry the predicted work alone."""
         return {
             each.name: margin * self._staffed(each, self._rate.times(self._growth[each.name]))
-            + self._seconds(each, self._waiting) / self._settings.drain_s
+            + self._seconds(each, self._waiting) / (each.start_s + self._settings.drain_s)
             for each in self.pools
         }
 
@@ -341,9 +363,9 @@ class _Work:
 def _remembered(now: float, state: ScaleState, seen: Observation, settings: ScaleSettings) -> ScaleState:
     """The memory with this observation."""
     slice = load_history.Slice(at_s=now, seconds=max(seen.seconds, 1e-3), load=seen.arrived)
-    keep_s = max(settings.stabilisation_s, load_history.TREND_S) + load_history.RECENT_S
+    keep_s = load_history.TREND_S + load_history.RECENT_S
     history = load_history.extended(state.history, slice, keep_s=keep_s)
-    rates = [each for each in state.rates if each[0] > now - settings.stabilisation_s]
+    rates = [each for each in state.rates if each[0] > now - _window_s(state, settings)]
     is_busy = seen.arrived.calls > 0 or seen.waiting.calls > 0 or seen.queued > 0 or seen.running > 0
     shortages = {
         each.name: _shortage(now, state.shortages.get(each.name), state.wanted.get(each.name, 0) - each.unschedulable)
@@ -377,18 +399,31 @@ def _bounded(now: float, node_pool: NodePool, state: ScaleState) -> NodePool:
     return replace(node_pool, high=most, low=min(node_pool.low, most))
 
 
-def _bounds(pools: Sequence[NodePool], work: _Work) -> dict[str, str]:
+def _bounds(pools: Sequence[NodePool], work: _Work, wanted: Mapping[str, int]) -> dict[str, str]:
     """By node pool: why it has no other number of engines, as far as the node pool itself is the reason."""
     found: dict[str, str] = {}
-    needed = work.needed()
     for each in pools:
         if each.unschedulable:
             found[each.name] = f"the cluster has no room for {each.unschedulable} of its engines"
         elif not work.fits(each):
             found[each.name] = "its engines cannot meet the tightest target for the time of an output token"
-        else:
-            found[each.name] = f"would need {needed[each.name]:.2f} engines alone"
+        elif wanted.get(each.name) == each.high:
+            found[each.name] = f"it may have no more than {each.high}"
     return found
+
+
+def _window_s(state: ScaleState, settings: ScaleSettings) -> float:
+    """Seconds for which fewer engines must have been enough."""
+    return settings.stabilisation_s * state.patience
+
+
+def _patient(now: float, state: ScaleState, settings: ScaleSettings, *, is_increase: bool) -> ScaleState:
+    """The state with the window that this change leads to."""
+    if is_increase:
+        is_soon = state.lowered_at_s is not None and now - state.lowered_at_s <= SOON * _window_s(state, settings)
+        return replace(state, patience=min(2 * state.patience, MOST_PATIENCE)) if is_soon else state
+    was_quiet = state.lowered_at_s is not None and now - state.lowered_at_s > SOON * _window_s(state, settings)
+    return replace(state, patience=max(state.patience / 2, 1.0)) if was_quiet else state
 
 
 def _budget(settings: ScaleSettings) -> int:

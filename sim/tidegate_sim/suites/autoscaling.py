@@ -59,6 +59,12 @@ SCALERS: Mapping[str, scalers.Create] = {
     "tidegate, engines believed 1.3 times as fast": lambda task: scalers.Tidegate(task, believed=1.3),
     ORACLE: scalers.Oracle,
 }
+PARTS: Mapping[str, Sequence[str]] = {
+    "main": ("static, mean", "static, peak", "HPA, KV memory 80%", "HPA, KV memory 60%", OURS, ORACLE),
+    "further": tuple(name for name in SCALERS if "GPU" in name or "backlog" in name or name.startswith(f"{OURS}, ")),
+}
+"""The rows that `--parts` chooses: those that scale by what the load needs, and those that go to the bound of the pool or
+leave out a part of the product. The row of the product is in both."""
 SHOWN = {
     "attainment": ("targets met", 4),
     "worst": ("worst 5 min", 3),
@@ -79,6 +85,7 @@ class Autoscaling(suite.Suite):
     name = "autoscaling"
     pools = (POOL,)
     rates = (RATE,)
+    parts = tuple(PARTS)
 
     @property
     def traces(self) -> Sequence[str]:
@@ -126,6 +133,7 @@ class Autoscaling(suite.Suite):
         if not options.trace_file and (needy := [name for name in named if name in scale_traces.FROM_AZURE]):
             raise BadTrace(f"the trace {needy[0]} needs --trace-file, the Azure LLM inference trace 2023")
         checks = suite.Checks(scheduler=options.scheduler)
+        rows = [row for row in SCALERS if row == OURS or any(row in PARTS[part] for part in options.parts or PARTS)]
         seeds = range(FIRST_SEED, FIRST_SEED + (options.seeds or SEEDS))
         keys = [
             suite.CellKey(
@@ -142,7 +150,7 @@ class Autoscaling(suite.Suite):
             for rate in rates
             for name in named
             for seed in seeds
-            for row in SCALERS
+            for row in rows
         ]
         results = suite.run_cells(keys, options, checks, tell)
         return {
@@ -154,7 +162,7 @@ class Autoscaling(suite.Suite):
                 {
                     "pool": pool,
                     "rate": rate,
-                    "traces": {name: _compared(results, pool, rate, name, seeds) for name in named},
+                    "traces": {name: _compared(results, pool, rate, name, seeds, rows) for name in named},
                 }
                 for pool, rates in self.loads(options).items()
                 for rate in rates
@@ -244,7 +252,12 @@ def _figures(calls: Sequence[TraceCall], outcome: cell.Outcome, bill: scaled_cel
 
 
 def _compared(
-    results: Mapping[suite.CellKey, Report], pool: str, rate: float, name: str, seeds: Sequence[int]
+    results: Mapping[suite.CellKey, Report],
+    pool: str,
+    rate: float,
+    name: str,
+    seeds: Sequence[int],
+    rows: Sequence[str],
 ) -> Report:
     """The figures of each row on a trace, and its differences from the product's row, seed by seed."""
     runs = {
@@ -265,7 +278,7 @@ def _compared(
             ),
             "cost_times_ours": paired_difference.times_better(values(OURS, "cost"), values(row, "cost")),
         }
-        for row in SCALERS
+        for row in rows
     }
 
 
