@@ -1,11 +1,15 @@
 """Engines that come and go in virtual time, the algorithm of the HPA, and what the suite `autoscaling` makes of both."""
 
+import dataclasses
 import functools
 
 import pytest
 
+import tidegate_profiles
 from tidegate_policy import cost, gateway_core
 from tidegate_policy.dispatch import dispatcher
+from tidegate_policy.model import Call, CallId
+from tidegate_policy.scale import call_load
 from tidegate_sim import cell, hpa, scale_traces, scaled_cell, scalers, suite, suites, trace_format
 from tidegate_sim.trace_format import TraceCall
 
@@ -118,6 +122,26 @@ def test_the_product_starts_engines_for_more_load_and_a_fixed_number_does_not():
     need = scalers.Need.of(task)
     assert need.mean() == need.peak() == {"fast": need.by_minute()[10]["fast"]}
     assert 4 <= need.mean()["fast"] <= bill.most_engines
+
+
+@pytest.mark.parametrize("profile", ["a100-40-llama2-70b-tp4", "a5000-qwen1.5-7b"])
+def test_the_predicted_seconds_of_an_engine_agree_with_what_a_saturated_engine_serves(profile):
+    model = cost.from_mapping(tidegate_profiles.load(profile)["cost"])
+    trace = [dataclasses.replace(call, arrival_s=0.0) for call in scale_traces.learned(200)]
+    kind = dataclasses.replace(KIND, cost=model)
+    saturated = scaled_cell.ScaledCell([kind], {"fast": 1}, Plan((0, 1)), ROW, (), seed=1, length_s=5.0)
+    served = saturated.run(trace)
+    load = call_load.of_calls(
+        Call(
+            id=CallId(call.id),
+            arrived_at_s=0.0,
+            prompt_tokens=call.prompt_tokens,
+            output_predicted=call.output_tokens,
+        )
+        for call in trace
+    )
+    seconds = call_load.engine_seconds(load, model)
+    assert seconds <= max(served.finished_s) <= 1.3 * seconds, "the last calls do not fill a batch"
 
 
 def test_the_oracle_has_engines_in_time():
