@@ -9,7 +9,7 @@ import datetime
 import logging
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tidegate_operator import (
@@ -122,15 +122,18 @@ class PoolScaling:
                 ),
             )
             return PERIOD_S
-        before = scaled.state.wanted
-        stuck = {each.name: _stuck(pods, each, pool.autoscaling.scheduling_s, now) for each in own}
+        free = [each for each in own if each.name not in taken]
+        before = {each.name: scaled.state.wanted.get(each.name, counts[each.name]) for each in free}
+        stuck = {each.name: _stuck(pods, each, pool.autoscaling.scheduling_s, now) for each in free}
         observation = _observation(
             pool,
             scaled.loads.add(seen, gateways=gateways),
-            [_node_pool(pool, each, pods, counts, stuck[each.name], is_taken=each.name in taken) for each in own],
+            [_node_pool(pool, each, pods, stuck[each.name]) for each in free],
             seconds=now.timestamp() - scaled.seen_at_s,
         )
-        scaled.state, decision = autoscaler.step(now.timestamp(), scaled.state, observation, pool.autoscaling.settings)
+        scaled.state, decision = autoscaler.step(
+            now.timestamp(), replace(scaled.state, wanted=before), observation, pool.autoscaling.settings
+        )
         scaled.seen_at_s = now.timestamp()
         sentences = {name: troubles[0].sentence for name, troubles in stuck.items() if troubles}
         ours = scale_status.of_decision(
@@ -229,20 +232,17 @@ def _node_pool(
     pool: spec.Pool,
     node_pool: node_pool_spec.NodePool,
     pods: Sequence[Json],
-    counts: Mapping[str, int],
     stuck: Sequence[pod_trouble.PodTrouble],
-    *,
-    is_taken: bool,
 ) -> autoscaler.NodePool:
-    """What the core must know of a node pool. One that another autoscaler scales has no choice."""
+    """What the core must know of a node pool."""
     name = node_pool.name
     mine = [pod for pod in pods if pod["metadata"]["labels"].get(child_metadata.NODE_POOL) == name]
     return autoscaler.NodePool(
         name=name,
         cost=node_pool_cost.model(pool.engine, node_pool) or engine_cost.STARTING,
         price=node_pool.engine_cost,
-        low=counts[name] if is_taken else node_pool.min_replicas,
-        high=counts[name] if is_taken else node_pool.max_replicas or node_pool.min_replicas,
+        low=node_pool.min_replicas,
+        high=node_pool.max_replicas or node_pool.min_replicas,
         ready=sum(pool_steering.ready_address(pod) is not None for pod in mine),
         start_s=_start_s(mine),
         unschedulable=len(stuck),

@@ -82,7 +82,7 @@ async def test_a_pool_at_zero_starts_engines_for_waiting_calls_and_goes_back(sca
         assert pool.replicas() == 1
         found = pool.status
         assert [(item["name"], item["wanted"]) for item in found["nodePools"]] == [("fast", 1)]
-        assert "1 calls wait" in found["autoscaling"]["reason"]
+        assert "1 call waits" in found["autoscaling"]["reason"]
         assert pool.condition["status"] == "True"
         assert pool.condition["message"] == found["autoscaling"]["reason"]
         assert "fast from 0 to 1" in pool.kubectl("events", "--for", "servingpool/chat")

@@ -33,6 +33,8 @@ AMORTISED_S = 1800.0
 """A start costs as much as the engine costs in its start time, and is paid off in so many seconds."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 600.0, 3600.0
 """Time until a node pool without room is tried again, doubled each time."""
+SLIGHT_GROWTH = 1.02
+"""Growth up to this factor is not worth a word."""
 CHEAPER = 0.8
 """Engines are replaced by engines of another kind if the new set costs at most this share."""
 WORTHWHILE = 0.85
@@ -117,7 +119,7 @@ class ScaleState:
 
     wanted: Mapping[str, int]
     """Engines of each node pool."""
-    reason: str = "start"
+    reason: str = "the autoscaler has begun with these engines"
     since_s: float = 0.0
     """The instant of the last change."""
     is_increase: bool = True
@@ -336,15 +338,18 @@ class _Work:
     def sentence(self, present: Mapping[str, int]) -> str:
         """What is predicted, in engines of the node pool with most engines."""
         pool = max(self.pools, key=lambda each: (present[each.name], each.high, each.name))
-        alone = self._seconds(pool, self._rate)
-        parts = [f"{self._rate.calls:.2f} calls/s take {alone:.2f} engines of {pool.name}"]
-        if (growth := self._growth[pool.name]) > 1.0:
-            parts.append(f"{growth:.2f} times as many are expected in {pool.start_s:.0f} s")
-        if self._waiting.calls:
-            waiting_s = self._seconds(pool, self._waiting)
-            parts.append(f"{self._waiting.calls:.0f} calls wait, {waiting_s:.1f} s of work")
-        parts.append(f"with room for bursts and targets they need {self.needed()[pool.name]:.2f}")
-        return ", ".join(parts)
+        parts: list[str] = []
+        if self._rate.calls:
+            alone = self._seconds(pool, self._rate)
+            parts.append(f"{self._rate.calls:.2f} calls/s take {alone:.2f} engines of {pool.name}")
+            if (growth := self._growth[pool.name]) > SLIGHT_GROWTH:
+                parts.append(f"{growth:.2f} times as many are expected in {pool.start_s:.0f} s")
+        if (waiting := round(self._waiting.calls)) > 0:
+            calls = "1 call waits" if waiting == 1 else f"{waiting} calls wait"
+            parts.append(f"{calls}, {self._seconds(pool, self._waiting):.1f} s of work")
+        if self._rate.calls:
+            parts.append(f"with room for bursts and targets they need {self.needed()[pool.name]:.2f}")
+        return ", ".join(parts) or "calls are at the engines"
 
     def _staffed(self, node_pool: NodePool, rate: CallLoad) -> float:
         """Engines for this rate with headroom: the work times the learned factor, plus the spare places by the square root
