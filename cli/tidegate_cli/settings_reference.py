@@ -69,6 +69,7 @@ SERVING_POOL = {
     "dispatch.beta": "gateway.dispatch.beta",
     "queue.maxRequests": "gateway.queue.maxRequests",
     "queue.ttl": "gateway.queue.ttl",
+    "queue.hold": "autoscaling.holdCalls",
     "store.url": "state.valkey.url",
     "store.password": "state.valkey.secretRef",
     "tracing.endpoint": "gateway.tracing.endpoint",

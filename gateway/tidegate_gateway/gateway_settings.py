@@ -155,6 +155,9 @@ class Queue:
     """Calls that may wait here; the next one that would have to wait is shed as saturated."""
     ttl_s: float = 60.0
     """Longest wait here of a call without a deadline; one with a deadline waits until that."""
+    hold_s: float = 0.0
+    """Longest wait here of a call without a deadline while no engine exists, because an autoscaler starts one for it; 0 =
+    calls are shed while there is no engine."""
     bound_workflows: bool = True
     """No more workflows are active than pay; others wait before their first call, the earliest deadline first."""
     share_among_tenants: bool = True
@@ -372,6 +375,7 @@ def core_settings(settings: Settings) -> gateway_core.CoreSettings:
         limits=dispatcher.Limits(
             max_waiting=settings.queue.max_requests,
             ttl_s=settings.queue.ttl_s,
+            hold_s=settings.queue.hold_s,
             bound_workflows=settings.queue.bound_workflows,
             share_among_tenants=settings.queue.share_among_tenants,
         ),

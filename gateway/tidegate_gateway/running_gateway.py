@@ -129,10 +129,12 @@ class Gateway:
         """ready, degraded, unready or draining, and the reasons."""
         if self.draining:
             return "draining", ["this gateway is shutting down"]
-        if not self.directory.serves:
+        if not self.directory.serves and not self.settings.queue.hold_s:
             return "unready", ["no engine can take calls"]
         if not self.authentication.can_verify:
             return "unready", ["the public keys of the tokens' issuer could not be read yet"]
+        if not self.directory.serves:
+            return "degraded", ["no engine can take calls: they wait until one is started"]
         if self.link.store is None:
             return "degraded", ["no store is set: workflows are shed, single calls are served"]
         if not self.link.up:

@@ -24,6 +24,7 @@ from tidegate_operator import (
     liveness,
     operator_metrics,
     pool_adviser,
+    pool_scaling,
     pool_steering,
     reconcile,
     render,
@@ -206,10 +207,19 @@ async def _act(
         clock=controller.now,
         metrics=metrics,
     )
+    scaling = pool_scaling.PoolScaling(
+        server,
+        rules,
+        reads=cache,
+        admin_of=lambda pool, token: gateway_admin.GatewayAdmin(session, pool_steering.admin_url(pool), token=token),
+        clock=controller.now,
+    )
     metrics.add_pools(
         lambda: (body for body in cache.pools() if reconcile.owner_of(body) == rules.operator), steering.silent
     )
-    controlling = controller.Controller(server, cache, rules, steering, resync_s=options.resync, metrics=metrics)
+    controlling = controller.Controller(
+        server, cache, rules, steering, scaling, resync_s=options.resync, metrics=metrics
+    )
     namespaces = _namespaces(options)
     async with asyncio.TaskGroup() as group:
         working = group.create_task(controlling.run())

@@ -1,4 +1,4 @@
-"""The operator's two workqueues, which make pools what their specs say and steer them, and the events that fill them.
+"""The operator's workqueues, which make pools what their specs say, steer and scale them, and the events that fill them.
 
 Events of kopf's watches go into the watch cache and put their pool into the queues. A reconcile first asks the cache
 whether there is something to write. Only if there is, or if the cache is unconfirmed, it reads the API server. Each pool is
@@ -11,7 +11,16 @@ import datetime
 import logging
 from collections.abc import Sequence
 
-from tidegate_operator import cluster, operator_metrics, pod_trouble, pool_steering, reconcile, weight_status, workqueue
+from tidegate_operator import (
+    cluster,
+    operator_metrics,
+    pod_trouble,
+    pool_scaling,
+    pool_steering,
+    reconcile,
+    weight_status,
+    workqueue,
+)
 from tidegate_operator.cluster import watch_cache
 from tidegate_operator.spec import Json
 
@@ -42,6 +51,7 @@ class Controller:
         cache: watch_cache.WatchCache,
         rules: reconcile.Rules,
         steering: pool_steering.PoolSteering,
+        scaling: pool_scaling.PoolScaling,
         *,
         resync_s: float,
         metrics: operator_metrics.OperatorMetrics | None = None,
@@ -52,12 +62,16 @@ class Controller:
         self._cache = cache
         self._rules = rules
         self._steering = steering
+        self._scaling = scaling
         self._resync_s = resync_s
         self._to_reconcile: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
         self._to_steer: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
+        self._to_scale: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
         self._to_reconcile.attempted = metrics.add_queue("reconcile", self._to_reconcile.reading)
         self._to_steer.attempted = metrics.add_queue("steer", self._to_steer.reading)
+        self._to_scale.attempted = metrics.add_queue("scale", self._to_scale.reading)
         self._steered: set[watch_cache.Key] = set()
+        self._scaled: set[watch_cache.Key] = set()
         self._left: dict[watch_cache.Key, str | None] = {}
         """The owners of pools that belong to other operators, as far as an event has told of it."""
 
@@ -93,6 +107,7 @@ class Controller:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._to_reconcile.run(self._reconcile))
                 group.create_task(self._to_steer.run(self._steer, at_once=STEERED_AT_ONCE))
+                group.create_task(self._to_scale.run(self._scale, at_once=STEERED_AT_ONCE))
         finally:
             await self._steering.close()
 
@@ -101,6 +116,9 @@ class Controller:
         if key not in self._steered:  # a steered pool returns to its queue at its own pace
             self._steered.add(key)
             self._to_steer.add(key)
+        if key not in self._scaled:
+            self._scaled.add(key)
+            self._to_scale.add(key)
 
     async def _reconcile(self, key: watch_cache.Key) -> float | None:
         if not self._cache.knows(key):
@@ -137,6 +155,14 @@ class Controller:
     def _next_check_s(self, pods: Sequence[Json]) -> float:
         is_changing = pod_trouble.any_of(pods) or weight_status.downloading(pods)
         return min(self._resync_s, TROUBLED_S) if is_changing else self._resync_s
+
+    async def _scale(self, key: watch_cache.Key) -> float | None:
+        delay_s = await self._scaling.scale(key)
+        if delay_s is None:
+            self._scaled.discard(key)
+            if await self._cache.pool(*key) is not None:  # a pool of this name appeared meanwhile
+                self._wake(key)
+        return delay_s
 
     async def _steer(self, key: watch_cache.Key) -> float | None:
         delay_s = await self._steering.steer(key)

@@ -53,7 +53,7 @@ class ErrorBudgets:
             before = self._last.get(gateway)
             if before is not None:
                 for name, counts in classes.items():
-                    new = _since(before.get(name, Counts()), counts)
+                    new = since(before.get(name, Counts()), counts)
                     old = totals.get(name, Counts())
                     totals[name] = Counts(old.met + new.met, old.with_target + new.with_target)
             self._last[gateway] = dict(classes)
@@ -69,7 +69,7 @@ class ErrorBudgets:
         return Budget(attainment=1 - missed, left=1 - missed / (1 - objective / 100))
 
 
-def _since(before: Counts, now: Counts) -> Counts:
+def since(before: Counts, now: Counts) -> Counts:
     if now.with_target < before.with_target or now.met < before.met:
         return now
     return Counts(now.met - before.met, now.with_target - before.with_target)

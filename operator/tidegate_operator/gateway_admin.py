@@ -15,7 +15,7 @@ from http import HTTPStatus
 import aiohttp
 
 from tidegate_control import pool_token
-from tidegate_operator import error_budget
+from tidegate_operator import error_budget, gateway_loads
 from tidegate_policy.steer import steering_loop
 
 log = logging.getLogger(__name__)
@@ -116,6 +116,22 @@ class GatewayAdmin:
             }
         except UNUSABLE as error:
             log.debug("%s does not report its targets: %r", address, error)
+            return None
+
+    async def loads(self, addresses: Collection[str]) -> dict[str, gateway_loads.GatewayLoad]:
+        """By gateway: its load. Gateways that do not answer are absent. `addresses` are those of `targets`."""
+        found = await asyncio.gather(*map(self._load_of, addresses))
+        return {address: load for address, load in zip(addresses, found, strict=True) if load is not None}
+
+    async def _load_of(self, address: str) -> gateway_loads.GatewayLoad | None:
+        try:
+            url = f"http://{address}/admin/state"
+            async with self._session.get(url, headers=self._headers, timeout=TIMEOUT) as answer:
+                self._note(answer)
+                answer.raise_for_status()
+                return gateway_loads.parse(await answer.json())
+        except UNUSABLE as error:
+            log.debug("%s does not report its load: %r", address, error)
             return None
 
     def others(self, policies: Collection[str]) -> dict[str, str]:

@@ -75,6 +75,8 @@ class NodePool:
     max_replicas: int | None
     external: bool
     """Whether an autoscaler of its Deployment sets the number of its engines."""
+    autoscaled: bool
+    """Whether the pool's own autoscaler sets it."""
     tensor_parallel: int
     devices: Devices
     cost_weight: float
@@ -122,6 +124,7 @@ def node_pool(item: Json, common: Json, model: Json) -> NodePool:
         min_replicas=item["minReplicas"],
         max_replicas=item.get("maxReplicas"),
         external=item["scaledBy"] == "external",
+        autoscaled=item["scaledBy"] == "autoscaler",
         tensor_parallel=item["tensorParallel"],
         devices=_devices(item, simulated=simulated),
         cost_weight=float(item["costWeight"]),

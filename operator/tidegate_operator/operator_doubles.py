@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from tidegate_operator import cluster, error_budget, objects, pool_status
+from tidegate_operator import cluster, error_budget, gateway_loads, objects, pool_status
 from tidegate_operator.spec import Json
 from tidegate_policy.steer import steering_loop
 
@@ -62,6 +62,9 @@ class MortalCluster:
     async def last_line(self, namespace: str, pod: str, container: str) -> str | None:
         return await self._real.last_line(namespace, pod, container)
 
+    async def autoscalers(self, namespace: str) -> Sequence[Json]:
+        return await self._real.autoscalers(namespace)
+
     async def secret(self, namespace: str, name: str) -> Json | None:
         return await self._real.secret(namespace, name)
 
@@ -107,12 +110,17 @@ class FakeAdmin:
         self.received: list[str] = []
         self.counted: dict[str, error_budget.Counts] = {}
         self.others_have: dict[str, str] = {}
+        self.load: gateway_loads.GatewayLoad | None = None
+        """Of each gateway."""
 
     async def override(self) -> steering_loop.Override | None:
         return self.manual
 
     async def targets(self, addresses: Collection[str]) -> dict[str, dict[str, error_budget.Counts]]:
         return dict.fromkeys(addresses, self.counted)
+
+    async def loads(self, addresses: Collection[str]) -> dict[str, gateway_loads.GatewayLoad]:
+        return {} if self.load is None else dict.fromkeys(addresses, self.load)
 
     def others(self, policies: Collection[str]) -> dict[str, str]:
         return {address: policy for address, policy in self.others_have.items() if policy not in policies}

@@ -131,10 +131,12 @@ def conditions(
     pods: Iterable[Json] = (),
     *,
     waiting: Mapping[str, str] = NOTHING_WAITS,
+    autoscaled: bool = False,
     now: datetime.datetime,
 ) -> list[Condition]:
     """The conditions that `reconcile` states. `problems` are (reason, message) pairs of the obstacles to the spec.
-    `waiting` tells for what parts wait: for their turn to change, or for the readiness of the others."""
+    `waiting` tells for what parts wait: for their turn to change, or for the readiness of the others. `autoscaled`: the
+    pool's own autoscaler starts an engine for the first call of a pool that has none."""
     unsettled = [part for part in parts if not part.settled]
     troubles = [found for pod in pods if (found := pod_trouble.of(pod)) is not None]
     old = {(each.reason, each.message): each for each in troubles if _age_s(each, now) >= TROUBLE_S}
@@ -159,7 +161,7 @@ def conditions(
     else:
         ready = Condition(type="Ready", status=True, reason="Ready", message="Every part runs as the spec asks.")
     return [
-        _availability(parts),
+        _availability(parts, autoscaled=autoscaled),
         ready,
         Condition(type="Progressing", status=True, reason="RollingOut", message=progress)
         if unsettled or waiting
@@ -170,11 +172,14 @@ def conditions(
     ]
 
 
-def _availability(parts: Sequence[Workload]) -> Condition:
+def _availability(parts: Sequence[Workload], *, autoscaled: bool) -> Condition:
     components = dict.fromkeys(part.component for part in parts)
     missing = [name for name in components if not any(part.ready for part in parts if part.component == name)]
     if not parts:
         return Condition(type="Available", status=False, reason="NothingRuns", message="No part of the pool exists.")
+    if autoscaled and missing == ["engine"] and not any(part.desired for part in parts if part.node_pool):
+        message = "No engine runs. The first call starts one, and waits for it."
+        return Condition(type="Available", status=True, reason="ScaledToZero", message=message)
     if missing:
         named = " and ".join(missing)
         return Condition(type="Available", status=False, reason="NotServing", message=f"No {named} is ready.")

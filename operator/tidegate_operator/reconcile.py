@@ -200,7 +200,14 @@ def _report(
     metadata = body["metadata"]
     parts = pool_status.workloads(child for child in children if objects.controller_uid(child) == metadata["uid"])
     conditions = pool_status.timed(
-        pool_status.conditions(parts, problems, pods, waiting=waiting, now=now),
+        pool_status.conditions(
+            parts,
+            problems,
+            pods,
+            waiting=waiting,
+            autoscaled=any(item.get("scaledBy") == "autoscaler" for item in body["spec"]["nodePools"]),
+            now=now,
+        ),
         body.get("status", {}).get("conditions", ()),
         generation=metadata["generation"],
         now=timestamp(now),

@@ -26,7 +26,9 @@ def of_deployments(children: Iterable[spec.Json]) -> Mapping[str, int]:
 def desired(pool: spec.Pool, found: Mapping[str, int] = NOTHING_FOUND) -> Mapping[str, int]:
     """Engines for each node pool, by its name. `found` is the result of `of_deployments`.
 
-    A node pool that an external autoscaler scales keeps what is found, and starts from its `replicas`. For the others:
+    A node pool that an external autoscaler scales keeps what is found, and starts from its `replicas`. A node pool that the
+    pool's own autoscaler scales has what this wants; without a decision it keeps what is found, within its bounds. For the
+    others:
 
     Without spec.replicas it is the `replicas` of each node pool. With spec.replicas every node pool first gets its
     `minReplicas`. The rest goes to the cheapest node pools, first up to their `replicas` and then up to their
@@ -34,7 +36,8 @@ def desired(pool: spec.Pool, found: Mapping[str, int] = NOTHING_FOUND) -> Mappin
     takes engines from the most expensive node pools first.
     """
     external = {each.name: found.get(each.name, each.replicas) for each in pool.node_pools if each.external}
-    own = [node_pool for node_pool in pool.node_pools if not node_pool.external]
+    external |= {each.name: _autoscaled(pool, each, found) for each in pool.node_pools if each.autoscaled}
+    own = [node_pool for node_pool in pool.node_pools if node_pool.name not in external]
     if pool.replicas is None:
         return {node_pool.name: node_pool.replicas for node_pool in own} | external
     counts = {node_pool.name: node_pool.min_replicas for node_pool in own}
@@ -59,6 +62,13 @@ def total_to_state(body: spec.Json) -> int | None:
     stated = body["metadata"].get("annotations", {}).get(STATED)
     is_ours = found is None or str(found) == stated
     return own if is_ours and found != own else None
+
+
+def _autoscaled(pool: spec.Pool, node_pool: node_pool_spec.NodePool, found: Mapping[str, int]) -> int:
+    """The engines of a node pool that the pool's own autoscaler scales."""
+    most = node_pool.max_replicas if node_pool.max_replicas is not None else node_pool.min_replicas
+    wanted = pool.wanted.get(node_pool.name, found.get(node_pool.name, node_pool.replicas))
+    return min(max(wanted, node_pool.min_replicas), most)
 
 
 def _own(node_pools: Iterable[node_pool_spec.NodePool]) -> list[tuple[str, int | None]]:

@@ -13,9 +13,14 @@ from typing import Any
 from tidegate_operator import node_pool_spec, pod_placement, quantity, spec_problems
 from tidegate_policy import duration, policies
 from tidegate_policy.admit import promises
+from tidegate_policy.scale import autoscaler
 
 Json = pod_placement.Json
 """A piece of a Kubernetes object."""
+
+
+HOLD, SCHEDULING = "30m", "5m"
+"""What holds where the spec says nothing of `autoscaling.holdCalls` and `autoscaling.schedulingTimeout`."""
 
 
 class InvalidSpecError(ValueError):
@@ -120,6 +125,17 @@ class Steering:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Autoscaling:
+    """How the pool's own autoscaler scales the node pools that it may scale."""
+
+    settings: autoscaler.ScaleSettings
+    hold_s: float
+    """Longest wait of a call without a deadline for the first engine."""
+    scheduling_s: float
+    """Time after which an engine that no node takes counts as impossible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     name: str
     namespace: str
@@ -138,10 +154,18 @@ class Pool:
     credentials: str | None
     """Name of an existing Secret with the token of the pool; None selects one that the operator creates."""
     steering: Steering
+    autoscaling: Autoscaling
+    wanted: Mapping[str, int]
+    """The last decision of the pool's own autoscaler, which stands in the status: engines by node pool."""
     classes: tuple[Json, ...]
     """Classes, tenants and workflows are copies of the spec with weights as numbers: the gateway reads the same keys."""
     tenants: tuple[Json, ...]
     workflows: tuple[Json, ...]
+
+    @property
+    def is_autoscaled(self) -> bool:
+        """Whether the pool's own autoscaler scales some node pool."""
+        return any(each.autoscaled for each in self.node_pools)
 
 
 def parse(body: Json, known: spec_problems.Known) -> Pool:
@@ -171,6 +195,10 @@ def _parse(body: Json, known: spec_problems.Known) -> Pool:
         ca_bundle=_ca_bundle(spec.get("caBundle")),
         credentials=spec.get("credentials", {}).get("secretName"),
         steering=_steering(spec["policy"]),
+        autoscaling=_autoscaling(spec.get("autoscaling", {})),
+        wanted={
+            item["name"]: item["wanted"] for item in body.get("status", {}).get("nodePools", ()) if "wanted" in item
+        },
         classes=tuple(map(_class, spec.get("classes", ()))),
         tenants=tuple(map(_weighted, spec.get("tenants", ()))),
         workflows=tuple(spec.get("workflows", ())),
@@ -282,6 +310,20 @@ def _steering(item: Json) -> Steering:
         selector=item["selector"],
         llm=_language_model(item.get("llm", {})),
         parameters=_parameters(item.get("parameters", ())),
+    )
+
+
+def _autoscaling(item: Json) -> Autoscaling:
+    """The group has no default in the custom resource, so that pools that do not use it are stored as before."""
+    default = autoscaler.ScaleSettings()
+    return Autoscaling(
+        settings=autoscaler.ScaleSettings(
+            stabilisation_s=duration.seconds(item.get("stabilizationWindow", f"{default.stabilisation_s:g}s")),
+            zero_after_s=duration.seconds(item.get("idleAfter", f"{default.zero_after_s:g}s")),
+            changes_an_hour=item.get("changesPerHour", default.changes_an_hour),
+        ),
+        hold_s=duration.seconds(item.get("holdCalls", HOLD)),
+        scheduling_s=duration.seconds(item.get("schedulingTimeout", SCHEDULING)),
     )
 
 

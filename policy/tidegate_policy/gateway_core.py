@@ -24,6 +24,7 @@ from tidegate_policy.dispatch.core_actions import Action
 from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_policy.model import Backlog, Call, CallId, DropReason, EngineId, StageState, Workflow, WorkflowId
 from tidegate_policy.predict import output_length, remaining_work, workflow_history
+from tidegate_policy.scale import call_load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +134,8 @@ class GatewayCore:
         self._anyone = settings.anyone
         self._crowded = max(settings.limits.max_waiting // 2, 1)
         self._admitted: dict[CallId, _Admitted] = {}
+        self.offered = call_load.Tally()
+        """The calls that have arrived, with their predicted lengths, whether engines exist or not."""
 
     def set_classes(
         self, classes: Iterable[promises.SloClass], default_class: str | None, tenants: Iterable[promises.Tenant]
@@ -222,6 +225,7 @@ class GatewayCore:
     # Events of a call.
 
     def on_arrival(self, now: float, call: Call) -> list[Action]:
+        self.offered.add(call)
         return self._seen(now, self.dispatcher.on_arrival(now, call))
 
     def on_first_token(self, now: float, call_id: CallId) -> list[Action]:

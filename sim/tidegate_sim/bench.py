@@ -124,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
         "--trace-file",
         type=Path,
         metavar="PATH",
-        help="with the suites prefix and maas: the published trace of Mooncake or Azure",
+        help="with the suites prefix, maas and autoscaling: the published trace of Mooncake or Azure",
     )
     made.add_argument("--pool", metavar="NAME", help="with --trace: a pool, or profiles a,b,... (hetero-1)")
     made.add_argument(

@@ -142,25 +142,8 @@ class Cell:
         if row.max_step_tokens is not None:
             pool = {name: replace(model, max_step_tokens=row.max_step_tokens) for name, model in pool.items()}
         self.core = gateway_core.GatewayCore(_granting(row.gateway), random.Random(seed))
-        self._engines = {
-            name: create(
-                row.model,
-                self._loop,
-                model,
-                policy=row.engine_policy or row.gateway.policy,
-                listener=self,
-                stock=row.stock_scheduler,
-                prefix_cache=row.prefix_cache,
-                regulators=row.regulators,
-                stock_key=row.stock_key,
-                prefill_first=row.prefill_first,
-                hold=row.hold,
-            )
-            for name, model in pool.items()
-        }
-        if row.engine_parameters:
-            for engine in self._engines.values():
-                engine.set_policy(row.engine_policy or row.gateway.policy, "the row's", row.engine_parameters)
+        self._create = create
+        self._engines = {name: self._created(model) for name, model in pool.items()}
         self._perceived = perception.Perceiver(row.predictors, seed)
         for name, profile in beliefs.of(row.profiles, pool, seed).items():
             self._carry_out(self.core.on_engine(0.0, engine_table.EngineFacts(id=name, cost=profile)))
@@ -219,6 +202,27 @@ class Cell:
             calls_on=self._calls_on,
             switches=() if self._steering is None else tuple(self._steering.switches),
         )
+
+    def _created(self, model: CostModel) -> engine_models.Engine:
+        """An engine as the row has it."""
+        row = self._row
+        policy = row.engine_policy or row.gateway.policy
+        engine = self._create(
+            row.model,
+            self._loop,
+            model,
+            policy=policy,
+            listener=self,
+            stock=row.stock_scheduler,
+            prefix_cache=row.prefix_cache,
+            regulators=row.regulators,
+            stock_key=row.stock_key,
+            prefill_first=row.prefill_first,
+            hold=row.hold,
+        )
+        if row.engine_parameters:
+            engine.set_policy(policy, "the row's", row.engine_parameters)
+        return engine
 
     # What the engines report.
 

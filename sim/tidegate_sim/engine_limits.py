@@ -1,6 +1,6 @@
 """What all virtual engines have in common, whether vLLM's scheduler or its fast model runs in them."""
 
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import Call, CallId
@@ -37,6 +37,15 @@ def stock_priority(key: StockKey, call: Call, cost: CostModel) -> int:
     if key == "group-work":
         return round(service_s * 1000) * max(call.group_size, 1)
     return round((call.due_or_patience_at_s - service_s) * 1000)
+
+
+class EngineLoad(NamedTuple):
+    """What an engine's metrics say of its load."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    """The share of the KV memory that is in use."""
 
 
 class Listener(Protocol):

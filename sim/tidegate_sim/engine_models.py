@@ -38,6 +38,9 @@ class Engine(Protocol):
     ) -> None:
         """Receives a call that produces `output_tokens`."""
 
+    def load(self) -> engine_limits.EngineLoad:
+        """The load at this instant."""
+
     def watch(self) -> control_contract.Watch:
         """The engine's QoS windows."""
 

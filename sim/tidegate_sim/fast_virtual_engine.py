@@ -59,6 +59,13 @@ class FastEngine:
         )
         self._scheduler = self._plugin or fast_scheduler.FastScheduler(cost, policy=policy, prefix_cache=prefix_cache)
 
+    def load(self) -> engine_limits.EngineLoad:
+        """As vLLM's metrics report it."""
+        scheduler = self._scheduler
+        return engine_limits.EngineLoad(
+            running=len(scheduler.running), waiting=len(scheduler.waiting), kv_usage=scheduler.kv.usage
+        )
+
     def watch(self) -> control_contract.Watch:
         """The engine's QoS windows, as its control server would report them. Raises `NotControllable` for `stock`."""
         return self._controlled().watch()

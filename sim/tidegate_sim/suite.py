@@ -143,6 +143,11 @@ class Suite(ABC):
         """The seed of the gateway's random source."""
         return 0
 
+    def run_row(self, key: CellKey, row: cell.Row, learned_from: Sequence[TraceCall]) -> Report:
+        """The figures of the cell. A suite overrides this if more than a trace on a fixed pool runs in its cells."""
+        run = cell.Cell(self.engines(key), row, learned_from, seed=self.seed(key))
+        return self.numbers(run.run(self.trace(key)), key)
+
     def numbers(self, outcome: cell.Outcome, key: CellKey) -> Report:
         """The figures that are kept of one cell."""
         return bench_report.numbers(outcome)
@@ -215,8 +220,7 @@ def run_cell(key: CellKey) -> Report:
     suite = suites.load(key.suite)
     row = replace(suite.rows[key.row], model=key.scheduler)
     with without_warnings():
-        run = cell.Cell(suite.engines(key), row, _learned_from(key.suite), seed=suite.seed(key))
-        return suite.numbers(run.run(suite.trace(key)), key)
+        return suite.run_row(key, row, _learned_from(key.suite))
 
 
 @functools.cache

@@ -41,6 +41,7 @@ from tidegate_sim.engine_limits import (
     BLOCK_TOKENS,
     MAX_MODEL_LEN,
     MAX_OUTPUT_TOKENS,
+    EngineLoad,
     Listener,
     Prefix,
     StockKey,
@@ -102,6 +103,15 @@ class VirtualEngine:
                 hold=hold,
             )
             self._scheduler = build(ours, cost, prefix_cache=prefix_cache)
+
+    def load(self) -> EngineLoad:
+        """As vLLM's metrics report it."""
+        scheduler = self._scheduler
+        return EngineLoad(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            kv_usage=scheduler.kv_cache_manager.usage,
+        )
 
     def watch(self) -> control_contract.Watch:
         """The engine's QoS windows, as its control server would report them. Raises `NotControllable` for `stock`."""

@@ -32,6 +32,13 @@ class SlowSteering:
         return None
 
 
+class NoScaling:
+    """Pools without an autoscaler."""
+
+    async def scale(self, key):
+        return PERIOD_S
+
+
 class NoApi:
     """An API server that does not answer."""
 
@@ -43,7 +50,9 @@ def test_forty_pools_with_silent_gateways_do_not_stretch_the_period_of_another(i
     steering = SlowSteering()
 
     async def run():
-        controlling = controller.Controller(NoApi(), watch_cache.WatchCache(), conftest.RULES, steering, resync_s=3600)
+        controlling = controller.Controller(
+            NoApi(), watch_cache.WatchCache(), conftest.RULES, steering, NoScaling(), resync_s=3600
+        )
         for number in range(POOLS):
             controlling.on_pool("ADDED", pool(f"silent-{number}"))
         controlling.on_pool("ADDED", pool("lively"))
@@ -89,7 +98,7 @@ def test_a_pool_of_any_owner_that_was_deleted_while_its_watch_was_down_is_forgot
     api, cache, steering = Emptied(), watch_cache.WatchCache(), SlowSteering()
 
     async def run():
-        controlling = controller.Controller(api, cache, conftest.RULES, steering, resync_s=3600)
+        controlling = controller.Controller(api, cache, conftest.RULES, steering, NoScaling(), resync_s=3600)
         foreign = pool("foreign")
         foreign["metadata"]["annotations"] = {"tidegate.dev/operator": "another/operator"}
         for body in (foreign, pool("lively")):

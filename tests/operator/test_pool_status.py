@@ -21,8 +21,8 @@ def deployment(name="chat-engine-a", *, desired=2, ready=2, updated=2, existing=
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 
 
-def stated(children, problems=(), pods=()):
-    stated = pool_status.conditions(pool_status.workloads(children), problems, pods, now=NOW)
+def stated(children, problems=(), pods=(), **more):
+    stated = pool_status.conditions(pool_status.workloads(children), problems, pods, now=NOW, **more)
     return {item.type: (item.status, item.reason) for item in stated}
 
 
@@ -37,6 +37,13 @@ def test_a_pool_scaled_to_zero_is_ready():
     empty = deployment(desired=0, ready=0, updated=0, existing=0)
     del empty["status"]["readyReplicas"]
     assert stated([empty])["Ready"] == (True, "Ready")
+
+
+def test_a_pool_at_zero_is_available_only_if_its_autoscaler_starts_an_engine_for_the_first_call():
+    empty = deployment(desired=0, ready=0, updated=0, existing=0)
+    assert stated([empty])["Available"] == (False, "NotServing")
+    assert stated([empty], autoscaled=True)["Available"] == (True, "ScaledToZero")
+    assert stated([deployment(desired=1, ready=0)], autoscaled=True)["Available"] == (False, "NotServing")
 
 
 def test_a_pool_with_starting_engines_is_progressing_and_not_ready():

@@ -93,6 +93,10 @@ async def test_the_operator_needs_all_its_rights_and_no_others(
     kinds = ",".join(kind.plural for kind in objects.CHILD_KINDS)
     eventually(lambda: "chat-old" not in kubectl("get", kinds, "-o", "name"))
     kubectl("wait", "spool/chat", "--for=jsonpath={.status.engines}=4/4", "--timeout=60s")
+    # An autoscaled pool, whose rivals are looked for.
+    own = {"name": "own", "scaledBy": "autoscaler", "maxReplicas": 2}
+    kubectl("create", "-f", "-", body=operator_doubles.pool("auto", nodePools=[own]))
+    eventually(lambda: ("autoscaling", "horizontalpodautoscalers", "list") in asked(plane, operator.user)[0])
     operator.stop()
     seen, forbidden = asked(plane, operator.user)
     assert forbidden == []

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from tidegate_operator import node_pool_spec, replica_allocation
 
 
-def node_pool(name, *, replicas=1, least=0, most=None, gpus=1, cost=1.0, external=False):
+def node_pool(name, *, replicas=1, least=0, most=None, gpus=1, cost=1.0, external=False, scaled_by="pool"):
     item = {
         "name": name, "replicas": replicas, "minReplicas": least, "gpus": gpus, "costWeight": cost, "tensorParallel": 1,
-        "scaledBy": "external" if external else "pool", **({} if most is None else {"maxReplicas": most}),
+        "scaledBy": "external" if external else scaled_by, **({} if most is None else {"maxReplicas": most}),
     }  # fmt: skip
     engine = {"kind": "vllm", "offloadGiB": 0, "sharedMemory": "8Gi", "startupTimeout": "20m", "drainTimeout": "10m"}
     return node_pool_spec.node_pool(item, engine, {"name": "demo"})
@@ -22,6 +22,7 @@ class Pool:
 
     node_pools: tuple[node_pool_spec.NodePool, ...]
     replicas: int | None = None
+    wanted: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 def test_without_a_total_each_node_pool_runs_its_own_replicas():
@@ -87,3 +88,16 @@ def test_a_node_pool_of_an_external_autoscaler_keeps_its_number_and_counts_in_no
     assert replica_allocation.desired(pool) == {"own": 3, "theirs": 1}
     assert replica_allocation.desired(pool, {"own": 9, "theirs": 5}) == {"own": 3, "theirs": 5}
     assert replica_allocation.desired(Pool(pool.node_pools), {"theirs": 0}) == {"own": 2, "theirs": 0}
+
+
+def test_a_node_pool_of_the_own_autoscaler_has_what_it_wants_within_its_bounds_and_counts_in_no_total():
+    own = node_pool("own", replicas=1, least=0, most=4, scaled_by="autoscaler")
+    pool = Pool((own, node_pool("rest")), replicas=3)
+    assert replica_allocation.desired(pool) == {"own": 1, "rest": 3}, "it starts from its replicas"
+    assert replica_allocation.desired(pool, {"own": 2, "rest": 1}) == {"own": 2, "rest": 3}, (
+        "then it keeps what is there"
+    )
+    decided = dataclasses.replace(pool, wanted={"own": 0})
+    assert replica_allocation.desired(decided, {"own": 2}) == {"own": 0, "rest": 3}
+    edited = dataclasses.replace(pool, wanted={"own": 9})
+    assert replica_allocation.desired(edited) == {"own": 4, "rest": 3}, "an edit of the bounds holds at once"

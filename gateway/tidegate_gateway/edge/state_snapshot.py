@@ -4,11 +4,13 @@ It contains sizes, times and decisions, and never a prompt. `page_state` makes t
 same parts. All work is bounded: one pass over the waiting calls, and one over the engines.
 """
 
+import dataclasses
 from typing import Any
 
 from tidegate_gateway import running_gateway
 from tidegate_gateway.observe import recent_decisions, recent_service
 from tidegate_policy.dispatch import engine_table
+from tidegate_policy.scale import call_load
 
 
 def snapshot(gateway: running_gateway.Gateway) -> dict[str, Any]:
@@ -26,6 +28,7 @@ def snapshot(gateway: running_gateway.Gateway) -> dict[str, Any]:
                 for scope in gateway.core.workflows.scopes
             },
         },
+        "load": load(gateway),
         "targets": {
             name: {"met": seen.met, "with_target": seen.with_target}
             for name, seen in gateway.metrics.service.since_start().items()
@@ -71,6 +74,16 @@ def summary(gateway: running_gateway.Gateway) -> dict[str, Any]:
             "cap": gateway.settings.dispatch.cap,
         },
         "calls": {"waiting": dispatcher.waiting, "out": dispatcher.inflight},
+    }
+
+
+def load(gateway: running_gateway.Gateway) -> dict[str, Any]:
+    """The work that this gateway has received since its start, and the part of it that waits here, with predicted lengths:
+    the sums of `tidegate_policy.scale.call_load`, from which an autoscaler computes the engines that are needed."""
+    waiting = call_load.of_calls(gateway.core.dispatcher.waiting_calls())
+    return {
+        "offered": dataclasses.asdict(gateway.core.offered.load),
+        "waiting": dataclasses.asdict(waiting),
     }
 
 

@@ -69,6 +69,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
+# Autoscalers that scale the same engines as the operator's own.
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [list]
 # The progress of downloads of weights.
 - apiGroups: [""]
   resources: [pods/log]

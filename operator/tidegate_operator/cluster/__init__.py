@@ -52,6 +52,9 @@ class Cluster(Reader, PoolLister, Protocol):
     async def last_line(self, namespace: str, pod: str, container: str) -> str | None:
         """The last line of a container's log; None if there is none, or if it cannot be read."""
 
+    async def autoscalers(self, namespace: str) -> Sequence[Json]:
+        """The HorizontalPodAutoscalers of the namespace, those of KEDA included; none if they may not be listed."""
+
     async def secret(self, namespace: str, name: str) -> Json | None: ...
 
     async def create_secret(self, manifest: Json) -> None:

@@ -47,6 +47,7 @@ POOLS = Kind(
 PODS = Kind(api_version="v1", kind="Pod", plural="pods")
 SECRETS = Kind(api_version="v1", kind="Secret", plural="secrets")
 LEASES = Kind(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
+AUTOSCALERS = Kind(api_version="autoscaling/v2", kind="HorizontalPodAutoscaler", plural="horizontalpodautoscalers")
 EVENTS = Kind(api_version="events.k8s.io/v1", kind="Event", plural="events")
 
 
@@ -93,6 +94,13 @@ class ApiServer:
             log.debug("the log of pod %s/%s cannot be read: %s", namespace, pod, error)
             return None
         return text.strip() or None
+
+    async def autoscalers(self, namespace: str) -> Sequence[Json]:
+        try:
+            return await self._list(AUTOSCALERS, namespace)
+        except RejectedError as error:  # the rights of an older chart
+            log.warning("the autoscalers of %s cannot be listed: %s", namespace, error)
+            return []
 
     async def secret(self, namespace: str, name: str) -> Json | None:
         return await self.read(SECRETS.path(namespace, name))

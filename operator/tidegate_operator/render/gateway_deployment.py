@@ -12,11 +12,10 @@ from typing import Any
 
 import yaml
 
-import tidegate_profiles
 from tidegate_control import pool_token
-from tidegate_operator import node_pool_spec, spec
+from tidegate_operator import node_pool_cost, node_pool_spec, spec
 from tidegate_operator.render import ca_bundle, child_metadata, pods, scraping, store_statefulset
-from tidegate_policy import cost, duration
+from tidegate_policy import duration
 
 COMPONENT = "gateway"
 PUBLIC_PORTS = {"http": child_metadata.HTTP_PORT, "grpc": child_metadata.GRPC_PORT}
@@ -69,7 +68,11 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
             "beta": pool.gateway.beta,
             **further.pop("dispatch", {}),
         },
-        "queue": {"maxRequests": pool.gateway.max_waiting, "ttl": duration.text(pool.gateway.ttl_s)},
+        "queue": {
+            "maxRequests": pool.gateway.max_waiting,
+            "ttl": duration.text(pool.gateway.ttl_s),
+            **({"hold": duration.text(pool.autoscaling.hold_s)} if pool.is_autoscaled else {}),
+        },
         "store": {
             "url": store_statefulset.url(pool),
             "pool": f"{pool.namespace}.{pool.name}",
@@ -94,10 +97,10 @@ def _read_at_start(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _cost(engine: node_pool_spec.Engine, node_pool: node_pool_spec.NodePool) -> dict[str, Any]:
     """The cost model of engines that are simulated at another speed than their profile's; empty for other engines."""
-    if not engine.simulated or engine.sim_speed == 1 or node_pool.profile is None:
+    if not engine.simulated or engine.sim_speed == 1:
         return {}
-    model = cost.from_mapping(tidegate_profiles.load(node_pool.profile)["cost"])
-    return {"cost": dataclasses.asdict(cost.scaled(model, 1 / engine.sim_speed))}
+    model = node_pool_cost.model(engine, node_pool)
+    return {} if model is None else {"cost": dataclasses.asdict(model)}
 
 
 def manifests(

@@ -36,6 +36,9 @@ class Limits:
     """Calls that may wait in the gateway; the next one that would have to wait is shed as saturated."""
     ttl_s: float = 60.0
     """Seconds that a call without a deadline may wait in the gateway."""
+    hold_s: float = 0.0
+    """Seconds that a call may wait while no engine accepts calls, because an autoscaler starts one for it; 0 = such calls
+    are shed at once. A call with a deadline waits until its deadline."""
     bound_workflows: bool = True
     """Workflows beyond the number that saturates the pool wait before their first call (`admit.workflow_gate`)."""
     share_among_tenants: bool = True
@@ -130,7 +133,7 @@ class Dispatcher:
         if self._draining:
             return [self._shed(call, DropReason.DRAINING)]
         accepting = self._engines.accepting(now)
-        if not accepting:
+        if not accepting and not self._limits.hold_s:
             return [self._shed(call, DropReason.NO_ENGINES)]
         held = call.workflow is not None and self.gate.must_wait(now, call.workflow)
         actions: list[Action] = []
@@ -203,7 +206,7 @@ class Dispatcher:
             attempt=out.attempt + 1,
             avoid={*out.avoid, out.engine},
         )
-        if not self._may_serve(now, waiting):
+        if not (self._may_serve(now, waiting) or self._holds(now)):
             return [self._shed(out.call, DropReason.NO_ENGINES), *self.pump(now)]
         item = self._queued(out.call, waiting.prices)
         self._enter(now, item)
@@ -426,8 +429,15 @@ class Dispatcher:
     def _may_serve(self, now: float, waiting: call_records.Waiting) -> bool:
         return any(engine.facts.id not in waiting.avoid for engine in self._engines.accepting(now))
 
+    def _holds(self, now: float) -> bool:
+        """Whether calls wait for an engine that does not exist yet."""
+        return self._limits.hold_s > 0.0 and not self._engines.accepting(now)
+
     def _expires_at_s(self, now: float, call: Call) -> float:
-        return now + self._limits.ttl_s if call.deadline_at_s is None else call.deadline_at_s
+        if call.deadline_at_s is not None:
+            return call.deadline_at_s
+        ttl_s = self._limits.ttl_s
+        return now + (max(ttl_s, self._limits.hold_s) if self._holds(now) else ttl_s)
 
     def _wait(self, call: Call, waiting: call_records.Waiting) -> None:
         self._waiting[call.id] = waiting

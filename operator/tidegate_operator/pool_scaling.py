@@ -1,0 +1,277 @@
+"""Autoscaling of the pools of a cluster: the states of gateways and the pods go to `tidegate_policy.scale.autoscaler`, and
+its decisions to the status, from which `replica_allocation` takes them.
+
+A decision is written to the status before it is put in force, so an operator that dies in between leaves it to its
+successor. A node pool that another autoscaler scales keeps what it has. Without a gateway that answers nothing changes.
+"""
+
+import datetime
+import logging
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from tidegate_operator import (
+    cluster,
+    gateway_loads,
+    node_pool_cost,
+    node_pool_spec,
+    pod_trouble,
+    pool_secret,
+    pool_status,
+    pool_steering,
+    reconcile,
+    replica_allocation,
+    scale_status,
+    spec,
+)
+from tidegate_operator.render import child_metadata
+from tidegate_operator.spec import Json
+from tidegate_policy import duration
+from tidegate_policy.admit import promises
+from tidegate_policy.predict import engine_cost
+from tidegate_policy.scale import autoscaler, slo_headroom
+
+log = logging.getLogger(__name__)
+
+WRITER = "tidegate-autoscaling"
+"""Field manager of the part of the status that is written here."""
+PERIOD_S = 10.0
+WAIT_S = 30.0
+"""Time until a pool without autoscaled node pools is looked at again."""
+TOKEN_S = 30.0
+"""Least time between two readings of a pool's Secret."""
+RIVALS_S = 30.0
+"""Time between two lists of other autoscalers."""
+START_S = 120.0
+"""The start time of an engine while none has been seen to start."""
+
+
+class Admin(Protocol):
+    """A pool's gateways; `gateway_admin.GatewayAdmin` calls them over HTTP."""
+
+    @property
+    def rejects_token(self) -> bool: ...
+
+    async def loads(self, addresses: Collection[str]) -> Mapping[str, gateway_loads.GatewayLoad]: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Scaled:
+    uid: str
+    admin: Admin
+    read_at_s: float
+    """When the Secret was read last."""
+    state: autoscaler.ScaleState
+    seen_at_s: float
+    loads: gateway_loads.GatewayLoads = field(default_factory=gateway_loads.GatewayLoads)
+    rivals: Sequence[Json] = ()
+    rivals_at_s: float = float("-inf")
+
+
+class PoolScaling:
+    """The autoscalers of all pools of this operator. `scale` is the work of a `workqueue.Workqueue`."""
+
+    def __init__(
+        self,
+        api: cluster.Cluster,
+        rules: reconcile.Rules,
+        *,
+        reads: cluster.Reader,
+        admin_of: Callable[[spec.Pool, str | None], Admin],
+        clock: Callable[[], datetime.datetime],
+    ) -> None:
+        self._api = api
+        self._rules = rules
+        self._reads = reads
+        self._admin_of = admin_of
+        self._clock = clock
+        self._scaled: dict[pool_steering.Key, _Scaled] = {}
+
+    async def scale(self, key: pool_steering.Key) -> float | None:
+        """One observation of a pool; returns the seconds until the next one is due, None when the pool does not exist."""
+        body = await self._reads.pool(*key)
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            self._scaled.pop(key, None)
+            return None
+        if self._rules.is_foreign(body):
+            self._scaled.pop(key, None)
+            return WAIT_S
+        try:
+            pool = spec.parse(body, self._rules.known)
+        except spec.InvalidSpecError:
+            return WAIT_S  # `reconcile` reports the fault; the engines stay
+        own = [each for each in pool.node_pools if each.autoscaled]
+        if not own:
+            self._scaled.pop(key, None)
+            await self._withdraw(body)
+            return WAIT_S
+        now = self._clock()
+        pods, children = await self._reads.pods(*key), await self._reads.children(*key)
+        counts = replica_allocation.desired(pool, replica_allocation.of_deployments(children))
+        scaled = await self._begun(key, body, pool, {each.name: counts[each.name] for each in own}, now.timestamp())
+        taken = await self._taken(scaled, pool, own, now.timestamp())
+        gateways = pool_steering.gateway_addresses(pods)
+        seen = await scaled.admin.loads(gateways)
+        if not seen:
+            await self._persist(
+                body,
+                scale_status.of_decision(
+                    body.get("status", {}), pool, scaled.state, {}, taken, now, trouble=scale_status.silence()
+                ),
+            )
+            return PERIOD_S
+        free = [each for each in own if each.name not in taken]
+        before = {each.name: scaled.state.wanted.get(each.name, counts[each.name]) for each in free}
+        stuck = {each.name: _stuck(pods, each, pool.autoscaling.scheduling_s, now) for each in free}
+        observation = _observation(
+            pool,
+            scaled.loads.add(seen, gateways=gateways),
+            [_node_pool(pool, each, pods, stuck[each.name]) for each in free],
+            seconds=now.timestamp() - scaled.seen_at_s,
+        )
+        scaled.state, decision = autoscaler.step(
+            now.timestamp(), replace(scaled.state, wanted=before), observation, pool.autoscaling.settings
+        )
+        scaled.seen_at_s = now.timestamp()
+        sentences = {name: troubles[0].sentence for name, troubles in stuck.items() if troubles}
+        ours = scale_status.of_decision(
+            body.get("status", {}),
+            pool,
+            scaled.state,
+            decision.node_pools,
+            taken,
+            now,
+            trouble=scale_status.unschedulable(sentences),
+        )
+        if decision.changed:
+            told = scale_status.event(pool, scaled.state, before)
+            log.info("%s/%s: %s: %s", *key, told.reason, told.message)
+            await self._api.record(told)
+        await self._persist(body, ours)
+        return PERIOD_S
+
+    async def _begun(
+        self, key: pool_steering.Key, body: Json, pool: spec.Pool, counts: Mapping[str, int], now: float
+    ) -> _Scaled:
+        """The autoscaler of this pool; an earlier pool of the same name has one of its own. The Secret is read again while
+        a gateway rejects the token."""
+        known = self._scaled.get(key)
+        if known is not None and known.uid == pool.uid:
+            if known.admin.rejects_token and abs(now - known.read_at_s) >= TOKEN_S:
+                known.admin, known.read_at_s = await self._admin(pool), now
+            return known
+        state = scale_status.remembered(body, counts, now)
+        made = _Scaled(uid=pool.uid, admin=await self._admin(pool), read_at_s=now, state=state, seen_at_s=now)
+        self._scaled[key] = made
+        return made
+
+    async def _admin(self, pool: spec.Pool) -> Admin:
+        return self._admin_of(pool, await pool_secret.token(self._api, pool))
+
+    async def _taken(
+        self, scaled: _Scaled, pool: spec.Pool, own: Sequence[node_pool_spec.NodePool], now: float
+    ) -> dict[str, str]:
+        """The node pools that a HorizontalPodAutoscaler scales too, each with its name. KEDA's are among them."""
+        if now - scaled.rivals_at_s >= RIVALS_S:
+            scaled.rivals, scaled.rivals_at_s = await self._api.autoscalers(pool.namespace), now
+        taken: dict[str, str] = {}
+        for rival in scaled.rivals:
+            target, name = rival["spec"]["scaleTargetRef"], f"HorizontalPodAutoscaler {rival['metadata']['name']}"
+            for each in own:
+                deployment = child_metadata.engine_name(pool, each.name)
+                if (target["kind"], target["name"]) in (
+                    ("Deployment", deployment),
+                    (child_metadata.KIND, pool.name),
+                ):
+                    taken[each.name] = name
+        return taken
+
+    async def _withdraw(self, body: Json) -> None:
+        """Takes back what was written while the pool had autoscaled node pools."""
+        if "autoscaling" in body.get("status", {}):
+            metadata = body["metadata"]
+            await self._api.apply_status(metadata["namespace"], metadata["name"], {}, writer=WRITER)
+
+    async def _persist(self, body: Json, ours: Json) -> None:
+        if pool_status.changed(body.get("status", {}), ours, owns=scale_status.WRITTEN):
+            metadata = body["metadata"]
+            await self._api.apply_status(metadata["namespace"], metadata["name"], ours, writer=WRITER)
+
+
+def _observation(
+    pool: spec.Pool,
+    load: gateway_loads.PoolLoad,
+    node_pools: Sequence[autoscaler.NodePool],
+    *,
+    seconds: float,
+) -> autoscaler.Observation:
+    objectives = {item["name"]: float(item.get("objective", promises.OBJECTIVE)) / 100 for item in pool.classes}
+    tpots_s = [duration.seconds(item["tpot"]) for item in pool.classes if "tpot" in item]
+    return autoscaler.Observation(
+        seconds=seconds,
+        arrived=load.arrived,
+        waiting=load.waiting,
+        queued=load.queued,
+        running=load.out,
+        targets={
+            name: slo_headroom.Targets(
+                objective=objectives.get(name, promises.OBJECTIVE / 100),
+                with_target=counts.with_target,
+                missed=counts.with_target - counts.met,
+            )
+            for name, counts in load.targets.items()
+        },
+        tpot_s=min(tpots_s, default=None),
+        node_pools=node_pools,
+    )
+
+
+def _node_pool(
+    pool: spec.Pool,
+    node_pool: node_pool_spec.NodePool,
+    pods: Sequence[Json],
+    stuck: Sequence[pod_trouble.PodTrouble],
+) -> autoscaler.NodePool:
+    """What the core must know of a node pool."""
+    name = node_pool.name
+    mine = [pod for pod in pods if pod["metadata"]["labels"].get(child_metadata.NODE_POOL) == name]
+    return autoscaler.NodePool(
+        name=name,
+        cost=node_pool_cost.model(pool.engine, node_pool) or engine_cost.STARTING,
+        price=node_pool.engine_cost,
+        low=node_pool.min_replicas,
+        high=node_pool.max_replicas or node_pool.min_replicas,
+        ready=sum(pool_steering.ready_address(pod) is not None for pod in mine),
+        start_s=_start_s(mine),
+        unschedulable=len(stuck),
+    )
+
+
+def _start_s(pods: Sequence[Json]) -> float:
+    """The median time that the ready engines took from the creation of their pods."""
+    taken = [
+        (_instant(item["lastTransitionTime"]) - _instant(pod["metadata"]["creationTimestamp"])).total_seconds()
+        for pod in pods
+        for item in pod.get("status", {}).get("conditions", ())
+        if item["type"] == "Ready" and item["status"] == "True" and item.get("lastTransitionTime")
+    ]
+    return max(statistics.median(taken), 1.0) if taken else START_S
+
+
+def _stuck(
+    pods: Sequence[Json], node_pool: node_pool_spec.NodePool, patience_s: float, now: datetime.datetime
+) -> list[pod_trouble.PodTrouble]:
+    """The pods of a node pool that no node has taken for longer than a new node takes."""
+    found = [
+        trouble
+        for pod in pods
+        if pod["metadata"]["labels"].get(child_metadata.NODE_POOL) == node_pool.name
+        if (trouble := pod_trouble.of(pod)) is not None and trouble.reason == "Unschedulable"
+    ]
+    return [each for each in found if (now - _instant(each.since)).total_seconds() >= patience_s]
+
+
+def _instant(text: str) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(text)
