@@ -9,6 +9,7 @@ over the library of this name, which must be installed for that.
 
 import argparse
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -83,22 +84,28 @@ class H2Wire(asyncio.Protocol):
         self._transport.write(self._h2.data_to_send())
 
     def data_received(self, data: bytes) -> None:
-        import h2.events
+        import h2.exceptions
 
         for event in self._h2.receive_data(data):
-            if isinstance(event, h2.events.DataReceived):
-                stream = event.stream_id
-                self._h2.acknowledge_received_data(event.flow_controlled_length, stream)
-                if len(event.data) > 5:
-                    if stream not in self._begun:
-                        self._begun.add(stream)
-                        self._h2.send_headers(stream, [(b":status", b"200"), (b"content-type", b"application/grpc")])
-                    message = self._answers.of(event.data[5:])
-                    self._h2.send_data(stream, b"\x00" + len(message).to_bytes(4) + message)
-            elif isinstance(event, h2.events.StreamEnded):
-                self._begun.discard(event.stream_id)
-                self._h2.send_headers(event.stream_id, [(b"grpc-status", b"0")], end_stream=True)
+            with contextlib.suppress(h2.exceptions.StreamClosedError):  # Envoy ends a stream and resets it
+                self._on_event(event)
         self._transport.write(self._h2.data_to_send())
+
+    def _on_event(self, event: Any) -> None:
+        import h2.events
+
+        if isinstance(event, h2.events.DataReceived):
+            stream = event.stream_id
+            self._h2.acknowledge_received_data(event.flow_controlled_length, stream)
+            if len(event.data) > 5:
+                if stream not in self._begun:
+                    self._begun.add(stream)
+                    self._h2.send_headers(stream, [(b":status", b"200"), (b"content-type", b"application/grpc")])
+                message = self._answers.of(event.data[5:])
+                self._h2.send_data(stream, b"\x00" + len(message).to_bytes(4) + message)
+        elif isinstance(event, h2.events.StreamEnded):
+            self._begun.discard(event.stream_id)
+            self._h2.send_headers(event.stream_id, [(b"grpc-status", b"0")], end_stream=True)
 
 
 async def main() -> None:

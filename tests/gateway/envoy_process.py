@@ -16,6 +16,7 @@ import yaml
 from tidegate_cli import processes
 
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "examples" / "envoy.yaml"
+SUBSET = "x-gateway-destination-endpoint-subset"
 START_S = 30.0
 
 
@@ -83,3 +84,24 @@ async def _ready(process: asyncio.subprocess.Process, port: int, log: pathlib.Pa
                     if answer.status == 200:
                         return
             await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def picking(
+    up: Any, folder: pathlib.Path, *engines: Any, envoy_changes: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[tuple[Any, str]]:
+    """A gateway with these settings as the picker of an Envoy: the client of the gateway, and the URL of the Envoy."""
+    listen = {"extProcPort": 0} | settings.pop("listen", {})
+    async with up(*engines, listen=listen, **settings) as client:
+        changes = {"failure_mode_allow": False} | (envoy_changes or {})
+        addresses = [engine.url for engine in engines] or ["127.0.0.1:9"]
+        async with envoy(folder, configuration(client.ext_proc, addresses, **changes)) as url:
+            yield client, url
+
+
+def subset_hint(config: dict[str, Any], endpoints: Sequence[str]) -> None:
+    """Adds a filter that tells the picker these endpoints."""
+    hint = {"metadata_namespace": "envoy.lb.subset_hint", "value": {SUBSET: list(endpoints)}}
+    kind = "type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config"
+    setting = {"name": "envoy.filters.http.set_metadata", "typed_config": {"@type": kind, "metadata": [hint]}}
+    _filters(config).insert(0, setting)

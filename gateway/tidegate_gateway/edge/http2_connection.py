@@ -12,7 +12,7 @@ import socket
 import struct
 import urllib.parse
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 import hpack
 
@@ -211,10 +211,9 @@ class Connection(asyncio.Protocol):
     # The transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         if len(self._server.connections) >= self._server.most_connections:
-            transport.abort()
+            self._transport.abort()
             return
         self._server.connections.add(self)
         known = transport.get_extra_info("socket")
