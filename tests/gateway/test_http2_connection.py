@@ -81,7 +81,7 @@ async def test_large_messages_pass_both_windows(up: Any) -> None:
 async def test_the_port_speaks_tls(up: Any, tmp_path: pathlib.Path) -> None:
     tls = certificate(tmp_path)
     async with fake_engine.engine() as engine, up(engine, listen=LISTEN, tls=tls) as client:
-        trusted = grpc.ssl_channel_credentials(pathlib.Path(tls["certFile"]).read_bytes())
+        trusted = grpc.ssl_channel_credentials(await asyncio.to_thread(pathlib.Path(tls["certFile"]).read_bytes))
         async with grpc.aio.secure_channel(client.ext_proc, trusted) as channel:
             assert await health(channel, "readiness") == SERVING
 
@@ -165,6 +165,19 @@ class Transport(asyncio.Transport):
     abort = close
 
 
+def test_equal_heads_are_read_anew_when_the_table_of_the_decoder_has_changed() -> None:
+    made, _ = connection()
+    encoder = hpack.Encoder()
+    first = encoder.encode([(":path", "/first")])  # the table holds it from here on
+    read = http2_connection.Connection._path
+    assert read(made, first) == "/first"
+    same = encoder.encode([(":path", "/first")])
+    assert [read(made, same) for _ in range(3)] == ["/first"] * 3
+    second = encoder.encode([(":path", "/second")])
+    assert read(made, second) == "/second"
+    assert read(made, same) == "/second", "the same bytes name the newest entry of the table"
+
+
 class Echo:
     """Sends back what comes."""
 
@@ -190,7 +203,7 @@ def connection() -> tuple[http2_connection.Connection, Transport]:
 
 @given(data=st.lists(st.binary(max_size=60)), begins=st.booleans())
 def test_any_bytes_are_answered_or_end_the_connection(data: list[bytes], begins: bool) -> None:
-    made, transport = connection()
+    made, _ = connection()
     made.data_received(http2_connection.PREFACE if begins else b"")
     for piece in data:
         made.data_received(piece)

@@ -28,7 +28,6 @@ KEPT = frozenset(
 """Headers of a client that engines see. All others stop here, as at the HTTP port: among them are keys, cookies, forged
 destinations, and headers by which vLLM orders calls."""
 
-_SET = ext_proc_pb2.OVERWRITE_IF_EXISTS_OR_ADD
 GO_ON = ext_proc_pb2.ProcessingResponse(request_headers=ext_proc_pb2.HeadersResponse()).SerializeToString()
 """The answer to the headers of a request whose body follows."""
 TRAILERS_GO_ON = ext_proc_pb2.ProcessingResponse(request_trailers=ext_proc_pb2.TrailersResponse()).SerializeToString()
@@ -50,67 +49,45 @@ def removed(headers: Headers) -> list[str]:
     return [name for name, _ in headers if name not in KEPT and not name.startswith((":", "x-envoy-"))]
 
 
-def changes(values: Mapping[str, str], remove: Iterable[str] = ()) -> ext_proc_pb2.HeaderMutation:
-    """Sets these headers in place of those with the same names, and removes others."""
-    header, option = ext_proc_pb2.HeaderValue, ext_proc_pb2.HeaderValueOption
-    options = [
-        option(header=header(key=name, raw_value=value.encode("utf-8", "replace")), append_action=_SET)
-        for name, value in values.items()
-    ]
-    return ext_proc_pb2.HeaderMutation(set_headers=options, remove_headers=remove)
+def changes(values: Mapping[str, str], remove: Iterable[str] = ()) -> bytes:
+    """A HeaderMutation: these headers in place of those with the same names, and the others removed."""
+    return b"".join([_set_header(name, value) for name, value in values.items()]) + _removal(tuple(remove))
 
 
-def buffered_choice(endpoint: str, changed: ext_proc_pb2.HeaderMutation, body: bytes) -> bytes:
+def buffered_choice(endpoint: str, changed: bytes, body: bytes) -> bytes:
     """The answer to a whole body: the call goes to the endpoint, with this body."""
-    common = ext_proc_pb2.CommonResponse(header_mutation=changed, body_mutation=ext_proc_pb2.BodyMutation(body=body))
-    response = ext_proc_pb2.ProcessingResponse(request_body=ext_proc_pb2.BodyResponse(response=common))
-    return response.SerializeToString() + _destination(endpoint)
+    return _body_answer(_HEADERS(changed) + _BODY(_WHOLE(body))) + _destination(endpoint)
 
 
-def streamed_choice(endpoint: str, changed: ext_proc_pb2.HeaderMutation, body: bytes) -> list[bytes]:
+def streamed_choice(endpoint: str, changed: bytes, body: bytes) -> list[bytes]:
     """The answers to headers and a body that is streamed both ways."""
-    common = ext_proc_pb2.CommonResponse(header_mutation=changed)
-    head = ext_proc_pb2.ProcessingResponse(request_headers=ext_proc_pb2.HeadersResponse(response=common))
-    return [head.SerializeToString() + _destination(endpoint), *streamed_body(body)]
-
-
-def streamed_body(body: bytes) -> list[bytes]:
-    """A request's body in parts, the last of which ends it."""
     starts = range(0, len(body), CHUNK_BYTES) or (0,)
+    parts = [(body[start : start + CHUNK_BYTES], start + CHUNK_BYTES >= len(body)) for start in starts]
     return [
-        _part(body[start : start + CHUNK_BYTES], last=start + CHUNK_BYTES >= len(body)).SerializeToString()
-        for start in starts
+        _REQUEST_HEADERS(_RESPONSE(_HEADERS(changed))) + _destination(endpoint),
+        *(_body_answer(_BODY(_streamed(part, last=last))) for part, last in parts),
     ]
-
-
-def _part(body: bytes, *, last: bool) -> ext_proc_pb2.ProcessingResponse:
-    part = ext_proc_pb2.StreamedBodyResponse(body=body, end_of_stream=last)
-    common = ext_proc_pb2.CommonResponse(body_mutation=ext_proc_pb2.BodyMutation(streamed_response=part))
-    return ext_proc_pb2.ProcessingResponse(request_body=ext_proc_pb2.BodyResponse(response=common))
 
 
 def same_answer_part(part: ext_proc_pb2.HttpBody, *, streamed: bool) -> bytes:
     """The answer to a part of an answer's body, for a proxy that sends it although nobody asks for it: it stays as it
     is."""
-    common = ext_proc_pb2.CommonResponse()
-    if streamed:
-        same = ext_proc_pb2.StreamedBodyResponse(body=part.body, end_of_stream=part.end_of_stream)
-        common.body_mutation.streamed_response.CopyFrom(same)
-    response = ext_proc_pb2.ProcessingResponse(response_body=ext_proc_pb2.BodyResponse(response=common))
-    return response.SerializeToString()
+    same = _BODY(_streamed(part.body, last=part.end_of_stream)) if streamed else b""
+    return _RESPONSE_BODY(_RESPONSE(same))
 
 
 def answer_head(values: Mapping[str, str]) -> bytes:
     """The answer to the headers of an engine's answer: the client gets these headers too."""
-    common = ext_proc_pb2.CommonResponse(header_mutation=changes(values))
-    response = ext_proc_pb2.HeadersResponse(response=common)
-    return ext_proc_pb2.ProcessingResponse(response_headers=response).SerializeToString()
+    return _RESPONSE_HEADERS(_RESPONSE(_HEADERS(changes(values))))
 
 
 def immediate(status: int, headers: Mapping[str, str], body: bytes, details: str) -> bytes:
     """The client gets this answer, and no engine gets the call."""
     response = ext_proc_pb2.ImmediateResponse(
-        status=ext_proc_pb2.HttpStatus(code=status), headers=changes(headers), body=body, details=details
+        status=ext_proc_pb2.HttpStatus(code=status),
+        headers=ext_proc_pb2.HeaderMutation.FromString(changes(headers)),
+        body=body,
+        details=details,
     )
     return ext_proc_pb2.ProcessingResponse(immediate_response=response).SerializeToString()
 
@@ -138,6 +115,66 @@ def served(request: ext_proc_pb2.ProcessingRequest) -> str:
     if LOAD_BALANCER not in known or SERVED not in known[LOAD_BALANCER].fields:
         return ""
     return known[LOAD_BALANCER].fields[SERVED].string_value
+
+
+# The bytes of messages. Objects of the protobuf library take several times as long to build, and each call has three.
+
+
+class _Field:
+    """Writes the field of a message that holds a message, bytes or a text."""
+
+    def __init__(self, number: int) -> None:
+        """`number` is below 16."""
+        self._tag = bytes([number << 3 | 2])
+
+    def __call__(self, payload: bytes) -> bytes:
+        size = len(payload)
+        if size < 0x80:
+            return self._tag + bytes((size,)) + payload
+        length = bytearray()
+        while size >= 0x80:
+            length.append(size & 0x7F | 0x80)
+            size >>= 7
+        length.append(size)
+        return self._tag + length + payload
+
+
+_REQUEST_HEADERS = _Field(ext_proc_pb2.ProcessingResponse.REQUEST_HEADERS_FIELD_NUMBER)
+_RESPONSE_HEADERS = _Field(ext_proc_pb2.ProcessingResponse.RESPONSE_HEADERS_FIELD_NUMBER)
+_REQUEST_BODY = _Field(ext_proc_pb2.ProcessingResponse.REQUEST_BODY_FIELD_NUMBER)
+_RESPONSE_BODY = _Field(ext_proc_pb2.ProcessingResponse.RESPONSE_BODY_FIELD_NUMBER)
+_RESPONSE = _Field(ext_proc_pb2.BodyResponse.RESPONSE_FIELD_NUMBER)
+_HEADERS = _Field(ext_proc_pb2.CommonResponse.HEADER_MUTATION_FIELD_NUMBER)
+_BODY = _Field(ext_proc_pb2.CommonResponse.BODY_MUTATION_FIELD_NUMBER)
+_WHOLE = _Field(ext_proc_pb2.BodyMutation.BODY_FIELD_NUMBER)
+_PART = _Field(ext_proc_pb2.BodyMutation.STREAMED_RESPONSE_FIELD_NUMBER)
+_SET = _Field(ext_proc_pb2.HeaderMutation.SET_HEADERS_FIELD_NUMBER)
+_HEADER = _Field(ext_proc_pb2.HeaderValueOption.HEADER_FIELD_NUMBER)
+_VALUE = _Field(ext_proc_pb2.HeaderValue.RAW_VALUE_FIELD_NUMBER)
+_OVERWRITE = ext_proc_pb2.HeaderValueOption(append_action=ext_proc_pb2.OVERWRITE_IF_EXISTS_OR_ADD).SerializeToString()
+
+
+def _body_answer(common: bytes) -> bytes:
+    return _REQUEST_BODY(_RESPONSE(common))
+
+
+def _streamed(body: bytes, *, last: bool) -> bytes:
+    part = ext_proc_pb2.StreamedBodyResponse(body=body, end_of_stream=last)
+    return _PART(part.SerializeToString())
+
+
+def _set_header(name: str, value: str) -> bytes:
+    return _SET(_HEADER(_key(name) + _VALUE(value.encode("utf-8", "replace"))) + _OVERWRITE)
+
+
+@functools.lru_cache(maxsize=1024)
+def _key(name: str) -> bytes:
+    return ext_proc_pb2.HeaderValue(key=name).SerializeToString()
+
+
+@functools.lru_cache(maxsize=1024)
+def _removal(names: tuple[str, ...]) -> bytes:
+    return ext_proc_pb2.HeaderMutation(remove_headers=names).SerializeToString()
 
 
 @functools.lru_cache(maxsize=1024)

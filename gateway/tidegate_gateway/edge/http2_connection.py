@@ -200,7 +200,7 @@ class Connection(asyncio.Protocol):
         self._decoder = hpack.Decoder()
         self._decoder.max_header_list_size = MOST_HEAD_BYTES
         self._heads: dict[bytes, str] = {}
-        """The paths of heads that are only references into the table of the decoder, while the table stays as it is."""
+        """The paths of heads that have left the table of the decoder as it is."""
         self._head: tuple[int, int, bytearray] | None = None
         """The stream, the flags and the beginning of a head in several frames."""
         self._stream_window = FIRST_WINDOW_BYTES
@@ -415,18 +415,20 @@ class Connection(asyncio.Protocol):
             self._deliver(stream, b"", last=True)
 
     def _path(self, block: bytes) -> str:
-        """The `:path` of a head. The heads of a proxy repeat, and soon they are nothing but references into the table
-        of the decoder (bytes from 0x80), which leave the table as it is: these are decoded once."""
+        """The `:path` of a head. The heads of a proxy repeat, so one that leaves the table of the decoder as it is counts
+        for the next equal bytes too, until a head changes the table."""
         known = self._heads.get(block)
         if known is not None:
             return known
+        entries = self._decoder.header_table.dynamic_entries
+        count, newest = len(entries), entries[0] if entries else None
         try:
             headers = dict(self._decoder.decode(block, raw=True))
         except hpack.HPACKError as error:
             raise ConnectionBroken(COMPRESSION_ERROR, f"a head cannot be read: {error}") from error
         path = headers.get(b":path", b"").decode("latin-1")
-        if not block or min(block) < 0x80 or max(block) == 0xFF or len(self._heads) >= MOST_MEMORIZED_HEADS:
-            self._heads.clear()  # the table may have changed
+        if len(entries) != count or (entries and entries[0] is not newest) or len(self._heads) >= MOST_MEMORIZED_HEADS:
+            self._heads.clear()
         else:
             self._heads[block] = path
         return path
