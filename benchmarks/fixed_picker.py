@@ -1,15 +1,13 @@
 """A picker without decisions, so that `endpoint_picker` can measure what the protocol alone costs: it sends every call
 to one engine and leaves its body as it is.
 
-    python benchmarks/fixed_picker.py --wire own|grpc|h2 --port PORT --endpoint IP:PORT
+    python benchmarks/fixed_picker.py --wire own|grpc --port PORT --endpoint IP:PORT
 
-`own` is the gateway's server of such streams (`http2_connection`), `grpc` is `grpc.aio`, and `h2` frames the streams
-over the library of this name, which must be installed for that.
+`own` is the gateway's server of such streams (`http2_connection`), and `grpc` is `grpc.aio`.
 """
 
 import argparse
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -65,52 +63,9 @@ class OwnWire:
         pass
 
 
-class H2Wire(asyncio.Protocol):
-    """One connection over the library h2."""
-
-    def __init__(self, answers: FixedAnswers) -> None:
-        import h2.config
-        import h2.connection
-
-        config = h2.config.H2Configuration(client_side=False, header_encoding=None)
-        self._h2 = h2.connection.H2Connection(config=config)
-        self._answers = answers
-        self._begun: set[int] = set()
-        self._transport: Any = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        self._h2.initiate_connection()
-        self._transport.write(self._h2.data_to_send())
-
-    def data_received(self, data: bytes) -> None:
-        import h2.exceptions
-
-        for event in self._h2.receive_data(data):
-            with contextlib.suppress(h2.exceptions.StreamClosedError):  # Envoy ends a stream and resets it
-                self._on_event(event)
-        self._transport.write(self._h2.data_to_send())
-
-    def _on_event(self, event: Any) -> None:
-        import h2.events
-
-        if isinstance(event, h2.events.DataReceived):
-            stream = event.stream_id
-            self._h2.acknowledge_received_data(event.flow_controlled_length, stream)
-            if len(event.data) > 5:
-                if stream not in self._begun:
-                    self._begun.add(stream)
-                    self._h2.send_headers(stream, [(b":status", b"200"), (b"content-type", b"application/grpc")])
-                message = self._answers.of(event.data[5:])
-                self._h2.send_data(stream, b"\x00" + len(message).to_bytes(4) + message)
-        elif isinstance(event, h2.events.StreamEnded):
-            self._begun.discard(event.stream_id)
-            self._h2.send_headers(event.stream_id, [(b"grpc-status", b"0")], end_stream=True)
-
-
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wire", choices=("own", "grpc", "h2"), required=True)
+    parser.add_argument("--wire", choices=("own", "grpc"), required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--endpoint", required=True, metavar="IP:PORT")
     options = parser.parse_args()
@@ -125,8 +80,7 @@ async def main() -> None:
     server = http2_connection.Server(
         {PATH: own}, most_message_bytes=1 << 24, most_streams=10_000, most_connections=1000
     )
-    factory = server if options.wire == "own" else lambda: H2Wire(answers)
-    listening = await asyncio.get_running_loop().create_server(factory, "127.0.0.1", options.port)
+    listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", options.port)
     await listening.serve_forever()
 
 

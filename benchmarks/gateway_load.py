@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import json
 import math
-import os
 import pathlib
 import socket
 import statistics
@@ -14,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 HERE = pathlib.Path(__file__).resolve().parent
 START_S = 60.0
@@ -25,9 +24,9 @@ T_95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.
 
 
 @contextlib.contextmanager
-def process(command: Sequence[object], environment: Mapping[str, str] | None = None) -> Iterator[int]:
-    """A process that is ended with the context; its id. `environment` is added to that of this process."""
-    child = subprocess.Popen([str(word) for word in command], env={**os.environ, **(environment or {})})
+def process(command: Sequence[object]) -> Iterator[int]:
+    """A process that is ended with the context; its id."""
+    child = subprocess.Popen([str(word) for word in command])
     try:
         yield child.pid
     finally:

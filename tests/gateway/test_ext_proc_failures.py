@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import pathlib
+import signal
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -78,6 +79,45 @@ async def test_a_killed_picker(tmp_path: pathlib.Path, until: Any, goes_on: bool
                         await answer.read()
             assert await waiting == (200 if goes_on else 500)
             assert await ask(http, url) == (200 if goes_on else 500)
+
+
+@OPEN_OR_CLOSED
+async def test_a_picker_that_does_not_answer(tmp_path: pathlib.Path, goes_on: bool) -> None:
+    async with (
+        fake_engine.engine() as engine,
+        gateway_process(tmp_path, [engine]) as (process, picker),
+        aiohttp.ClientSession() as http,
+    ):
+        config = envoy_process.configuration(picker, [engine.url], failure_mode_allow=goes_on, message_timeout="0.3s")
+        async with envoy_process.envoy(tmp_path, config) as url:
+            assert await ask(http, url) == 200
+            process.send_signal(signal.SIGSTOP)
+            assert await ask(http, url) == (200 if goes_on else 504)
+            process.send_signal(signal.SIGCONT)
+            assert await ask(http, url) == 200
+
+
+async def test_fail_open_does_not_help_bodies_that_are_streamed(tmp_path: pathlib.Path) -> None:
+    mode = {"request_body_mode": "FULL_DUPLEX_STREAMED", "request_trailer_mode": "SEND"}
+    async with (
+        fake_engine.engine(first_s=3600) as engine,
+        gateway_process(tmp_path, [engine], dispatch={"cap": 1}) as (process, picker),
+        aiohttp.ClientSession() as http,
+    ):
+        config = envoy_process.configuration(picker, [engine.url], failure_mode_allow=True, processing_mode=mode)
+        async with envoy_process.envoy(tmp_path, config) as url:
+            first = asyncio.create_task(ask(http, url))
+            async with asyncio.timeout(10):
+                while not engine.running:
+                    await asyncio.sleep(0.01)
+            waiting = asyncio.create_task(ask(http, url))
+            await asyncio.sleep(0.3)
+            assert not waiting.done()
+            engine.first_s = 0.0
+            process.kill()
+            assert await waiting == 500
+            assert await ask(http, url) == 500, "docs/envoy.md says so; if this changes, it must say something else"
+            first.cancel()
 
 
 @OPEN_OR_CLOSED

@@ -117,6 +117,8 @@ class Exchange:
         self._head_headers: ext_proc_messages.Headers = []
         """All headers as they came, before a caller was bound."""
         self._body = bytearray()
+        self._charged = 0
+        """Bytes of the body that count in the picker's sum."""
         self._most_body_bytes = 0
         self._streamed_both_ways = False
         self._answer_is_streamed = False
@@ -213,6 +215,7 @@ class Exchange:
             return
         data = part.body
         self._body += data
+        self._charged += len(data)
         self._picker.body_bytes += len(data)
         if len(self._body) > self._most_body_bytes:
             too_large = f"the body is larger than {self._most_body_bytes} bytes; send less text"
@@ -227,7 +230,7 @@ class Exchange:
         if self._request is None or self._task is not None:
             self._finish(http2_connection.INVALID_ARGUMENT, "a request comes out of turn")
             return
-        self._request.body = bytes(self._body)
+        self._request.body, self._body = bytes(self._body), bytearray()
         self._task = asyncio.get_running_loop().create_task(self._serve(self._request))
 
     async def _serve(self, request: http_messages.Request) -> None:
@@ -266,7 +269,7 @@ class Exchange:
         self._stream.send(ext_proc_messages.more_time(min(max(left_s, 0.0) + MARGIN_S, LONGEST_EXTENSION_S)))
 
     def _send_choice(self, carried: handed_over.HandedOver) -> None:
-        values = {ext_proc_messages.DESTINATION: carried.endpoint, "x-request-id": carried.attempt_id}
+        values = {ext_proc_messages.DESTINATION: carried.endpoint, **carried.headers}
         remove = ext_proc_messages.removed(self._head_headers)
         if self._streamed_both_ways:
             changed = ext_proc_messages.changes(values, remove)
@@ -319,8 +322,8 @@ class Exchange:
         self._over()
 
     def _let_go_of_body(self) -> None:
-        self._picker.body_bytes -= len(self._body)
-        self._body = bytearray()
+        self._picker.body_bytes -= self._charged
+        self._charged, self._body = 0, bytearray()
 
     def _over(self) -> None:
         self._let_go_of_body()

@@ -96,6 +96,7 @@ class Calls:
                 directory=self._directory,
                 settlement=self._settlement,
                 timeouts=self._timeouts,
+                traceparent=_traceparent(answer),
                 clock=self._clock,
                 wall=self._wall,
             )
@@ -118,7 +119,6 @@ class Calls:
         return placed
 
     def _relay(self, admitted: admission.AdmittedRequest, answer: "Answer[Any]") -> relay.Relay:
-        trace = answer.trace
         return relay.Relay(
             admitted,
             self._place(admitted, answer),
@@ -126,7 +126,7 @@ class Calls:
             directory=self._directory,
             settlement=self._settlement,
             timeouts=self._timeouts,
-            traceparent=answer.request.fields.traceparent if trace is None else trace.traceparent,
+            traceparent=_traceparent(answer),
             clock=self._clock,
             wall=self._wall,
         )
@@ -205,6 +205,11 @@ class Answer(Generic[C]):
             raise
         finally:
             self._calls.end(self, error)
+
+
+def _traceparent(answer: Answer[Any]) -> str | None:
+    """The span that the engine's spans belong to."""
+    return answer.request.fields.traceparent if answer.trace is None else answer.trace.traceparent
 
 
 def _log(record: call_record.CallRecord) -> None:

@@ -30,6 +30,7 @@ class HandedOver:
         directory: engine_directory.EngineDirectory,
         settlement: settlement.Settlement,
         timeouts: gateway_settings.Timeouts,
+        traceparent: str | None,
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
@@ -38,13 +39,14 @@ class HandedOver:
         """IP:port of the engine."""
         self.body = b""
         """The request for the engine."""
-        self.attempt_id = ""
-        """The request id for the engine."""
+        self.headers: dict[str, str] = {}
+        """Of the request for the engine."""
         self._admitted = admitted
         self._placement = placed
         self._directory = directory
         self._settlement = settlement
         self._timeouts = timeouts
+        self._traceparent = traceparent
         self._clock = clock
         self._wall = wall
         self._status: int | None = None
@@ -74,7 +76,9 @@ class HandedOver:
             self.record.outcome = error.code
             await self._settle(ok=False)
             raise
-        self.attempt_id = f"{send.call.id}-{send.attempt}"
+        self.headers["x-request-id"] = f"{send.call.id}-{send.attempt}"
+        if self._traceparent:
+            self.headers["traceparent"] = self._traceparent
         self._first_s = watchdog.first_token_s(self._timeouts, send.decision)
         if not request.stream:
             self._first_s = max(self._first_s, self._timeouts.answer_s)
