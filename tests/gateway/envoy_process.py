@@ -42,6 +42,12 @@ def configuration(picker: str, engines: Sequence[str], **changes: Any) -> dict[s
     return config
 
 
+def with_trailers(config: dict[str, Any]) -> None:
+    """Lets Envoy read the trailers of clients."""
+    manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    manager["http_protocol_options"] = {"enable_trailers": True}
+
+
 def _filters(config: dict[str, Any]) -> list[dict[str, Any]]:
     manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     filters: list[dict[str, Any]] = manager["http_filters"]

@@ -236,6 +236,35 @@ async def test_bad_requests_get_the_errors_of_the_http_port(
         assert (await ask(client, url))[0] == 200
 
 
+@pytest.mark.parametrize("mode", ["NONE", "STREAMED", "BUFFERED_PARTIAL"])
+async def test_an_envoy_that_sends_no_whole_bodies_is_told_so(up: Any, tmp_path: pathlib.Path, mode: str) -> None:
+    changes = {"processing_mode": {"request_body_mode": mode}}
+    async with (
+        fake_engine.engine() as engine,
+        envoy_process.picking(up, tmp_path, engine, envoy_changes=changes) as (client, url),
+    ):
+        status, body, _ = await ask(client, url)
+        assert (status, b"request_body_mode" in body, engine.bodies) == (500, True, [])
+
+
+async def test_trailers_of_a_request_pass(up: Any, tmp_path: pathlib.Path) -> None:
+    for mode in ("BUFFERED", "FULL_DUPLEX_STREAMED"):
+        changes = {"processing_mode": {"request_body_mode": mode, "request_trailer_mode": "SEND"}}
+        async with fake_engine.engine() as engine, up(engine, listen={"extProcPort": 0}) as client:
+            config = envoy_process.configuration(client.ext_proc, [engine.url], failure_mode_allow=False, **changes)
+            envoy_process.with_trailers(config)
+            async with envoy_process.envoy(tmp_path, config) as url:
+                host, port = url.removeprefix("http://").split(":")
+                reader, writer = await asyncio.open_connection(host, int(port))
+                body = json.dumps(CHAT).encode()
+                head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+                writer.write(head + b"%x\r\n%s\r\n0\r\nx-end: yes\r\n\r\n" % (len(body), body))
+                assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 200")
+                writer.close()
+                await writer.wait_closed()
+            assert engine.bodies[0]["messages"] == CHAT["messages"]
+
+
 async def test_a_key_is_needed_and_stays_here(up: Any, tmp_path: pathlib.Path) -> None:
     keys = tmp_path / "keys.yaml"
     key = "secret-of-a-caller-0123456789"

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import hpack
+import orjson
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import given
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from test_port_encryption import certificate
 
 from tidegate_gateway import fake_engine
-from tidegate_gateway.edge import http2_connection
+from tidegate_gateway.edge import ext_proc_messages, http2_connection
 from tidegate_proto.envoy import ext_proc_pb2, ext_proc_pb2_grpc
 
 SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
@@ -76,6 +77,38 @@ async def test_large_messages_pass_both_windows(up: Any) -> None:
             headers = {option.header.key: option.header.raw_value for option in changed.header_mutation.set_headers}
             assert headers["x-gateway-destination-endpoint"].decode() == chosen == engine.url.removeprefix("http://")
         assert not client.own_backlog()
+
+
+@pytest.mark.parametrize("trailers", [False, True])
+async def test_a_body_in_parts_is_answered_in_order(up: Any, trailers: bool) -> None:
+    head, body = messages(b'{"model": "fake", "prompt": "%s"}' % (b"0123456789" * 20_000))
+    head.protocol_config.request_body_mode = ext_proc_pb2.FULL_DUPLEX_STREAMED
+    text = body.request_body.body
+    parts = [text[start : start + 30_000] for start in range(0, len(text), 30_000)]
+    async with (
+        fake_engine.engine() as engine,
+        up(engine, listen=LISTEN) as client,
+        grpc.aio.insecure_channel(client.ext_proc) as channel,
+    ):
+        call = ext_proc_pb2_grpc.ExternalProcessorStub(channel).Process()
+        await call.write(head)
+        for part in parts:
+            last = part is parts[-1] and not trailers
+            whole = ext_proc_pb2.HttpBody(body=part, end_of_stream=last)
+            await call.write(ext_proc_pb2.ProcessingRequest(request_body=whole))
+        if trailers:
+            await call.write(ext_proc_pb2.ProcessingRequest(request_trailers=ext_proc_pb2.HttpTrailers()))
+        assert (await call.read()).HasField("request_headers")
+        found, ends = b"", []
+        while b"vllm_xargs" not in found or len(found) % ext_proc_messages.CHUNK_BYTES == 0:
+            part = (await call.read()).request_body.response.body_mutation.streamed_response
+            found += part.body
+            ends.append(part.end_of_stream)
+        assert ends == [False] * (len(ends) - 1) + [not trailers]
+        assert orjson.loads(found)["prompt"] == "0123456789" * 20_000
+        if trailers:
+            assert (await call.read()).HasField("request_trailers")
+        call.cancel()
 
 
 async def test_the_port_speaks_tls(up: Any, tmp_path: pathlib.Path) -> None:

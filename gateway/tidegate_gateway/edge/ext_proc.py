@@ -41,6 +41,11 @@ LONGEST_EXTENSION_S = 3600.0
 """Envoy takes no longer time limit."""
 CUT_S = 1.0
 """For the last messages to leave when the port closes."""
+BODY_MODES = (ext_proc_pb2.BUFFERED, ext_proc_pb2.FULL_DUPLEX_STREAMED)
+NO_BODIES = (
+    "the Envoy in front of this gateway does not send whole request bodies: set request_body_mode of its ext_proc filter"
+    " to BUFFERED or FULL_DUPLEX_STREAMED (docs/envoy.md)"
+)
 _CALLS = {kind.path: kind for kind in endpoint_registry.ENDPOINTS}
 
 
@@ -145,9 +150,11 @@ class Exchange:
                     self._on_headers(sent)
                 case "request_body":
                     self._on_body(sent.request_body)
-                case "request_trailers":
+                case "request_trailers" if self._task is None:
                     self._has_trailers = True
                     self._on_whole()
+                case "request_trailers":
+                    self._stream.send(ext_proc_messages.TRAILERS_GO_ON)
                 case "response_headers":
                     self._on_answer(sent)
                 case "response_body":
@@ -206,6 +213,8 @@ class Exchange:
         self._most_body_bytes = route.body_bytes or self._picker.gateway.settings.limits.body_bytes
         if sent.request_headers.end_of_stream:
             self._on_whole()
+        elif sent.HasField("protocol_config") and modes.request_body_mode not in BODY_MODES:
+            raise error_table.GatewayError("internal_error", NO_BODIES)
         elif not self._streamed_both_ways:
             self._stream.send(ext_proc_messages.GO_ON)
 
@@ -222,7 +231,7 @@ class Exchange:
             raise BadRequest(too_large, code="body_too_large")
         if self._picker.body_bytes > self._picker.gateway.settings.limits.bodies_bytes:
             raise error_table.Shed(DropReason.SATURATED)
-        if part.end_of_stream:
+        if part.end_of_stream or not self._streamed_both_ways:
             self._on_whole()
 
     def _on_whole(self) -> None:
@@ -273,10 +282,9 @@ class Exchange:
         remove = ext_proc_messages.removed(self._head_headers)
         if self._streamed_both_ways:
             changed = ext_proc_messages.changes(values, remove)
-            for part in ext_proc_messages.streamed_choice(carried.endpoint, changed, carried.body):
+            trailers = self._has_trailers
+            for part in ext_proc_messages.streamed_choice(carried.endpoint, changed, carried.body, trailers=trailers):
                 self._stream.send(part)
-            if self._has_trailers:
-                self._stream.send(ext_proc_messages.TRAILERS_GO_ON)
         else:
             changed = ext_proc_messages.changes({**values, "content-length": str(len(carried.body))}, remove)
             self._stream.send(ext_proc_messages.buffered_choice(carried.endpoint, changed, carried.body))

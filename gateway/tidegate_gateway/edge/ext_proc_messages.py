@@ -59,13 +59,15 @@ def buffered_choice(endpoint: str, changed: bytes, body: bytes) -> bytes:
     return _body_answer(_HEADERS(changed) + _BODY(_WHOLE(body))) + _destination(endpoint)
 
 
-def streamed_choice(endpoint: str, changed: bytes, body: bytes) -> list[bytes]:
-    """The answers to headers and a body that is streamed both ways."""
+def streamed_choice(endpoint: str, changed: bytes, body: bytes, *, trailers: bool) -> list[bytes]:
+    """The answers to headers and a body that is streamed both ways. The last part of the body ends the request, unless
+    `trailers` do."""
     starts = range(0, len(body), CHUNK_BYTES) or (0,)
-    parts = [(body[start : start + CHUNK_BYTES], start + CHUNK_BYTES >= len(body)) for start in starts]
+    parts = [(body[start : start + CHUNK_BYTES], start + CHUNK_BYTES >= len(body) and not trailers) for start in starts]
     return [
         _REQUEST_HEADERS(_RESPONSE(_HEADERS(changed))) + _destination(endpoint),
         *(_body_answer(_BODY(_streamed(part, last=last))) for part, last in parts),
+        *([TRAILERS_GO_ON] if trailers else []),
     ]
 
 
