@@ -2,17 +2,18 @@
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import io
 import json
 import pathlib
 from typing import Any
 
-import aiohttp
 import envoy_process
 import pytest
 
 from tidegate_gateway import fake_engine
+from tidegate_gateway.edge import ext_proc
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
 BUFFERED: dict[str, Any] = {}
@@ -317,29 +318,34 @@ async def test_failures_of_an_engine_count_against_it(up: Any, until: Any, tmp_p
         assert (await ask(client, url))[0] == 200
 
 
-async def test_the_connection_of_a_client_that_sends_half_a_body_leaves_nothing(
-    up: Any, until: Any, tmp_path: pathlib.Path
+@MODES
+async def test_nothing_stays_of_requests_that_ended(
+    up: Any, until: Any, tmp_path: pathlib.Path, mode: dict[str, Any]
 ) -> None:
+    settings = {"dispatch": {"cap": 1}, "queue": {"maxRequests": 2}}
     async with (
         fake_engine.engine() as engine,
-        envoy_process.picking(up, tmp_path, engine, envoy_changes=BOTH_WAYS) as (
-            client,
-            url,
-        ),
+        envoy_process.picking(up, tmp_path, engine, envoy_changes=mode, **settings) as (client, url),
     ):
+        pickers = [each for each in gc.get_objects() if isinstance(each, ext_proc.Picker)]
+        (picker,) = [each for each in pickers if each.gateway is client.gateway]
+        answers = await asyncio.gather(*(ask(client, url, stream=True) for _ in range(8)))
+        assert {status for status, _, _ in answers} <= {200, 429}
+        assert (await ask(client, url, messages=[]))[0] == 400
+        engine.first_s = 3600
+        asks = [asyncio.create_task(ask(client, url)) for _ in range(2)]
+        await until(lambda: len(picker.exchanges) == 2)
+        for each in asks:
+            each.cancel()
         host, port = url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
-        writer.write(head + b"{" * 500)
+        writer.write(head + b"{" * 500)  # half of a body
         await writer.drain()
-        await asyncio.sleep(0.1)
         writer.transport.abort()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
-        assert (await ask(client, url))[0] == 200
-        assert (await aiohttp_get(client.http, f"{url}/v1/models"))["data"][0]["id"] == "fake"
-
-
-async def aiohttp_get(http: aiohttp.ClientSession, url: str) -> Any:
-    async with http.get(url) as answer:
-        return await answer.json()
+        await until(lambda: not picker.exchanges)
+        await until(lambda: client.gateway.placements.in_progress == 0)
+        assert picker.body_bytes == 0
+        assert not client.own_backlog()
