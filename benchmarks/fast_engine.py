@@ -17,6 +17,9 @@ import uvloop
 MODEL = "fast"
 PROMPT_TOKENS = 16
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
+LAST_CHUNK = b"\r\n0\r\n\r\n"
+"""No JSON of the benchmarks contains it."""
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n"
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -66,12 +69,20 @@ class Connection(asyncio.Protocol):
         head_end = self._data.find(b"\r\n\r\n")
         if head_end < 0:
             return
-        length = LENGTH.search(self._data, 0, head_end)
-        end = head_end + 4 + (int(length[1]) if length else 0)
-        if len(self._data) < end:
-            return
-        request, self._data = self._data[:end], self._data[end:]
-        self._answer(request.split(b" ", 2)[1], request[head_end + 4 :])
+        start = head_end + 4
+        if CHUNKED.search(self._data, 0, head_end):
+            end = self._data.find(LAST_CHUNK, start) + len(LAST_CHUNK)
+            if end < start + len(LAST_CHUNK):
+                return
+            body = _joined(self._data[start:end])
+        else:
+            length = LENGTH.search(self._data, 0, head_end)
+            end = start + (int(length[1]) if length else 0)
+            if len(self._data) < end:
+                return
+            body = self._data[start:end]
+        path, self._data = self._data.split(b" ", 2)[1], self._data[end:]
+        self._answer(path, body)
 
     def _answer(self, path: bytes, body: bytes) -> None:
         if self._transport is None:
@@ -90,6 +101,15 @@ class Connection(asyncio.Protocol):
         self._transport.write(self._answers.stream[block])
         if block + 1 < len(self._answers.stream):
             asyncio.get_running_loop().call_later(self._answers.pace_s, self._write, block + 1)
+
+
+def _joined(chunks: bytes) -> bytes:
+    """The body that comes in these chunks."""
+    parts, at = [], 0
+    while size := int(chunks[at : (line := chunks.index(b"\r\n", at))], 16):
+        parts.append(chunks[line + 2 : line + 2 + size])
+        at = line + 4 + size
+    return b"".join(parts)
 
 
 def _json(value: object) -> bytes:

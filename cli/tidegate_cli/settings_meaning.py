@@ -32,9 +32,8 @@ def problems(settings: gateway_settings.Settings) -> Iterator[str]:
 def sentences(settings: gateway_settings.Settings) -> Iterator[str]:
     """What a gateway with these settings does."""
     listen = settings.listen
-    ports = (
-        [f"HTTP {listen.port}", f"gRPC {listen.grpc_port}"] if listen.grpc_port is not None else [f"HTTP {listen.port}"]
-    )
+    named = (("HTTP", listen.port), ("gRPC", listen.grpc_port), ("an Envoy's endpoint picker", listen.ext_proc_port))
+    ports = [f"{name} {port}" for name, port in named if port is not None]
     secured = "" if settings.tls.cert_file is None else f", with TLS and the certificate {settings.tls.cert_file}"
     yield f"Clients connect to {listen.host}: {', '.join(ports)}{secured}."
     if settings.auth.keys_file is not None:
@@ -79,7 +78,8 @@ def warnings(settings: gateway_settings.Settings) -> Iterator[str]:
             load()
         except settings_decoder.BadSettings as error:
             yield str(error)
-    ports = [settings.listen.port, settings.listen.grpc_port, settings.listen.admin_port, settings.listen.metrics_port]
+    listen = settings.listen
+    ports = [listen.port, listen.grpc_port, listen.ext_proc_port, listen.admin_port, listen.metrics_port]
     if taken := [port for port, count in Counter(ports).items() if port and count > 1]:
         yield f"listen: several ports are {taken[0]}, and a port serves one protocol"
     for slo_class in settings.classes:

@@ -18,7 +18,7 @@ from typing import Any
 
 import tidegate_profiles
 from tidegate_gateway import gateway_settings, open_files, running_gateway, settings_reload
-from tidegate_gateway.edge import admin_api, grpc_api, http_api, http_listener, port_encryption
+from tidegate_gateway.edge import admin_api, ext_proc, grpc_api, http_api, http_listener, port_encryption
 from tidegate_gateway.engines import discovery, health_check
 from tidegate_gateway.lifecycle import engine_connections
 from tidegate_gateway.observe import tracing_spans
@@ -37,6 +37,7 @@ class Bound:
 
     http: str
     grpc: str | None
+    ext_proc: str | None
     admin: str | None
     metrics: str | None
     gateway: running_gateway.Gateway
@@ -135,6 +136,7 @@ async def _listen(
         )
         or "",
         grpc=await _grpc(stack, gateway, where, encryption),
+        ext_proc=await _ext_proc(stack, gateway, handlers, encryption),
         admin=await _site(stack, gateway, admin.routes(), where.admin_host, where.admin_port, admin.guard),
         metrics=await _site(stack, gateway, handlers.probes(), where.metrics_host, where.metrics_port),
         gateway=gateway,
@@ -170,6 +172,21 @@ async def _grpc(
         return None
     credentials = encryption.grpc_credentials()
     return await stack.enter_async_context(grpc_api.serving(gateway, where.host, where.grpc_port, credentials))
+
+
+async def _ext_proc(
+    stack: contextlib.AsyncExitStack,
+    gateway: running_gateway.Gateway,
+    handlers: http_api.HttpApi,
+    encryption: port_encryption.PortEncryption,
+) -> str | None:
+    where = gateway.settings.listen
+    if where.ext_proc_port is None:
+        return None
+    context = encryption.http_context("h2")
+    return await stack.enter_async_context(
+        ext_proc.serving(gateway, handlers, where.host, where.ext_proc_port, context)
+    )
 
 
 async def _drain(gateway: running_gateway.Gateway) -> None:

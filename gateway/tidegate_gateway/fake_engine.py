@@ -13,6 +13,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+MOST_BODY_BYTES = 64 * 1024 * 1024
+
 
 @dataclass(slots=True, kw_only=True)
 class FakeEngine:
@@ -210,7 +212,7 @@ class FakeEngine:
 async def engine(**behaviour: Any) -> AsyncIterator[FakeEngine]:
     """A fake engine on a loopback port."""
     fake = FakeEngine(**behaviour)
-    application = web.Application()
+    application = web.Application(client_max_size=MOST_BODY_BYTES)
     application.router.add_post("/v1/chat/completions", fake.complete)
     application.router.add_post("/v1/completions", fake.complete)
     application.router.add_post("/v1/responses", fake.respond)

@@ -44,6 +44,9 @@ class Listen:
     """/metrics at the HTTP port too."""
     grpc_port: int | None = 9000
     """gRPC; null = none, 0 picks a free one."""
+    ext_proc_port: int | None = None
+    """The endpoint picker of an Envoy (docs/envoy.md); null = none, 0 picks a free one. Every client of it may send
+    calls to the engines' queue, and with `auth` each needs a key as at the HTTP port."""
     admin_host: str = "127.0.0.1"
     """Address of the admin port. Every client of it may switch the policy; beyond loopback it requires `auth.poolToken`, if
     there is one."""

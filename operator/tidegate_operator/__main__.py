@@ -20,8 +20,10 @@ import tidegate_profiles
 from tidegate_operator import (
     controller,
     gateway_admin,
+    handlers,
     installation_check,
     liveness,
+    objects,
     operator_metrics,
     pool_adviser,
     pool_scaling,
@@ -105,6 +107,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="TIME",
         help="check each pool this often without an event (1m)",
     )
+    add(
+        "--gateway-api",
+        action="store_true",
+        help="write HTTPRoutes, InferencePools and InferenceObjectives for pools with gateway.api",
+    )
     add("--check", action="store_true", help="only check that an operator acts and may list the pools, and end")
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     return made
@@ -161,7 +168,9 @@ async def run(options: argparse.Namespace) -> None:
         aiohttp.ClientSession() as session,
         liveness.served(options.health_port, options.metrics_port, metrics),
     ):
-        server = api_server.ApiServer(api, instance=options.identity)
+        server = api_server.ApiServer(api, instance=options.identity, gateway_api=options.gateway_api)
+        if options.gateway_api:
+            handlers.watch(objects.GATEWAY_API_KINDS)
         await lease.hold(
             api_server.ApiServer(leasing, instance=options.identity).lease(options.operator_namespace, options.lease),
             identity=options.identity,
@@ -188,6 +197,7 @@ async def _act(
             rules=frozenset(dispatch_rules.RULES),
             profiles=frozenset(tidegate_profiles.names()),
             selectors=frozenset(selectors.SELECTORS),
+            gateway_api=options.gateway_api,
         ),
         operator_namespace=options.operator_namespace,
         operator=f"{options.operator_namespace}/{options.lease}",

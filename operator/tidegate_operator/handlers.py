@@ -5,6 +5,7 @@ daemons and change handlers would put finalizers and annotations on the pools, a
 the operator is down.
 """
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import kopf
@@ -34,7 +35,7 @@ def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.networking.request_timeout = 30.0
     settings.watching.server_timeout = 600  # then a watch is authorised again, and a lost right is noticed
     settings.process.ultimate_exiting_timeout = None  # kopf would kill the process when the watches of a namespace end
-    for kind in objects.CHILD_KINDS:
+    for kind in objects.child_kinds(gateway_api=True):
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = child_metadata.POOL
     settings.watching.label_selectors["", "v1", "pods"] = child_metadata.POOL
 
@@ -53,8 +54,13 @@ async def child_event(memo: Receiver, event: kopf.RawEvent, **_: Any) -> None:
     memo.on_child(event["type"], _without_managed_fields(event["object"]))
 
 
-for child_kind in objects.CHILD_KINDS:
-    kopf.on.event(child_kind.group, child_kind.version, child_kind.plural, registry=registry)(child_event)
+def watch(kinds: Iterable[objects.Kind]) -> None:
+    """Watches these kinds of children too."""
+    for kind in kinds:
+        kopf.on.event(kind.group, kind.version, kind.plural, registry=registry)(child_event)
+
+
+watch(objects.CHILD_KINDS)
 
 
 @kopf.on.event("", "v1", "pods", registry=registry)

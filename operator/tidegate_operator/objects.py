@@ -37,9 +37,21 @@ CHILD_KINDS = (
     Kind(api_version="policy/v1", kind="PodDisruptionBudget", plural="poddisruptionbudgets"),
     Kind(api_version="networking.k8s.io/v1", kind="NetworkPolicy", plural="networkpolicies"),
 )
-"""The kinds of object that a pool owns. The chart's role grants access to these kinds and to no others."""
+"""The kinds of object that every pool owns. The chart's role grants access to these kinds and to no others, except to
+`GATEWAY_API_KINDS` where the chart was installed for them."""
+GATEWAY_API_KINDS = (
+    Kind(api_version="gateway.networking.k8s.io/v1", kind="HTTPRoute", plural="httproutes"),
+    Kind(api_version="inference.networking.k8s.io/v1", kind="InferencePool", plural="inferencepools"),
+    Kind(api_version="llm-d.ai/v1alpha2", kind="InferenceObjective", plural="inferenceobjectives"),
+)
+"""The kinds that a pool with `gateway.api` owns too; a cluster may not have them."""
 
-_KINDS = {(kind.api_version, kind.kind): kind for kind in CHILD_KINDS}
+_KINDS = {(kind.api_version, kind.kind): kind for kind in (*CHILD_KINDS, *GATEWAY_API_KINDS)}
+
+
+def child_kinds(*, gateway_api: bool) -> tuple[Kind, ...]:
+    """The kinds that are watched and listed."""
+    return CHILD_KINDS + (GATEWAY_API_KINDS if gateway_api else ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

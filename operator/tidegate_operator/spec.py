@@ -53,6 +53,21 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayApi:
+    """The Gateway of the cluster that sends calls to the pool."""
+
+    parent: Mapping[str, str]
+    """The parentRef of the HTTPRoute."""
+    hostnames: tuple[str, ...]
+    failure_mode: str
+    """FailOpen or FailClose: what the Gateway does without the pool's gateways."""
+    proxy_namespace: str | None
+    """Of the pods that carry the Gateway's calls; None = the namespace of the Gateway."""
+    proxy_labels: Mapping[str, str]
+    """Of these pods; empty = all pods of the namespace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
     replicas: int
     image: str | None
@@ -76,6 +91,8 @@ class Gateway:
     """Name of the Secret that holds the file of API keys, and the key in it; None = there are no API keys."""
     jwt: Mapping[str, str] | None
     """`auth.jwt` of the gateway's settings; None = no tokens are taken. With neither, every client may call."""
+    api: GatewayApi | None
+    """None = clients connect to the pool's gateways themselves."""
     tls_secret: str | None
     """Name of the Secret with the certificate of the client ports; None selects plain text."""
     further: Mapping[str, Any]
@@ -240,8 +257,20 @@ def _gateway(item: Json) -> Gateway:
         default_class=item.get("defaultClass"),
         keys_secret=_secret(item.get("auth", {}).get("keysSecretRef")),
         jwt=item.get("auth", {}).get("jwt"),
+        api=_gateway_api(item["api"]) if "api" in item else None,
         tls_secret=item.get("tls", {}).get("secretName"),
         further=_further(item),
+    )
+
+
+def _gateway_api(item: Json) -> GatewayApi:
+    proxies = item.get("proxies", {})
+    return GatewayApi(
+        parent=item["parentRef"],
+        hostnames=tuple(item.get("hostnames", ())),
+        failure_mode=item["failureMode"],
+        proxy_namespace=proxies.get("namespace"),
+        proxy_labels=proxies.get("podLabels", {}),
     )
 
 

@@ -54,6 +54,8 @@ class Known:
     rules: frozenset[str]
     profiles: frozenset[str]
     selectors: frozenset[str]
+    gateway_api: bool = False
+    """The operator may write objects of the Gateway API."""
 
 
 def outdated_resource(field: str) -> Problem:
@@ -78,6 +80,11 @@ def find(spec: _Json, known: Known) -> Iterator[Problem]:
     yield from _profile_problems(spec["nodePools"], known.profiles)
     yield from _weight_problems(spec)
     yield from _workflow_problems(spec.get("workflows", ()))
+    if "api" in spec["gateway"] and not known.gateway_api:
+        yield Problem(
+            field="spec.gateway.api",
+            why="this operator has no rights to the Gateway API; install the chart with gatewayApi.enabled=true",
+        )
 
 
 def _weight_problems(spec: _Json) -> Iterator[Problem]:

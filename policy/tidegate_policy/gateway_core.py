@@ -224,9 +224,10 @@ class GatewayCore:
 
     # Events of a call.
 
-    def on_arrival(self, now: float, call: Call) -> list[Action]:
+    def on_arrival(self, now: float, call: Call, only: frozenset[EngineId] | None = None) -> list[Action]:
+        """The call came in; it may go to the engines of `only`, to all if that is None."""
         self.offered.add(call)
-        return self._seen(now, self.dispatcher.on_arrival(now, call))
+        return self._seen(now, self.dispatcher.on_arrival(now, call, only))
 
     def on_first_token(self, now: float, call_id: CallId) -> list[Action]:
         """The engine answers the call."""

@@ -45,6 +45,7 @@ class Client:
     admin_url: str
     probe_url: str
     grpc: str | None
+    ext_proc: str | None
     gateway: running_gateway.Gateway
 
     def state(self) -> dict[str, Any]:
@@ -129,6 +130,7 @@ def up(valkey_url: str) -> Up:
                 admin_url=f"http://{bound.admin}",
                 probe_url=f"http://{bound.metrics}",
                 grpc=bound.grpc,
+                ext_proc=bound.ext_proc,
                 gateway=gateway,
             )
 

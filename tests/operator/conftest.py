@@ -78,12 +78,19 @@ async def cluster(plane: control_plane.ControlPlane) -> AsyncIterator[api_server
         yield server
 
 
+@pytest.fixture
+async def gateway_cluster(plane: control_plane.ControlPlane) -> AsyncIterator[api_server.ApiServer]:
+    """As `cluster`, where pools may have a Gateway of the cluster."""
+    async with connected(plane.kubeconfig, gateway_api=True) as server:
+        yield server
+
+
 @contextlib.asynccontextmanager
-async def connected(kubeconfig: pathlib.Path) -> AsyncIterator[api_server.ApiServer]:
+async def connected(kubeconfig: pathlib.Path, *, gateway_api: bool = False) -> AsyncIterator[api_server.ApiServer]:
     configuration = client.Configuration()
     await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
     async with client.ApiClient(configuration) as api:
-        yield api_server.ApiServer(api, instance="test")
+        yield api_server.ApiServer(api, instance="test", gateway_api=gateway_api)
 
 
 @pytest.fixture
@@ -221,24 +228,41 @@ class Operator:
         return self._processes.tail(identity, lines=1000)
 
 
-def install(plane: control_plane.ControlPlane, system: str, *namespaces: str, folder: pathlib.Path) -> Operator:
+def install(
+    plane: control_plane.ControlPlane,
+    system: str,
+    *namespaces: str,
+    folder: pathlib.Path,
+    values: Sequence[str] = (),
+) -> Operator:
     """Installs the chart's accounts and rights (not its pods) into the namespace `system`."""
     make_namespace(plane, system)
     names = ",".join(namespaces)
-    manifests = Helm(plane).rendered(system, "crds.install=false", f"namespaces.names={{{names}}}")
+    manifests = Helm(plane).rendered(system, "crds.install=false", f"namespaces.names={{{names}}}", *values)
     rights = [item for item in manifests if item["kind"] not in ("Deployment", "Pod")]
     plane.kubectl("apply", "-f", "-", stdin="\n---\n".join(map(json.dumps, rights)))
     return Operator(plane, system, folder)
 
 
 @pytest.fixture
-def installed(plane: control_plane.ControlPlane, namespace: str, tmp_path: pathlib.Path) -> Iterator[Operator]:
+def install_chart(
+    plane: control_plane.ControlPlane, namespace: str, tmp_path: pathlib.Path
+) -> Iterator[Callable[..., Operator]]:
+    """Gives the chart's rights over the test's namespace, with these values, to operators that the test starts."""
+    with contextlib.ExitStack() as stack:
+
+        def installed(*values: str) -> Operator:
+            operator = install(plane, f"{namespace}-system", namespace, folder=tmp_path, values=values)
+            stack.callback(operator.stop)
+            return operator
+
+        yield installed
+
+
+@pytest.fixture
+def installed(install_chart: Callable[..., Operator]) -> Operator:
     """The chart's rights over the test's namespace, for operators that the test starts."""
-    operator = install(plane, f"{namespace}-system", namespace, folder=tmp_path)
-    try:
-        yield operator
-    finally:
-        operator.stop()
+    return install_chart()
 
 
 @pytest.fixture

@@ -100,6 +100,34 @@ def test_calls_of_other_gateways_count_against_the_bound() -> None:
     assert sent(gate.on_engine(1.0, EngineFacts(id=EngineId("e0"), cost=FAST))) == ["a"]
 
 
+def test_a_call_goes_to_the_engines_that_it_may_go_to_only() -> None:
+    gate = dispatcher(max_inflight=1, engines=3)
+    only = frozenset({EngineId("e1")})
+    (first,) = gate.on_arrival(0.0, call("a"), only)
+    assert isinstance(first, Send)
+    assert first.decision.engine == "e1"
+    assert gate.on_arrival(0.0, call("b"), only) == [], "others have room, and it waits for its own"
+    assert sent(gate.on_arrival(0.0, call("c"))) == ["c"]
+    (second,) = gate.on_end(1.0, CallId("a"))
+    assert isinstance(second, Send)
+    assert (second.call.id, second.decision.engine) == ("b", "e1")
+
+
+def test_a_call_that_no_engine_may_serve_is_shed_at_once_and_when_its_engine_goes() -> None:
+    gate = dispatcher(max_inflight=1)
+    assert shed(gate.on_arrival(0.0, call("a"), frozenset({EngineId("other")}))) == [DropReason.NO_ENGINES]
+    only = frozenset({EngineId("e1")})
+    gate.on_arrival(0.0, call("b"), only)
+    gate.on_arrival(0.0, call("c"), only)
+    assert shed(gate.on_engine_gone(1.0, EngineId("e1"))) == [DropReason.NO_ENGINES]
+
+
+def test_a_failed_call_is_not_tried_at_an_engine_that_it_may_not_go_to() -> None:
+    gate = dispatcher()
+    gate.on_arrival(0.0, call("a"), frozenset({EngineId("e0")}))
+    assert shed(gate.on_attempt_failed(1.0, CallId("a"), Failure.GONE)) == [DropReason.NO_ENGINES]
+
+
 def test_a_switch_reorders_the_waiting_calls() -> None:
     gate = dispatcher("fcfs", max_inflight=1, engines=1)
     for each in (call("out"), call("long", output=500), call("short", output=5)):

@@ -13,6 +13,7 @@ import orjson
 
 from tidegate_gateway import running_gateway
 from tidegate_gateway.edge import (
+    call_requests,
     http_connection,
     http_listener,
     http_messages,
@@ -28,13 +29,8 @@ from tidegate_gateway.openai import (
     error_table,
     http_headers,
     parsed_request,
-    request_fields,
 )
 from tidegate_gateway.workflows import workflow_declaration, workflow_service, workflow_view
-
-LARGE_BODY_BYTES = 128 * 1024
-"""Larger bodies are read one after the other, and other clients are served between the steps of each: the parse, the look
-at its fields, and the call. Without the first, bodies that end together would hold the event loop together."""
 
 
 class HttpApi:
@@ -43,10 +39,9 @@ class HttpApi:
     def __init__(self, gateway: running_gateway.Gateway, *, takes_calls: bool = True) -> None:
         """Without `takes_calls` its page says that its port takes none."""
         self._gateway = gateway
-        self._limits = gateway.settings.limits
         self._workflows = gateway.workflows
         self._page = page_state.PageState(gateway, takes_calls=takes_calls)
-        self._one_large_body = asyncio.Lock()
+        self._requests = call_requests.CallRequests(gateway.settings.limits.choices)
 
     def routes(self) -> http_listener.Routes:
         """The client port: only these paths exist."""
@@ -57,26 +52,27 @@ class HttpApi:
             *([route(method="GET", path="/metrics", handler=self.metrics)] if listen.client_metrics and shared else []),
             *(self.page_routes() if listen.status_page else []),
         ]
-        return http_listener.Routes(
-            [
-                *(
-                    route(method="POST", path=kind.path, handler=self._handler(kind), streams=True)
-                    for kind in endpoint_registry.ENDPOINTS
-                ),
-                route(method="GET", path="/v1/models", handler=self._models),
-                route(method="GET", path="/v1/models/{model...}", handler=self._one_model),
-                route(method="POST", path="/v1/workflows", handler=self._create),
-                route(method="GET", path="/v1/workflows", handler=self._list),
-                route(method="GET", path="/v1/workflows/{workflow}", handler=self._get),
-                route(method="DELETE", path="/v1/workflows/{workflow}", handler=self._cancel),
-                route(method="GET", path="/v1/workflows/{workflow}/events", handler=self._watch, streams=True),
-                route(method="POST", path="/v1/workflows/{workflow}/complete", handler=self._complete),
-                route(method="POST", path="/v1/workflows/{workflow}/stages/{stage}/complete", handler=self._stage),
-                *relquery_http.RelQueryApi(self._gateway).routes(),
-                *self._health_routes(),
-                *views,
-            ]
-        )
+        calls = [
+            route(method="POST", path=kind.path, handler=self._handler(kind), streams=True)
+            for kind in endpoint_registry.ENDPOINTS
+        ]
+        return http_listener.Routes([*calls, *self.requests_but_calls(), *self._health_routes(), *views])
+
+    def requests_but_calls(self) -> list[http_listener.Route]:
+        """What clients ask for beside calls: models, workflows and relQueries."""
+        route = http_listener.Route
+        return [
+            route(method="GET", path="/v1/models", handler=self._models),
+            route(method="GET", path="/v1/models/{model...}", handler=self._one_model),
+            route(method="POST", path="/v1/workflows", handler=self._create),
+            route(method="GET", path="/v1/workflows", handler=self._list),
+            route(method="GET", path="/v1/workflows/{workflow}", handler=self._get),
+            route(method="DELETE", path="/v1/workflows/{workflow}", handler=self._cancel),
+            route(method="GET", path="/v1/workflows/{workflow}/events", handler=self._watch, streams=True),
+            route(method="POST", path="/v1/workflows/{workflow}/complete", handler=self._complete),
+            route(method="POST", path="/v1/workflows/{workflow}/stages/{stage}/complete", handler=self._stage),
+            *relquery_http.RelQueryApi(self._gateway).routes(),
+        ]
 
     def guard(self, request: http_messages.Request, route: http_listener.Route) -> None:
         """Binds a request to the tenant of its API key or token, if the gateway knows callers. Raises `GatewayError`."""
@@ -119,18 +115,9 @@ class HttpApi:
     ) -> http_messages.Response | None:
         gateway = self._gateway
         now = gateway.clock()
-        fields = http_headers.read(http_headers.headers_of(request.headers))
-        if len(request.body) > LARGE_BODY_BYTES:
-            async with self._one_large_body:
-                body = parsed_request.decoded(request.body)
-                await asyncio.sleep(0)
-                parsed = parsed_request.from_body(kind, body, fields, most_choices=self._limits.choices)
-                await asyncio.sleep(0)
-        else:
-            parsed = parsed_request.from_json(kind, request.body, fields, most_choices=self._limits.choices)
-        request.body = b""  # the parsed request has it
+        parsed = await self._requests.read(kind, request)
         async with gateway.calls.answer(now, parsed) as answer:
-            headers = _headers(fields, answer)
+            headers = call_requests.answer_headers(parsed.fields, answer.record, answer.call_id)
             reply = answer.reply
             if reply.streamed and kind.stream is not None:
                 await self._stream(connection, answer, headers, kind.stream)
@@ -254,15 +241,3 @@ async def _health(request: http_messages.Request) -> http_messages.Response:
 
 def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "tidegate"}
-
-
-def _headers(fields: request_fields.RequestFields, answer: relay.Relay) -> dict[str, str]:
-    record = answer.record
-    headers = {
-        "x-request-id": fields.request_id or answer.call_id,
-        "x-tidegate-engine": record.engine or "",
-        "x-tidegate-queue-ms": str(round(record.queue_s * 1000)),
-    }
-    if record.slack_s is not None:
-        headers["x-tidegate-slack-ms"] = str(round(record.slack_s * 1000))
-    return headers

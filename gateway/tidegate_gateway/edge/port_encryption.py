@@ -5,6 +5,7 @@ kubelet change them, and new connections get the new one. A certificate that can
 import asyncio
 import logging
 import ssl
+from typing import Literal
 
 import grpc
 from cryptography import x509
@@ -15,6 +16,9 @@ from tidegate_gateway.settings_decoder import BadSettings
 
 logger = logging.getLogger("tidegate.gateway")
 
+Protocol = Literal["http/1.1", "h2"]
+PROTOCOLS: tuple[Protocol, ...] = ("http/1.1", "h2")
+"""Of the HTTP port, and of an endpoint picker's port."""
 Files = tuple[bytes, bytes]
 """The certificate chain and the private key, in PEM."""
 
@@ -28,31 +32,31 @@ class PortEncryption:
         self._files: Files = (b"", b"")
         self.expires_at_s = 0.0
         """When the first certificate of the chain to expire does so, in seconds since 1970; 0 without TLS."""
-        self._context: ssl.SSLContext | None = None
+        self._contexts: dict[Protocol, ssl.SSLContext] = {}
+        """By the protocol that is offered; empty = plain text."""
         if settings.cert_file is not None and settings.key_file is not None:
             self._load(settings.cert_file, settings.key_file)
 
     @property
     def wanted(self) -> bool:
-        return self._context is not None
+        return bool(self._contexts)
 
-    def http_context(self) -> ssl.SSLContext | None:
+    def http_context(self, protocol: Protocol = "http/1.1") -> ssl.SSLContext | None:
         """For a listening socket; each handshake takes the newest certificate. None = plain text."""
-        if self._context is None:
+        if not self.wanted:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.set_alpn_protocols(["http/1.1"])
+        context.set_alpn_protocols([protocol])
 
         def newest(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
-            if self._context is not None:
-                connection.context = self._context
+            connection.context = self._contexts[protocol]
 
         context.sni_callback = newest
         return context
 
     def grpc_credentials(self) -> grpc.ServerCredentials | None:
         """For a gRPC port; each handshake takes the newest certificate. None = plain text."""
-        if self._context is None:
+        if not self.wanted:
             return None
 
         def newest() -> grpc.ServerCertificateConfiguration:
@@ -78,11 +82,8 @@ class PortEncryption:
         if files == self._files:
             return
         while True:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.minimum_version = ssl.TLSVersion.TLSv1_2
-            context.set_alpn_protocols(["http/1.1"])
             try:
-                context.load_cert_chain(chain, key, password="")
+                contexts = {protocol: _context(chain, key, protocol) for protocol in PROTOCOLS}
             except (ssl.SSLError, ValueError, OSError) as error:
                 raise BadSettings(
                     "tls.certFile and tls.keyFile must be a certificate chain and its key without a password, in PEM:"
@@ -91,11 +92,20 @@ class PortEncryption:
             before, files = files, _read(chain, key)
             if files == before:
                 break  # they were not replaced while they were read
-        if self._context is not None:
+        if self._contexts:
             logger.info("the certificate of the client ports has changed")
-        self._context, self._files = context, files
+        self._contexts, self._files = contexts, files
         chain_of = x509.load_pem_x509_certificates(files[0])
         self.expires_at_s = min(each.not_valid_after_utc.timestamp() for each in chain_of)
+
+
+def _context(chain: str, key: str, protocol: Protocol) -> ssl.SSLContext:
+    """Raises `OSError` and `ValueError` for files that cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols([protocol])
+    context.load_cert_chain(chain, key, password="")
+    return context
 
 
 def _read(chain: str, key: str) -> Files:

@@ -3,7 +3,8 @@
 What decisions need of an engine (its cost model, its health, the work of other gateways) goes on to the gateway core.
 """
 
-from collections.abc import Mapping
+import urllib.parse
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tidegate_gateway.lifecycle import placement
@@ -42,6 +43,15 @@ class EngineDirectory:
     def url(self, engine: EngineId) -> str:
         known = self._engines.get(engine)
         return known.url if known is not None else f"http://{engine}"
+
+    def endpoint(self, engine: EngineId) -> str:
+        """The address of the engine as proxies write it: IP:port."""
+        return urllib.parse.urlsplit(self.url(engine)).netloc.rpartition("@")[2]
+
+    def engines_at(self, endpoints: Iterable[str]) -> frozenset[EngineId]:
+        """The engines at these addresses."""
+        wanted = set(endpoints)
+        return frozenset(engine for engine in self._engines if self.endpoint(engine) in wanted)
 
     def on_report(self, report: EngineReport) -> None:
         """An engine appeared, or its health was checked again."""

@@ -37,11 +37,16 @@ class Placement:
         self._offer: asyncio.Future[core_actions.Send] = asyncio.get_running_loop().create_future()
         self._trouble: error_table.EngineTrouble | None = None
 
-    def enter(self) -> None:
-        """Passes the call to the core."""
-        self._placements.enter(self)
+    def enter(self, only: frozenset[EngineId] | None = None) -> None:
+        """Passes the call to the core. It may go to these engines only; None = to all."""
+        self._placements.enter(self, only)
         if self._offer.done():
             self.record.dispatch_s = self._placements.clock() - self.record.arrived_at_s
+
+    @property
+    def waits(self) -> bool:
+        """The core has not chosen an engine yet."""
+        return not self._offer.done()
 
     def leave(self) -> None:
         """Takes the call out of the core again."""
@@ -216,9 +221,9 @@ class Placements:
 
     # Reports of placements.
 
-    def enter(self, placement: Placement) -> None:
+    def enter(self, placement: Placement, only: frozenset[EngineId] | None) -> None:
         self._in_progress[placement.call.id] = placement
-        self._act(self.core.on_arrival(self.clock(), placement.call))
+        self._act(self.core.on_arrival(self.clock(), placement.call, only))
 
     def attempt_failed(self, call: CallId, failure: retries.Failure) -> None:
         self._act(self.core.on_attempt_failed(self.clock(), call, failure))

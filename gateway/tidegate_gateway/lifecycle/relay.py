@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from tidegate_gateway import gateway_settings
-from tidegate_gateway.lifecycle import admission, engine_client, engine_directory, placement, settlement
+from tidegate_gateway.lifecycle import admission, engine_client, engine_directory, placement, settlement, watchdog
 from tidegate_gateway.openai import engine_body, error_table
 from tidegate_policy.dispatch import core_actions
 
@@ -135,7 +135,7 @@ class Relay:
         if self._traceparent:
             headers["traceparent"] = self._traceparent
         opening = self._client.open(self._directory.url(decision.engine), request, body, headers)
-        first_s = timeouts.first_token_s + 3 * (decision.queue_s + decision.service_s)
+        first_s = watchdog.first_token_s(timeouts, decision)
         if request.stream:
             return await self._within(first_s, opening, "did not begin its answer")
         most_s = max(first_s, timeouts.answer_s)

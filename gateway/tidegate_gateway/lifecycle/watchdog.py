@@ -8,12 +8,19 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from tidegate_gateway import gateway_settings
 from tidegate_gateway.openai import error_table
+from tidegate_policy.model import Decision
 
 T = TypeVar("T")
 
 CLOCK_S = 0.001
 """The resolution of the event loop's clock: a timer may fire so much early."""
+
+
+def first_token_s(timeouts: gateway_settings.Timeouts, decision: Decision) -> float:
+    """For the first token of a call, from the instant at which it is sent."""
+    return timeouts.first_token_s + 3 * (decision.queue_s + decision.service_s)
 
 
 class Watchdog:
@@ -64,6 +71,11 @@ class Watchdog:
         if self._task is None or self._interruption is not None or self._cut or self.latest_at_s is None:
             return
         self._limit(min(max(self._loop.time() + seconds, self._limit_at_s), self.latest_at_s))
+
+    def limit(self, seconds: float) -> None:
+        """The present step may take so many more seconds from now, whatever its limit was."""
+        if self._task is not None and not self._cut:
+            self._limit(self._loop.time() + seconds)
 
     def reset(self) -> None:
         """Forgets an interruption: the next attempt starts afresh."""

@@ -22,7 +22,7 @@ from kubernetes.aio.client import exceptions
 
 from tidegate_operator import pool_status, replica_allocation
 from tidegate_operator.cluster import ClusterError, RejectedError
-from tidegate_operator.objects import CHILD_KINDS, Kind, Reference
+from tidegate_operator.objects import Kind, Reference, child_kinds
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 
@@ -54,8 +54,9 @@ EVENTS = Kind(api_version="events.k8s.io/v1", kind="Event", plural="events")
 class ApiServer:
     """A `Cluster` over HTTP."""
 
-    def __init__(self, api: client.ApiClient, *, instance: str) -> None:
-        """`instance` is the name of this process in its events."""
+    def __init__(self, api: client.ApiClient, *, instance: str, gateway_api: bool = False) -> None:
+        """`instance` is the name of this process in its events. With `gateway_api` pools may own `GATEWAY_API_KINDS`."""
+        self._child_kinds = child_kinds(gateway_api=gateway_api)
         self._api = api
         self._instance = instance
         self._unknown: set[str] = set()
@@ -78,7 +79,7 @@ class ApiServer:
 
     async def children(self, namespace: str, pool: str) -> Sequence[Json]:
         selector = f"{child_metadata.POOL}={pool}"
-        return [item for kind in CHILD_KINDS for item in await self._list(kind, namespace, selector)]
+        return [item for kind in self._child_kinds for item in await self._list(kind, namespace, selector)]
 
     async def get(self, reference: Reference) -> Json | None:
         return await self.read(reference.path)
@@ -176,6 +177,9 @@ class ApiServer:
         try:
             found = await self.ask("GET", kind.path(namespace), query=query)
         except exceptions.ApiException as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                missing = f"the cluster has no {kind.kind} in {kind.api_version}; install the resource that has it"
+                raise RejectedError(missing) from error
             raise _translate(error) from error
         # The items of a list carry no apiVersion and kind.
         return [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in found["items"]]

@@ -1,15 +1,23 @@
 """Which objects must exist for a pool? A list of complete manifests, in the order in which they are applied.
 
-Pure: the same pool gives the same manifests, byte for byte and under the same names, so applying them again after a crash
-changes nothing. `child_metadata` gives names, labels and owners, and `pods` gives secure pod specs. `engine_deployments`,
-`gateway_deployment` and `store_statefulset` render the three components. `plan` compares the result with what exists.
+Pure: the same pool gives the same manifests, byte for byte and under the same names, so applying them again after a
+crash changes nothing. `child_metadata` gives names, labels and owners, and `pods` gives secure pod specs.
+`engine_deployments`, `gateway_deployment` and `store_statefulset` render the three components, and `gateway_api` what a
+Gateway of the cluster needs. `plan` compares the result with what exists.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate_operator import node_pool_spec, spec
-from tidegate_operator.render import engine_deployments, gateway_deployment, pods, scraping, store_statefulset
+from tidegate_operator.render import (
+    engine_deployments,
+    gateway_api,
+    gateway_deployment,
+    pods,
+    scraping,
+    store_statefulset,
+)
 from tidegate_operator.render.child_metadata import Manifest
 
 NO_PROMETHEUS = scraping.Scraping()
@@ -63,4 +71,5 @@ def manifests(
             operator_namespace=operator_namespace,
             prometheus=prometheus,
         ),
+        *gateway_api.manifests(pool),
     )

@@ -10,7 +10,15 @@ from typing import Any
 
 from tidegate_control import pool_token
 from tidegate_operator import node_pool_spec, spec
-from tidegate_operator.render import accelerators, ca_bundle, child_metadata, engine_weights, pods, scraping
+from tidegate_operator.render import (
+    accelerators,
+    ca_bundle,
+    child_metadata,
+    engine_weights,
+    gateway_api,
+    pods,
+    scraping,
+)
 
 COMPONENT = "engine"
 PORTS = {"http": child_metadata.HTTP_PORT, "control": child_metadata.CONTROL_PORT}
@@ -174,6 +182,7 @@ def _network_policy(pool: spec.Pool, operator_namespace: str, prometheus: scrapi
             "ingress": [
                 {"from": [gateway], "ports": [{"port": "http"}, {"port": "control"}]},
                 {"from": [operator], "ports": [{"port": "control"}]},
+                *gateway_api.admitted(pool, "http"),
                 *prometheus.admitted("http"),
             ],
         },

@@ -14,7 +14,7 @@ import yaml
 
 from tidegate_control import pool_token
 from tidegate_operator import node_pool_cost, node_pool_spec, spec
-from tidegate_operator.render import ca_bundle, child_metadata, pods, scraping, store_statefulset
+from tidegate_operator.render import ca_bundle, child_metadata, gateway_api, pods, scraping, store_statefulset
 from tidegate_policy import duration
 
 COMPONENT = "gateway"
@@ -38,6 +38,7 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
             "host": "0.0.0.0",
             "port": child_metadata.HTTP_PORT,
             "grpcPort": child_metadata.GRPC_PORT,
+            **({"extProcPort": child_metadata.EXT_PROC_PORT} if pool.gateway.api else {}),
             "adminHost": "0.0.0.0",
             "adminPort": child_metadata.ADMIN_PORT,
             "metricsHost": "0.0.0.0",
@@ -84,6 +85,10 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
     }
 
 
+def _public_ports(pool: spec.Pool) -> dict[str, int]:
+    return PUBLIC_PORTS | (gateway_api.PORTS if pool.gateway.api else {})
+
+
 def _auth(gateway: spec.Gateway) -> dict[str, Any]:
     keys = {"keysFile": f"{KEYS}/keys.yaml"} if gateway.keys_secret else {}
     tokens = {"jwt": dict(gateway.jwt)} if gateway.jwt else {}
@@ -114,7 +119,7 @@ def manifests(
     )
     public = child_metadata.manifest(
         pool, "v1", "Service", name, COMPONENT,
-        spec={"type": pool.gateway.service_type, "selector": selector, "ports": pods.service_ports(PUBLIC_PORTS)},
+        spec={"type": pool.gateway.service_type, "selector": selector, "ports": pods.service_ports(_public_ports(pool))},
     )  # fmt: skip
     notes = pool.gateway.service_annotations
     yield child_metadata.annotated(public, notes) if notes else public
@@ -153,7 +158,7 @@ def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
     container = pods.container(
         "gateway",
         image=image,
-        ports=PUBLIC_PORTS | INTERNAL_PORTS,
+        ports=_public_ports(pool) | INTERNAL_PORTS,
         command=["tidegate", "gateway"],
         args=[f"--config={SETTINGS}/gateway.yaml"],
         env=[
@@ -234,6 +239,7 @@ def _network_policy(pool: spec.Pool, operator_namespace: str) -> child_metadata.
             "ingress": [
                 {"ports": [{"port": "http"}, {"port": "grpc"}, {"port": "metrics"}]},
                 {"from": [operator], "ports": [{"port": "admin"}]},
+                *gateway_api.admitted(pool, *gateway_api.PORTS),
             ],
         },
     )  # fmt: skip

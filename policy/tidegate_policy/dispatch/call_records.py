@@ -20,6 +20,8 @@ class Out:
     """Tokens that the policy was told of."""
     avoid: frozenset[EngineId] = frozenset()
     """Engines that have failed the call."""
+    only: frozenset[EngineId] | None = None
+    """The engines that the call may go to; None = all."""
     answered: bool = False
     """The engine has sent the first token."""
 
@@ -35,3 +37,14 @@ class Waiting:
     attempt: int = 1
     avoid: set[EngineId] = field(default_factory=set)
     """Engines that have failed the call."""
+    only: frozenset[EngineId] | None = None
+    """The engines that the call may go to; None = all."""
+
+    def allows(self, engine: EngineId) -> bool:
+        """Whether the call may go to the engine."""
+        return engine not in self.avoid and (self.only is None or engine in self.only)
+
+    @property
+    def is_choosy(self) -> bool:
+        """Some engine may not serve the call."""
+        return bool(self.avoid) or self.only is not None

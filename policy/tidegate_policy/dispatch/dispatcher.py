@@ -128,12 +128,14 @@ class Dispatcher:
 
     # Events.
 
-    def on_arrival(self, now: float, call: Call) -> list[Action]:
-        """A call came in. It is sent, waits, or is shed with a reason."""
+    def on_arrival(self, now: float, call: Call, only: frozenset[EngineId] | None = None) -> list[Action]:
+        """A call came in. It is sent, waits, or is shed with a reason. It may go to the engines of `only`; None = to
+        all."""
         if self._draining:
             return [self._shed(call, DropReason.DRAINING)]
         accepting = self._engines.accepting(now)
-        if not accepting and not self._limits.hold_s:
+        wanted = accepting if only is None else [engine for engine in accepting if engine.facts.id in only]
+        if not wanted and (accepting or not self._limits.hold_s):
             return [self._shed(call, DropReason.NO_ENGINES)]
         held = call.workflow is not None and self.gate.must_wait(now, call.workflow)
         actions: list[Action] = []
@@ -145,7 +147,8 @@ class Dispatcher:
             actions.append(self._shed(evicted.call, DropReason.EVICTED))
         prices = Prices(call)
         item = self._queued(call, prices)
-        self._wait(call, call_records.Waiting(call=call, prices=prices, expires_at_s=self._expires_at_s(now, call)))
+        expires_at_s = self._expires_at_s(now, call)
+        self._wait(call, call_records.Waiting(call=call, prices=prices, expires_at_s=expires_at_s, only=only))
         if held and call.workflow is not None:
             self.gate.hold(item, call.workflow)
         else:
@@ -205,6 +208,7 @@ class Dispatcher:
             expires_at_s=self._expires_at_s(now, out.call),
             attempt=out.attempt + 1,
             avoid={*out.avoid, out.engine},
+            only=out.only,
         )
         if not (self._may_serve(now, waiting) or self._holds(now)):
             return [self._shed(out.call, DropReason.NO_ENGINES), *self.pump(now)]
@@ -238,7 +242,7 @@ class Dispatcher:
         self._engines.remove(engine)
         self.prefixes.on_cleared(engine)
         self._rule.on_engine_gone(now, engine)
-        stranded = [each for each in self._waiting.values() if each.avoid and not self._may_serve(now, each)]
+        stranded = [each for each in self._waiting.values() if each.is_choosy and not self._may_serve(now, each)]
         return [*[self._shed_waiting(now, each.call.id) for each in stranded], *self.pump(now)]
 
     def on_cache_lost(self, engine: EngineId) -> None:
@@ -294,8 +298,8 @@ class Dispatcher:
                 break
             item = self._queue.peek()
             call = item.call
-            avoid = self._waiting[call.id].avoid
-            allowed = [engine for engine in rooms if engine.facts.id not in avoid] if avoid else rooms
+            waiting = self._waiting[call.id]
+            allowed = [engine for engine in rooms if waiting.allows(engine.facts.id)] if waiting.is_choosy else rooms
             if not allowed:
                 self._queue.pass_over()
                 passed_over = True
@@ -382,7 +386,7 @@ class Dispatcher:
         self._engines.on_sent(now, target, call)
         target.set_own(target.own + price.charge)
         self._out[call.id] = call_records.Out(
-            call, chosen.id, price.charge, waited.attempt, item, avoid=frozenset(waited.avoid)
+            call, chosen.id, price.charge, waited.attempt, item, avoid=frozenset(waited.avoid), only=waited.only
         )
         if call.group is not None:
             self._groups.setdefault(call.group, Counter())[chosen.id] += 1
@@ -427,7 +431,7 @@ class Dispatcher:
         return policies.QueuedRequest(call=call, service_s=prices.mean_service_s(self._engines.kinds()))
 
     def _may_serve(self, now: float, waiting: call_records.Waiting) -> bool:
-        return any(engine.facts.id not in waiting.avoid for engine in self._engines.accepting(now))
+        return any(waiting.allows(engine.facts.id) for engine in self._engines.accepting(now))
 
     def _holds(self, now: float) -> bool:
         """Whether calls wait for an engine that does not exist yet."""

@@ -1,0 +1,47 @@
+"""What the edges that speak HTTP share of a call: its request is read, and the headers of its answer are written."""
+
+import asyncio
+
+from tidegate_gateway.edge import http_messages
+from tidegate_gateway.observe import call_record
+from tidegate_gateway.openai import endpoint, http_headers, parsed_request, request_fields
+
+LARGE_BODY_BYTES = 128 * 1024
+"""Larger bodies are read one after the other, and other clients are served between the steps of each: the parse, the look
+at its fields, and the call. Without the first, bodies that end together would hold the event loop together."""
+
+
+class CallRequests:
+    """Reads the requests of calls."""
+
+    def __init__(self, most_choices: int) -> None:
+        self._most_choices = most_choices
+        self._one_large_body = asyncio.Lock()
+
+    async def read(self, kind: endpoint.Endpoint, request: http_messages.Request) -> parsed_request.ParsedRequest:
+        """The call in a request, whose body is let go of. Raises `BadRequest`."""
+        fields = http_headers.read(http_headers.headers_of(request.headers))
+        if len(request.body) > LARGE_BODY_BYTES:
+            async with self._one_large_body:
+                body = parsed_request.decoded(request.body)
+                await asyncio.sleep(0)
+                parsed = parsed_request.from_body(kind, body, fields, most_choices=self._most_choices)
+                await asyncio.sleep(0)
+        else:
+            parsed = parsed_request.from_json(kind, request.body, fields, most_choices=self._most_choices)
+        request.body = b""  # the parsed request has it
+        return parsed
+
+
+def answer_headers(
+    fields: request_fields.RequestFields, record: call_record.CallRecord, call_id: str
+) -> dict[str, str]:
+    """The headers that tell the client about its call."""
+    headers = {
+        "x-request-id": fields.request_id or call_id,
+        "x-tidegate-engine": record.engine or "",
+        "x-tidegate-queue-ms": str(round(record.queue_s * 1000)),
+    }
+    if record.slack_s is not None:
+        headers["x-tidegate-slack-ms"] = str(round(record.slack_s * 1000))
+    return headers

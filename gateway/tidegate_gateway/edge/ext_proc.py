@@ -1,0 +1,338 @@
+"""The gateway as the endpoint picker of an Envoy: `envoy.service.ext_proc.v3.ExternalProcessor` (docs/envoy.md).
+
+Envoy opens a stream for each HTTP request. It sends the headers and the body, and gets the engine, the headers and the
+body of the call for that engine, or the answer of a call that is shed. A call that waits holds its stream. Envoy
+carries the answer's bytes, sends its headers here, and ends the stream with the answer. Requests that are no calls get
+their answers here too.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from google.protobuf import message
+
+from tidegate_gateway import running_gateway
+from tidegate_gateway.edge import (
+    call_requests,
+    ext_proc_messages,
+    grpc_health_check,
+    http2_connection,
+    http_api,
+    http_listener,
+    http_messages,
+)
+from tidegate_gateway.lifecycle import handed_over
+from tidegate_gateway.openai import endpoint_registry, error_table
+from tidegate_gateway.openai.error_table import BadRequest
+from tidegate_policy.model import Call, DropReason
+from tidegate_proto.envoy import ext_proc_pb2
+
+logger = logging.getLogger("tidegate.gateway")
+
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+PROTOCOL_BYTES = 64 * 1024
+"""Of a message beside the body: headers and metadata."""
+MARGIN_S = 5.0
+"""Beyond the longest wait of a call, for the answer that sheds it."""
+LONGEST_EXTENSION_S = 3600.0
+"""Envoy takes no longer time limit."""
+CUT_S = 1.0
+"""For the last messages to leave when the port closes."""
+BODY_MODES = (ext_proc_pb2.BUFFERED, ext_proc_pb2.FULL_DUPLEX_STREAMED)
+NO_BODIES = (
+    "the Envoy in front of this gateway does not send whole request bodies: set request_body_mode of its ext_proc filter"
+    " to BUFFERED or FULL_DUPLEX_STREAMED (docs/envoy.md)"
+)
+_CALLS = {kind.path: kind for kind in endpoint_registry.ENDPOINTS}
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    gateway: running_gateway.Gateway, handlers: http_api.HttpApi, host: str, port: int, encryption: Any = None
+) -> AsyncIterator[str]:
+    """The picker's port; its address as host:port. Raises `OSError` when the port is taken."""
+    picker = Picker(gateway, handlers)
+    health = grpc_health_check.HealthCheck(
+        {"liveness": lambda: True, "readiness": picker.is_ready, SERVICE: picker.is_ready, "": picker.is_ready}
+    )
+    limits = gateway.settings.limits
+    server = http2_connection.Server(
+        {f"/{SERVICE}/Process": picker.exchange, grpc_health_check.PATH: health.one},
+        most_message_bytes=limits.body_bytes + PROTOCOL_BYTES,
+        most_streams=limits.connections,
+        most_connections=limits.connections,
+    )
+    loop = asyncio.get_running_loop()
+    listening = await loop.create_server(server, host, port, backlog=1024, ssl=encryption)
+    try:
+        yield f"{host}:{listening.sockets[0].getsockname()[1]}"
+    finally:
+        listening.close()
+        server.leave()
+        picker.let_go()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CUT_S):
+                while picker.exchanges:
+                    await asyncio.sleep(0.01)
+        for connection in list(server.connections):
+            connection.close()
+
+
+class Picker:
+    """What all exchanges share."""
+
+    def __init__(self, gateway: running_gateway.Gateway, handlers: http_api.HttpApi) -> None:
+        self.gateway = gateway
+        self.requests = call_requests.CallRequests(gateway.settings.limits.choices)
+        self.exchanges: set[Exchange] = set()
+        self.body_bytes = 0
+        """Bytes of the bodies of all requests that arrive or wait here."""
+        self.guard = handlers.guard
+        calls = [http_listener.Route(method="POST", path=path, handler=_carried) for path in _CALLS]
+        self.routes = http_listener.Routes([*calls, *handlers.requests_but_calls()])
+
+    def exchange(self, stream: http2_connection.Stream) -> "Exchange":
+        made = Exchange(self, stream)
+        self.exchanges.add(made)
+        return made
+
+    def is_ready(self) -> bool:
+        return self.gateway.problems()[0] in ("ready", "degraded")
+
+    def let_go(self) -> None:
+        """Ends all exchanges, so that Envoy goes on with its calls alone."""
+        for exchange in list(self.exchanges):
+            exchange.let_go()
+
+
+async def _carried(request: http_messages.Request) -> http_messages.Response:
+    raise AssertionError("the exchange hands calls over")
+
+
+class Exchange:
+    """One HTTP request that passes through Envoy, from its headers to its end."""
+
+    def __init__(self, picker: Picker, stream: http2_connection.Stream) -> None:
+        self._picker = picker
+        self._stream = stream
+        self._request: http_messages.Request | None = None
+        self._head_headers: ext_proc_messages.Headers = []
+        """All headers as they came, before a caller was bound."""
+        self._body = bytearray()
+        self._charged = 0
+        """Bytes of the body that count in the picker's sum."""
+        self._most_body_bytes = 0
+        self._streamed_both_ways = False
+        self._answer_is_streamed = False
+        self._has_trailers = False
+        self._subset: list[str] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._handed_over: handed_over.HandedOver | None = None
+        self._answer_headers: Mapping[str, str] = {}
+        self._refused = False
+
+    # The stream.
+
+    def on_message(self, message_bytes: bytes) -> None:
+        try:
+            sent = ext_proc_pb2.ProcessingRequest.FromString(message_bytes)
+        except message.DecodeError:
+            self._finish(http2_connection.INVALID_ARGUMENT, f"these bytes are not a message of {SERVICE}")
+            return
+        if self._refused:
+            return
+        try:
+            match sent.WhichOneof("request"):
+                case "request_headers":
+                    self._on_headers(sent)
+                case "request_body":
+                    self._on_body(sent.request_body)
+                case "request_trailers" if self._task is None:
+                    self._has_trailers = True
+                    self._on_whole()
+                case "request_trailers":
+                    self._stream.send(ext_proc_messages.TRAILERS_GO_ON)
+                case "response_headers":
+                    self._on_answer(sent)
+                case "response_body":
+                    same = ext_proc_messages.same_answer_part(sent.response_body, streamed=self._answer_is_streamed)
+                    self._stream.send(same)
+                case "response_trailers":
+                    self._stream.send(ext_proc_messages.LAST_TRAILERS_GO_ON)
+                case _:
+                    self._finish(http2_connection.INVALID_ARGUMENT, "a message carries nothing")
+        except error_table.GatewayError as error:
+            self._refuse(error)
+
+    def on_half_close(self) -> None:
+        self.on_reset()
+        self._finish()
+
+    def on_reset(self) -> None:
+        """Envoy is done with the request, or its connection is lost."""
+        carried = self._handed_over
+        if carried is not None and carried.answered:
+            carried.on_end()
+        elif self._task is not None:
+            self._task.cancel()
+        self._over()
+
+    def let_go(self) -> None:
+        """The picker leaves: a call that still waits is shed, and Envoy goes on with all others alone."""
+        if self._handed_over is None and self._request is not None:
+            self._refuse(error_table.Shed(DropReason.DRAINING))
+        else:
+            self._finish()
+        self.on_reset()
+
+    # The request.
+
+    def _on_headers(self, sent: ext_proc_pb2.ProcessingRequest) -> None:
+        modes = sent.protocol_config
+        self._streamed_both_ways = modes.request_body_mode == ext_proc_pb2.FULL_DUPLEX_STREAMED
+        self._answer_is_streamed = modes.response_body_mode == ext_proc_pb2.FULL_DUPLEX_STREAMED
+        self._subset = ext_proc_messages.subset(sent)
+        headers = ext_proc_messages.headers_of(sent.request_headers.headers)
+        pseudo = {name: value for name, value in headers if name.startswith(":")}
+        self._head_headers = headers
+        request = http_messages.Request(
+            method=pseudo.get(":method", ""),
+            target=pseudo.get(":path", "/"),
+            headers=[pair for pair in headers if not pair[0].startswith(":")],
+        )
+        self._request = request
+        if request.header("content-encoding") not in ("", "identity"):
+            raise BadRequest("compressed bodies are not supported; send the JSON uncompressed")
+        request.route = route, _ = self._picker.routes.find(request.method, request.segments)
+        if route.streams:
+            raise BadRequest(f"{request.path[:80]} is served at the HTTP port of the gateway only", code="not_found")
+        self._picker.guard(request, route)
+        self._most_body_bytes = route.body_bytes or self._picker.gateway.settings.limits.body_bytes
+        if sent.request_headers.end_of_stream:
+            self._on_whole()
+        elif sent.HasField("protocol_config") and modes.request_body_mode not in BODY_MODES:
+            raise error_table.GatewayError("internal_error", NO_BODIES)
+        elif not self._streamed_both_ways:
+            self._stream.send(ext_proc_messages.GO_ON)
+
+    def _on_body(self, part: ext_proc_pb2.HttpBody) -> None:
+        if self._request is None or self._task is not None:
+            self._finish(http2_connection.INVALID_ARGUMENT, "a body comes out of turn")
+            return
+        data = part.body
+        self._body += data
+        self._charged += len(data)
+        self._picker.body_bytes += len(data)
+        if len(self._body) > self._most_body_bytes:
+            too_large = f"the body is larger than {self._most_body_bytes} bytes; send less text"
+            raise BadRequest(too_large, code="body_too_large")
+        if self._picker.body_bytes > self._picker.gateway.settings.limits.bodies_bytes:
+            raise error_table.Shed(DropReason.SATURATED)
+        if part.end_of_stream or not self._streamed_both_ways:
+            self._on_whole()
+
+    def _on_whole(self) -> None:
+        """The whole request is here."""
+        if self._request is None or self._task is not None:
+            self._finish(http2_connection.INVALID_ARGUMENT, "a request comes out of turn")
+            return
+        self._request.body, self._body = bytes(self._body), bytearray()
+        self._task = asyncio.get_running_loop().create_task(self._serve(self._request))
+
+    async def _serve(self, request: http_messages.Request) -> None:
+        try:
+            kind, (route, arguments) = _CALLS.get(request.path), request.route or (None, {})
+            if kind is not None:
+                await self._call(request)
+            elif route is not None:
+                response = await route.handler(request, **arguments)
+                self._answer(
+                    response.status, {"Content-Type": response.content_type, **response.headers}, response.body
+                )
+        except error_table.GatewayError as error:
+            self._refuse(error)
+        except Exception:
+            logger.exception("request %s failed", request.path[:80])
+            failed = "the gateway failed on this request; its log says why"
+            self._refuse(error_table.GatewayError("internal_error", failed))
+
+    async def _call(self, request: http_messages.Request) -> None:
+        gateway = self._picker.gateway
+        now = gateway.clock()
+        parsed = await self._picker.requests.read(_CALLS[request.path], request)
+        only = None if self._subset is None else gateway.directory.engines_at(self._subset)
+        async with gateway.calls.hand_over(now, parsed, only=only, on_wait=self._on_wait) as carried:
+            self._handed_over = carried
+            self._answer_headers = call_requests.answer_headers(parsed.fields, carried.record, carried.call_id)
+            self._send_choice(carried)
+            self._let_go_of_body()
+            await carried.end()
+
+    def _on_wait(self, call: Call) -> None:
+        """Asks Envoy for the time that the call may wait."""
+        gateway = self._picker.gateway
+        left_s = gateway.settings.queue.ttl_s if call.deadline_at_s is None else call.deadline_at_s - gateway.clock()
+        self._stream.send(ext_proc_messages.more_time(min(max(left_s, 0.0) + MARGIN_S, LONGEST_EXTENSION_S)))
+
+    def _send_choice(self, carried: handed_over.HandedOver) -> None:
+        values = {ext_proc_messages.DESTINATION: carried.endpoint, **carried.headers}
+        remove = ext_proc_messages.removed(self._head_headers)
+        if self._streamed_both_ways:
+            changed = ext_proc_messages.changes(values, remove)
+            trailers = self._has_trailers
+            for part in ext_proc_messages.streamed_choice(carried.endpoint, changed, carried.body, trailers=trailers):
+                self._stream.send(part)
+        else:
+            changed = ext_proc_messages.changes({**values, "content-length": str(len(carried.body))}, remove)
+            self._stream.send(ext_proc_messages.buffered_choice(carried.endpoint, changed, carried.body))
+        carried.body = b""
+
+    # The answer.
+
+    def _on_answer(self, sent: ext_proc_pb2.ProcessingRequest) -> None:
+        """The headers of the engine's answer, or of one that Envoy made in its place."""
+        carried = self._handed_over
+        values = self._answer_headers
+        if carried is not None and not carried.answered:
+            status = dict(ext_proc_messages.headers_of(sent.response_headers.headers)).get(":status", "")
+            carried.on_head(int(status) if status.isascii() and status.isdigit() else 0)
+            if by := ext_proc_messages.served(sent):
+                values = {**values, ext_proc_messages.SERVED: by}
+        self._stream.send(ext_proc_messages.answer_head(values))
+
+    def _refuse(self, error: error_table.GatewayError) -> None:
+        """The client gets the error, if no engine has the call. Else Envoy ends the call for a reason of ours, or goes on
+        with it alone."""
+        if self._handed_over is None:
+            self._answer(
+                error.row.status, {"Content-Type": "application/json", **error.headers()}, error.body(), error.code
+            )
+        elif error.code in ("workflow_ended", "engine_timeout"):
+            self._finish(http2_connection.ABORTED, error.message)
+        else:
+            self._finish()
+
+    def _answer(self, status: int, headers: Mapping[str, str], body: bytes, details: str = "answered") -> None:
+        if self._request is None or self._refused:
+            return
+        self._refused = True
+        named = {"x-request-id": http_messages.request_id(self._request), **headers}
+        lower = {name.lower(): value for name, value in named.items()}
+        self._stream.send(ext_proc_messages.immediate(status, lower, body, f"tidegate_{details}"))
+        self._let_go_of_body()
+
+    def _finish(self, code: int = http2_connection.OK, why: str = "") -> None:
+        self._refused = True
+        self._stream.finish(code, why)
+        self._over()
+
+    def _let_go_of_body(self) -> None:
+        self._picker.body_bytes -= self._charged
+        self._charged, self._body = 0, bytearray()
+
+    def _over(self) -> None:
+        self._let_go_of_body()
+        self._picker.exchanges.discard(self)

@@ -1,0 +1,486 @@
+"""gRPC streams of small messages over HTTP/2, for one trusted peer: the proxy in front of an endpoint picker.
+
+A picker gets one stream with a few small messages for each call. `grpc.aio` spends more CPU time on such a stream than
+the whole picker may take (decision 34), so this module frames the streams itself. It has what RFC 9113 and gRPC's
+protocol ask of a server for calls without compression: flow control both ways, and the header compression of incoming
+heads (`hpack`). Clients use `grpc_api`. What the messages mean is the business of the handler of each stream.
+"""
+
+import asyncio
+import logging
+import socket
+import struct
+import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Protocol, cast
+
+import hpack
+
+logger = logging.getLogger("tidegate.gateway")
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+MOST_FRAME_BYTES = 16_384
+"""Of a frame's payload: the size that every peer supports."""
+WINDOW_BYTES = 1 << 20
+"""How much may arrive on a stream before it is acknowledged; a connection has sixteen times as much."""
+MOST_HEAD_BYTES = 32 * 1024
+MOST_MEMORIZED_HEADS = 64
+FIRST_WINDOW_BYTES = 65_535
+"""Of a peer that has not said otherwise."""
+MOST_WINDOW_BYTES = 2**31 - 1
+SILENT_S, PROBE_S, PROBES = 30, 10, 3
+"""A connection that is silent for so long is probed by TCP, so often, before it counts as lost."""
+
+DATA, HEADERS, _PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+END_STREAM = ACK = 0x1
+END_HEADERS, PADDED, WITH_PRIORITY = 0x4, 0x8, 0x20
+MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 3, 4, 5
+NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, REFUSED_STREAM, COMPRESSION_ERROR, CALM = (
+    0,
+    1,
+    3,
+    6,
+    7,
+    9,
+    11,
+)
+
+OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, ABORTED, UNIMPLEMENTED, INTERNAL = 0, 3, 8, 10, 12, 13
+"""Codes of gRPC."""
+_FRAME = struct.Struct(">BHBBI")
+_SETTING = struct.Struct(">HI")
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    """A header that is not compressed and that the peer does not memorize; both parts are shorter than 127 bytes."""
+    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+_STATUS_200 = b"\x88"
+_HEAD = _STATUS_200 + _literal(b"content-type", b"application/grpc")
+_WELL = _literal(b"grpc-status", b"0")
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    size = len(payload)
+    return _FRAME.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
+
+
+class Handler(Protocol):
+    """Answers one stream. Its methods return at once."""
+
+    def on_message(self, message: bytes) -> None:
+        """A whole message came."""
+
+    def on_half_close(self) -> None:
+        """The peer sends no further message."""
+
+    def on_reset(self) -> None:
+        """The peer has ended the stream, or its connection is lost; nothing can be sent any more."""
+
+
+class ConnectionBroken(Exception):
+    """The peer does not keep to the protocol; the connection ends with this code."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class Stream:
+    """One gRPC call of the peer."""
+
+    __slots__ = (
+        "_begun",
+        "_connection",
+        "_trailers",
+        "_unsent",
+        "half_closed",
+        "handler",
+        "id",
+        "partial",
+        "unread",
+        "window",
+    )
+
+    def __init__(self, connection: "Connection", number: int, window: int) -> None:
+        self.id = number
+        self.handler: Handler | None = None
+        self.window = window
+        """Bytes that the peer takes on this stream."""
+        self.half_closed = False
+        self.partial = bytearray()
+        """The beginning of a message that has not arrived as a whole."""
+        self.unread = 0
+        """Bytes that arrived and are not acknowledged."""
+        self._connection = connection
+        self._begun = False
+        self._unsent = bytearray()
+        self._trailers: bytes | None = None
+
+    def send(self, message: bytes) -> None:
+        """Sends one message. A stream that has ended ignores it."""
+        if self._trailers is not None:
+            return
+        head = b"" if self._begun else frame(HEADERS, END_HEADERS, self.id, _HEAD)
+        self._begun = True
+        size = len(message) + 5
+        data = b"\x00" + len(message).to_bytes(4) + message
+        if not self._unsent and size <= MOST_FRAME_BYTES and self._connection.spend(self, size):
+            self._connection.write(head + frame(DATA, 0, self.id, data))
+            return
+        if head:
+            self._connection.write(head)
+        self._unsent += data
+        self.flush()
+
+    def finish(self, code: int = OK, message: str = "") -> None:
+        """Ends the stream with a status, once all messages are sent."""
+        if self._trailers is not None:
+            return
+        status = _WELL if code == OK else _literal(b"grpc-status", b"%d" % code)
+        if message:
+            status += _literal(b"grpc-message", urllib.parse.quote(message, safe=" ,:;.'()")[:120].encode())
+        self._trailers = status if self._begun else _HEAD + status
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what the peer's windows allow."""
+        while self._unsent:
+            size = min(len(self._unsent), MOST_FRAME_BYTES, self.window, self._connection.window)
+            if size <= 0 or not self._connection.spend(self, size):
+                return
+            self._connection.write(frame(DATA, 0, self.id, bytes(self._unsent[:size])))
+            del self._unsent[:size]
+        if self._trailers is not None:
+            self._connection.write(frame(HEADERS, END_HEADERS | END_STREAM, self.id, self._trailers))
+            if not self.half_closed:
+                self._connection.write(frame(RST_STREAM, 0, self.id, NO_ERROR.to_bytes(4)))
+            self._connection.forget(self)
+
+
+class Server:
+    """The streams of all connections to one port. It is the protocol factory of a listening socket."""
+
+    def __init__(
+        self,
+        methods: Mapping[str, Callable[[Stream], Handler]],
+        *,
+        most_message_bytes: int,
+        most_streams: int,
+        most_connections: int,
+    ) -> None:
+        """`methods` has the handler's maker for each path, such as /package.Service/Method."""
+        self.methods = methods
+        self.most_message_bytes = most_message_bytes
+        self.most_streams = most_streams
+        self.most_connections = most_connections
+        self.connections: set[Connection] = set()
+
+    def __call__(self) -> "Connection":
+        return Connection(self)
+
+    def leave(self) -> None:
+        """Asks all peers to open no further stream."""
+        for connection in self.connections:
+            connection.leave()
+
+
+class Connection(asyncio.Protocol):
+    """One connection of the peer."""
+
+    def __init__(self, server: Server) -> None:
+        self.window = FIRST_WINDOW_BYTES
+        """Bytes that the peer takes on all streams together."""
+        self._server = server
+        self._streams: dict[int, Stream] = {}
+        self._transport: asyncio.Transport | None = None
+        self._data = b""
+        self._began = False
+        self._decoder = hpack.Decoder()
+        self._decoder.max_header_list_size = MOST_HEAD_BYTES
+        self._heads: dict[bytes, str] = {}
+        """The paths of heads that have left the table of the decoder as it is."""
+        self._head: tuple[int, int, bytearray] | None = None
+        """The stream, the flags and the beginning of a head in several frames."""
+        self._stream_window = FIRST_WINDOW_BYTES
+        self._unread = 0
+        self._last = 0
+        """The last stream of the peer."""
+
+    # The transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if len(self._server.connections) >= self._server.most_connections:
+            self._transport.abort()
+            return
+        self._server.connections.add(self)
+        known = transport.get_extra_info("socket")
+        if known is not None and known.family in (socket.AF_INET, socket.AF_INET6):
+            known.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            known.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S)
+            known.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
+            known.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
+        most = self._server.most_streams
+        settings = _SETTING.pack(MAX_CONCURRENT_STREAMS, most) + _SETTING.pack(INITIAL_WINDOW_SIZE, WINDOW_BYTES)
+        self.write(frame(SETTINGS, 0, 0, settings))
+        self.write(frame(WINDOW_UPDATE, 0, 0, (16 * WINDOW_BYTES - FIRST_WINDOW_BYTES).to_bytes(4)))
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        try:
+            self._read(self._data + data if self._data else data)
+        except ConnectionBroken as broken:
+            logger.warning("the connection of a proxy breaks the protocol: %s", broken)
+            self._go_away(broken.code)
+            self._transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._server.connections.discard(self)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            self._reset(stream)
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def leave(self) -> None:
+        """Asks the peer to open no further stream."""
+        self._go_away(NO_ERROR)
+
+    def close(self) -> None:
+        """Ends the connection once all is written."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # Streams.
+
+    def spend(self, stream: Stream, size: int) -> bool:
+        """Takes `size` bytes out of the peer's windows; False if they have less."""
+        if size > stream.window or size > self.window:
+            return False
+        stream.window -= size
+        self.window -= size
+        return True
+
+    def forget(self, stream: Stream) -> None:
+        """The stream is over."""
+        self._streams.pop(stream.id, None)
+
+    def _reset(self, stream: Stream) -> None:
+        if stream.handler is not None:
+            try:
+                stream.handler.on_reset()
+            except Exception:
+                logger.exception("a handler failed")
+
+    def _go_away(self, code: int) -> None:
+        self.write(frame(GOAWAY, 0, 0, self._last.to_bytes(4) + code.to_bytes(4)))
+
+    # Frames.
+
+    def _read(self, data: bytes) -> None:
+        at = 0
+        if not self._began:
+            if not data.startswith(PREFACE[: len(data)]):
+                raise ConnectionBroken(PROTOCOL_ERROR, "the first bytes are not those of HTTP/2")
+            if len(data) < len(PREFACE):
+                self._data = data
+                return
+            self._began, at = True, len(PREFACE)
+        end = len(data)
+        while end - at >= 9:
+            high, low, kind, flags, stream = _FRAME.unpack_from(data, at)
+            size = high << 16 | low
+            if size > MOST_FRAME_BYTES:
+                raise ConnectionBroken(FRAME_SIZE_ERROR, f"a frame has {size} bytes")
+            if end - at < 9 + size:
+                break
+            payload = data[at + 9 : at + 9 + size]
+            at += 9 + size
+            stream &= MOST_WINDOW_BYTES
+            if self._head is not None and (kind != CONTINUATION or stream != self._head[0]):
+                raise ConnectionBroken(PROTOCOL_ERROR, "a frame stands between the parts of a head")
+            if kind == DATA:
+                self._on_data(stream, flags, payload)
+            elif kind == HEADERS:
+                self._on_head_frame(stream, flags, payload)
+            elif kind in (RST_STREAM, WINDOW_UPDATE, SETTINGS, PING):
+                self._on_control(kind, stream, flags, payload)
+            elif kind == CONTINUATION:
+                self._on_continuation(flags, payload)
+            elif kind == PUSH_PROMISE:
+                raise ConnectionBroken(PROTOCOL_ERROR, "a client pushes nothing")
+        self._data = data[at:]
+
+    def _on_data(self, number: int, flags: int, payload: bytes) -> None:
+        size = len(payload)
+        self._unread += size
+        if self._unread >= 8 * WINDOW_BYTES:
+            self.write(frame(WINDOW_UPDATE, 0, 0, self._unread.to_bytes(4)))
+            self._unread = 0
+        stream = self._streams.get(number)
+        if stream is None:
+            if number > self._last:
+                raise ConnectionBroken(PROTOCOL_ERROR, "data of a stream that was not opened")
+            return  # it ended here while the data were on their way
+        stream.unread += size
+        if stream.unread >= WINDOW_BYTES // 2:
+            self.write(frame(WINDOW_UPDATE, 0, number, stream.unread.to_bytes(4)))
+            stream.unread = 0
+        self._deliver(stream, _unpadded(flags, payload), last=bool(flags & END_STREAM))
+
+    def _deliver(self, stream: Stream, payload: bytes, *, last: bool) -> None:
+        """Gives the handler the messages that are whole now."""
+        handler, partial = stream.handler, stream.partial
+        if handler is None:
+            return
+        try:
+            if (
+                not partial
+                and len(payload) >= 5
+                and int.from_bytes(payload[1:5]) == len(payload) - 5
+                and not payload[0]
+            ):
+                handler.on_message(payload[5:])
+            elif payload:
+                partial += payload
+                while len(partial) >= 5 and stream.id in self._streams:
+                    size = int.from_bytes(partial[1:5])
+                    if partial[0]:
+                        stream.finish(UNIMPLEMENTED, "compressed messages are not supported")
+                    elif size > self._server.most_message_bytes:
+                        stream.finish(
+                            RESOURCE_EXHAUSTED, f"a message has at most {self._server.most_message_bytes} bytes"
+                        )
+                    elif len(partial) < 5 + size:
+                        break
+                    else:
+                        message = bytes(partial[5 : 5 + size])
+                        del partial[: 5 + size]
+                        handler.on_message(message)
+            if last and stream.id in self._streams:
+                stream.half_closed = True
+                handler.on_half_close()
+        except Exception:
+            logger.exception("a handler failed")
+            stream.finish(INTERNAL, "the handler failed; the log of the server says why")
+            handler.on_reset()
+
+    def _on_head_frame(self, number: int, flags: int, payload: bytes) -> None:
+        block = _unpadded(flags, payload)
+        if flags & WITH_PRIORITY:
+            block = block[5:]
+        if flags & END_HEADERS:
+            self._on_head(number, flags, block)
+        else:
+            self._head = (number, flags, bytearray(block))
+
+    def _on_continuation(self, flags: int, payload: bytes) -> None:
+        if self._head is None:
+            raise ConnectionBroken(PROTOCOL_ERROR, "a continuation continues nothing")
+        number, first, block = self._head
+        block += payload
+        if len(block) > MOST_HEAD_BYTES:
+            raise ConnectionBroken(CALM, "a head is too large")
+        if flags & END_HEADERS:
+            self._head = None
+            self._on_head(number, first, bytes(block))
+
+    def _on_head(self, number: int, flags: int, block: bytes) -> None:
+        path = self._path(block)
+        stream = self._streams.get(number)
+        if stream is not None:  # trailers, of which gRPC's clients have none
+            if flags & END_STREAM:
+                self._deliver(stream, b"", last=True)
+            return
+        if number % 2 == 0 or number <= self._last:
+            raise ConnectionBroken(PROTOCOL_ERROR, f"stream {number} cannot be opened")
+        self._last = number
+        if len(self._streams) >= self._server.most_streams:
+            self.write(frame(RST_STREAM, 0, number, REFUSED_STREAM.to_bytes(4)))
+            return
+        stream = Stream(self, number, self._stream_window)
+        self._streams[number] = stream
+        method = self._server.methods.get(path)
+        if method is None:
+            stream.half_closed = bool(flags & END_STREAM)
+            stream.finish(UNIMPLEMENTED, f"there is no {path[:60]} here")
+            return
+        stream.handler = method(stream)
+        if flags & END_STREAM:
+            self._deliver(stream, b"", last=True)
+
+    def _path(self, block: bytes) -> str:
+        """The `:path` of a head. The heads of a proxy repeat, so one that leaves the table of the decoder as it is counts
+        for the next equal bytes too, until a head changes the table."""
+        known = self._heads.get(block)
+        if known is not None:
+            return known
+        entries = self._decoder.header_table.dynamic_entries
+        count, newest = len(entries), entries[0] if entries else None
+        try:
+            headers = dict(self._decoder.decode(block, raw=True))
+        except hpack.HPACKError as error:
+            raise ConnectionBroken(COMPRESSION_ERROR, f"a head cannot be read: {error}") from error
+        path = headers.get(b":path", b"").decode("latin-1")
+        if len(entries) != count or (entries and entries[0] is not newest) or len(self._heads) >= MOST_MEMORIZED_HEADS:
+            self._heads.clear()
+        else:
+            self._heads[block] = path
+        return path
+
+    def _on_control(self, kind: int, number: int, flags: int, payload: bytes) -> None:
+        if kind == SETTINGS:
+            if not flags & ACK:
+                self._on_settings(payload)
+            return
+        if len(payload) != (8 if kind == PING else 4):
+            raise ConnectionBroken(FRAME_SIZE_ERROR, "a frame has the wrong size")
+        if kind == PING:
+            if not flags & ACK:
+                self.write(frame(PING, ACK, 0, payload))
+        elif kind == RST_STREAM:
+            stream = self._streams.pop(number, None)
+            if stream is not None:
+                self._reset(stream)
+        else:
+            self._on_window_update(number, int.from_bytes(payload) & MOST_WINDOW_BYTES)
+
+    def _on_settings(self, payload: bytes) -> None:
+        if len(payload) % 6:
+            raise ConnectionBroken(FRAME_SIZE_ERROR, "settings have six bytes each")
+        for name, value in _SETTING.iter_unpack(payload):
+            if name == INITIAL_WINDOW_SIZE:
+                if value > MOST_WINDOW_BYTES:
+                    raise ConnectionBroken(FLOW_CONTROL_ERROR, "a window is too large")
+                for stream in self._streams.values():
+                    stream.window += value - self._stream_window
+                self._stream_window = value
+        self.write(frame(SETTINGS, ACK, 0))
+        self._flush()
+
+    def _on_window_update(self, number: int, more: int) -> None:
+        if number == 0:
+            self.window += more
+            if not more or self.window > MOST_WINDOW_BYTES:
+                raise ConnectionBroken(FLOW_CONTROL_ERROR, "a window is too large, or an update is zero")
+            self._flush()
+        elif (stream := self._streams.get(number)) is not None:
+            stream.window += more
+            stream.flush()
+
+    def _flush(self) -> None:
+        for stream in list(self._streams.values()):
+            stream.flush()
+
+
+def _unpadded(flags: int, payload: bytes) -> bytes:
+    if not flags & PADDED:
+        return payload
+    if not payload or payload[0] >= len(payload):
+        raise ConnectionBroken(PROTOCOL_ERROR, "a frame is nothing but padding")
+    return payload[1 : len(payload) - payload[0]]

@@ -1,0 +1,140 @@
+"""What becomes of a call whose bytes a proxy carries? The second part of its life, in place of `relay`.
+
+The proxy sends the call to the engine of its placement, and tells when the head of the engine's answer comes and when
+the answer ends. It never tells how many tokens came: predictions learn nothing from such a call, and its engine counts
+as busy with the whole answer until the end. The proxy, not the gateway, may send the call again.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from tidegate_gateway import gateway_settings
+from tidegate_gateway.lifecycle import admission, engine_directory, placement, settlement, watchdog
+from tidegate_gateway.openai import engine_body, error_table
+from tidegate_policy.admit import retries
+
+LONGEST_S = 86_400.0
+"""For the rest of an answer after its head: the proxy has the time limits of its bytes."""
+OWN_FAULT = 501
+"""An engine whose model does not have the endpoint answers so: the request is at fault."""
+
+
+class HandedOver:
+    """One call at a proxy, from `begin` to `leave`."""
+
+    def __init__(
+        self,
+        admitted: admission.AdmittedRequest,
+        placed: placement.Placement,
+        *,
+        directory: engine_directory.EngineDirectory,
+        settlement: settlement.Settlement,
+        timeouts: gateway_settings.Timeouts,
+        traceparent: str | None,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self.record = placed.record
+        self.endpoint = ""
+        """IP:port of the engine."""
+        self.body = b""
+        """The request for the engine."""
+        self.headers: dict[str, str] = {}
+        """Of the request for the engine."""
+        self._admitted = admitted
+        self._placement = placed
+        self._directory = directory
+        self._settlement = settlement
+        self._timeouts = timeouts
+        self._traceparent = traceparent
+        self._clock = clock
+        self._wall = wall
+        self._status: int | None = None
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._first_s = 0.0
+        self._settled = False
+
+    @property
+    def call_id(self) -> str:
+        return self._placement.call.id
+
+    @property
+    def answered(self) -> bool:
+        """The head of the answer is here."""
+        return self._status is not None
+
+    async def begin(self) -> None:
+        """Waits for an engine, and writes the request for it. Raises `GatewayError`."""
+        request = self._admitted.request
+        try:
+            send = await self._placement.next_engine()
+            self.endpoint = self._directory.endpoint(send.decision.engine)
+            self.body = engine_body.write(
+                self._clock(), self._wall(), request.body, send.call, send.decision.service_s, ask_for_usage=False
+            )
+        except error_table.GatewayError as error:
+            self.record.outcome = error.code
+            await self._settle(ok=False)
+            raise
+        self.headers["x-request-id"] = f"{send.call.id}-{send.attempt}"
+        if self._traceparent:
+            self.headers["traceparent"] = self._traceparent
+        self._first_s = watchdog.first_token_s(self._timeouts, send.decision)
+        if not request.stream:
+            self._first_s = max(self._first_s, self._timeouts.answer_s)
+
+    async def end(self) -> None:
+        """Waits until the proxy tells the end, and settles the call. Raises `GatewayError` if the answer does not begin in
+        time, the engine stops, or the call is withdrawn."""
+        try:
+            await self._placement.watchdog.within(self._first_s, self._wait(), "did not begin its answer")
+        except error_table.GatewayError as error:
+            if self._status is None:
+                self.record.outcome = self.record.failure = error.code
+                if isinstance(error, error_table.EngineTrouble):
+                    self._placement.report_engine(ok=False)
+                await self._settle(ok=False)
+            raise
+        if self._status is not None:
+            await self._ended(self._status)
+
+    async def rest(self) -> None:
+        """The proxy has told the end already."""
+
+    def on_head(self, status: int) -> None:
+        """The head of the engine's answer is here."""
+        self._status = status
+        self.record.first_token_at_s = self._clock()
+        self._placement.answered()
+        self._placement.watchdog.limit(LONGEST_S)
+
+    def on_end(self) -> None:
+        """The proxy is done with the call, with an answer or without one."""
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def leave(self) -> None:
+        """A call that has not been settled was cut."""
+        if not self._settled:
+            self._settlement.cut(self._admitted, self.record)
+
+    async def _wait(self) -> None:
+        await self._over
+
+    async def _ended(self, status: int) -> None:
+        ok = status == 200
+        self.record.finished_at_s = self._clock()
+        self._placement.finished(ok=ok)
+        if not ok:
+            failed = status >= 500 and status != OWN_FAULT
+            self.record.outcome = "engine_failed" if failed else "rejected"
+            failure = retries.Failure.BUSY if status in (429, 503) else retries.Failure.FAILED
+            if failed and retries.blames_engine(failure):
+                self._placement.report_engine(ok=False)
+        await self._settle(ok=ok)
+        if ok:
+            self.record.outcome = "ok"
+
+    async def _settle(self, *, ok: bool) -> None:
+        self._settled = True
+        await self._settlement.ended(self._admitted, self.record, ok=ok)
