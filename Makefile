@@ -13,8 +13,8 @@ COMPILE := $(BIN)/python tools/compiled_core/build --cache $(CACHE)/compiled
 SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles client examples tests tools tools/compiled_core/build tools/reference/generate tools/monitoring/generate tools/monitoring/picture proto/generate
 SUITE ?= text2sql
 FIGURES ?= faults.json
-# These tests share no server, so they run on all cores. They run the sources, the other tests the compiled core, and the
-# tests of the core both.
+# These tests share no server, so they run on all cores. They run the sources, as the engine does; the tests of the core run
+# the compiled core too, and the other tests the compiled core alone.
 PURE_TESTS := tests/contracts tests/policy tests/sim
 
 .PHONY: help client install compiled up test lint e2e bench bench-gateway bench-engine bench-real docs lock proto kubernetes clean faults page-image steering-demo dashboard-images
@@ -36,7 +36,8 @@ else
 	TIDEGATE_INTERPRETED=1 $(BIN)/python -m pytest -n auto --dist worksteal $(PURE_TESTS)
 	$(COMPILE)
 	$(BIN)/python -m pytest -n auto --dist worksteal tests/policy
-	$(BIN)/python -m pytest $(filter-out $(PURE_TESTS) %__pycache__,$(wildcard tests/*))
+	TIDEGATE_INTERPRETED=1 $(BIN)/python -m pytest tests/engine
+	$(BIN)/python -m pytest $(filter-out $(PURE_TESTS) tests/engine %__pycache__,$(wildcard tests/*))
 endif
 
 faults: install ## all fault tests, with floods, slow clients and a soak of SOAK_MINUTES=30: each figure beside its goal
@@ -67,7 +68,7 @@ bench-gateway: compiled ## CPU time of the gateway per request: ENVIRONMENTS='ol
 	$(BIN)/python benchmarks/dispatch_decision
 
 bench-engine: $(VENV)/.installed-all ## CPU time that our scheduler adds to vLLM's: BENCH_ENGINE='--running 256 --waiting 2000'
-	$(BIN)/python benchmarks/engine $(BENCH_ENGINE)
+	TIDEGATE_INTERPRETED=1 $(BIN)/python benchmarks/engine $(BENCH_ENGINE)
 
 bench-real: $(VENV)/.installed-all ## small cases of the suites in wall-clock time on a real vLLM engine: BENCH_REAL='--suites semantic'
 	$(BIN)/python benchmarks/real_engine $(BENCH_REAL)

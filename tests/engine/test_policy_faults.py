@@ -12,6 +12,7 @@ from vllm.v1.request import RequestStatus
 from tidegate_engine.scheduler import TidegateAsyncScheduler, TidegateScheduler
 from tidegate_policy import policies
 from tidegate_policy.engine.regulators import Regulator
+from tidegate_policy.engine.step import StepPlan
 
 pytestmark = pytest.mark.vllm
 
@@ -172,6 +173,20 @@ def test_while_a_key_is_missing_calls_start_in_the_order_of_their_arrival(faulty
     assert driven.scheduler.state().waiting_ids == ("e", "c", "a")
 
 
+LIMITS = {"max_running": 4, "max_step_tokens": 64}
+PLANS = (
+    7,
+    StepPlan(**LIMITS | {"max_running": None}),
+    StepPlan(**LIMITS | {"max_step_tokens": 100.5}),
+    StepPlan(**LIMITS | {"max_step_tokens": float("nan")}),
+    StepPlan(**LIMITS, max_starts=True),
+    StepPlan(**LIMITS, preempt=None),
+    StepPlan(**LIMITS, preempt=(None,)),
+    StepPlan(**LIMITS, paused=["a"]),
+)
+"""Answers of a regulator that are no plan."""
+
+
 class FaultyRegulator(Regulator):
     """Raises in the method that is named, or plans nonsense."""
 
@@ -192,7 +207,12 @@ class FaultyRegulator(Regulator):
 
 @pytest.mark.parametrize("scheduler", [TidegateScheduler, TidegateAsyncScheduler])
 @pytest.mark.parametrize(
-    "regulator", [FaultyRegulator("shape"), FaultyRegulator("observe"), FaultyRegulator("answer", 7)]
+    "regulator",
+    [
+        FaultyRegulator("shape"),
+        FaultyRegulator("observe"),
+        *[FaultyRegulator("answer", answer) for answer in PLANS],
+    ],
 )
 def test_a_regulator_that_raises_changes_no_plan_and_is_reported_once(regulator, scheduler, caplog):
     driven = Driven(TIGHT, regulators=[regulator], scheduler=scheduler)

@@ -205,6 +205,29 @@ def lifted() -> small_engine.SmallEngine:
     return served
 
 
+def test_a_lift_holds_for_the_calls_that_are_here_not_for_those_that_were_announced() -> None:
+    served = engine(patience_s=0.01)
+    send(served, "large", 1, group_size=10_000, output=100)
+    served.now = 101.0
+    send(served, "small", 3)
+    assert order(served)[0] == "large"
+    send(served, "large", 4, output=100)
+    served.queue.pop(served.now)
+    assert order(served)[0] == "small"
+
+
+def test_calls_that_ended_are_no_patience_of_their_group() -> None:
+    """Of 100 calls 99 are gone: the last one waits for a second, not for a hundred."""
+    served = engine(patience_s=1.0)
+    send(served, "large", 100, output=100)
+    for item in list(served.queue)[1:]:
+        served.queue.remove(item.call.id)
+        served.policy.on_end(served.now, item.call.id)
+    served.now = 2.0
+    send(served, "small", 3)
+    assert order(served)[0] == "large"
+
+
 def test_the_listed_order_of_a_lifted_group_ends_with_its_lift() -> None:
     served = lifted()
     listed = [item.call.id for item in served.queue]

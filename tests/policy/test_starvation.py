@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate_policy import policies
-from tidegate_policy.model import PATIENCE_S, Call
+from tidegate_policy.model import PATIENCE_S, Call, CallId
 from tidegate_policy.policies import two_lane
 
 COVERED: set[str] = set()
@@ -354,3 +354,17 @@ def test_a_call_of_semantic_that_started_on_the_share_of_its_level_is_no_first_v
     assert calm
     victim = max(engine.running.values(), key=lambda each: engine.policy.rank(each.item))
     assert victim.item.call.urgency == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02])
+def test_a_call_of_semantic_that_starts_beside_a_blocked_urgent_call_keeps_its_level(share: float) -> None:
+    """It starts because the urgent call cannot, not on the guaranteed share of its level, so it yields first later."""
+    engine = engine_of("semantic", level_share=share)
+    engine.arrive(small_engine.call("blocked", urgency=0, output_predicted=5))
+    engine.arrive(small_engine.call("calm", urgency=4, output_predicted=5))
+    assert engine.queue.pass_over().call.id == "blocked"
+    calm = engine.queue.pop(engine.now)
+    assert calm.call.id == "calm"
+    urgent = engine.queue.get(CallId("blocked"))
+    assert urgent is not None
+    assert engine.policy.rank(calm) > engine.policy.rank(urgent)

@@ -48,13 +48,25 @@ class Failures:
 def shaped(regulator: Regulator, engine: EngineSnapshot, plan: StepPlan, failures: Failures) -> StepPlan:
     """The regulator's plan, or `plan` if the regulator raises."""
     try:
-        changed = regulator.shape(engine, plan)
-        if not isinstance(changed, StepPlan):
-            raise BadAnswer(f"a regulator must return a plan, not {changed!r}")
-        return changed
+        return _usable_plan(regulator.shape(engine, plan))
     except Exception as error:
         failures.add(f"{type(regulator).__name__}.shape", error)
         return plan
+
+
+def _usable_plan(plan: object) -> StepPlan:
+    """The plan, if its fields have the types that a step needs. The limits of a plan are `bounds.safe`'s affair."""
+    if not isinstance(plan, StepPlan):
+        raise BadAnswer(f"a regulator must return a plan, not {plan!r}")
+    for number in (plan.max_running, plan.max_step_tokens, 0 if plan.max_starts is None else plan.max_starts):
+        if type(number) is not int:
+            raise BadAnswer(f"the bounds of a plan must be integers, not {number!r}")
+    if type(plan.preempt) is not tuple or type(plan.paused) is not frozenset:
+        raise BadAnswer("a plan preempts a tuple of calls, and pauses a frozenset of calls")
+    for call_id in chain(plan.preempt, plan.paused):
+        if not isinstance(call_id, str):
+            raise BadAnswer(f"a call in a plan must be an id, not {call_id!r}")
+    return plan
 
 
 def observed(regulator: Regulator, facts: StepFacts, failures: Failures) -> None:

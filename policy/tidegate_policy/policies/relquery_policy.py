@@ -10,9 +10,9 @@ in which the least remaining work goes first.
 - The uncached share is measured on a sample of the waiting calls of the group (eq 11).
 - A group that has waited `patience_s` for each of its calls goes before all groups that have not (eq 13), except groups of
   urgency 0, which go before all others: the paper's zero priority must not outrank them. The lift holds for as many starts
-  as the group has calls then, because a group to which calls keep coming would otherwise take every start.
-- The client's `group_size` counts only in eq 13, at least as the calls that were seen and at most as `MAX_DECLARED`. A
-  group is complete when none of its calls is left.
+  as the group has calls here then, because a group to which calls keep coming would otherwise take every start.
+- The client's `group_size` counts only as patience in eq 13, at most as `MAX_DECLARED`, without the calls that have ended.
+  A group is complete when none of its calls is left.
 """
 
 import heapq
@@ -85,8 +85,14 @@ class _Group:
     """The sample is younger than the last start."""
 
     @property
+    def present(self) -> int:
+        return len(self.waiting) + len(self.running)
+
+    @property
     def size(self) -> int:
-        return max(self.seen, min(self.declared, MAX_DECLARED))
+        """The calls that are here, and those that the client announced and that have not come."""
+        ended = self.seen - self.present
+        return max(self.present, min(self.declared, MAX_DECLARED) - ended)
 
     @property
     def place(self) -> Place:
@@ -268,6 +274,8 @@ class RelQuery(StaticPolicy):
             group.running.pop(call_id, None)
             if group.waiting or group.running:
                 self._changed[group.name] = None
+                if group.waiting and group.lane not in self.lifts:
+                    self._group_patience.watch(group.name, self._group_ends_at_s(group))
             else:
                 del self._groups[group.name], self.places[group.lane]
                 self.lifts.pop(group.lane, None)
@@ -357,7 +365,7 @@ class RelQuery(StaticPolicy):
             elif not group.waiting:
                 self._group_patience.watch(name, now + self._patience_s)
             else:
-                self.lifts[group.lane] = group.size
+                self.lifts[group.lane] = group.present
 
     def _lift(self, now: float) -> Changed:
         if now >= self._group_patience.first_at_s:

@@ -71,7 +71,8 @@ class Semantic(StaticPolicy):
         self._guaranteed: set[CallId] = set()
         """Calls that are served on the guaranteed share of their level."""
         self._patience = overdue.Overdue()
-        self.turns = LevelTurns(self, self.parameters["level_share"])
+        self._turns = LevelTurns(self, self.parameters["level_share"])
+        self.turns = self._turns
 
     def price(self, level: int) -> float:
         """Predicted seconds that a start at this level stands for."""
@@ -129,7 +130,7 @@ class Semantic(StaticPolicy):
         if level is not None:
             self._started.add(call_id)
             self._leave(call_id)
-            if any(other < level for other in self._levels):
+            if self._turns.is_earned:
                 self._guaranteed.add(call_id)
         return self._lift(now)
 
@@ -189,6 +190,8 @@ class LevelTurns:
         self._share = share
         self._earned_s = {} if earned_s is None else earned_s
         """Seconds of work that each level has earned while it waited."""
+        self.is_earned = False
+        """Whether the last start used the guaranteed share of its level."""
 
     def next_lane(self, lanes: AbstractSet[int]) -> int:
         first = min(lanes)
@@ -207,6 +210,7 @@ class LevelTurns:
             level: earned_s for level, earned_s in self._earned_s.items() if level in lanes or self._policy.waits(level)
         }
         first, price_s = min(lanes), self._policy.price(lane)
+        self.is_earned = lane != first and 0.0 < price_s <= self._earned_s.get(lane, 0.0)
         for level in lanes:
             if level != first:
                 self._earned_s[level] = self._earned_s.get(level, 0.0) + self._share * price_s
