@@ -1,6 +1,6 @@
 """Checks that the installed vLLM has every attribute that Tidegate's scheduler uses.
 
-vLLM declares its scheduler interface non-public. This module names every attribute of vLLM that the package uses. When a
+vLLM declares its scheduler interface non-public. This module names every attribute of vLLM that the scheduler uses. When a
 release moves one of them, the contract test fails first, and an engine rejects Tidegate's scheduler with a sentence at
 start instead of failing in the middle of a step. `plugin` calls `problem` once, before it builds the scheduler.
 """
@@ -63,6 +63,8 @@ TOUCHED = (
             "need_mamba_block_aligned_split",
             "prev_step_scheduled_req_ids",
             "scheduler_config",
+            "kv_cache_manager",
+            "current_step",
         ),
     ),
     Touched(module="vllm.v1.core.sched.async_scheduler", name="AsyncScheduler"),
@@ -73,7 +75,8 @@ TOUCHED = (
         members=("get_scheduler_cls",),
         fields=("async_scheduling", "enable_chunked_prefill", "policy", "scheduler_cls"),
     ),
-    Touched(module="vllm.config", name="VllmConfig", fields=("scheduler_config",)),
+    Touched(module="vllm.config", name="VllmConfig", fields=("scheduler_config", "parallel_config")),
+    Touched(module="vllm.config", name="ParallelConfig", fields=("data_parallel_rank_local",)),
     Touched(module="vllm.sampling_params", name="SamplingParams", fields=("extra_args",)),
     Touched(
         module="vllm.v1.core.sched.request_queue",
@@ -95,12 +98,36 @@ TOUCHED = (
     Touched(
         module="vllm.v1.core.sched.output",
         name="SchedulerOutput",
-        fields=("num_scheduled_tokens", "total_num_scheduled_tokens", "preempted_req_ids"),
+        fields=(
+            "num_scheduled_tokens",
+            "total_num_scheduled_tokens",
+            "preempted_req_ids",
+            "scheduled_new_reqs",
+            "scheduled_cached_reqs",
+            "scheduled_spec_decode_tokens",
+        ),
     ),
+    Touched(module="vllm.v1.core.sched.output", name="NewRequestData", fields=("req_id",)),
+    Touched(module="vllm.v1.core.sched.output", name="CachedRequestData", fields=("resumed_req_ids",)),
+    Touched(
+        module="vllm.v1.core.kv_cache_manager",
+        name="KVCacheManager",
+        members=("allocate_slots", "get_blocks", "prefix_cache_lookup_enabled"),
+        fields=("block_pool", "coordinator"),
+    ),
+    Touched(module="vllm.v1.core.kv_cache_manager", name="KVCacheBlocks", fields=("blocks",)),
+    Touched(module="vllm.v1.core.kv_cache_coordinator", name="KVCacheCoordinator", members=("find_longest_cache_hit",)),
+    Touched(
+        module="vllm.v1.core.block_pool",
+        name="BlockPool",
+        members=("touch", "free_blocks", "get_num_free_blocks"),
+        fields=("num_gpu_blocks",),
+    ),
+    Touched(module="vllm.v1.core.kv_cache_utils", name="KVCacheBlock", members=("block_hash",), fields=("is_null",)),
     Touched(
         module="vllm.v1.request",
         name="Request",
-        members=("is_finished", "num_output_tokens"),
+        members=("is_finished", "num_output_tokens", "num_tokens"),
         fields=(
             "request_id",
             "arrival_time",
@@ -110,6 +137,8 @@ TOUCHED = (
             "max_tokens",
             "num_prompt_tokens",
             "num_computed_tokens",
+            "block_hashes",
+            "next_decode_eligible_step",
         ),
     ),
     Touched(
@@ -120,6 +149,7 @@ TOUCHED = (
     Touched(module="vllm.v1.request", name="StreamingUpdate"),
     Touched(module="vllm.v1.kv_cache_interface", name="KVCacheConfig", fields=("num_blocks", "kv_cache_tensors")),
     Touched(module="vllm.v1.kv_cache_interface", name="KVCacheTensor", fields=("size",)),
+    Touched(module="vllm.distributed.kv_transfer.kv_connector.v1", name="KVConnectorRole", members=("SCHEDULER",)),
     Touched(module="vllm.v1.engine", name="EngineCoreOutputs", fields=("outputs",)),
     Touched(module="vllm.v1.engine", name="EngineCoreOutput", fields=("request_id", "new_token_ids")),
 )

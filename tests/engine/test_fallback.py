@@ -1,11 +1,18 @@
 """When vLLM has moved something, the engine serves with vLLM's own scheduler and says so."""
 
+import ast
+import importlib
+import pathlib
+
 import pytest
 
 pytest.importorskip("vllm", reason="needs the vLLM CPU build")
 
 import grpc
 
+import tidegate_control
+import tidegate_engine
+import tidegate_policy
 from tidegate_engine import compat, plugin
 from tidegate_engine.vllm_server import OURS
 
@@ -15,6 +22,40 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 def test_the_installed_vllm_has_everything_that_we_touch():
     assert compat.missing() == []
     assert compat.problem() is None
+
+
+def test_every_attribute_of_vllm_that_the_package_uses_is_named():
+    """Attributes that some class of vLLM has and none of ours defines. A name that both have cannot be told apart."""
+    theirs = set()
+    for touched in compat.TOUCHED:
+        owner = getattr(importlib.import_module(touched.module), touched.name)
+        theirs |= {name for name in dir(owner) if not name.startswith("__")} | compat._fields(owner)
+    used, ours = set(), set()
+    for package in (tidegate_engine, tidegate_policy, tidegate_control):
+        for path in pathlib.Path(package.__file__).parent.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
+                    ours.add(node.attr)
+                elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    ours.add(node.name)
+                elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                    ours.add(node.target.id)
+                elif isinstance(node, ast.Attribute) and package is tidegate_engine:
+                    used.add(node.attr)
+    named = {name for touched in compat.TOUCHED for name in (*touched.members, *touched.fields)}
+    assert "next_decode_eligible_step" in used & theirs, "the test reads the package"
+    assert (used & theirs) - ours - named - PYTHON == set()
+
+
+PYTHON = {
+    *("__name__", "append", "clear", "copy", "discard", "extend", "fromkeys", "get", "items", "keys", "pop", "popleft"),
+    *("remove", "set", "update", "values", "warning"),
+}
+"""Methods of Python's own types."""
+
+
+def is_self(value):
+    return isinstance(value, ast.Name) and value.id == "self"
 
 
 @pytest.mark.parametrize("version", ["0.30.9", "0.33.0", "1.0.0+cpu", "dev"])
