@@ -92,9 +92,8 @@ class PlanExecution:
 
     def begin_step(self) -> None:
         """Takes the core's plan and prepares vLLM's scheduler for it. Call it before `schedule`."""
-        now = self._clock()
-        self._free(self._core.take_released(now))
-        self._carry_out(self._core.take_plan(now))
+        self.release_overdue()
+        self._carry_out(self._core.take_plan(self._clock()))
         # vLLM allocates for each running request in each step, so the call goes through here only if it can matter.
         self._manager.allocate_slots = self._allocate if self._held else self._allocate_slots
         self._stepping = True
@@ -129,6 +128,10 @@ class PlanExecution:
         if blocks and self._core.hold(self._clock(), call_id, context_tokens=len(blocks) * self._scheduler.block_size):
             self._pool.touch(blocks)
             self._held[call_id] = blocks
+
+    def release_overdue(self) -> None:
+        """Frees the held contexts whose time is over. An idle engine makes no steps, so reports free them too."""
+        self._free(self._core.take_released(self._clock()))
 
     def release_all(self) -> None:
         """Frees all held contexts."""

@@ -239,6 +239,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
 
     def state(self, *, max_waiting_ids: int = engine_status.SHOWN_WAITING) -> engine_status.State:
         with self._lock:
+            self._execution.release_overdue()
             counts = self._core.counts(self._clock(), kv_usage=self.get_kv_cache_usage())
             waiting_ids = self._core.waiting_later(max_waiting_ids)
         return replace(counts, waiting_ids=waiting_ids())
@@ -252,6 +253,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
 
     def cut(self, watch: window.Recorder) -> engine_status.WatchReport:
         with self._lock:
+            self._execution.release_overdue()
             return self._core.cut(self._clock(), watch)
 
     def unwatch(self, watch: window.Recorder) -> None:

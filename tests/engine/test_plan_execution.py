@@ -182,6 +182,20 @@ def test_a_hold_ends_with_its_time():
     assert used_blocks(driven) == 0
 
 
+def test_a_hold_of_an_idle_engine_ends_with_its_time_at_the_next_report():
+    driven = Driven(SMALL, hold=HOLD)
+    finish_turn(driven, "first")
+    fill(driven, "busy")
+    finish_turn(driven, "second")
+    watch = driven.scheduler.watch()
+    for report in (driven.scheduler.state, watch.cut):
+        report()
+    assert used_blocks(driven) == 20
+    driven.clock.now_s += 1000.0
+    watch.cut()
+    assert used_blocks(driven) == 0
+
+
 def test_a_reset_of_the_cache_frees_what_is_held():
     driven = Driven(SMALL, hold=HOLD)
     finish_turn(driven, "first")
