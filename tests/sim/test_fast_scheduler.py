@@ -205,6 +205,7 @@ class Real:
             "free": self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             "usage": self.scheduler.get_kv_cache_usage(),
             "waiting": len(self.scheduler.waiting),
+            "own": own_kv_tokens(vllm_probe.VllmProbe(self.scheduler), self.scheduler.requests),
         }
 
 
