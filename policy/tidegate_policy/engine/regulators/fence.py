@@ -99,8 +99,8 @@ class Fence:
 
     def _output(self, engine: EngineSnapshot, preempt: tuple[CallId, ...]) -> int:
         """Output tokens that the running calls without `preempt` may still add: `max(_upper - output_tokens, output_left)`
-        of each. A call within its prediction has the rest of the greater of bound and prediction left, any other at least one
-        token."""
+        of each. A call within its prediction has the rest of the greater of bound and prediction left, any other at least
+        one token."""
         tokens = 0
         for known in engine.running:
             call = known.call
