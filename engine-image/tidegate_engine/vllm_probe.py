@@ -32,7 +32,7 @@ class VllmProbe:
         most = -(-enough // size)
         groups = self._scheduler.kv_cache_manager.get_blocks(call_id).blocks
         own = (itertools.takewhile(_one_holder, itertools.islice(reversed(group), most)) for group in groups)
-        return min(sum(1 for _ in itertools.chain.from_iterable(own)), most) * int(size)
+        return int(min(sum(1 for _ in itertools.chain.from_iterable(own)), most) * size)
 
     def free_kv_tokens(self) -> int:
         pool = self._scheduler.kv_cache_manager.block_pool
@@ -84,9 +84,9 @@ class VllmProbe:
 
 
 def _one_holder(block: Any) -> bool:
-    return block.ref_cnt == 1 and not block.is_null
+    return bool(block.ref_cnt == 1 and not block.is_null)
 
 
 def _lora(request: Request) -> int:
     """The number of the request's LoRA adapter; 0 = none."""
-    return request.lora_request.lora_int_id if request.lora_request else 0
+    return int(request.lora_request.lora_int_id) if request.lora_request else 0
