@@ -51,8 +51,7 @@ def worthwhile(engine: EngineSnapshot, head: QueuedRequest, places: int) -> tupl
     taken: list[CallId] = []
     freed = 0
     again_s = 0.0
-    shortest_s = math.inf
-    """The least work that is left of a taken call of the level of `head`."""
+    shortest_s = math.inf  # the least work that is left of a taken call of the level of `head`
     for victim in islice(engine.victims(), MOST_VICTIMS):
         left = engine.left(victim)
         if victim.protected or engine.rank(head) >= engine.rank(left) or head.call.urgency > victim.call.urgency:
