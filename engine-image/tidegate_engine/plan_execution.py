@@ -9,7 +9,7 @@
   preempts the greatest. After the step each request has its own number again, which other parts of vLLM and its connectors
   read.
 
-The scheduler mixin calls this module under its lock. This module also answers the core's questions (`EngineProbe`).
+The scheduler mixin calls this module under its lock. `vllm_probe` answers the core's questions.
 """
 
 import time
@@ -42,28 +42,6 @@ def limits(scheduler: Any) -> EngineLimits:
         start_tokens=start,
         kv_tokens=max(scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1, 1) * scheduler.block_size,
     )
-
-
-class VllmProbe:
-    """The answers of vLLM's scheduler to the questions of the core."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-
-    def kv_tokens(self, call_id: CallId) -> int:
-        return int(self._scheduler.requests[call_id].num_computed_tokens)
-
-    def free_kv_tokens(self) -> int:
-        pool = self._scheduler.kv_cache_manager.block_pool
-        return int(pool.get_num_free_blocks() * self._scheduler.block_size)
-
-    def cached_tokens(self, call_id: CallId) -> int:
-        """Leading tokens of a request that the prefix cache holds. The look-up changes no state."""
-        manager, request = self._scheduler.kv_cache_manager, self._scheduler.requests.get(call_id)
-        if request is None or not manager.prefix_cache_lookup_enabled(request):
-            return 0
-        found = manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
-        return int(found[1])
 
 
 class PlanExecution:

@@ -28,7 +28,7 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
-from tidegate_engine import meters, plan_execution, request_queue, vllm_labels
+from tidegate_engine import meters, plan_execution, request_queue, vllm_labels, vllm_probe
 from tidegate_policy import policies, window
 from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import engine_core, engine_status, session_hold
@@ -96,7 +96,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
             regulators=regulators,
             hold=hold,
             queues=2,
-            probe=plan_execution.VllmProbe(self),
+            probe=vllm_probe.VllmProbe(self),
             report=_report,
             served=meter.served,
         )

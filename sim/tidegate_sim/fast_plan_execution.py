@@ -1,10 +1,12 @@
 """Carries out the plans of the engine core in the fast scheduler: a model of `tidegate_engine.plan_execution`."""
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 
 from tidegate_policy.engine.engine_core import EngineCore
 from tidegate_policy.engine.step import EngineLimits, StepPlan
 from tidegate_policy.model import CallId
+from tidegate_policy.policies import QueuedRequest
 from tidegate_sim import fast_kv_cache, fast_scheduler
 from tidegate_sim.engine_limits import BLOCK_TOKENS
 
@@ -27,12 +29,22 @@ class FastProbe:
     def kv_tokens(self, call_id: CallId) -> int:
         return self._scheduler.requests[call_id].computed
 
+    def own_kv_tokens(self, call_id: CallId, *, enough: int) -> int:
+        request = self._scheduler.requests[call_id]
+        own = itertools.takewhile(lambda block: block.holders == 1, reversed(request.hashed))
+        blocks = request.held - len(request.hashed) + sum(1 for _ in own)
+        return min(blocks, -(-enough // BLOCK_TOKENS)) * BLOCK_TOKENS
+
     def free_kv_tokens(self) -> int:
         return self._scheduler.kv.free_blocks * BLOCK_TOKENS
 
     def cached_tokens(self, call_id: CallId) -> int:
         request = self._scheduler.requests.get(call_id)
         return 0 if request is None else len(self._scheduler.hits(request)) * BLOCK_TOKENS
+
+    def startable(self, waiting: Iterable[QueuedRequest]) -> Iterator[QueuedRequest]:
+        """All of them: the fast scheduler has no grammars, LoRA adapters, KV connectors and streaming input."""
+        return iter(waiting)
 
 
 class FastPlanExecution:

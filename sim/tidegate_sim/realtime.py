@@ -8,7 +8,7 @@ use `virtual_engine`, which runs vLLM's scheduler in virtual time.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tidegate_policy import policies
@@ -83,12 +83,19 @@ class RealtimeEngine:
     def kv_tokens(self, call_id: CallId) -> int:
         return self._sequences[call_id].context
 
+    def own_kv_tokens(self, call_id: CallId, *, enough: int) -> int:
+        return self._sequences[call_id].context
+
     def free_kv_tokens(self) -> int:
         return max(self.cost.kv_tokens - sum(sequence.context for sequence in self._running), 0)
 
     def cached_tokens(self, call_id: CallId) -> int:
         """A simulated engine has no prefix cache."""
         return 0
+
+    def startable(self, waiting: Iterable[policies.QueuedRequest]) -> Iterator[policies.QueuedRequest]:
+        """All of them: a simulated engine compiles no grammar."""
+        return iter(waiting)
 
     @property
     def waiting(self) -> int:

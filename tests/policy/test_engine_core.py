@@ -1,5 +1,6 @@
 """The engine core: counts, plans, switches and bounds, without vLLM and without a clock."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from tidegate_policy.engine import bounds, engine_core, regulators, snapshot
 from tidegate_policy.engine.engine_status import Controls
 from tidegate_policy.engine.step import EngineLimits, StepFacts, StepPlan
 from tidegate_policy.model import Call, CallId
-from tidegate_policy.policies import Computed
+from tidegate_policy.policies import Computed, QueuedRequest
 
 COST = CostModel(step_s=0.02, prefill_s=1e-3)
 LIMITS = EngineLimits(max_running=4, max_step_tokens=100)
@@ -184,11 +185,17 @@ class Probe:
     def kv_tokens(self, call_id: CallId) -> int:
         return self.running[call_id]
 
+    def own_kv_tokens(self, call_id: CallId, *, enough: int) -> int:
+        return self.running[call_id]
+
     def free_kv_tokens(self) -> int:
         return self.free
 
     def cached_tokens(self, call_id: CallId) -> int:
         return self.cached
+
+    def startable(self, waiting: Iterable[QueuedRequest]) -> Iterator[QueuedRequest]:
+        return iter(waiting)
 
 
 def test_a_regulator_sees_the_facts_of_a_step_and_shapes_the_next_plan() -> None:

@@ -1,64 +1,17 @@
 """The regulators: each decision in the situation that it is made for, and where it leaves the plan alone."""
 
 import random
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from regulated_engine import COST, FULL, LIMITS, World, shaped
 
-from tidegate_policy.cost import CostModel
-from tidegate_policy.engine import bounds, engine_core, regulators, snapshot
+from tidegate_policy.engine import bounds, regulators, snapshot
 from tidegate_policy.engine.regulators import arranger, load_band
-from tidegate_policy.engine.step import EndedCall, EngineLimits, StepFacts, StepPlan
+from tidegate_policy.engine.step import EndedCall, StepFacts, StepPlan
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Computed
 from tidegate_policy.predict.conformal_bound import ConformalBound
-
-COST = CostModel(step_s=0.02, prefill_s=1e-4, decode_s=1e-4, context_s=0.0, max_step_tokens=1000)
-LIMITS = EngineLimits(max_running=8, max_step_tokens=1000, kv_tokens=10_000)
-FULL = StepPlan(max_running=8, max_step_tokens=1000)
-
-
-class World:
-    """An engine core whose calls run or wait as a test says."""
-
-    def __init__(self, policy: str = "sjf", cost: CostModel = COST, limits: EngineLimits = LIMITS) -> None:
-        self.kv: dict[CallId, int] = {}
-        self.free = limits.kv_tokens
-        self.core = engine_core.EngineCore(0.0, cost=cost, limits=limits, policy=policy, probe=self)
-
-    def kv_tokens(self, call_id: CallId) -> int:
-        return self.kv[call_id]
-
-    def free_kv_tokens(self) -> int:
-        return self.free
-
-    def cached_tokens(self, call_id: CallId) -> int:
-        return 0
-
-    def waits(self, name: str, prompt: int = 100, output: int = 10, **more: object) -> None:
-        self.core.queues[0].push(self.core.on_arrival(0.0, _call(name, prompt, output, more)))
-
-    def runs(self, name: str, prompt: int = 100, output: int = 10, done: int = 0, **more: object) -> None:
-        """A call that decodes after `done` output tokens; with `done` 0 half of its prompt is computed."""
-        self.core.queues[0].push(self.core.on_arrival(0.0, _call(name, prompt, output, more)))
-        self.core.queues[0].start(0.0, CallId(name))
-        self.kv[CallId(name)] = prompt + done - 1 if done else prompt // 2
-        if done:
-            computed = {CallId(name): Computed(prompt, done)}
-            self.core.on_step(0.0, step_s=0.02, computed=computed, ended={})
-        self.free -= self.kv[CallId(name)]
-
-    def engine(self, now: float = 1.0) -> snapshot.EngineSnapshot:
-        return self.core.snapshot(now)
-
-
-def _call(name: str, prompt: int, output: int, more: Mapping[str, object]) -> Call:
-    return Call(id=CallId(name), arrived_at_s=0.0, prompt_tokens=prompt, output_predicted=output, **more)  # type: ignore[arg-type]
-
-
-def shaped(name: str, engine: snapshot.EngineSnapshot, plan: StepPlan = FULL) -> StepPlan:
-    return regulators.create([name])[0].shape(engine, plan)
 
 
 @pytest.mark.parametrize("name", sorted(regulators.REGULATORS))
@@ -92,6 +45,14 @@ def test_in_a_transition_the_arranger_weighs_the_prefill_against_the_shared_deco
     world.runs("ending", output=5, done=1)
     world.waits("next", prompt=prompt, output=400)
     assert shaped("arranger", world.engine()).max_starts == starts
+
+
+def test_the_arranger_compares_with_the_first_call_that_can_start() -> None:
+    world = World()
+    world.runs("ending", output=5, done=1)
+    world.waits_blocked("grammar", output=1)
+    world.waits("next", prompt=2000, output=400)
+    assert shaped("arranger", world.engine()).max_starts == 0
 
 
 def test_the_added_latency_is_that_of_the_paper() -> None:
@@ -152,92 +113,6 @@ def test_the_chunk_grows_with_the_slack_of_the_decodes() -> None:
     ahead = shaped("slack-chunks", world.engine(now=0.18)).max_step_tokens
     assert COST.step_seconds(uncached=behind - 1, decodes=1, context=0) <= 0.05 + 1e-9
     assert ahead > behind
-
-
-# slot preemption
-
-
-def test_an_urgent_call_takes_the_place_of_the_call_that_ranks_last() -> None:
-    world = World("priority", limits=replace(LIMITS, max_running=2))
-    world.runs("low", done=3, urgency=4)
-    world.runs("high", done=3, urgency=0)
-    world.waits("urgent", urgency=0)
-    plan = shaped("slot-preemption", world.engine(), replace(FULL, max_running=2))
-    assert plan.preempt == ("low",)
-
-
-def test_an_urgent_call_takes_the_memory_of_as_many_calls_as_it_needs() -> None:
-    world = World("priority")
-    world.runs("low0", prompt=4000, done=3, urgency=4)
-    world.runs("low1", prompt=4000, done=3, urgency=4)
-    world.waits("urgent", prompt=5000, urgency=0)
-    assert (
-        set(shaped("slot-preemption", world.engine()).preempt) == {"low0"}
-        or len(shaped("slot-preemption", world.engine()).preempt) == 1
-    )
-    world.free = 0
-    assert len(shaped("slot-preemption", world.engine()).preempt) == 2
-
-
-def test_a_shorter_call_preempts_only_if_it_pays_for_the_recomputation() -> None:
-    places = replace(LIMITS, max_running=1)
-    world = World("sjf", limits=places, cost=replace(COST, prefill_s=0.01))
-    world.runs("long", prompt=900, output=300, done=3)
-    world.waits("short", prompt=10, output=10)
-    plan = replace(FULL, max_running=1)
-    assert shaped("slot-preemption", world.engine(), plan).preempt == ()
-    cheap = World("sjf", limits=places)
-    cheap.runs("long", prompt=900, output=300, done=3)
-    cheap.waits("short", prompt=10, output=10)
-    assert shaped("slot-preemption", cheap.engine(), plan).preempt == ("long",)
-
-
-def test_a_call_without_progress_since_its_preemption_keeps_its_place() -> None:
-    world = World("priority", limits=replace(LIMITS, max_running=1))
-    world.runs("low", done=3, urgency=4)
-    world.core.on_preemption(0.5, CallId("low"), output_tokens=3)
-    world.waits("urgent", urgency=0)
-    assert shaped("slot-preemption", world.engine(), replace(FULL, max_running=1)).preempt == ()
-
-
-# fence and memory limit
-
-
-def test_the_fence_starts_as_many_calls_as_fit_with_their_whole_output() -> None:
-    world = World("fcfs", limits=replace(LIMITS, kv_tokens=1000))
-    world.runs("running", prompt=300, output=100, done=1)
-    for name in "abc":
-        world.waits(name, prompt=100, output=150)
-    assert shaped("fence", world.engine()).max_starts == 2
-
-
-def test_the_fence_learns_how_far_outputs_exceed_their_prediction() -> None:
-    world = World("fcfs", limits=replace(LIMITS, kv_tokens=1000))
-    world.waits("a", prompt=100, output=50)
-    world.waits("b", prompt=100, output=50)
-    fence = regulators.create(["fence"])[0]
-    assert fence.shape(world.engine(), FULL).max_starts == 2
-    ended = tuple(EndedCall(call=_call(f"e{n}", 100, 50, {}), output_tokens=450, finished=True) for n in range(40))
-    fence.observe(StepFacts(now=0.0, step_s=0.02, computed={}, preempted=(), ended=ended))
-    assert fence.shape(world.engine(), FULL).max_starts == 1
-
-
-def test_a_conformal_bound_holds_for_the_promised_share_of_calls() -> None:
-    rng = random.Random(5)
-    bound = ConformalBound(risk=0.1)
-    exceeded = 0
-    for _ in range(5000):
-        predicted, actual = 100, round(rng.lognormvariate(4.6, 0.6))
-        exceeded += actual > bound.upper(500, predicted)
-        bound.observe(500, predicted, actual)
-    assert 0.07 < exceeded / 5000 < 0.13
-
-
-@pytest.mark.parametrize(("free", "tokens"), [(10_000, 1000), (600, 600), (0, 250)])
-def test_the_memory_limit_follows_free_memory_within_its_band(free: int, tokens: int) -> None:
-    world = World()
-    world.free = free
-    assert shaped("memory-limit", world.engine()).max_step_tokens == tokens
 
 
 # load band
@@ -355,7 +230,9 @@ def test_the_decisions_are_those_of_a_look_at_every_running_call(policy: str, kv
             world.kv[queue.pop(now).call.id] = 0
         world.free = max(kv_tokens - sum(world.kv.values()), 0)
         engine = world.engine(now)
-        assert [call.call.id for call in engine.victims()] == _slow_victims(engine)
+        victims = list(engine.victims())
+        assert [call.call.id for call in victims] == _slow_victims(engine)
+        assert engine.all_victims() == victims
         assert [call.call.id for call in engine.prefills] == [c.call.id for c in engine.running if not c.decodes]
         found = fence.shape(engine, FULL).max_starts
         places = max(FULL.max_running - len(world.kv), 0) + 8

@@ -1,6 +1,6 @@
 """How an engine computes the prompts of a tenant that floods the pool: in small parts, behind the prompts of others."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
@@ -8,7 +8,7 @@ from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import engine_core, yielding_prompts
 from tidegate_policy.engine.step import EngineLimits, StepPlan
 from tidegate_policy.model import Call, CallId
-from tidegate_policy.policies import Computed
+from tidegate_policy.policies import Computed, QueuedRequest
 
 COST = CostModel(step_s=0.02, prefill_s=1e-4, max_step_tokens=2048)
 LIMITS = EngineLimits(max_running=256, max_step_tokens=2048)
@@ -26,11 +26,17 @@ class Engine:
     def kv_tokens(self, call_id: CallId) -> int:
         return self.kv[call_id]
 
+    def own_kv_tokens(self, call_id: CallId, *, enough: int) -> int:
+        return self.kv[call_id]
+
     def free_kv_tokens(self) -> int:
         return LIMITS.kv_tokens
 
     def cached_tokens(self, call_id: CallId) -> int:
         return 0
+
+    def startable(self, waiting: Iterable[QueuedRequest]) -> Iterator[QueuedRequest]:
+        return iter(waiting)
 
     def waits(self, name: str, *, yields: bool = False) -> None:
         call = Call(id=CallId(name), arrived_at_s=0.0, prompt_tokens=1000, output_predicted=10, yields=yields)

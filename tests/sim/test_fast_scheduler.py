@@ -16,6 +16,7 @@ pytest.importorskip("vllm", reason="needs the vLLM CPU build")
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
+from tidegate_engine import vllm_probe
 from tidegate_engine.scheduler import TidegateScheduler
 from tidegate_policy import labels, policies
 from tidegate_policy.cost import CostModel
@@ -23,7 +24,7 @@ from tidegate_policy.engine import regulators as engine_regulators
 from tidegate_policy.engine import session_hold
 from tidegate_policy.engine.regulators import REGULATORS
 from tidegate_policy.model import Call, CallId
-from tidegate_sim import engine_limits, fast_plugin, fast_scheduler
+from tidegate_sim import engine_limits, fast_plan_execution, fast_plugin, fast_scheduler
 from tidegate_sim import virtual_engine as engine
 
 pytestmark = pytest.mark.vllm
@@ -205,6 +206,7 @@ class Real:
             "free": self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             "usage": self.scheduler.get_kv_cache_usage(),
             "waiting": len(self.scheduler.waiting),
+            "own": own_kv_tokens(vllm_probe.VllmProbe(self.scheduler), self.scheduler.running, "request_id"),
         }
 
 
@@ -270,7 +272,14 @@ class Fast:
             "free": self.scheduler.kv.free_blocks,
             "usage": self.scheduler.kv.usage,
             "waiting": len(self.scheduler.waiting),
+            "own": own_kv_tokens(fast_plan_execution.FastProbe(self.scheduler), self.scheduler.running, "id"),
         }
+
+
+def own_kv_tokens(probe, running, name):
+    """The tokens that the preemption of each running request would free, counted to its end and to three blocks."""
+    ids = [getattr(request, name) for request in running]
+    return [probe.own_kv_tokens(each, enough=enough) for each in ids for enough in (10_000, 40)]
 
 
 COST = CostModel(step_s=0.02, prefill_s=1e-4, attention_s=1e-9, decode_s=1e-4, context_s=1e-7)

@@ -286,7 +286,7 @@ class EngineCore:
 
     def victims(self, now: float) -> list[CallId]:
         """The running calls in the order in which they yield their memory to a running call."""
-        return [known.call.id for known in self.snapshot(now).victims()]
+        return [known.call.id for known in self.snapshot(now).all_victims()]
 
     def hold(self, now: float, call_id: CallId, *, context_tokens: int) -> bool:
         """Whether the driver must hold the blocks of a call that has just finished, for the session's return. The call

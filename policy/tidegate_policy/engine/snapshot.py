@@ -19,6 +19,9 @@ from tidegate_policy.model import CallId
 from tidegate_policy.policies import Key, Policy, QueuedRequest
 from tidegate_policy.waiting_queue import WaitingQueue
 
+MOST_LOOKED_AT = 256
+"""Waiting calls that one snapshot looks at. If that many calls cannot start, no call behind them is found."""
+
 
 class EngineSnapshot:
     """The engine at `now`. It holds until the next event."""
@@ -57,9 +60,9 @@ class EngineSnapshot:
         self.waiting = sum(map(len, queues))
         """The number of the waiting calls."""
         self._first: list[QueuedRequest] = []
-        """The first waiting calls that were asked for."""
-        self._others = chain.from_iterable(queues)
-        """The waiting calls behind them, in the order of their starts."""
+        """The first waiting calls that can start, as far as they were asked for."""
+        self._others = probe.startable(islice(chain.from_iterable(queues), MOST_LOOKED_AT))
+        """The calls behind them that can start, in the order of their starts."""
 
     # The running calls.
 
@@ -115,6 +118,11 @@ class EngineSnapshot:
         call.kv_tokens = self._probe.kv_tokens(call_id)
         return call
 
+    def own_kv_tokens(self, call_id: CallId, *, enough: int) -> int:
+        """Tokens of memory that the preemption of a running call frees, counted up to `enough`. Memory that it shares with
+        another call stays in use."""
+        return self._probe.own_kv_tokens(call_id, enough=enough)
+
     def first_decode(self) -> tuple[KnownCall, Key]:
         """Of the calls that decode, the last to yield, and its rank. Raises `ValueError` if no call decodes."""
         rank, call = min(
@@ -136,11 +144,18 @@ class EngineSnapshot:
         if self._policy.rank_falls and self._policy.protects_progress:
             yield from self._found_by_bounds()
             yield from self._by_rank([call for call in self.running if call.protected])
-        elif self._policy.protects_progress:
-            yield from self._by_rank([call for call in self.running if not call.protected])
-            yield from self._by_rank([call for call in self.running if call.protected])
         else:
-            yield from self._by_rank(self.running)
+            yield from self.all_victims()
+
+    def all_victims(self) -> list[KnownCall]:
+        """All of `victims` at once: one sort, where the bounds of `victims` make its first calls cheap and its last ones
+        dear."""
+        if not self._policy.protects_progress:
+            return self._by_rank(self.running)
+        return [
+            *self._by_rank([call for call in self.running if not call.protected]),
+            *self._by_rank([call for call in self.running if call.protected]),
+        ]
 
     def _by_rank(self, calls: list[KnownCall]) -> list[KnownCall]:
         return sorted(calls, key=lambda call: self._policy.rank(self.left(call)), reverse=True)
@@ -168,11 +183,14 @@ class EngineSnapshot:
 
     @functools.cached_property
     def head(self) -> QueuedRequest | None:
-        """The call that would start next."""
-        return next((queue.peek() for queue in self._queues if len(queue)), None)
+        """The call that would start next. A call that waits for an event, such as its grammar, is none."""
+        first = next((queue.peek() for queue in self._queues if len(queue)), None)
+        if first is None or next(self._probe.startable((first,)), None) is not None:
+            return first  # most steps need no more than this look
+        return next(iter(self.first(1)), None)
 
     def first(self, k: int) -> list[QueuedRequest]:
-        """The first k waiting calls in the order of their starts."""
+        """The first k waiting calls that can start, in the order of their starts. It finds none behind `MOST_LOOKED_AT`."""
         self._first += islice(self._others, max(k - len(self._first), 0))
         return self._first[:k]
 

@@ -2,15 +2,19 @@
 
 Each call is charged its prompt and a calibrated upper bound of its output. Prompt parts that are in the prefix cache count
 once, because used memory is measured, not added up. Memory held for sessions is reclaimable and is not charged.
+
+Calls that the plan preempts give up their memory and what was promised to them, and only one call starts in such a step,
+because they wait then and could start again. If that call does not fit, the fence takes the preemptions out of the plan. So
+a regulator that preempts must come before the fence.
 """
 
+from dataclasses import replace
 from typing import ClassVar
 
 from tidegate_policy.engine.regulators.slot_preemption import MOST_VICTIMS
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepFacts, StepPlan
-from tidegate_policy.model import Call
-from tidegate_policy.policies import QueuedRequest
+from tidegate_policy.model import Call, CallId
 from tidegate_policy.predict.conformal_bound import ConformalBound
 
 MARGIN = 0.03
@@ -49,30 +53,38 @@ class Fence:
         if not engine.waiting:
             return plan
         places = max(plan.max_running - engine.running_count + len(plan.preempt), 0)
-        wanted = min(places + MOST_VICTIMS, MOST_STARTS, engine.waiting)
+        wanted = 1 if plan.preempt else min(places + MOST_VICTIMS, MOST_STARTS, engine.waiting)
         room = int(engine.limits.kv_tokens * (1 - MARGIN))
         room -= engine.limits.kv_tokens - engine.free_kv_tokens - engine.pinned_kv_tokens
-        room -= sum(call.uncached_tokens for call in engine.prefills)
+        room += sum(engine.own_kv_tokens(call_id, enough=engine.limits.kv_tokens) for call_id in plan.preempt)
+        room -= sum(call.uncached_tokens for call in engine.prefills if call.call.id not in plan.preempt)
         margin = max((0, *self._margins.values()))
         output = engine.sizes.output_tokens + margin
         starts = wanted
         if engine.running_count * output + wanted * (engine.sizes.context_tokens + output) > room:
-            starts = self._fitting(engine, engine.first(wanted), room, margin)
+            starts = self._fitting(engine, wanted, room, margin, plan.preempt)
+        if not starts and plan.preempt:
+            plan = replace(plan, preempt=())
         return plan.at_most(starts=starts)
 
-    def _fitting(self, engine: EngineSnapshot, first: list[QueuedRequest], room: int, margin: int) -> int:
-        """How many of the calls fit into `room` tokens beside the output that is promised to the running calls. No margin
-        is greater than `margin`."""
+    def _fitting(self, engine: EngineSnapshot, wanted: int, room: int, margin: int, preempt: tuple[CallId, ...]) -> int:
+        """How many of the first `wanted` waiting calls fit into `room` tokens beside the output that is promised to the
+        running calls, without `preempt`. No margin is greater than `margin`. Where fewer can start now, any other call may
+        become able to start, and is charged as the greatest."""
+        first = engine.first(wanted)
         uppers = [self._upper(item.call) for item in first]
+        others = wanted - len(first)
+        greatest = engine.sizes.context_tokens + engine.sizes.output_tokens + margin
         most_output = self._most_output(engine) + margin * engine.running_count
-        if most_output + sum(uppers) + sum(map(engine.most_uncached_tokens, first)) <= room:
-            return len(first)
-        room -= self._output(engine)
+        most_output += sum(uppers) + sum(map(engine.most_uncached_tokens, first))
+        if most_output + others * greatest <= room:
+            return wanted
+        room -= self._output(engine, preempt)
         for starts, (item, upper) in enumerate(zip(first, uppers, strict=True)):
             room -= engine.uncached_tokens(item) + upper
             if room < 0:
                 return starts
-        return len(first)
+        return len(first) + min(room // greatest, others)
 
     def _most_output(self, engine: EngineSnapshot) -> int:
         """A bound of `_output` without the margins. Progress only lowers the promise to a call, so only calls that are new
@@ -85,12 +97,15 @@ class Fence:
         self._counted = engine.starts
         return self._most
 
-    def _output(self, engine: EngineSnapshot) -> int:
-        """Output tokens that the running calls may still add: `max(_upper - output_tokens, output_left)` of each. A call
-        within its prediction has the rest of the greater of bound and prediction left, any other at least one token."""
+    def _output(self, engine: EngineSnapshot, preempt: tuple[CallId, ...]) -> int:
+        """Output tokens that the running calls without `preempt` may still add: `max(_upper - output_tokens, output_left)`
+        of each. A call within its prediction has the rest of the greater of bound and prediction left, any other at least
+        one token."""
         tokens = 0
         for known in engine.running:
             call = known.call
+            if call.id in preempt:
+                continue
             upper = call.output_predicted + max(self._margins.get(call.prompt_tokens.bit_length(), 0), 0)
             tokens += max(max(upper, call.output_upper) - known.output_tokens, 1)
         return tokens

@@ -2,17 +2,19 @@
 
 vLLM preempts only when a running call needs memory. This regulator preempts when the first waiting call cannot start, for
 lack of a place or of memory, and a running call ranks behind it. A preemption repeats work, so it must pay: the waiting
-call has a higher urgency level, or the time until it would finish, with the recomputation, is shorter than the work that
-is left of the running call. A call that has made no progress since its last preemption is not preempted.
+call has a higher urgency level, or the time until it would finish, with the recomputation of all calls that yield, is
+shorter than the work that is left of the running call. Memory that a call shares with others does not become free when it
+yields, so it does not count. A call that has made no progress since its last preemption is not preempted.
 """
 
+import math
 from dataclasses import replace
 from itertools import islice
 
-from tidegate_policy.engine.known_call import KnownCall
 from tidegate_policy.engine.regulators.regulator import Memoryless
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepPlan
+from tidegate_policy.model import CallId
 from tidegate_policy.policies import QueuedRequest
 
 MOST_VICTIMS = 8
@@ -33,18 +35,8 @@ class SlotPreemption(Memoryless):
         head = engine.head
         if head is None or (places > 0 and fits(engine, head, freed=0)):
             return plan
-        taken: list[KnownCall] = []
-        freed = 0
-        for victim in islice(engine.victims(), MOST_VICTIMS):
-            if victim.protected or not worthwhile(engine, head, victim):
-                break
-            taken.append(victim)
-            places += 1
-            freed += victim.kv_tokens
-            if places > 0 and fits(engine, head, freed=freed):
-                ids = tuple(call.call.id for call in taken)
-                return replace(plan, preempt=plan.preempt + ids)
-        return plan
+        yielding = worthwhile(engine, head, places)
+        return replace(plan, preempt=plan.preempt + yielding) if yielding else plan
 
 
 def fits(engine: EngineSnapshot, head: QueuedRequest, *, freed: int) -> bool:
@@ -53,12 +45,27 @@ def fits(engine: EngineSnapshot, head: QueuedRequest, *, freed: int) -> bool:
     return engine.most_uncached_tokens(head) <= free or engine.uncached_tokens(head) <= free
 
 
-def worthwhile(engine: EngineSnapshot, head: QueuedRequest, victim: KnownCall) -> bool:
-    """Whether `head` should run in place of `victim`."""
-    left = engine.left(victim)
-    if engine.rank(head) >= engine.rank(left):
-        return False
-    if head.call.urgency != victim.call.urgency:
-        return head.call.urgency < victim.call.urgency
-    again_s = engine.cost.prefill_seconds(max(victim.kv_tokens, 1))
-    return head.service_s + again_s < left.service_s
+def worthwhile(engine: EngineSnapshot, head: QueuedRequest, places: int) -> tuple[CallId, ...]:
+    """The running calls in whose place `head` should run; none if it cannot start then, or if the exchange does not pay.
+    `places` are free now; a negative number means that calls must leave first."""
+    taken: list[CallId] = []
+    freed = 0
+    again_s = 0.0
+    shortest_s = math.inf  # the least work that is left of a taken call of the level of `head`
+    for victim in islice(engine.victims(), MOST_VICTIMS):
+        left = engine.left(victim)
+        if victim.protected or engine.rank(head) >= engine.rank(left) or head.call.urgency > victim.call.urgency:
+            break
+        again_s += engine.cost.prefill_seconds(max(victim.kv_tokens, 1))
+        if head.call.urgency == victim.call.urgency:
+            shortest_s = min(shortest_s, left.service_s)
+        if head.service_s + again_s >= shortest_s:
+            break
+        taken.append(victim.call.id)
+        places += 1
+        missing = engine.most_uncached_tokens(head) + BLOCK_TOKENS - engine.free_kv_tokens - freed
+        if missing > 0:
+            freed += engine.own_kv_tokens(victim.call.id, enough=missing)
+        if places > 0 and fits(engine, head, freed=freed):
+            return tuple(taken)
+    return ()
