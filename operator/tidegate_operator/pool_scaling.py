@@ -124,7 +124,10 @@ class PoolScaling:
             return PERIOD_S
         free = [each for each in own if each.name not in taken]
         before = {each.name: scaled.state.wanted.get(each.name, counts[each.name]) for each in free}
-        stuck = {each.name: _stuck(pods, each, pool.autoscaling.scheduling_s, now) for each in free}
+        patience_s = pool.autoscaling.scheduling_s
+        stuck = {
+            each.name: _stuck(pods, each, patience_s, now) + _rejected(children, each, patience_s, now) for each in free
+        }
         observation = _observation(
             pool,
             scaled.loads.add(seen, gateways=gateways),
@@ -135,7 +138,7 @@ class PoolScaling:
             now.timestamp(), replace(scaled.state, wanted=before), observation, pool.autoscaling.settings
         )
         scaled.seen_at_s = now.timestamp()
-        sentences = {name: troubles[0].sentence for name, troubles in stuck.items() if troubles}
+        sentences = {name: sentences[0] for name, sentences in stuck.items() if sentences}
         ours = scale_status.of_decision(
             body.get("status", {}),
             pool,
@@ -232,7 +235,7 @@ def _node_pool(
     pool: spec.Pool,
     node_pool: node_pool_spec.NodePool,
     pods: Sequence[Json],
-    stuck: Sequence[pod_trouble.PodTrouble],
+    stuck: Sequence[str],
 ) -> autoscaler.NodePool:
     """What the core must know of a node pool."""
     name = node_pool.name
@@ -262,15 +265,33 @@ def _start_s(pods: Sequence[Json]) -> float:
 
 def _stuck(
     pods: Sequence[Json], node_pool: node_pool_spec.NodePool, patience_s: float, now: datetime.datetime
-) -> list[pod_trouble.PodTrouble]:
-    """The pods of a node pool that no node has taken for longer than a new node takes."""
+) -> list[str]:
+    """A sentence for each pod of a node pool that no node has taken for longer than a new node takes."""
     found = [
         trouble
         for pod in pods
         if pod["metadata"]["labels"].get(child_metadata.NODE_POOL) == node_pool.name
         if (trouble := pod_trouble.of(pod)) is not None and trouble.reason == "Unschedulable"
     ]
-    return [each for each in found if (now - _instant(each.since)).total_seconds() >= patience_s]
+    return [each.sentence for each in found if (now - _instant(each.since)).total_seconds() >= patience_s]
+
+
+def _rejected(
+    children: Sequence[Json], node_pool: node_pool_spec.NodePool, patience_s: float, now: datetime.datetime
+) -> list[str]:
+    """A sentence for each engine of a node pool whose pod the API server has rejected for so long, for a quota."""
+    for body in children:
+        if body["kind"] != "Deployment" or body["metadata"]["labels"].get(child_metadata.NODE_POOL) != node_pool.name:
+            continue
+        missing = body["spec"].get("replicas", 1) - body.get("status", {}).get("replicas", 0)
+        for condition in body.get("status", {}).get("conditions", ()):
+            if condition["type"] != "ReplicaFailure" or condition["status"] != "True":
+                continue
+            if (now - _instant(condition["lastTransitionTime"])).total_seconds() >= patience_s:
+                return [f"{body['metadata']['name']}: {condition.get('message', 'its pods are rejected')}"] * max(
+                    missing, 0
+                )
+    return []
 
 
 def _instant(text: str) -> datetime.datetime:

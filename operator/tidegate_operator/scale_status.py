@@ -66,13 +66,15 @@ def remembered(body: Json, wanted: Mapping[str, int], now: float) -> autoscaler.
 
 
 def unschedulable(sentences: Mapping[str, str]) -> pool_status.Condition | None:
-    """The condition of a pool of which node pools have pods that no node can take. `sentences`: by node pool, what the
-    scheduler says of one of them."""
+    """The condition of a pool of which node pools have engines that the cluster does not take. `sentences`: by node pool,
+    what the scheduler or the quota says of one of them."""
     if not sentences:
         return None
     parts = [f"{name}: {sentence}" for name, sentence in sorted(sentences.items())]
-    message = f"No node takes further engines of these node pools, and others take over: {'; '.join(parts)}. "
-    message += "Add nodes, or correct accelerator, nodeSelector, tolerations or resources, or lower maxReplicas."
+    message = f"The cluster takes no further engines of these node pools, and others take over: {'; '.join(parts)}. "
+    message += (
+        "Add nodes, raise the quota, correct accelerator, nodeSelector, tolerations or resources, or lower maxReplicas."
+    )
     return pool_status.Condition(type=CONDITION, status=False, reason="Unschedulable", message=message)
 
 

@@ -164,7 +164,27 @@ async def test_a_node_pool_that_no_node_takes_is_named_and_another_one_takes_ove
         assert pool.replicas("fast") > 0
         assert (pool.condition["status"], pool.condition["reason"]) == ("False", "Unschedulable")
         assert "nowhere" in pool.condition["message"]
-        assert "Add nodes, or correct accelerator" in pool.condition["message"]
+        assert "Add nodes, raise the quota" in pool.condition["message"]
+
+
+async def test_engines_that_a_quota_rejects_are_not_asked_for_again(scaled):
+    async with scaled({"name": "fast", **OWN}) as pool:
+        quota = {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "full"},
+            "spec": {"hard": {"pods": "0"}},
+        }
+        pool.kubectl("create", "-f", "-", body=quota)
+        pool.kubectl("wait", "resourcequota/full", "--for=jsonpath={.status.hard.pods}=0", "--timeout=60s")
+        await pool.observe(5.0, times=2)
+        assert pool.replicas() > 0
+        pool.kubectl("wait", "deployment/chat-engine-fast", "--for=condition=ReplicaFailure", "--timeout=60s")
+        pool.now += datetime.timedelta(seconds=301)
+        await pool.observe(5.0)
+        assert pool.replicas() == 0
+        assert (pool.condition["status"], pool.condition["reason"]) == ("False", "Unschedulable")
+        assert "exceeded quota" in pool.condition["message"]
 
 
 async def test_a_node_pool_that_is_no_longer_autoscaled_loses_the_decision(scaled, kubectl):
