@@ -171,6 +171,28 @@ def test_a_tenant_starts_its_call_soon_whatever_the_others_send(name: str) -> No
     assert "small" in engine.started
 
 
+@pytest.mark.parametrize("name", ["wfq", "stride", "cfs", "rr"])
+@settings(max_examples=40)
+@given(
+    backlog=st.lists(st.integers(1, 2000), min_size=20, max_size=80),
+    served=st.integers(0, 10),
+    output=st.integers(1, 2000),
+)
+def test_a_new_tenant_is_among_the_next_whatever_the_backlog_of_another(
+    name: str, backlog: list[int], served: int, output: int
+) -> None:
+    """Equal weights. Under `fcfs`, `edf` or `urgency` its call would be behind the whole backlog."""
+    engine = engine_of(name)
+    for number, tokens in enumerate(backlog):
+        engine.arrive(small_engine.call(f"flood{number}", tenant="flood", output_predicted=tokens))
+    for _ in range(served):
+        engine.queue.pop(engine.now)
+    engine.now += 1.0
+    engine.arrive(small_engine.call("small", tenant="small", output_predicted=output))
+    next_ones = [engine.queue.pop(engine.now).call.id for _ in range(2)]
+    assert "small" in next_ones
+
+
 @covers("lottery")
 def test_a_tenant_of_the_lottery_waits_as_its_probability_says() -> None:
     """With a quarter of the tickets, (3/4)^n of the waits are longer than n starts."""
