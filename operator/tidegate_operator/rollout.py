@@ -212,7 +212,7 @@ def _inputs(pool: Json, component: str, node_pool: str | None) -> Any:
     if component == "gateway":
         pools = [_uncounted(item) for item in spec["nodePools"]]
         rest = {key: value for key, value in spec.items() if key not in ("replicas", "classes", "autoscaling")}
-        if any(item["scaledBy"] == "autoscaler" for item in spec["nodePools"]):
+        if any(item.get("scaledBy") == "autoscaler" for item in spec["nodePools"]):
             rest["autoscaling"] = {"holdCalls": spec.get("autoscaling", {}).get("holdCalls")}
         classes = [_without_new_default(item) for item in spec.get("classes", ())]
         whole = {**rest, **({"classes": classes} if classes else {}), "nodePools": pools}
