@@ -83,10 +83,10 @@ def test_a_typo_in_a_node_selector_costs_no_engine_and_the_schedulers_sentence_i
     before = ready_engines(kubectl)
     kubectl("patch", "spool/chat", "--type=merge", "-p", '{"spec": {"engine": {"nodeSelector": {"typo": "yes"}}}}')
     eventually(lambda: condition(kubectl, "Degraded")["status"] == "True")
-    degraded, progressing = condition(kubectl, "Degraded"), condition(kubectl, "Progressing")
+    degraded = condition(kubectl, "Degraded")
     assert degraded["reason"] == "PodsNotStarting"
     assert "didn't match Pod's node affinity/selector" in degraded["message"]
-    assert "chat-engine-slow waits for its turn" in progressing["message"]
+    eventually(lambda: "chat-engine-slow waits for its turn" in condition(kubectl, "Progressing")["message"])
     assert condition(kubectl, "Available")["status"] == "True"
     assert ready_engines(kubectl) == before
     kubectl("patch", "spool/chat", "--type=merge", "-p", '{"spec": {"engine": {"nodeSelector": null}}}')
