@@ -171,7 +171,7 @@ def test_a_tenant_starts_its_call_soon_whatever_the_others_send(name: str) -> No
     assert "small" in engine.started
 
 
-@pytest.mark.parametrize("name", ["wfq", "stride", "cfs", "rr"])
+@pytest.mark.parametrize("name", ["wfq", "stride", "cfs"])
 @settings(max_examples=40)
 @given(
     backlog=st.lists(st.integers(1, 2000), min_size=20, max_size=80),
@@ -181,7 +181,8 @@ def test_a_tenant_starts_its_call_soon_whatever_the_others_send(name: str) -> No
 def test_a_new_tenant_is_among_the_next_whatever_the_backlog_of_another(
     name: str, backlog: list[int], served: int, output: int
 ) -> None:
-    """Equal weights. Under `fcfs`, `edf` or `urgency` its call would be behind the whole backlog."""
+    """Equal weights. Under `fcfs`, `edf` or `urgency` its call would be behind the whole backlog. A turn of `rr` lasts for a
+    quantum, which may be many short calls."""
     engine = engine_of(name)
     for number, tokens in enumerate(backlog):
         engine.arrive(small_engine.call(f"flood{number}", tenant="flood", output_predicted=tokens))
