@@ -181,8 +181,8 @@ def test_a_tenant_starts_its_call_soon_whatever_the_others_send(name: str) -> No
 def test_a_new_tenant_is_among_the_next_whatever_the_backlog_of_another(
     name: str, backlog: list[int], served: int, output: int
 ) -> None:
-    """Equal weights. Under `fcfs`, `edf` or `urgency` its call would be behind the whole backlog. A turn of `rr` lasts for a
-    quantum, which may be many short calls."""
+    """Equal weights. Under `fcfs`, `edf` or `urgency` its call would be behind the whole backlog. A turn of `rr` lasts for
+    a quantum, which may be many short calls."""
     engine = engine_of(name)
     for number, tokens in enumerate(backlog):
         engine.arrive(small_engine.call(f"flood{number}", tenant="flood", output_predicted=tokens))
