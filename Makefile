@@ -40,7 +40,8 @@ else
 	$(BIN)/python -m pytest $(filter-out $(PURE_TESTS) tests/engine %__pycache__,$(wildcard tests/*))
 endif
 
-faults: install ## all fault tests, with floods, slow clients and a soak of SOAK_MINUTES=30: each figure beside its goal
+faults: install ## all fault tests, with floods, slow clients, a soak of SOAK_MINUTES=30 and new random examples: each figure beside its goal
+	TIDEGATE_INTERPRETED=1 $(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile random $(PURE_TESTS)
 	TIDEGATE_FAULTS=$(FIGURES) $(BIN)/python -m pytest tests/faults tests/operator/test_idle_pools.py \
 	  tests/operator/test_edits_and_streams.py
 

@@ -1,5 +1,6 @@
 """One `tidegate up` with simulated engines, for the tests of the client, the examples and the documents; and property
-tests without a time limit for each example, because no outcome may depend on the speed of the machine."""
+tests without a time limit for each example, because no outcome may depend on the speed of the machine. They try the same
+examples in each run; `pytest --hypothesis-profile random tests/policy` tries others."""
 
 import contextlib
 import pathlib
@@ -15,7 +16,8 @@ import pytest
 
 from tidegate_cli import processes
 
-hypothesis.settings.register_profile("tidegate", deadline=None)
+hypothesis.settings.register_profile("tidegate", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("random", deadline=None)
 hypothesis.settings.load_profile("tidegate")
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -4,7 +4,7 @@ import dataclasses
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidegate_policy.cost import CostModel
@@ -220,6 +220,7 @@ STEPS = st.lists(st.tuples(st.floats(0.0, 15.0), st.integers(1, 60)), min_size=1
 
 
 @settings(max_examples=30, deadline=None)
+@example(steps=[(0.0, 1), (2.2e-311, 31)], seed=7, budget=6, bounds=(0, 3))
 @given(
     steps=STEPS,
     seed=st.integers(0, 1000),

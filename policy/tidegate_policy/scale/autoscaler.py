@@ -275,8 +275,7 @@ class _Work:
         self._seen = seen
         self._settings = settings
         self._rate = load_history.recent(state.history)
-        each_queued = self._rate.times(seen.queued / self._rate.calls) if self._rate.calls else call_load.NOTHING
-        self._waiting = seen.waiting + each_queued
+        self._waiting = seen.waiting + call_load.mean(self._rate).times(seen.queued)
         self._growth = {
             each.name: load_history.growth(state.history, ahead_s=each.start_s + load_history.RECENT_S / 2)
             for each in pools

@@ -47,6 +47,13 @@ class CallLoad:
 
 
 NOTHING = CallLoad()
+LEAST_CALLS = 1e-9
+"""A load of fewer calls, or of fewer calls in a second, has no mean call."""
+
+
+def mean(load: CallLoad) -> CallLoad:
+    """The load of the mean call, or nothing if there are no calls."""
+    return load.times(1 / load.calls) if load.calls >= LEAST_CALLS else NOTHING
 
 
 class Tally:
