@@ -22,7 +22,7 @@ class Settings:
     policy: str = policies.DEFAULT
     """The scheduling policy at start."""
     regulators: str = ""
-    """The regulators that shape each step, as names separated by commas, in the order in which they act."""
+    """The regulators that shape each step, as names separated by commas."""
     hold: str = "0"
     """Share of the KV cache, 0 to 1, that may be held for sessions whose client runs a tool; 0 = nothing is held."""
     profile: str = ""

@@ -294,6 +294,12 @@ def test_no_regulator_runs_unless_a_setting_names_it() -> None:
         regulators.create(["magic"])
 
 
+def test_the_order_of_the_names_does_not_matter() -> None:
+    names = list(regulators.REGULATORS)
+    forwards, backwards = regulators.create(names), regulators.create([*reversed(names), "fence"])
+    assert [type(each) for each in forwards] == [type(each) for each in backwards]
+
+
 WITHOUT_CHUNKS = EngineLimits(max_running=4, max_step_tokens=4096, start_tokens=2048)
 
 

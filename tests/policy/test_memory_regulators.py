@@ -130,7 +130,7 @@ def test_the_fence_gives_the_memory_of_a_call_that_yields_to_the_call_that_takes
     world.waits("urgent", prompt=300, output=100, urgency=0)
     engine, plan = world.engine(), replace(FULL, max_running=2)
     assert shaped("fence", engine, plan).max_starts == 0
-    for regulator in regulators.create(["slot-preemption", "fence"]):
+    for regulator in regulators.create(["fence", "slot-preemption"]):
         plan = regulator.shape(engine, plan)
     assert (plan.preempt, plan.max_starts) == (("low",), 1)
 

@@ -1,7 +1,8 @@
 """The regulators, and the one registry of their names.
 
-A regulator is one module and one line in `REGULATORS`. The engine setting `regulators` names those that run, in the order
-in which they shape the plan. None runs by default.
+A regulator is one module and one line in `REGULATORS`. The engine setting `regulators` names those that run. They shape
+the plan in the order of the registry: first those that limit the step, then the one that preempts for a call that may
+start, and last the fence, which must know which calls yield. None runs by default.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,10 +21,10 @@ REGULATORS: dict[str, Callable[[], Regulator]] = {
     "stage-awareness": StageAwareness,
     "strict-stage-awareness": StrictStageAwareness,
     "slack-chunks": SlackChunks,
-    "slot-preemption": SlotPreemption,
-    "fence": Fence,
     "load-band": LoadBand,
     "memory-limit": MemoryLimit,
+    "slot-preemption": SlotPreemption,
+    "fence": Fence,
 }
 
 
@@ -32,14 +33,11 @@ class UnknownRegulator(ValueError):
 
 
 def create(names: Iterable[str]) -> list[Regulator]:
-    """New regulators by name. Raises `UnknownRegulator`."""
-    made = []
-    for name in names:
-        if name not in REGULATORS:
-            known = ", ".join(sorted(REGULATORS)) or "none"
-            raise UnknownRegulator(f"unknown regulator {name!r}; known are {known}")
-        made.append(REGULATORS[name]())
-    return made
+    """New regulators by name, each once, in the order of the registry. Raises `UnknownRegulator`."""
+    chosen = set(names)
+    if unknown := sorted(chosen - REGULATORS.keys()):
+        raise UnknownRegulator(f"unknown regulator {unknown[0]!r}; known are {', '.join(sorted(REGULATORS))}")
+    return [make() for name, make in REGULATORS.items() if name in chosen]
 
 
 __all__ = ["REGULATORS", "Regulator", "UnknownRegulator", "create"]

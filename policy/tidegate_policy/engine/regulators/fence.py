@@ -4,10 +4,10 @@ Each call is charged its prompt and a calibrated upper bound of its output. Prom
 once, because used memory is measured, not added up. Memory held for sessions is reclaimable and is not charged.
 
 Calls that the plan preempts give up their memory and what was promised to them, and only one call starts in such a step,
-because they wait then and could start again. If that call does not fit, the fence takes the preemptions out of the plan. So
-a regulator that preempts must come before the fence.
+because they wait then and could start again. If that call does not fit, the fence takes the preemptions out of the plan.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ from tidegate_policy.engine.regulators.slot_preemption import MOST_VICTIMS
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepFacts, StepPlan
 from tidegate_policy.model import Call, CallId
+from tidegate_policy.policies import QueuedRequest
 from tidegate_policy.predict.conformal_bound import ConformalBound
 
 MARGIN = 0.03
@@ -70,21 +71,26 @@ class Fence:
     def _fitting(self, engine: EngineSnapshot, wanted: int, room: int, margin: int, preempt: tuple[CallId, ...]) -> int:
         """How many of the first `wanted` waiting calls fit into `room` tokens beside the output that is promised to the
         running calls, without `preempt`. No margin is greater than `margin`. Where fewer can start now, any other call may
-        become able to start, and is charged as the greatest."""
-        first = engine.first(wanted)
-        uppers = [self._upper(item.call) for item in first]
-        others = wanted - len(first)
-        greatest = engine.sizes.context_tokens + engine.sizes.output_tokens + margin
+        become able to start, and is charged as the greatest. Mostly few fit, so it looks at no call behind the first that
+        does not."""
         most_output = self._most_output(engine) + margin * engine.running_count
-        most_output += sum(uppers) + sum(map(engine.most_uncached_tokens, first))
-        if most_output + others * greatest <= room:
+        if self._charged(engine, wanted, room - most_output, margin, engine.most_uncached_tokens) == wanted:
             return wanted
-        room -= self._output(engine, preempt)
-        for starts, (item, upper) in enumerate(zip(first, uppers, strict=True)):
-            room -= engine.uncached_tokens(item) + upper
-            if room < 0:
-                return starts
-        return len(first) + min(room // greatest, others)
+        return self._charged(engine, wanted, room - self._output(engine, preempt), margin, engine.uncached_tokens)
+
+    def _charged(
+        self, engine: EngineSnapshot, wanted: int, room: int, margin: int, prompt_of: Callable[[QueuedRequest], int]
+    ) -> int:
+        """How many of the first `wanted` waiting calls fit into `room` tokens, if `prompt_of` tells their prompt tokens."""
+        starts = 0
+        while starts < wanted and room > 0:
+            first = engine.first(starts + 1)
+            if len(first) <= starts:
+                greatest = engine.sizes.context_tokens + engine.sizes.output_tokens + margin
+                return starts + min(room // greatest, wanted - starts)
+            room -= prompt_of(first[starts]) + self._upper(first[starts].call)
+            starts += room >= 0
+        return starts
 
     def _most_output(self, engine: EngineSnapshot) -> int:
         """A bound of `_output` without the margins. Progress only lowers the promise to a call, so only calls that are new
@@ -101,13 +107,14 @@ class Fence:
         """Output tokens that the running calls without `preempt` may still add: `max(_upper - output_tokens, output_left)`
         of each. A call within its prediction has the rest of the greater of bound and prediction left, any other at least
         one token."""
-        tokens = 0
-        for known in engine.running:
-            call = known.call
+        tokens, margin_of = 0, self._margins.get
+        for known in engine.started_after(0):
+            call = known.item.call
             if call.id in preempt:
                 continue
-            upper = call.output_predicted + max(self._margins.get(call.prompt_tokens.bit_length(), 0), 0)
-            tokens += max(max(upper, call.output_upper) - known.output_tokens, 1)
+            upper = call.output_predicted + max(margin_of(call.prompt_tokens.bit_length(), 0), 0)
+            left = (upper if upper > call.output_upper else call.output_upper) - known.output_tokens
+            tokens += left if left > 1 else 1
         return tokens
 
     def _upper(self, call: Call) -> int:
