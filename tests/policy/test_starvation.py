@@ -4,6 +4,7 @@ The statements and bounds are those of the pages in docs/policies.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -281,6 +282,75 @@ def test_patience_lifts_a_long_call_within_its_level_and_never_over_a_more_urgen
     flood(engine, 30.0, urgency=1, output_predicted=50)
     assert "long" not in engine.started
     assert seconds_of_start(engine, "long", urgency=2, output_predicted=5) < 60.0
+
+
+@covers("semantic")
+@given(
+    st.lists(st.tuples(st.floats(0, 5), st.integers(0, 4), st.integers(1, 500)), min_size=2, max_size=30),
+    st.integers(0, 20),
+)
+@settings(max_examples=50)
+def test_within_a_level_of_semantic_no_call_passes_one_that_has_lost_its_patience(
+    arrivals: list[tuple[float, int, int]], starts: int
+) -> None:
+    engine = engine_of("semantic", patience_s=10.0)
+    for number, (gap_s, level, output) in enumerate(arrivals):
+        engine.now += gap_s
+        engine.arrive(small_engine.call(str(number), urgency=level, output_predicted=output))
+    engine.step(max_starts=min(starts, len(arrivals) - 1))
+    for level in range(5):
+        order = [item.call for item in engine.queue if item.call.urgency == level]
+        overdue = [call for call in order if engine.now - call.arrived_at_s >= 10.0]
+        assert set(order[: len(overdue)]) == set(overdue)
+
+
+@covers("relquery")
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0.0, 0.1, 0.5, 2.0]),
+            st.sampled_from([None, "a", "b", "c", "d"]),
+            st.integers(1, 400),
+            st.integers(1, 60),
+        ),
+        min_size=5,
+        max_size=40,
+    )
+)
+@settings(max_examples=60)
+def test_no_group_waits_behind_younger_ones_for_longer_than_its_patience(
+    arrivals: list[tuple[float, str | None, int, int]],
+) -> None:
+    patience_s = 0.2
+    engine = engine_of("relquery", patience_s=patience_s)
+    came_at_s: dict[str, float] = {}
+    since_s: dict[str, float] = {}
+    """The last start of a group, or the instant from which a call of it waits. A call without a group is a group of one."""
+    group_of = {str(number): group or str(number) for number, (_, group, _, _) in enumerate(arrivals)}
+    present: Counter[str] = Counter()
+    next_number, due_s = 0, arrivals[0][0]
+    while next_number < len(arrivals) or present.total():
+        while next_number < len(arrivals) and engine.now >= due_s:
+            _, group, prompt_tokens, output = arrivals[next_number]
+            name = group_of[str(next_number)]
+            if not present[name]:
+                came_at_s[name] = engine.now
+            if all(group_of[item.call.id] != name for item in engine.queue):
+                since_s[name] = engine.now
+            present[name] += 1
+            fields = {"group": group, "prompt_tokens": prompt_tokens, "output_predicted": output}
+            engine.arrive(small_engine.call(str(next_number), **fields))
+            next_number += 1
+            due_s += arrivals[next_number][0] if next_number < len(arrivals) else 0.0
+        if len(engine.queue) and not engine.running:
+            first = group_of[engine.queue.peek().call.id]
+            for name in {group_of[item.call.id] for item in engine.queue} - {first}:
+                if came_at_s[name] < came_at_s[first]:
+                    assert engine.now - since_s[name] <= patience_s * present[name] + 1e-9
+            since_s[first] = engine.now
+        ended = len(engine.ended)
+        engine.step()
+        present.subtract(group_of[call_id] for call_id in engine.ended[ended:])
 
 
 @covers("relquery")

@@ -65,7 +65,7 @@ class _Group:
     lane: int
     urgent: bool
     since_s: float
-    """The instant of its arrival, or of its last start."""
+    """The instant of its arrival or of its last start, or from which a call of it waits again."""
     waiting: dict[CallId, int] = field(default_factory=dict)
     """Prompt tokens of the waiting calls, in the order of arrival."""
     waiting_tokens: int = 0
@@ -200,6 +200,8 @@ class RelQuery(StaticPolicy):
                 continue
             prompt_tokens, output = call.prompt_tokens, call.output_predicted
             members[call_id] = joined[group.lane] = group
+            if group.seen and not group.waiting:
+                self._waits_again(group, call.arrived_at_s)
             group.waiting[call_id] = prompt_tokens
             group.waiting_tokens += prompt_tokens
             group.seen += 1
@@ -253,6 +255,8 @@ class RelQuery(StaticPolicy):
         call_id = item.call.id
         group = self._members.get(call_id)
         if group is not None and group.running.pop(call_id, None) is not None:
+            if not group.waiting:
+                self._waits_again(group, now)
             group.waiting[call_id] = item.call.prompt_tokens
             group.waiting_tokens += item.call.prompt_tokens
             self._changed[group.name] = None
@@ -274,7 +278,7 @@ class RelQuery(StaticPolicy):
             group.running.pop(call_id, None)
             if group.waiting or group.running:
                 self._changed[group.name] = None
-                if group.waiting and group.lane not in self.lifts:
+                if group.waiting and not self.lifts.get(group.lane):
                     self._group_patience.watch(group.name, self._group_ends_at_s(group))
             else:
                 del self._groups[group.name], self.places[group.lane]
@@ -355,16 +359,20 @@ class RelQuery(StaticPolicy):
     def _group_ends_at_s(self, group: _Group) -> float:
         return group.since_s + self._patience_s * group.size
 
+    def _waits_again(self, group: _Group, at_s: float) -> None:
+        """A call begins to wait in a group of which none waited."""
+        group.since_s = max(group.since_s, at_s)
+        if not self.lifts.get(group.lane):
+            self._group_patience.watch(group.name, self._group_ends_at_s(group))
+
     def _lift_groups(self, now: float) -> None:
-        """Patience is watched from the arrival of a group, and from the last start of its lift. Further calls and starts
-        only move its end to later."""
+        """Patience is watched from the arrival of a group, from the last start of its lift, and from the instant from which a
+        call of it waits again. Further calls and starts only move its end to later."""
         for name in self._group_patience.take(now):
             group = self._groups[name]
             if (ends_at_s := self._group_ends_at_s(group)) > now:
                 self._group_patience.watch(name, ends_at_s)
-            elif not group.waiting:
-                self._group_patience.watch(name, now + self._patience_s)
-            else:
+            elif group.waiting:
                 self.lifts[group.lane] = group.present
 
     def _lift(self, now: float) -> Changed:
