@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tidegate_sim import azure_suite
 from tidegate_sim.trace_format import BadTrace, TraceCall
 
 LENGTH_S = 600.0
@@ -135,15 +136,10 @@ def learned(calls: int) -> list[TraceCall]:
 
 
 def _shaped(rng: random.Random, shape: Shape, rate: float) -> list[TraceCall]:
-    """Poisson arrivals by thinning, so that the load may jump at any instant."""
+    """Calls of a load that may jump at any instant."""
     most = max(shape.load(at_s / 2) for at_s in range(int(2 * LENGTH_S)))
-    calls: list[TraceCall] = []
-    at_s = rng.expovariate(rate * most)
-    while at_s < LENGTH_S:
-        if rng.random() * most < shape.load(at_s):
-            calls.append(_drawn(rng, len(calls), at_s, shape.mix(at_s)))
-        at_s += rng.expovariate(rate * most)
-    return calls
+    instants = azure_suite.arrivals(rng, rate, shape.load, most=most, length_s=LENGTH_S)
+    return [_drawn(rng, index, at_s, shape.mix(at_s)) for index, at_s in enumerate(instants)]
 
 
 def _drawn(rng: random.Random, index: int, at_s: float, mix: Mix) -> TraceCall:

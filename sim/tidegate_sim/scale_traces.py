@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tidegate_sim import azure_suite
 from tidegate_sim.trace_format import BadTrace, TraceCall
 
 TTFT_S, TPOT_S = 2.0, 0.1
@@ -87,16 +88,11 @@ def learned(calls: int) -> list[TraceCall]:
 
 
 def _shaped(rng: random.Random, shape: Shape, rate: float) -> list[TraceCall]:
-    """Poisson arrivals by thinning."""
+    """Calls of a load that changes."""
     load = shape.load(shape.length_s, rng)
     most = max(load(at_s) for at_s in range(int(shape.length_s)))
-    calls: list[TraceCall] = []
-    at_s = rng.expovariate(rate * most)
-    while at_s < shape.length_s:
-        if rng.random() * most < load(at_s):
-            calls.append(_drawn(rng, len(calls), at_s))
-        at_s += rng.expovariate(rate * most)
-    return calls
+    instants = azure_suite.arrivals(rng, rate, load, most=most, length_s=shape.length_s)
+    return [_drawn(rng, index, at_s) for index, at_s in enumerate(instants)]
 
 
 def _drawn(rng: random.Random, index: int, at_s: float) -> TraceCall:

@@ -8,9 +8,7 @@ reference and no bound: with a better model of the capacity, fewer engines may d
 A call counts in the minute of its arrival. A call that is shed misses its targets.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 
 import tidegate_profiles
@@ -18,6 +16,7 @@ from tidegate_policy import cost, gateway_core
 from tidegate_policy.admit import promises
 from tidegate_policy.dispatch import dispatcher
 from tidegate_sim import (
+    azure_suite,
     bench_report,
     cell,
     paired_difference,
@@ -26,11 +25,10 @@ from tidegate_sim import (
     scaled_cell,
     scalers,
     suite,
-    trace_format,
 )
 from tidegate_sim.bench_report import Report
 from tidegate_sim.scalers import Task
-from tidegate_sim.trace_format import BadTrace, TraceCall
+from tidegate_sim.trace_format import TraceCall
 
 POOL = "a100-40-llama2-70b-tp4"
 RATE = 3.0
@@ -79,13 +77,15 @@ SHOWN = {
 WORST_S = 300.0
 
 
-class Autoscaling(suite.Suite):
+class Autoscaling(azure_suite.AzureSuite):
     """The suite. A cell's trace is `NAME/SEED`."""
 
     name = "autoscaling"
     pools = (POOL,)
     rates = (RATE,)
     parts = tuple(PARTS)
+    replayed = scale_traces.FROM_AZURE
+    first_seed, seeds = FIRST_SEED, SEEDS
 
     @property
     def traces(self) -> Sequence[str]:
@@ -102,14 +102,10 @@ class Autoscaling(suite.Suite):
 
     def trace(self, key: suite.CellKey) -> Sequence[TraceCall]:
         name, seed = key.trace.split("/")
-        published = () if key.trace_file is None else _azure(key.trace_file)
-        return scale_traces.trace(name, int(seed), key.rate, published)
+        return scale_traces.trace(name, int(seed), key.rate, azure_suite.published(key))
 
     def learned_from(self) -> Sequence[TraceCall]:
         return scale_traces.learned(1000)
-
-    def seed(self, key: suite.CellKey) -> int:
-        return int(key.trace.split("/")[1])
 
     def run_row(self, key: suite.CellKey, row: cell.Row, learned_from: Sequence[TraceCall]) -> Report:
         calls, length_s = self.trace(key), scale_traces.length_s(key.trace.split("/")[0])
@@ -127,31 +123,10 @@ class Autoscaling(suite.Suite):
 
     def run(self, options: suite.Options, tell: suite.Tell) -> Report:
         """All rows on all traces that are asked for. Without `--trace-file` the two traces from Azure are left out."""
-        named = options.traces or [
-            name for name in self.traces if options.trace_file or name not in scale_traces.FROM_AZURE
-        ]
-        if not options.trace_file and (needy := [name for name in named if name in scale_traces.FROM_AZURE]):
-            raise BadTrace(f"the trace {needy[0]} needs --trace-file, the Azure LLM inference trace 2023")
         checks = suite.Checks(scheduler=options.scheduler)
         rows = [row for row in SCALERS if row == OURS or any(row in PARTS[part] for part in options.parts or PARTS)]
-        seeds = range(FIRST_SEED, FIRST_SEED + (options.seeds or SEEDS))
-        keys = [
-            suite.CellKey(
-                suite=self.name,
-                pool=pool,
-                row=row,
-                trace=f"{name}/{seed}",
-                rate=rate,
-                workflows=0,
-                scheduler=options.scheduler,
-                trace_file=options.trace_file,
-            )
-            for pool, rates in self.loads(options).items()
-            for rate in rates
-            for name in named
-            for seed in seeds
-            for row in rows
-        ]
+        named, seeds = self.chosen_traces(options), self.chosen_seeds(options)
+        keys = self.seeded_keys(options, lambda _: rows)
         results = suite.run_cells(keys, options, checks, tell)
         return {
             "suite": self.name,
@@ -186,11 +161,6 @@ class Autoscaling(suite.Suite):
 
 
 SUITE = Autoscaling()
-
-
-@functools.lru_cache(maxsize=2)
-def _azure(path: Path) -> Sequence[TraceCall]:
-    return tuple(trace_format.from_azure(path))
 
 
 def _task(pool: str, calls: Sequence[TraceCall], length_s: float) -> Task:

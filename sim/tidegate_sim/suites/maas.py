@@ -8,14 +8,13 @@ the oracle is a reference that looks back, and no policy is promised to reach it
 `maas_ablations` adds rows that leave one part of the product out, on one trace.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from tidegate_policy import gateway_core
 from tidegate_policy.admit import promises
 from tidegate_policy.steer import guards, proposal, selectors, steering_loop
 from tidegate_sim import (
+    azure_suite,
     bench_report,
     cell,
     engine_rows,
@@ -24,10 +23,9 @@ from tidegate_sim import (
     maas_traces,
     paired_difference,
     suite,
-    trace_format,
 )
 from tidegate_sim.bench_report import Report
-from tidegate_sim.trace_format import BadTrace, TraceCall
+from tidegate_sim.trace_format import TraceCall
 
 POOL = "a100-40-llama2-70b-tp4"
 RATE = 1.8
@@ -89,7 +87,7 @@ def _stock(policy: str) -> cell.Row:
     )
 
 
-class Maas(suite.Suite):
+class Maas(azure_suite.AzureSuite):
     """The suite. A cell's trace is `NAME/SEED`."""
 
     name = "maas"
@@ -97,6 +95,8 @@ class Maas(suite.Suite):
     rates = (RATE,)
     workflows = 0
     """A number that is not 0 keeps only as many calls of each trace."""
+    replayed = maas_traces.FROM_AZURE
+    first_seed, seeds = FIRST_SEED, SEEDS
 
     @property
     def traces(self) -> Sequence[str]:
@@ -123,45 +123,20 @@ class Maas(suite.Suite):
 
     def trace(self, key: suite.CellKey) -> Sequence[TraceCall]:
         name, seed = key.trace.split("/")
-        azure = () if key.trace_file is None else _azure(key.trace_file)
-        calls = maas_traces.trace(name, int(seed), key.rate, azure)[: key.workflows or None]
+        calls = maas_traces.trace(name, int(seed), key.rate, azure_suite.published(key))[: key.workflows or None]
         return maas_ablations.trace(key.row, calls)
 
     def learned_from(self) -> Sequence[TraceCall]:
         return maas_traces.learned(1000)
-
-    def seed(self, key: suite.CellKey) -> int:
-        return int(key.trace.split("/")[1])
 
     def numbers(self, outcome: cell.Outcome, key: suite.CellKey) -> Report:
         return maas_figures.figures(self.trace(key), outcome, maas_traces.LENGTH_S)
 
     def run(self, options: suite.Options, tell: suite.Tell) -> Report:
         """All rows on all traces that are asked for. Without `--trace-file` the two traces from Azure are left out."""
-        named = options.traces or [
-            name for name in self.traces if options.trace_file or name not in maas_traces.FROM_AZURE
-        ]
-        if not options.trace_file and (needy := [name for name in named if name in maas_traces.FROM_AZURE]):
-            raise BadTrace(f"the trace {needy[0]} needs --trace-file, the Azure LLM inference trace 2023")
         checks = suite.Checks(scheduler=options.scheduler)
-        seeds = range(FIRST_SEED, FIRST_SEED + (options.seeds or SEEDS))
-        keys = [
-            suite.CellKey(
-                suite=self.name,
-                pool=pool,
-                row=row,
-                trace=f"{name}/{seed}",
-                rate=rate,
-                workflows=options.workflows or 0,
-                scheduler=options.scheduler,
-                trace_file=options.trace_file,
-            )
-            for pool, rates in self.loads(options).items()
-            for rate in rates
-            for name in named
-            for seed in seeds
-            for row in (self.rows if name == maas_ablations.TRACE else self.everywhere)
-        ]
+        named, seeds = self.chosen_traces(options), self.chosen_seeds(options)
+        keys = self.seeded_keys(options, lambda name: self.rows if name == maas_ablations.TRACE else self.everywhere)
         results = suite.run_cells(keys, options, checks, tell)
         return {
             "suite": self.name,
@@ -205,11 +180,6 @@ class Maas(suite.Suite):
 
 
 SUITE = Maas()
-
-
-@functools.lru_cache(maxsize=2)
-def _azure(path: Path) -> Sequence[TraceCall]:
-    return tuple(trace_format.from_azure(path))
 
 
 def oracle(met: Mapping[str, Sequence[int]]) -> int:
