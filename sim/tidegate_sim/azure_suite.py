@@ -69,8 +69,8 @@ def _read(path: Path) -> Sequence[TraceCall]:
 def arrivals(
     rng: random.Random, rate: float, load: Callable[[float], float], *, most: float, length_s: float
 ) -> Iterator[float]:
-    """The instants of a Poisson process of `rate * load(at_s)` events a second, by thinning. `most` is the greatest load. The
-    load may jump at any instant."""
+    """The instants of a Poisson process of `rate * load(at_s)` events a second, by thinning. `most` is the greatest
+    load, which may jump at any instant."""
     at_s = rng.expovariate(rate * most)
     while at_s < length_s:
         if rng.random() * most < load(at_s):
