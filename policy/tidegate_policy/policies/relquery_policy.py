@@ -366,8 +366,8 @@ class RelQuery(StaticPolicy):
             self._group_patience.watch(group.name, self._group_ends_at_s(group))
 
     def _lift_groups(self, now: float) -> None:
-        """Patience is watched from the arrival of a group, from the last start of its lift, and from the instant from which a
-        call of it waits again. Further calls and starts only move its end to later."""
+        """Patience is watched from the arrival of a group, from the last start of its lift, and from the instant from which
+        a call of it waits again. Further calls and starts only move its end to later."""
         for name in self._group_patience.take(now):
             group = self._groups[name]
             if (ends_at_s := self._group_ends_at_s(group)) > now:
