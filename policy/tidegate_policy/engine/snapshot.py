@@ -5,6 +5,7 @@ run, and a step has little time, so the calls that decode are not looked at one 
 """
 
 import functools
+import itertools
 import operator
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
@@ -187,12 +188,22 @@ class EngineSnapshot:
         first = next((queue.peek() for queue in self._queues if len(queue)), None)
         if first is None or next(self._probe.startable((first,)), None) is not None:
             return first  # most steps need no more than this look
-        return next(iter(self.first(1)), None)
+        return next(self.startable(), None)
+
+    def startable(self) -> Iterator[QueuedRequest]:
+        """The waiting calls that can start, in the order of their starts, found as they are read. It finds none behind
+        `MOST_LOOKED_AT`."""
+        for place in itertools.count():
+            if place == len(self._first):
+                found = next(self._others, None)
+                if found is None:
+                    return
+                self._first.append(found)
+            yield self._first[place]
 
     def first(self, k: int) -> list[QueuedRequest]:
-        """The first k waiting calls that can start, in the order of their starts. It finds none behind `MOST_LOOKED_AT`."""
-        self._first += islice(self._others, max(k - len(self._first), 0))
-        return self._first[:k]
+        """The first k of `startable`."""
+        return list(islice(self.startable(), k))
 
     def rank(self, item: QueuedRequest) -> Key:
         """The position of a call among calls that run: the greatest is preempted first."""

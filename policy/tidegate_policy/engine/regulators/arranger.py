@@ -8,6 +8,9 @@ The paper's engine pauses all decodes for a prefill batch. With chunked prefill 
 decodes only by its own tokens (`prefill_s` times the tokens), and the fixed step time is paid once for both.
 """
 
+from collections.abc import Iterable
+from itertools import islice
+
 from tidegate_policy.engine.known_call import KnownCall
 from tidegate_policy.engine.regulators.regulator import Memoryless
 from tidegate_policy.engine.snapshot import EngineSnapshot
@@ -24,16 +27,20 @@ class Arranger(Memoryless):
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
         places = plan.max_running - engine.running_count + len(plan.preempt)
-        if places <= 0 or engine.head is None or not engine.decode_count:
+        if places <= 0 or not engine.waiting or not engine.decode_count:
             return plan
-        decodes = engine.decodes
-        candidate = _candidate(engine, engine.first(min(places, MOST_CANDIDATES)))
-        best, rank = engine.first_decode()
-        same = group_of(best.call) == group_of(candidate[0].call)
-        waiting_first = engine.rank(candidate[0]) < rank
-        if same or waiting_first or added_latency_s(engine, decodes, candidate) < 0:
+        candidate = _candidate(engine, islice(engine.startable(), min(places, MOST_CANDIDATES)))
+        if not candidate:
+            return plan
+        if added_latency_s(engine, engine.decodes, candidate) < 0 or _goes_first(engine, candidate[0]):
             return plan.at_most(starts=len(candidate))
         return plan.at_most(starts=0)
+
+
+def _goes_first(engine: EngineSnapshot, waiting: QueuedRequest) -> bool:
+    """Whether a waiting call ranks before the best decoding call, or belongs to its group."""
+    best, rank = engine.first_decode()
+    return group_of(best.call) == group_of(waiting.call) or engine.rank(waiting) < rank
 
 
 def added_latency_s(engine: EngineSnapshot, decodes: list[KnownCall], candidate: list[QueuedRequest]) -> float:
@@ -55,14 +62,13 @@ def group_of(call: Call) -> str:
     return call.group or call.id
 
 
-def _candidate(engine: EngineSnapshot, first: list[QueuedRequest]) -> list[QueuedRequest]:
+def _candidate(engine: EngineSnapshot, waiting: Iterable[QueuedRequest]) -> list[QueuedRequest]:
     """The leading waiting calls of one group that fit into one step together."""
-    group = group_of(first[0].call)
     taken: list[QueuedRequest] = []
     tokens = 0
-    for item in first:
+    for item in waiting:
         tokens += item.call.prompt_tokens
-        if taken and (group_of(item.call) != group or tokens > engine.limits.max_step_tokens):
+        if taken and (group_of(item.call) != group_of(taken[0].call) or tokens > engine.limits.max_step_tokens):
             break
         taken.append(item)
     return taken

@@ -9,6 +9,7 @@ because they wait then and could start again. If that call does not fit, the fen
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from typing import ClassVar
 
 from tidegate_policy.engine.regulators.slot_preemption import MOST_VICTIMS
@@ -83,14 +84,13 @@ class Fence:
     ) -> int:
         """How many of the first `wanted` waiting calls fit into `room` tokens, if `prompt_of` tells their prompt tokens."""
         starts = 0
-        while starts < wanted and room > 0:
-            first = engine.first(starts + 1)
-            if len(first) <= starts:
-                greatest = engine.sizes.context_tokens + engine.sizes.output_tokens + margin
-                return starts + min(room // greatest, wanted - starts)
-            room -= prompt_of(first[starts]) + self._upper(first[starts].call)
-            starts += room >= 0
-        return starts
+        for item in islice(engine.startable(), wanted):
+            room -= prompt_of(item) + self._upper(item.call)
+            if room < 0:
+                return starts
+            starts += 1
+        greatest = engine.sizes.context_tokens + engine.sizes.output_tokens + margin
+        return starts + min(max(room, 0) // greatest, wanted - starts)
 
     def _most_output(self, engine: EngineSnapshot) -> int:
         """A bound of `_output` without the margins. Progress only lowers the promise to a call, so only calls that are new

@@ -6,6 +6,7 @@ call of a higher level decodes, no call of a lower level prefills. Within one le
 """
 
 from dataclasses import replace
+from itertools import islice
 
 from tidegate_policy.engine.regulators.regulator import Memoryless
 from tidegate_policy.engine.snapshot import EngineSnapshot
@@ -49,8 +50,8 @@ def prefill_tokens(engine: EngineSnapshot, step_s: float) -> int:
 def _without_lower_prefills(engine: EngineSnapshot, plan: StepPlan, level: int) -> StepPlan:
     """The plan with all prefills of levels below `level` (greater numbers) paused, running and waiting."""
     paused = [call.call.id for call in engine.prefills if call.call.urgency > level]
-    first = engine.first(MOST_STARTS)
-    starts = next((place for place, item in enumerate(first) if item.call.urgency > level), len(first))
-    if starts < len(first):
-        plan = plan.at_most(starts=starts)
+    for starts, item in enumerate(islice(engine.startable(), MOST_STARTS)):
+        if item.call.urgency > level:
+            plan = plan.at_most(starts=starts)
+            break
     return replace(plan, paused=plan.paused.union(paused))
