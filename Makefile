@@ -14,7 +14,8 @@ SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli 
 SUITE ?= text2sql
 FIGURES ?= faults.json
 # These tests share no server, so they run on all cores. They run the sources, as the engine does; the tests of the core run
-# the compiled core too, and the other tests the compiled core alone.
+# the compiled core too, and the other tests the compiled core alone. Those start servers, among them vLLM's engine with 4 GB for
+# each process, so two processes run them, file by file.
 PURE_TESTS := tests/contracts tests/policy tests/sim
 
 .PHONY: help client install compiled up test lint e2e bench bench-gateway bench-engine bench-real docs lock proto kubernetes clean faults page-image steering-demo dashboard-images
@@ -37,7 +38,7 @@ else
 	$(COMPILE)
 	$(BIN)/python -m pytest -n auto --dist worksteal tests/policy
 	TIDEGATE_INTERPRETED=1 $(BIN)/python -m pytest tests/engine
-	$(BIN)/python -m pytest $(filter-out $(PURE_TESTS) tests/engine %__pycache__,$(wildcard tests/*))
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(filter-out $(PURE_TESTS) tests/engine %__pycache__,$(wildcard tests/*))
 endif
 
 faults: install ## all fault tests, with floods, slow clients, a soak of SOAK_MINUTES=30 and new random examples: each figure beside its goal

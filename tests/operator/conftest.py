@@ -48,9 +48,12 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control_plane.Co
 
 
 @pytest.fixture
-def namespace(plane: control_plane.ControlPlane) -> str:
-    """A namespace of the test's own, which rejects pods that are not `restricted`."""
-    return make_namespace(plane, f"test-{next(_numbers)}")
+def namespace(plane: control_plane.ControlPlane) -> Iterator[str]:
+    """A namespace of the test's own, which rejects pods that are not `restricted`. Its pods give up their GPUs afterwards,
+    so that the order of the tests does not matter."""
+    name = make_namespace(plane, f"test-{next(_numbers)}")
+    yield name
+    plane.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
 
 
 def make_namespace(plane: control_plane.ControlPlane, name: str) -> str:
