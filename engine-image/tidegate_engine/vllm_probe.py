@@ -46,6 +46,9 @@ class VllmProbe:
         found = manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
         return int(found[1])
 
+    def reserved_places(self) -> int:
+        return int(self._scheduler.num_waiting_for_streaming_input)
+
     def startable(self, waiting: Iterable[QueuedRequest]) -> Iterator[QueuedRequest]:
         """Those of the waiting calls that vLLM does not skip. Each that is given counts for the limit of LoRA adapters."""
         scheduler = self._scheduler

@@ -35,6 +35,9 @@ class FastProbe:
         blocks = request.held - len(request.hashed) + sum(1 for _ in own)
         return min(blocks, -(-enough // BLOCK_TOKENS)) * BLOCK_TOKENS
 
+    def reserved_places(self) -> int:
+        return 0
+
     def free_kv_tokens(self) -> int:
         return self._scheduler.kv.free_blocks * BLOCK_TOKENS
 

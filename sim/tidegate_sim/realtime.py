@@ -86,6 +86,9 @@ class RealtimeEngine:
     def own_kv_tokens(self, call_id: CallId, *, enough: int) -> int:
         return self._sequences[call_id].context
 
+    def reserved_places(self) -> int:
+        return 0
+
     def free_kv_tokens(self) -> int:
         return max(self.cost.kv_tokens - sum(sequence.context for sequence in self._running), 0)
 

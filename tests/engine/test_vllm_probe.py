@@ -91,6 +91,19 @@ def test_the_fence_lets_calls_start_behind_a_call_without_its_grammar():
     assert sorted(driven.step()) == ["a", "b", "c", "d"]
 
 
+def test_a_call_yields_to_an_urgent_one_although_a_session_between_two_inputs_keeps_a_place():
+    driven = Driven(PLACES, policy="priority", regulators=create(["slot-preemption"]))
+    driven.ends["session"] = 1
+    driven.scheduler.add_request(vllm_histories.made("session", 20, arrival_s=1.0, resumable=True))
+    for name in "abc":
+        driven.add(name, output=60, urgency=4)
+    driven.step()
+    assert driven.running() == ["a", "b", "c"]
+    driven.add("urgent", urgency=0)
+    assert "urgent" in driven.step()
+    assert driven.scheduler.state().preemptions == 1
+
+
 def test_the_preemption_of_a_call_frees_the_tokens_that_only_it_holds():
     driven = Driven(replace(PLACES, max_batch=8, max_step_tokens=2048))
     for number, prompt in enumerate((624, 640, 700, 300)):

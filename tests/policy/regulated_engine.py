@@ -36,6 +36,9 @@ class World:
     def free_kv_tokens(self) -> int:
         return self.free
 
+    def reserved_places(self) -> int:
+        return 0
+
     def cached_tokens(self, call_id: CallId) -> int:
         return 0
 

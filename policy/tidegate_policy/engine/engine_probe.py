@@ -23,6 +23,9 @@ class EngineProbe(Protocol):
     def cached_tokens(self, call_id: CallId) -> int:
         """Leading tokens of a waiting call that the prefix cache holds; 0 if unknown."""
 
+    def reserved_places(self) -> int:
+        """Places in the batch that calls keep which do not run, such as sessions between two inputs."""
+
     def startable(self, waiting: Iterable[QueuedRequest]) -> Iterator[QueuedRequest]:
         """Those of the waiting calls that the next step may start together if places and memory suffice, in the same order.
         The others wait for an event, such as the end of the compilation of their grammar. The driver reads `waiting` only
@@ -42,6 +45,9 @@ class NoProbe:
         return 0
 
     def cached_tokens(self, call_id: CallId) -> int:
+        return 0
+
+    def reserved_places(self) -> int:
         return 0
 
     def startable(self, waiting: Iterable[QueuedRequest]) -> Iterator[QueuedRequest]:

@@ -15,7 +15,7 @@ from tidegate_policy.engine.batch import Batch
 from tidegate_policy.engine.engine_probe import EngineProbe
 from tidegate_policy.engine.known_call import KnownCall
 from tidegate_policy.engine.size_bounds import SizeBounds
-from tidegate_policy.engine.step import EngineLimits
+from tidegate_policy.engine.step import EngineLimits, StepPlan
 from tidegate_policy.model import CallId
 from tidegate_policy.policies import Key, Policy, QueuedRequest
 from tidegate_policy.waiting_queue import WaitingQueue
@@ -181,6 +181,10 @@ class EngineSnapshot:
             yield found[1]
 
     # The waiting calls.
+
+    def places(self, plan: StepPlan) -> int:
+        """Places in the batch for waiting calls; a negative number means that calls must leave first."""
+        return plan.max_running - self.running_count - self._probe.reserved_places() + len(plan.preempt)
 
     @functools.cached_property
     def head(self) -> QueuedRequest | None:

@@ -26,7 +26,7 @@ class Arranger(Memoryless):
     """The regulator."""
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
-        places = plan.max_running - engine.running_count + len(plan.preempt)
+        places = engine.places(plan)
         if places <= 0 or not engine.waiting or not engine.decode_count:
             return plan
         candidate = _candidate(engine, islice(engine.startable(), min(places, MOST_CANDIDATES)))

@@ -54,7 +54,7 @@ class Fence:
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
         if not engine.waiting:
             return plan
-        places = max(plan.max_running - engine.running_count + len(plan.preempt), 0)
+        places = max(engine.places(plan), 0)
         wanted = 1 if plan.preempt else min(places + MOST_VICTIMS, MOST_STARTS, engine.waiting)
         room = int(engine.limits.kv_tokens * (1 - MARGIN))
         room -= engine.limits.kv_tokens - engine.free_kv_tokens - engine.pinned_kv_tokens

@@ -29,7 +29,7 @@ class SlotPreemption(Memoryless):
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
         if not engine.running_count or plan.max_starts == 0:
             return plan
-        places = plan.max_running - engine.running_count
+        places = engine.places(plan)
         if places > 0 and engine.sizes.context_tokens + BLOCK_TOKENS <= engine.free_kv_tokens:
             return plan
         head = engine.head
