@@ -7,7 +7,7 @@ way, a LoRA adapter more would exceed vLLM's limit, or the engine is paused. `st
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
@@ -39,12 +39,20 @@ class VllmProbe:
         return int(pool.get_num_free_blocks() * self._scheduler.block_size)
 
     def cached_tokens(self, call_id: CallId) -> int:
-        """Leading tokens of a request that the prefix cache holds."""
+        return self._hit(call_id)[1]
+
+    def shared_tokens(self, call_id: CallId) -> int:
+        """A call that has a block has the blocks before it too. Of several cache groups the one with the fewest counts."""
+        kept = (itertools.takewhile(_is_held, group) for group in self._hit(call_id)[0])
+        return min((sum(1 for _ in group) for group in kept), default=0) * int(self._scheduler.block_size)
+
+    def _hit(self, call_id: CallId) -> tuple[Sequence[Sequence[Any]], int]:
+        """The leading blocks of a request that the prefix cache holds, by cache group, and their tokens."""
         manager, request = self._scheduler.kv_cache_manager, self._scheduler.requests.get(call_id)
         if request is None or not manager.prefix_cache_lookup_enabled(request):
-            return 0
-        found = manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
-        return int(found[1])
+            return (), 0
+        blocks, tokens = manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[:2]
+        return blocks, int(tokens)
 
     def reserved_places(self) -> int:
         return int(self._scheduler.num_waiting_for_streaming_input)
@@ -84,6 +92,10 @@ class VllmProbe:
             grammar = None if compiled is None else compiled.grammar
             return grammar is not None and not isinstance(grammar, Exception)
         return False
+
+
+def _is_held(block: Any) -> bool:
+    return bool(block.ref_cnt and not block.is_null)
 
 
 def _one_holder(block: Any) -> bool:

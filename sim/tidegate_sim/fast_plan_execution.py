@@ -45,6 +45,11 @@ class FastProbe:
         request = self._scheduler.requests.get(call_id)
         return 0 if request is None else len(self._scheduler.hits(request)) * BLOCK_TOKENS
 
+    def shared_tokens(self, call_id: CallId) -> int:
+        request = self._scheduler.requests.get(call_id)
+        hits = [] if request is None else self._scheduler.hits(request)
+        return sum(1 for _ in itertools.takewhile(lambda block: block.holders, hits)) * BLOCK_TOKENS
+
     def startable(self, waiting: Iterable[QueuedRequest]) -> Iterator[QueuedRequest]:
         """All of them: the fast scheduler has no grammars, LoRA adapters, KV connectors and streaming input."""
         return iter(waiting)

@@ -86,6 +86,9 @@ class RealtimeEngine:
     def own_kv_tokens(self, call_id: CallId, *, enough: int) -> int:
         return self._sequences[call_id].context
 
+    def shared_tokens(self, call_id: CallId) -> int:
+        return 0
+
     def reserved_places(self) -> int:
         return 0
 

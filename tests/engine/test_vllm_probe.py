@@ -119,6 +119,18 @@ def test_the_preemption_of_a_call_frees_the_tokens_that_only_it_holds():
     assert found == [48, 96, 352, 304]
 
 
+def test_the_memory_of_a_cached_prefix_is_in_use_only_while_a_call_keeps_it():
+    driven = Driven(replace(PLACES, max_step_tokens=2048))
+    probe = VllmProbe(driven.scheduler)
+    driven.add("first", prompt=640, output=1, prefixes=[(7, 608)])
+    driven.starts()
+    driven.add("second", prompt=640, output=60, prefixes=[(7, 608)])
+    assert (probe.cached_tokens("second"), probe.shared_tokens("second")) == (608, 0)
+    driven.step()
+    driven.add("third", prompt=640, output=60, prefixes=[(7, 608)])
+    assert (probe.cached_tokens("third"), probe.shared_tokens("third")) == (608, 608)
+
+
 def test_calls_that_share_their_memory_do_not_yield_one_by_one():
     """Each of eight calls holds 608 tokens that all share, and a few blocks of its own. At the end the last of them has the
     shared tokens alone, and yields."""

@@ -20,6 +20,10 @@ class World:
         self.kv: dict[CallId, int] = {}
         self.shared: dict[CallId, int] = {}
         """Tokens of a running call that another call holds too."""
+        self.cached: dict[CallId, int] = {}
+        """Tokens of a waiting call that the prefix cache holds."""
+        self.kept: dict[CallId, int] = {}
+        """Those of them whose memory a running call keeps."""
         self.blocked: set[CallId] = set()
         """Waiting calls that cannot start."""
         self.looks = 0
@@ -36,11 +40,14 @@ class World:
     def free_kv_tokens(self) -> int:
         return self.free
 
+    def shared_tokens(self, call_id: CallId) -> int:
+        return self.kept.get(call_id, 0)
+
     def reserved_places(self) -> int:
         return 0
 
     def cached_tokens(self, call_id: CallId) -> int:
-        return 0
+        return self.cached.get(call_id, 0)
 
     def startable(self, waiting: Iterable[QueuedRequest]) -> Iterator[QueuedRequest]:
         for item in waiting:

@@ -191,6 +191,9 @@ class Probe:
     def free_kv_tokens(self) -> int:
         return self.free
 
+    def shared_tokens(self, call_id: CallId) -> int:
+        return 0
+
     def reserved_places(self) -> int:
         return 0
 

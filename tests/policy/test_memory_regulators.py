@@ -154,6 +154,16 @@ def test_the_fence_starts_as_many_calls_as_fit_with_their_whole_output() -> None
     assert shaped("fence", world.engine()).max_starts == 2
 
 
+def test_the_fence_charges_a_cached_prefix_unless_a_running_call_keeps_it() -> None:
+    world = World("fcfs", limits=replace(LIMITS, kv_tokens=1000))
+    world.runs("running", prompt=300, output=100, done=1)
+    world.waits("a", prompt=600, output=100)
+    world.cached["a"] = 500
+    assert shaped("fence", world.engine()).max_starts == 0
+    world.kept["a"] = 300
+    assert shaped("fence", world.engine()).max_starts == 1
+
+
 def test_the_fence_learns_how_far_outputs_exceed_their_prediction() -> None:
     world = World("fcfs", limits=replace(LIMITS, kv_tokens=1000))
     world.waits("a", prompt=100, output=50)

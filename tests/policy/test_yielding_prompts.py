@@ -32,6 +32,9 @@ class Engine:
     def free_kv_tokens(self) -> int:
         return LIMITS.kv_tokens
 
+    def shared_tokens(self, call_id: CallId) -> int:
+        return 0
+
     def reserved_places(self) -> int:
         return 0
 

@@ -207,6 +207,7 @@ class Real:
             "usage": self.scheduler.get_kv_cache_usage(),
             "waiting": len(self.scheduler.waiting),
             "own": own_kv_tokens(vllm_probe.VllmProbe(self.scheduler), self.scheduler.running, "request_id"),
+            "shared": shared_tokens(vllm_probe.VllmProbe(self.scheduler), self.core),
         }
 
 
@@ -273,6 +274,7 @@ class Fast:
             "usage": self.scheduler.kv.usage,
             "waiting": len(self.scheduler.waiting),
             "own": own_kv_tokens(fast_plan_execution.FastProbe(self.scheduler), self.scheduler.running, "id"),
+            "shared": shared_tokens(fast_plan_execution.FastProbe(self.scheduler), self.core),
         }
 
 
@@ -280,6 +282,12 @@ def own_kv_tokens(probe, running, name):
     """The tokens that the preemption of each running request would free, counted to its end and to three blocks."""
     ids = [getattr(request, name) for request in running]
     return [probe.own_kv_tokens(each, enough=enough) for each in ids for enough in (10_000, 40)]
+
+
+def shared_tokens(probe, core):
+    """Tokens of the cached prefixes of the first waiting calls, and those of them that calls keep."""
+    waiting = [] if core is None else [item.call.id for queue in core.queues for item in queue.first(4)]
+    return [(probe.cached_tokens(each), probe.shared_tokens(each)) for each in waiting]
 
 
 COST = CostModel(step_s=0.02, prefill_s=1e-4, attention_s=1e-9, decode_s=1e-4, context_s=1e-7)

@@ -23,6 +23,10 @@ class EngineProbe(Protocol):
     def cached_tokens(self, call_id: CallId) -> int:
         """Leading tokens of a waiting call that the prefix cache holds; 0 if unknown."""
 
+    def shared_tokens(self, call_id: CallId) -> int:
+        """Of `cached_tokens`, the leading ones whose memory running calls or held contexts keep. The others count as free,
+        until the call takes them."""
+
     def reserved_places(self) -> int:
         """Places in the batch that calls keep which do not run, such as sessions between two inputs."""
 
@@ -45,6 +49,9 @@ class NoProbe:
         return 0
 
     def cached_tokens(self, call_id: CallId) -> int:
+        return 0
+
+    def shared_tokens(self, call_id: CallId) -> int:
         return 0
 
     def reserved_places(self) -> int:

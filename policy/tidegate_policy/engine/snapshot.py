@@ -217,8 +217,13 @@ class EngineSnapshot:
         """Tokens that a waiting call must compute before it decodes, as the prefix cache stands now."""
         return max(self.most_uncached_tokens(item) - self._probe.cached_tokens(item.call.id), 1)
 
+    def memory_tokens(self, item: QueuedRequest) -> int:
+        """Tokens of free memory that a waiting call takes until it decodes. A part of its prompt that is in the prefix
+        cache and that no call keeps takes free memory too."""
+        return max(self.most_uncached_tokens(item) - self._probe.shared_tokens(item.call.id), 1)
+
     def most_uncached_tokens(self, item: QueuedRequest) -> int:
-        """A bound of `uncached_tokens` that needs no look into the prefix cache."""
+        """A bound of `uncached_tokens` and `memory_tokens` that needs no look into the prefix cache."""
         return max(item.call.prompt_tokens + self._calls[item.call.id].output_tokens, 1)
 
     @functools.cached_property

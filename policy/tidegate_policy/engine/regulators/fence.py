@@ -77,7 +77,7 @@ class Fence:
         most_output = self._most_output(engine) + margin * engine.running_count
         if self._charged(engine, wanted, room - most_output, margin, engine.most_uncached_tokens) == wanted:
             return wanted
-        return self._charged(engine, wanted, room - self._output(engine, preempt), margin, engine.uncached_tokens)
+        return self._charged(engine, wanted, room - self._output(engine, preempt), margin, engine.memory_tokens)
 
     def _charged(
         self, engine: EngineSnapshot, wanted: int, room: int, margin: int, prompt_of: Callable[[QueuedRequest], int]

@@ -42,7 +42,7 @@ class SlotPreemption(Memoryless):
 def fits(engine: EngineSnapshot, head: QueuedRequest, *, freed: int) -> bool:
     """Whether `head` can start when `freed` tokens more are free. The prefix cache is asked only if it matters."""
     free = engine.free_kv_tokens + freed - BLOCK_TOKENS
-    return engine.most_uncached_tokens(head) <= free or engine.uncached_tokens(head) <= free
+    return engine.most_uncached_tokens(head) <= free or engine.memory_tokens(head) <= free
 
 
 def worthwhile(engine: EngineSnapshot, head: QueuedRequest, places: int) -> tuple[CallId, ...]:
