@@ -1,7 +1,8 @@
 """`fence`: calls start only while the memory that all running calls may need at their end is there (H-MAS eq 2, 10, 11).
 
-Each call is charged its prompt and a calibrated upper bound of its output. Prompt parts that are in the prefix cache count
-once, because used memory is measured, not added up. Memory held for sessions is reclaimable and is not charged.
+Each call is charged its prompt and a calibrated upper bound of its output. Prompt parts that running calls keep in the
+prefix cache count once, because used memory is measured, not added up. Memory held for sessions is reclaimable and is not
+charged.
 
 Calls that the plan preempts give up their memory and what was promised to them, and only one call starts in such a step,
 because they wait then and could start again. If that call does not fit, the fence takes the preemptions out of the plan.
