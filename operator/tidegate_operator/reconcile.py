@@ -134,7 +134,7 @@ async def carry_out(
             del current[reference]
         pending_deletion = {}
     names = {reference.name for reference in pending_deletion}
-    waiting = {**dict.fromkeys(names, "stays until the others are ready"), **dict.fromkeys(staged.held, HELD)}
+    waiting = {**dict.fromkeys(names, "stays until the others are ready"), **_waiting(staged)}
     await _write_report(api, body, _report(body, current.values(), pods, problems, now, waiting=waiting, lines=lines))
     return Result.REJECTED if len(problems) > len(staged.problems) else Result.SETTLED
 
@@ -154,7 +154,7 @@ def is_settled(
         return not _is_news(body, _report(body, children, pods, _invalid(error), now))
     staged = rollout.staged(body, _desired(pool, rules, children), children, pods)
     todo = plan.steps(pool.uid, staged.desired, children)
-    waiting = dict.fromkeys(staged.held, HELD)
+    waiting = _waiting(staged)
     report = _report(body, children, pods, staged.problems, now, waiting=waiting)
     return todo == plan.NOTHING and not _is_news(body, report) and replica_allocation.total_to_state(body) is None
 
@@ -168,6 +168,11 @@ def _desired(pool: spec.Pool, rules: Rules, children: Iterable[Json]) -> Sequenc
         operator_namespace=rules.operator_namespace,
         prometheus=rules.prometheus,
     )
+
+
+def _waiting(staged: rollout.Rollout) -> dict[str, str]:
+    """By workload: why it does not follow the spec yet."""
+    return {**dict.fromkeys(staged.held, HELD), **staged.told}
 
 
 def _invalid(error: spec.InvalidSpecError) -> list[tuple[str, str]]:
