@@ -17,9 +17,8 @@ EVENTS = {
 """Reasons of the events. A failed canary has the event `RolledBack`, once its Deployment goes back."""
 
 
-def of_canary(tested: canary_hold.Tested, state: canary.CanaryState, settings: canary.CanarySettings) -> dict[str, Any]:
-    """The part of the status, always complete, as server-side apply requires."""
-    weight = canary.weight(state, settings)
+def of_canary(tested: canary_hold.Tested, state: canary.CanaryState, weight: int | None) -> dict[str, Any]:
+    """The part of the status, always complete, as server-side apply requires. `weight` is the share that is in force."""
     return {
         "rollout": {
             "nodePool": tested.node_pool,

@@ -116,7 +116,8 @@ class PoolCanary:
             ),
             settings,
         )
-        ours = canary_status.of_canary(tested, current.state, settings)
+        weight = canary.weight(current.state, settings, new=len(sides.serving), old=sides.others)
+        ours = canary_status.of_canary(tested, current.state, weight)
         if current.state != before:
             current.figures.begin()
             shown = (*key, tested.node_pool, current.state.phase.value, current.state.reason)
@@ -126,7 +127,7 @@ class PoolCanary:
         if pool_status.changed(body.get("status", {}), ours, owns=canary_status.WRITTEN):
             await self._api.apply_status(*key, ours, writer=WRITER)
         names = [name for pod in sides.new if (name := _engine(pod))]
-        await current.admin.divide(gateways, names, canary.weight(current.state, settings))
+        await current.admin.divide(gateways, names, weight)
         return PERIOD_S
 
     async def _begun(
@@ -164,6 +165,8 @@ class _Sides:
     """Those of them that are ready."""
     old: Sequence[str]
     """The ready engines with which the new ones are compared: those of the same node pool, else all others."""
+    others: int
+    """Ready engines of the pool that have not the new revision."""
 
     @staticmethod
     def of(pods: Sequence[Json], tested: canary_hold.Tested) -> "_Sides":
@@ -172,12 +175,13 @@ class _Sides:
         new = [
             pod for pod in same if pod["metadata"].get("annotations", {}).get(canary_hold.REVISION) == tested.revision
         ]
-        others = [pod for pod in engines if pod not in same]
-        old = _ready(pod for pod in same if pod not in new) or _ready(others)
-        return _Sides(new=new, serving=[pod for pod in new if _ready([pod])], old=old)
+        beside, elsewhere = ([pod for pod in each if pod not in new] for each in (same, engines))
+        ready = _ready(elsewhere)
+        serving = [pod for pod in new if _ready([pod])]
+        return _Sides(new=new, serving=serving, old=_ready(beside) or ready, others=len(ready))
 
 
-def _ready(pods: Iterator[Json] | Sequence[Json]) -> list[str]:
+def _ready(pods: Sequence[Json]) -> list[str]:
     """The names of the ready engines of these pods."""
     found = (pool_steering.ready_address(pod, child_metadata.HTTP_PORT) for pod in pods)
     return [name for name in found if name is not None]

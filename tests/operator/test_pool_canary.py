@@ -10,7 +10,7 @@ import pytest
 from tidegate_operator import operator_doubles, pool_canary, reconcile
 from tidegate_policy.rollout.side_by_side import Service, Times
 
-CANARY = {"steps": [{"weight": 5, "duration": "1m"}, {"weight": 25, "duration": "1m"}], "minCalls": 50}
+CANARY = {"steps": [{"weight": 5, "duration": "1m"}, {"weight": 20, "duration": "1m"}], "minCalls": 50}
 
 
 def service(calls, *, errors=0, ttft_s=0.2):
@@ -125,7 +125,7 @@ async def test_a_good_revision_goes_from_step_to_step_and_reaches_all_engines(ca
         assert pool.status["rollout"]["step"] == 1, "too few calls"
         pool.serve(2)
         await pool.observe()
-        assert (pool.status["rollout"]["step"], pool.gateways.divided) == (2, (pool.new(), 25))
+        assert (pool.status["rollout"]["step"], pool.gateways.divided) == (2, (pool.new(), 20))
         assert len(pool.new()) == 1
         pool.serve()
         await pool.observe(seconds=61)
@@ -240,7 +240,7 @@ async def test_the_only_engine_of_a_pool_is_replaced_after_its_test(canary_of, e
 
 def test_steps_with_falling_weights_are_refused_by_the_api_server(kubectl):
     for canary, sentence in (
-        ({"steps": [{"weight": 25, "duration": "1m"}, {"weight": 5, "duration": "1m"}]}, "order of their weights"),
+        ({"steps": [{"weight": 20, "duration": "1m"}, {"weight": 5, "duration": "1m"}]}, "order of their weights"),
         ({"steps": [{"weight": 100, "duration": "1m"}]}, "less than or equal to 99"),
         ({"steps": []}, "at least 1 items"),
         ({"steps": [{"weight": 5, "duration": "soon"}]}, "write a duration"),

@@ -33,18 +33,22 @@ def service(calls=100, *, errors=0, ttft_s=0.2, tpot_s=0.03, missed=0):
 GOOD = Observation(serves=True, new=service(), old=service(1000))
 
 
+def weight(state, *, new=1, old=3):
+    return canary.weight(state, SETTINGS, new=new, old=old)
+
+
 def under_test(now=0.0):
     return canary.step(now, canary.begin(now, "r2"), Observation(serves=True), SETTINGS)
 
 
 def test_a_good_revision_goes_through_all_steps_and_is_promoted():
     state = canary.begin(0, "r2")
-    assert canary.weight(state, SETTINGS) == 0
-    seen = [(state.phase, canary.weight(state, SETTINGS))]
+    assert weight(state) == 0
+    seen = [(state.phase, weight(state))]
     for now in range(1, 300):
         state = canary.step(now, state, GOOD, SETTINGS)
-        if seen[-1] != (state.phase, canary.weight(state, SETTINGS)):
-            seen.append((state.phase, canary.weight(state, SETTINGS)))
+        if seen[-1] != (state.phase, weight(state)):
+            seen.append((state.phase, weight(state)))
     assert seen == [(Phase.STARTING, 0), (Phase.TESTING, 5), (Phase.TESTING, 25), (Phase.PROMOTED, None)]
     assert "served as well" in state.reason
 
@@ -58,7 +62,7 @@ def test_a_good_revision_goes_through_all_steps_and_is_promoted():
             service(100, ttft_s=0.6),
             "the time to the first token is 600 ms at the new engines and 200 ms at the old ones",
         ),
-        (service(100, tpot_s=0.06), "the time for each further token is 60 ms"),
+        (service(100, tpot_s=0.06), "the time for each token is 60 ms"),
         (service(100, missed=30), "30 of 100 calls of class chat missed their target at the new engines"),
     ],
 )
@@ -75,6 +79,12 @@ def test_a_revision_that_serves_worse_goes_back_and_the_sentence_says_why(new, s
 def test_trouble_that_the_old_engines_have_too_is_no_fault_of_the_new_ones(old):
     new = service(100, errors=5, ttft_s=min(old.ttft.mean_s, 0.6), tpot_s=min(old.tpot.mean_s, 0.1))
     assert side_by_side.fault(new, old, SETTINGS.limits) is None
+
+
+def test_one_engine_gets_no_more_than_the_share_of_one_engine():
+    state = canary.step(61, under_test(), GOOD, SETTINGS)
+    assert [weight(state, old=old) for old in (0, 1, 3, 9, 400)] == [25, 25, 25, 10, 1]
+    assert weight(state, new=2, old=8) == 20
 
 
 def test_times_of_few_calls_are_not_compared():
@@ -109,7 +119,7 @@ def test_an_engine_that_does_not_start_in_time_goes_back():
 def test_an_engine_that_stops_to_serve_gets_no_calls_and_begins_its_step_again():
     state = canary.step(61, under_test(), GOOD, SETTINGS)
     lost = canary.step(70, state, replace(GOOD, serves=False), SETTINGS)
-    assert (lost.phase, lost.step, canary.weight(lost, SETTINGS)) == (Phase.STARTING, 1, 0)
+    assert (lost.phase, lost.step, weight(lost)) == (Phase.STARTING, 1, 0)
     back = canary.step(100, lost, GOOD, SETTINGS)
     assert (back.phase, back.step, back.since_s) == (Phase.TESTING, 1, 100)
 
@@ -146,7 +156,7 @@ def test_whatever_is_observed_steps_are_earned_and_ends_are_final(history):
         now += passed_s
         before, state = state, canary.step(now, state, seen, SETTINGS)
         assert state.revision == "r2"
-        assert canary.weight(state, SETTINGS) in (0, 5, 25, None)
+        assert weight(state) in (0, 5, 25, None)
         if before.phase in (Phase.PROMOTED, Phase.FAILED):
             assert state == before
             continue

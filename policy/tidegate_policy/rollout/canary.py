@@ -83,13 +83,16 @@ def begin(now: float, revision: str) -> CanaryState:
     )
 
 
-def weight(state: CanaryState, settings: CanarySettings) -> int | None:
-    """Percent of the calls that the new engines get; None = as many as any other engine."""
+def weight(state: CanaryState, settings: CanarySettings, *, new: int, old: int) -> int | None:
+    """Percent of the calls that the new engines get; None = as many as any other engine. `new` and `old` are the ready
+    engines of the pool. The new ones get no more than their number's share: more load would make them slower than the old
+    ones, and the comparison would blame the revision."""
     if state.phase is Phase.PROMOTED:
         return None
-    if state.phase is Phase.TESTING:
-        return settings.steps[min(state.step, len(settings.steps) - 1)].weight
-    return 0
+    if state.phase is not Phase.TESTING:
+        return 0
+    wanted = settings.steps[min(state.step, len(settings.steps) - 1)].weight
+    return min(wanted, max(100 * new // (new + old), 1)) if new and old else wanted
 
 
 def step(now: float, state: CanaryState, seen: Observation, settings: CanarySettings) -> CanaryState:

@@ -21,7 +21,7 @@ class Limits:
     ttft_ratio: float = 1.5
     """The time to the first token may be so many times as long."""
     tpot_ratio: float = 1.5
-    """The time for each further token may be so many times as long."""
+    """The time for each token may be so many times as long."""
     attainment_drop: float = 0.1
     """The share of the calls of a class that meet their targets may be so much smaller."""
 
@@ -106,7 +106,7 @@ def fault(new: Service, old: Service, limits: Limits) -> str | None:
     return (
         _error_fault(new, old, limits)
         or _time_fault("time to the first token", new.ttft, old.ttft, limits.ttft_ratio, limits)
-        or _time_fault("time for each further token", new.tpot, old.tpot, limits.tpot_ratio, limits)
+        or _time_fault("time for each token", new.tpot, old.tpot, limits.tpot_ratio, limits)
         or _target_fault(new, old, limits)
     )
 
