@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidegate_operator import canary_hold, objects, pod_trouble, pool_status, quantity
-from tidegate_operator.render import child_metadata
+from tidegate_operator.render import child_metadata, gateway_deployment
 from tidegate_operator.spec import Json
 
 REVISION, SERVED = canary_hold.REVISION, canary_hold.SERVED
@@ -34,6 +34,8 @@ RESTART = f"{child_metadata.GROUP}/restart"
 """Annotation of a pool. A new value restarts its engines, one after the other."""
 RESTART_ALL = f"{child_metadata.GROUP}/restart-all"
 """Annotation of a pool. A new value restarts its engines, its gateways and a store with a volume."""
+TAKEN_OVER = gateway_deployment.RELOADED
+"""Fields of the spec and of `gateway` that running gateways take over (`gateway_deployment.settings`)."""
 PAUSED = "waits, because spec.rollout.paused is set"
 STORE = "valkey"
 """The component of the embedded store."""
@@ -125,11 +127,14 @@ class _Target:
         self.is_gateway = self.is_workload and component == "gateway"
         self.manifest = _restarted(manifest, _restarts(pool, component)) if self.is_workload else manifest
         self._notes: Mapping[str, str] = {} if body is None else body["metadata"].get("annotations", {})
-        self.wanted = self.inputs = ""
+        self.wanted = self.inputs = self._known = ""
         self.settled, self._stuck = False, None
         if self.is_workload:
             self.wanted = child_metadata.digest(quantity.normalised(self.manifest["spec"]["template"]))
-            self.inputs = child_metadata.digest(_inputs(pool, component, labels.get(child_metadata.NODE_POOL)))
+            inputs = _inputs(pool, component, labels.get(child_metadata.NODE_POOL))
+            self.inputs = self._known = child_metadata.digest(inputs)
+            if self.is_gateway:
+                self.inputs = child_metadata.digest(_read_at_start(inputs))
             if body is not None:
                 seen = pool_status.Workload.of(body)
                 self.settled, self._stuck = seen.settled, seen.stuck
@@ -151,7 +156,8 @@ class _Target:
             return False
         if REVISION not in self._notes:
             return not self.settled
-        return self._notes.get(INPUTS) != self.inputs and self._notes[REVISION] != self.wanted and not self.has_failed
+        is_new = self._notes.get(INPUTS) not in (self.inputs, self._known)
+        return is_new and self._notes[REVISION] != self.wanted and not self.has_failed
 
     def changed(self) -> Json:
         """The manifest with the pods that the spec asks for."""
@@ -254,6 +260,16 @@ def _inputs(pool: Json, component: str, node_pool: str | None) -> Any:
     (own,) = (_uncounted(item) for item in spec["nodePools"] if item["name"] == node_pool)
     inputs = [spec["model"], spec["engine"], own, spec["gateway"].get("queue"), restarts.get(RESTART)]
     return [*inputs, added] if added else inputs
+
+
+def _read_at_start(inputs: Any) -> Any:
+    """The inputs of a gateway without what it takes over while it runs, so that such an edit does not touch its
+    Deployment. Earlier versions noted all inputs."""
+    if isinstance(inputs, list):
+        whole, restarts = inputs
+        return [_read_at_start(whole), restarts]
+    gateway = {key: value for key, value in inputs["gateway"].items() if key not in TAKEN_OVER}
+    return {**{key: value for key, value in inputs.items() if key not in TAKEN_OVER}, "gateway": gateway}
 
 
 def _uncounted(node_pool: Json) -> Json:

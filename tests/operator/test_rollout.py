@@ -192,10 +192,40 @@ def test_the_inputs_of_a_pool_without_credentials_are_those_of_earlier_versions(
     }
     spec = body["spec"]
     own = [{"name": "a"} if key == "nodePools" else spec[key] for key in ("model", "engine", "nodePools")]
-    uncounted = {**spec, "nodePools": [{"name": name} for name in ("a", "b", "c")]}
     assert inputs["chat-valkey"] == child_metadata.digest(spec["state"])
     assert inputs["chat-engine-a"] == child_metadata.digest([*own, None, None])
-    assert inputs["chat-gateway"] == child_metadata.digest(uncounted)
+
+
+def with_class(ttft, **gateway):
+    body = pool(image="v1")
+    body["spec"] |= {"classes": [{"name": "chat", "weight": 1, "ttft": ttft}], "gateway": gateway}
+    return body
+
+
+def noted_by_an_earlier_version(body):
+    """The annotation of its gateway."""
+    uncounted = {**body["spec"], "nodePools": [{"name": name} for name in ("a", "b", "c")]}
+    return child_metadata.digest(uncounted)
+
+
+def test_a_gateway_of_an_earlier_version_is_not_restarted_by_an_upgrade_and_an_edit_of_it_still_is():
+    cluster, body = Simulated(), with_class("1s")
+    run(cluster, body, rounds=5)
+    cluster.stated["chat-gateway"]["metadata"]["annotations"][rollout.INPUTS] = noted_by_an_earlier_version(body)
+    run(cluster, body, version="2", rounds=5)
+    assert by_version(cluster)["chat-gateway"] == {"1"}
+    run(cluster, with_class("1s", replicas=3), version="2")
+    assert by_version(cluster)["chat-gateway"] == {"2"}
+
+
+def test_an_edit_of_a_class_does_not_touch_the_deployment_of_the_gateways():
+    cluster = Simulated()
+    run(cluster, with_class("1s"), rounds=5)
+    before = copy.deepcopy(cluster.stated["chat-gateway"])
+    run(cluster, with_class("2s"), rounds=5)
+    assert cluster.stated["chat-gateway"] == before
+    run(cluster, with_class("2s"), version="2", rounds=5)
+    assert by_version(cluster)["chat-gateway"] == {"1"}
 
 
 def test_a_settled_pool_needs_no_write():
