@@ -6,6 +6,7 @@ what exists then. The cause of a run does not matter. A spec that cannot be buil
 running as it was.
 """
 
+import asyncio
 import datetime
 import enum
 import logging
@@ -183,7 +184,7 @@ async def _same_names(api: cluster.Cluster, desired: Sequence[Json], children: S
     """Objects that have a desired name but not the pool's label, so that no list of children holds them."""
     listed = {objects.Reference.of(child) for child in children}
     unlisted = [reference for reference in map(objects.Reference.of, desired) if reference not in listed]
-    found = [await api.get(reference) for reference in unlisted]
+    found = await asyncio.gather(*map(api.get, unlisted))
     return [body for body in found if body is not None]
 
 
