@@ -18,7 +18,7 @@ FIGURES ?= faults.json
 # each process, so two processes run them, file by file.
 PURE_TESTS := tests/contracts tests/policy tests/sim
 
-.PHONY: help client install compiled up test lint e2e bench bench-gateway bench-engine bench-real docs lock proto kubernetes clean faults page-image steering-demo dashboard-images
+.PHONY: help client install compiled up test lint e2e bench bench-gateway bench-engine bench-operator bench-real docs lock proto kubernetes clean faults page-image steering-demo dashboard-images
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -71,6 +71,9 @@ bench-gateway: compiled ## CPU time of the gateway per request: ENVIRONMENTS='ol
 
 bench-engine: $(VENV)/.installed-all ## CPU time that our scheduler adds to vLLM's: BENCH_ENGINE='--running 256 --waiting 2000'
 	TIDEGATE_INTERPRETED=1 $(BIN)/python benchmarks/engine $(BENCH_ENGINE)
+
+bench-operator: $(VENV)/.installed-all kubernetes ## time, CPU, memory and requests of the operator with 100 pools: BENCH_OPERATOR='--pools 20'
+	$(BIN)/python benchmarks/operator $(BENCH_OPERATOR)
 
 bench-real: $(VENV)/.installed-all ## small cases of the suites in wall-clock time on a real vLLM engine: BENCH_REAL='--suites semantic'
 	$(BIN)/python benchmarks/real_engine $(BENCH_REAL)

@@ -26,10 +26,12 @@ from tidegate_operator import (
     objects,
     operator_metrics,
     pool_adviser,
+    pool_canary,
     pool_scaling,
     pool_steering,
     reconcile,
     render,
+    spec,
     spec_problems,
     watches,
 )
@@ -208,27 +210,26 @@ async def _act(
         ),
     )
     cache = watch_cache.WatchCache()
+
+    def admin_of(pool: spec.Pool, token: str | None) -> gateway_admin.GatewayAdmin:
+        return gateway_admin.GatewayAdmin(session, pool_steering.admin_url(pool), token=token)
+
     steering = pool_steering.PoolSteering(
         server,
         rules,
         reads=cache,
-        admin_of=lambda pool, token: gateway_admin.GatewayAdmin(session, pool_steering.admin_url(pool), token=token),
+        admin_of=admin_of,
         ask_of=lambda pool: pool_adviser.adviser(server, session, pool),
         clock=controller.now,
         metrics=metrics,
     )
-    scaling = pool_scaling.PoolScaling(
-        server,
-        rules,
-        reads=cache,
-        admin_of=lambda pool, token: gateway_admin.GatewayAdmin(session, pool_steering.admin_url(pool), token=token),
-        clock=controller.now,
-    )
+    scaling = pool_scaling.PoolScaling(server, rules, reads=cache, admin_of=admin_of, clock=controller.now)
+    canaries = pool_canary.PoolCanary(server, rules, reads=cache, admin_of=admin_of, clock=controller.now)
     metrics.add_pools(
         lambda: (body for body in cache.pools() if reconcile.owner_of(body) == rules.operator), steering.silent
     )
     controlling = controller.Controller(
-        server, cache, rules, steering, scaling, resync_s=options.resync, metrics=metrics
+        server, cache, rules, steering, scaling, canaries, resync_s=options.resync, metrics=metrics
     )
     namespaces = _namespaces(options)
     async with asyncio.TaskGroup() as group:

@@ -1,4 +1,5 @@
-"""The operator's workqueues, which make pools what their specs say, steer and scale them, and the events that fill them.
+"""The operator's workqueues, which make pools what their specs say, steer, scale and test them, and the events that fill
+them.
 
 Events of kopf's watches go into the watch cache and put their pool into the queues. A reconcile first asks the cache
 whether there is something to write. Only if there is, or if the cache is unconfirmed, it reads the API server. Each pool is
@@ -15,6 +16,7 @@ from tidegate_operator import (
     cluster,
     operator_metrics,
     pod_trouble,
+    pool_canary,
     pool_scaling,
     pool_steering,
     reconcile,
@@ -52,6 +54,7 @@ class Controller:
         rules: reconcile.Rules,
         steering: pool_steering.PoolSteering,
         scaling: pool_scaling.PoolScaling,
+        canaries: pool_canary.PoolCanary,
         *,
         resync_s: float,
         metrics: operator_metrics.OperatorMetrics | None = None,
@@ -63,13 +66,16 @@ class Controller:
         self._rules = rules
         self._steering = steering
         self._scaling = scaling
+        self._canaries = canaries
         self._resync_s = resync_s
         self._to_reconcile: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
         self._to_steer: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
         self._to_scale: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
+        self._to_test: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
         self._to_reconcile.attempted = metrics.add_queue("reconcile", self._to_reconcile.reading)
         self._to_steer.attempted = metrics.add_queue("steer", self._to_steer.reading)
         self._to_scale.attempted = metrics.add_queue("scale", self._to_scale.reading)
+        self._to_test.attempted = metrics.add_queue("test", self._to_test.reading)
         self._steered: set[watch_cache.Key] = set()
         self._scaled: set[watch_cache.Key] = set()
         self._left: dict[watch_cache.Key, str | None] = {}
@@ -108,11 +114,13 @@ class Controller:
                 group.create_task(self._to_reconcile.run(self._reconcile))
                 group.create_task(self._to_steer.run(self._steer, at_once=STEERED_AT_ONCE))
                 group.create_task(self._to_scale.run(self._scale, at_once=STEERED_AT_ONCE))
+                group.create_task(self._to_test.run(self._canaries.test, at_once=STEERED_AT_ONCE))
         finally:
             await self._steering.close()
 
     def _wake(self, key: watch_cache.Key, delay_s: float = 0.0) -> None:
         self._to_reconcile.add(key, delay_s)
+        self._to_test.add(key, CHILD_DELAY_S)
         if key not in self._steered:  # a steered pool returns to its queue at its own pace
             self._steered.add(key)
             self._to_steer.add(key)

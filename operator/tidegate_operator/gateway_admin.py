@@ -11,17 +11,23 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import TypeVar
 
 import aiohttp
 
 from tidegate_control import pool_token
-from tidegate_operator import error_budget, gateway_loads
+from tidegate_operator import canary_figures, error_budget, gateway_loads
+from tidegate_operator.spec import Json
+from tidegate_policy.rollout.side_by_side import Service
 from tidegate_policy.steer import steering_loop
 
 log = logging.getLogger(__name__)
 
 TIMEOUT = aiohttp.ClientTimeout(total=3.0)
 MAX_REASON = 256
+DIVIDED_S = 300.0
+"""The time for which a division of calls holds unless it is renewed."""
+T = TypeVar("T")
 UNUSABLE = (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError, AttributeError)
 """The gateway does not answer, or its answer cannot be read."""
 
@@ -120,18 +126,38 @@ class GatewayAdmin:
 
     async def loads(self, addresses: Collection[str]) -> dict[str, gateway_loads.GatewayLoad]:
         """By gateway: its load. Gateways that do not answer are absent. `addresses` are those of `targets`."""
-        found = await asyncio.gather(*map(self._load_of, addresses))
+        found = await asyncio.gather(*(self._state_of(address, gateway_loads.parse) for address in addresses))
         return {address: load for address, load in zip(addresses, found, strict=True) if load is not None}
 
-    async def _load_of(self, address: str) -> gateway_loads.GatewayLoad | None:
+    async def services(self, addresses: Collection[str]) -> dict[str, dict[str, Service]]:
+        """By gateway and engine: how the engine serves. Gateways that do not answer are absent."""
+        found = await asyncio.gather(*(self._state_of(address, canary_figures.parse) for address in addresses))
+        return {address: seen for address, seen in zip(addresses, found, strict=True) if seen is not None}
+
+    async def divide(self, addresses: Collection[str], engines: Collection[str], weight: int | None) -> None:
+        """Has each gateway send `weight` percent of the calls to these engines; None = no division. A gateway that does
+        not answer is asked again at the next observation."""
+        await asyncio.gather(*(self._divide(address, engines, weight) for address in addresses))
+
+    async def _divide(self, address: str, engines: Collection[str], weight: int | None) -> None:
+        body = {"weight": None} if weight is None else {"engines": [*engines], "weight": weight, "for_s": DIVIDED_S}
+        try:
+            url = f"http://{address}/admin/rollout"
+            async with self._session.put(url, json=body, headers=self._headers, timeout=TIMEOUT) as answer:
+                self._note(answer)
+                answer.raise_for_status()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            log.debug("%s does not divide its calls: %r", address, error)
+
+    async def _state_of(self, address: str, parse: Callable[[Json], T]) -> T | None:
         try:
             url = f"http://{address}/admin/state"
             async with self._session.get(url, headers=self._headers, timeout=TIMEOUT) as answer:
                 self._note(answer)
                 answer.raise_for_status()
-                return gateway_loads.parse(await answer.json())
+                return parse(await answer.json())
         except UNUSABLE as error:
-            log.debug("%s does not report its load: %r", address, error)
+            log.debug("%s does not report its state: %r", address, error)
             return None
 
     def others(self, policies: Collection[str]) -> dict[str, str]:

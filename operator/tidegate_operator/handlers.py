@@ -27,6 +27,19 @@ class Receiver(Protocol):
     def on_pod(self, event_type: str | None, body: Json) -> None: ...
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """kopf would copy each object of each event deeply, to tell change handlers what has changed. There are none."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        return None
+
+
 @kopf.on.startup(registry=registry)
 def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.peering.standalone = True  # the Lease decides which operator acts
@@ -34,6 +47,7 @@ def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.scanning.disabled = True  # the chart's role does not include listing namespaces and CRDs
     settings.networking.request_timeout = 30.0
     settings.watching.server_timeout = 600  # then a watch is authorised again, and a lost right is noticed
+    settings.persistence.diffbase_storage = _NoDiffs()
     settings.process.ultimate_exiting_timeout = None  # kopf would kill the process when the watches of a namespace end
     for kind in objects.child_kinds(gateway_api=True):
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = child_metadata.POOL

@@ -5,6 +5,7 @@ from typing import Any
 
 from tidegate_operator import cluster, error_budget, gateway_loads, objects, pool_status
 from tidegate_operator.spec import Json
+from tidegate_policy.rollout.side_by_side import Service
 from tidegate_policy.steer import steering_loop
 
 
@@ -112,6 +113,10 @@ class FakeAdmin:
         self.others_have: dict[str, str] = {}
         self.load: gateway_loads.GatewayLoad | None = None
         """Of each gateway."""
+        self.engines: dict[str, Service] = {}
+        """How each engine serves, as each gateway reports it."""
+        self.divided: tuple[frozenset[str], int | None] = (frozenset(), None)
+        """The engines that get a share of the calls, and the share, as they were set last."""
 
     async def override(self) -> steering_loop.Override | None:
         return self.manual
@@ -121,6 +126,12 @@ class FakeAdmin:
 
     async def loads(self, addresses: Collection[str]) -> dict[str, gateway_loads.GatewayLoad]:
         return {} if self.load is None else dict.fromkeys(addresses, self.load)
+
+    async def services(self, addresses: Collection[str]) -> dict[str, dict[str, Service]]:
+        return {address: dict(self.engines) for address in addresses}
+
+    async def divide(self, addresses: Collection[str], engines: Collection[str], weight: int | None) -> None:
+        self.divided = frozenset(engines), weight
 
     def others(self, policies: Collection[str]) -> dict[str, str]:
         return {address: policy for address, policy in self.others_have.items() if policy not in policies}

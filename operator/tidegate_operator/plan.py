@@ -86,12 +86,14 @@ def _is_being_deleted(body: Json) -> bool:
 
 def _covers(actual: object, stated: object) -> bool:
     """Whether `actual` has every `stated` value. The API server omits empty values and adds defaults."""
+    if isinstance(stated, (str, int)):  # most values; the checks below are slower
+        return actual == stated or (stated in ("", 0, False) and actual is None)
     if isinstance(stated, Mapping):
         if not isinstance(actual, Mapping):
             return not stated and actual is None
         return all(_covers(actual.get(key), value) for key, value in stated.items())
-    if isinstance(stated, Sequence) and not isinstance(stated, str):
+    if isinstance(stated, Sequence):
         if not isinstance(actual, Sequence):
             return not stated and actual is None
         return len(actual) == len(stated) and all(map(_covers, actual, stated))
-    return actual == stated or (stated in ("", 0, False) and actual is None)
+    return actual == stated or (not stated and actual is None)

@@ -79,7 +79,8 @@ class Workload:
     ready: int
     existing: int
     settled: bool
-    """Every desired pod is ready and of the newest template, and no other pod is left."""
+    """Every desired pod is ready and of the newest template, and no other pod is left. Never while a canary is held
+    (`canary_hold`)."""
     stuck: str | None
     """Why its controller cannot make progress, if so."""
 
@@ -96,7 +97,7 @@ class Workload:
             desired=desired,
             ready=seen.get("readyReplicas", 0),
             existing=seen.get("replicas", 0),
-            settled=current and counts == [desired] * 3,
+            settled=current and counts == [desired] * 3 and not spec.get("minReadySeconds"),
             stuck=next(_stuck(seen.get("conditions", ())), None),
         )
 

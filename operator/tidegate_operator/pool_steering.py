@@ -78,7 +78,11 @@ def ready_address(pod: Json, port: int = child_metadata.CONTROL_PORT) -> str | N
     ready = any(item["type"] == "Ready" and item["status"] == "True" for item in seen.get("conditions", ()))
     if not ready or "deletionTimestamp" in pod["metadata"] or not seen.get("podIP"):
         return None
-    host = seen["podIP"]
+    return host_and_port(seen["podIP"], port)
+
+
+def host_and_port(host: str, port: int) -> str:
+    """The address with brackets around an IPv6 address, as gateways name engines."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -30,12 +30,14 @@ def number(value: object) -> Decimal | None:
 def normalised(body: Any, *, within: bool = False) -> Any:
     """A copy of a piece of an object in which equal quantities are equal strings. `within` tells that its fields are
     quantities."""
+    if isinstance(body, (str, int)):  # most values; the checks below are slower
+        return body
     if isinstance(body, Mapping):
         return {
             key: _normal(value) if within or key in _FIELDS else normalised(value, within=key in _OBJECTS)
             for key, value in body.items()
         }
-    if isinstance(body, Sequence) and not isinstance(body, str):
+    if isinstance(body, Sequence):
         return [normalised(item) for item in body]
     return body
 

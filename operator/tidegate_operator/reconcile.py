@@ -6,6 +6,7 @@ what exists then. The cause of a run does not matter. A spec that cannot be buil
 running as it was.
 """
 
+import asyncio
 import datetime
 import enum
 import logging
@@ -134,7 +135,7 @@ async def carry_out(
             del current[reference]
         pending_deletion = {}
     names = {reference.name for reference in pending_deletion}
-    waiting = {**dict.fromkeys(names, "stays until the others are ready"), **dict.fromkeys(staged.held, HELD)}
+    waiting = {**dict.fromkeys(names, "stays until the others are ready"), **_waiting(staged)}
     await _write_report(api, body, _report(body, current.values(), pods, problems, now, waiting=waiting, lines=lines))
     return Result.REJECTED if len(problems) > len(staged.problems) else Result.SETTLED
 
@@ -154,7 +155,7 @@ def is_settled(
         return not _is_news(body, _report(body, children, pods, _invalid(error), now))
     staged = rollout.staged(body, _desired(pool, rules, children), children, pods)
     todo = plan.steps(pool.uid, staged.desired, children)
-    waiting = dict.fromkeys(staged.held, HELD)
+    waiting = _waiting(staged)
     report = _report(body, children, pods, staged.problems, now, waiting=waiting)
     return todo == plan.NOTHING and not _is_news(body, report) and replica_allocation.total_to_state(body) is None
 
@@ -170,6 +171,11 @@ def _desired(pool: spec.Pool, rules: Rules, children: Iterable[Json]) -> Sequenc
     )
 
 
+def _waiting(staged: rollout.Rollout) -> dict[str, str]:
+    """By workload: why it does not follow the spec yet."""
+    return {**dict.fromkeys(staged.held, HELD), **staged.told}
+
+
 def _invalid(error: spec.InvalidSpecError) -> list[tuple[str, str]]:
     return [("InvalidSpec", str(problem)) for problem in error.problems]
 
@@ -178,7 +184,7 @@ async def _same_names(api: cluster.Cluster, desired: Sequence[Json], children: S
     """Objects that have a desired name but not the pool's label, so that no list of children holds them."""
     listed = {objects.Reference.of(child) for child in children}
     unlisted = [reference for reference in map(objects.Reference.of, desired) if reference not in listed]
-    found = [await api.get(reference) for reference in unlisted]
+    found = await asyncio.gather(*map(api.get, unlisted))
     return [body for body in found if body is not None]
 
 

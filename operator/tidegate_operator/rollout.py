@@ -7,6 +7,8 @@ Memory between two calls is in annotations of the workloads, so an operator may 
   the cluster has no room for it, an old engine stops first.
 - A revision that does not serve by the deadline, or whose pods crash, is replaced by the last revision that served. The
   other node pools then keep what they have until the spec changes.
+- With `rollout.canary` a node pool first tests one engine of a new revision (`canary_hold`, `pool_canary`). While
+  `rollout.paused` is set, a revision that never served reaches no further engine.
 - A new operator version renders other pods from the same spec. Workloads keep theirs until the spec changes, or until the
   annotation `tidegate.dev/restart` (engines) or `tidegate.dev/restart-all` of the pool does.
 - The store changes after the gateways, which thus know a new password before the store requires it. A store without a
@@ -15,25 +17,26 @@ Memory between two calls is in annotations of the workloads, so an operator may 
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from tidegate_operator import objects, pod_trouble, pool_status, quantity
-from tidegate_operator.render import child_metadata
+from tidegate_operator import canary_hold, objects, pod_trouble, pool_status, quantity
+from tidegate_operator.render import child_metadata, gateway_deployment
 from tidegate_operator.spec import Json
 
-REVISION = f"{child_metadata.GROUP}/revision"
-"""Annotation of a workload and of its pods: the digest of the pod template."""
+REVISION, SERVED = canary_hold.REVISION, canary_hold.SERVED
 INPUTS = f"{child_metadata.GROUP}/inputs"
 """Annotation: the digest of the parts of the spec from which the template was built."""
-SERVED = f"{child_metadata.GROUP}/served"
-"""Annotation: the last revision of which all engines served, as JSON with the keys `revision` and `template`."""
 FAILED = f"{child_metadata.GROUP}/failed"
-"""Annotation: the revision that did not serve, as JSON with the keys `revision` and `why`."""
+"""Annotation: the revision that did not serve, as JSON with the keys `revision` and `why`, and `canary` if its test
+failed."""
 RESTART = f"{child_metadata.GROUP}/restart"
 """Annotation of a pool. A new value restarts its engines, one after the other."""
 RESTART_ALL = f"{child_metadata.GROUP}/restart-all"
 """Annotation of a pool. A new value restarts its engines, its gateways and a store with a volume."""
+TAKEN_OVER = gateway_deployment.RELOADED
+"""Fields of the spec and of `gateway` that running gateways take over (`gateway_deployment.settings`)."""
+PAUSED = "waits, because spec.rollout.paused is set"
 STORE = "valkey"
 """The component of the embedded store."""
 
@@ -52,6 +55,8 @@ class Rollout:
     """Names of the workloads that do not follow the spec yet, because others go first."""
     problems: tuple[tuple[str, str], ...] = ()
     """(reason, message) of each revision that did not serve."""
+    told: Mapping[str, str] = field(default_factory=dict)
+    """By the name of a workload: what is being done to it, if it is not replaced as usual."""
 
 
 def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: Iterable[Json]) -> Rollout:
@@ -64,12 +69,18 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
     has_failed = any(target.has_failed for target in engines)
     unsettled = [target for target in engines if target.body is not None and not target.settled]
     gateways_change = any(target.is_gateway and (target.is_pending or not target.settled) for target in targets)
+    paused = bool(body["spec"].get("rollout", {}).get("paused"))
     manifests: list[Json] = []
     held: list[str] = []
+    told: dict[str, str] = {}
     problems: list[tuple[str, str]] = []
     for target in targets:
         if not target.is_pending:
             manifests.append(target.kept(every_pod))
+        elif paused and target.goes_forward:
+            manifests.append(target.held())
+            held.append(target.name)
+            told[target.name] = PAUSED
         elif not (target.is_store and gateways_change) and (
             not target.is_engine or not target.settled or not (has_failed or unsettled)
         ):
@@ -81,17 +92,24 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
             held.append(target.name)
         if target.is_engine and (problem := _problem(target, manifests[-1])):
             problems.append(problem)
-    return Rollout(desired=tuple(manifests), held=tuple(held), problems=tuple(problems))
+        if target.is_engine and (sentence := _sentence(body, manifests[-1])):
+            told.setdefault(target.name, sentence)
+    return Rollout(desired=tuple(manifests), held=tuple(held), problems=tuple(problems), told=told)
 
 
 def _problem(target: "_Target", manifest: Json) -> tuple[str, str] | None:
-    failure = _noted(manifest["metadata"]["annotations"], FAILED)
+    failure = canary_hold.noted(manifest["metadata"]["annotations"], FAILED)
     if failure.get("revision") != target.wanted:
         return None
-    return (
-        "RolledBack",
-        f"{target.name} did not serve with the new spec and runs the last one that served: {failure['why']}",
-    )
+    what = "failed the test of the new spec" if failure.get("canary") else "did not serve with the new spec"
+    return "RolledBack", f"{target.name} {what} and runs the last one that served: {failure['why']}"
+
+
+def _sentence(pool: Json, manifest: Json) -> str | None:
+    """What is told of a workload whose revision replaces another one."""
+    notes = manifest["metadata"]["annotations"]
+    replaces = manifest["spec"]["replicas"] and canary_hold.replaces(notes[REVISION], notes)
+    return canary_hold.sentence(pool, notes[REVISION]) if replaces else None
 
 
 class _Target:
@@ -99,6 +117,7 @@ class _Target:
 
     def __init__(self, manifest: Json, body: Json | None, pool: Json) -> None:
         self.body = body
+        self._pool = pool
         self.name: str = manifest["metadata"]["name"]
         labels = manifest["metadata"]["labels"]
         component = labels[child_metadata.COMPONENT]
@@ -108,11 +127,14 @@ class _Target:
         self.is_gateway = self.is_workload and component == "gateway"
         self.manifest = _restarted(manifest, _restarts(pool, component)) if self.is_workload else manifest
         self._notes: Mapping[str, str] = {} if body is None else body["metadata"].get("annotations", {})
-        self.wanted = self.inputs = ""
+        self.wanted = self.inputs = self._known = ""
         self.settled, self._stuck = False, None
         if self.is_workload:
             self.wanted = child_metadata.digest(quantity.normalised(self.manifest["spec"]["template"]))
-            self.inputs = child_metadata.digest(_inputs(pool, component, labels.get(child_metadata.NODE_POOL)))
+            inputs = _inputs(pool, component, labels.get(child_metadata.NODE_POOL))
+            self.inputs = self._known = child_metadata.digest(inputs)
+            if self.is_gateway:
+                self.inputs = child_metadata.digest(_read_at_start(inputs))
             if body is not None:
                 seen = pool_status.Workload.of(body)
                 self.settled, self._stuck = seen.settled, seen.stuck
@@ -120,7 +142,12 @@ class _Target:
     @property
     def has_failed(self) -> bool:
         """Whether the spec still asks for a revision that did not serve."""
-        return bool(_noted(self._notes, FAILED).get("revision") == self.wanted)
+        return bool(canary_hold.noted(self._notes, FAILED).get("revision") == self.wanted)
+
+    @property
+    def goes_forward(self) -> bool:
+        """Whether the spec asks for engines of a revision that has not served here, while another one has."""
+        return self.is_engine and canary_hold.replaces(self.wanted, self._notes)
 
     @property
     def is_pending(self) -> bool:
@@ -129,7 +156,8 @@ class _Target:
             return False
         if REVISION not in self._notes:
             return not self.settled
-        return self._notes.get(INPUTS) != self.inputs and self._notes[REVISION] != self.wanted and not self.has_failed
+        is_new = self._notes.get(INPUTS) not in (self.inputs, self._known)
+        return is_new and self._notes[REVISION] != self.wanted and not self.has_failed
 
     def changed(self) -> Json:
         """The manifest with the pods that the spec asks for."""
@@ -151,15 +179,17 @@ class _Target:
         template = self.manifest["spec"]["template"] if revision == self.wanted else self.body["spec"]["template"]
         if not self.is_engine:
             return self._with(template, revision, self.inputs, {})
-        served, memory = _noted(self._notes, SERVED), self._memory(SERVED, FAILED)
+        served, memory = canary_hold.noted(self._notes, SERVED), self._memory(SERVED, FAILED)
+        misfit = canary_hold.failure(self._pool, revision)
         troubles = list(_troubles(self.body, pods, revision))
         if self.settled and self.body["spec"].get("replicas"):
             if served.get("revision") != revision:
                 memory[SERVED] = json.dumps({"revision": revision, "template": template}, sort_keys=True)
             if not self.has_failed:
                 memory.pop(FAILED, None)
-        elif served and served["revision"] != revision and (why := self._failure(troubles)):
-            memory[FAILED] = json.dumps({"revision": revision, "why": why})
+        elif served and served["revision"] != revision and (why := misfit or self._failure(troubles)):
+            told = {"revision": revision, "why": why, **({"canary": True} if misfit else {})}
+            memory[FAILED] = json.dumps(told)
             return self._with(served["template"], served["revision"], self.inputs, memory)
         manifest = self._with(template, revision, self.inputs, memory)
         if not self.settled and self._has_no_room(self.body, troubles):
@@ -187,7 +217,10 @@ class _Target:
         if self.is_engine and revision != _ADOPTED:
             template = child_metadata.annotated(template, {REVISION: revision})
         noted = child_metadata.annotated(self.manifest, {REVISION: revision, INPUTS: inputs, **memory})
-        return {**noted, "spec": {**self.manifest["spec"], "template": template}}
+        spec = {**self.manifest["spec"], "template": template}
+        if self.is_engine and spec["replicas"] and canary_hold.replaces(revision, memory):
+            spec |= canary_hold.fields(self._pool, revision, spec.get("progressDeadlineSeconds", 600))
+        return {**noted, "spec": spec}
 
 
 def _restarts(pool: Json, component: str) -> dict[str, str]:
@@ -211,7 +244,9 @@ def _inputs(pool: Json, component: str, node_pool: str | None) -> Any:
     spec, restarts = pool["spec"], _restarts(pool, component)
     if component == "gateway":
         pools = [_uncounted(item) for item in spec["nodePools"]]
-        rest = {key: value for key, value in spec.items() if key not in ("replicas", "classes", "autoscaling")}
+        rest = {
+            key: value for key, value in spec.items() if key not in ("replicas", "classes", "autoscaling", "rollout")
+        }
         if any(item.get("scaledBy") == "autoscaler" for item in spec["nodePools"]):
             rest["autoscaling"] = {"holdCalls": spec.get("autoscaling", {}).get("holdCalls")}
         classes = [_without_new_default(item) for item in spec.get("classes", ())]
@@ -227,6 +262,16 @@ def _inputs(pool: Json, component: str, node_pool: str | None) -> Any:
     return [*inputs, added] if added else inputs
 
 
+def _read_at_start(inputs: Any) -> Any:
+    """The inputs of a gateway without what it takes over while it runs, so that such an edit does not touch its
+    Deployment. Earlier versions noted all inputs."""
+    if isinstance(inputs, list):
+        whole, restarts = inputs
+        return [_read_at_start(whole), restarts]
+    gateway = {key: value for key, value in inputs["gateway"].items() if key not in TAKEN_OVER}
+    return {**{key: value for key, value in inputs.items() if key not in TAKEN_OVER}, "gateway": gateway}
+
+
 def _uncounted(node_pool: Json) -> Json:
     counts = ("replicas", "minReplicas", "maxReplicas", "costWeight", "scaledBy")
     return {key: value for key, value in node_pool.items() if key not in counts}
@@ -235,12 +280,6 @@ def _uncounted(node_pool: Json) -> Json:
 def _without_new_default(item: Json) -> Json:
     """A class without the default of `objective`, which stored pools get when the resource is upgraded."""
     return {key: value for key, value in item.items() if (key, value) != ("objective", 95)}
-
-
-def _noted(annotations: Mapping[str, str], key: str) -> dict[str, Any]:
-    """The JSON in an annotation; empty without one."""
-    found: dict[str, Any] = json.loads(annotations.get(key, "{}"))
-    return found
 
 
 def _troubles(body: Json, pods: Iterable[Json], revision: str) -> Iterator[pod_trouble.PodTrouble]:

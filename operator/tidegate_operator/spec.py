@@ -13,12 +13,15 @@ from typing import Any
 from tidegate_operator import node_pool_spec, pod_placement, quantity, spec_problems
 from tidegate_policy import duration, policies
 from tidegate_policy.admit import promises
+from tidegate_policy.rollout import canary, side_by_side
 from tidegate_policy.scale import autoscaler
 
 Json = pod_placement.Json
 """A piece of a Kubernetes object."""
 
 
+START_SLACK_S = 300
+"""Time beyond `engine.startupTimeout` in which a new engine must serve: for its node, its image and its volumes."""
 HOLD, SCHEDULING = "30m", "5m"
 """What holds where the spec says nothing of `autoscaling.holdCalls` and `autoscaling.schedulingTimeout`."""
 
@@ -153,6 +156,15 @@ class Autoscaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """How new revisions of engines replace old ones."""
+
+    paused: bool
+    canary: canary.CanarySettings | None
+    """None lets a revision go on as soon as its first engine serves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     name: str
     namespace: str
@@ -172,6 +184,7 @@ class Pool:
     """Name of an existing Secret with the token of the pool; None selects one that the operator creates."""
     steering: Steering
     autoscaling: Autoscaling
+    rollout: Rollout
     wanted: Mapping[str, int]
     """The last decision of the pool's own autoscaler, which stands in the status: engines by node pool."""
     classes: tuple[Json, ...]
@@ -213,6 +226,7 @@ def _parse(body: Json, known: spec_problems.Known) -> Pool:
         credentials=spec.get("credentials", {}).get("secretName"),
         steering=_steering(spec["policy"]),
         autoscaling=_autoscaling(spec.get("autoscaling", {})),
+        rollout=_rollout(spec),
         wanted={
             item["name"]: item["wanted"] for item in body.get("status", {}).get("nodePools", ()) if "wanted" in item
         },
@@ -353,6 +367,35 @@ def _autoscaling(item: Json) -> Autoscaling:
         ),
         hold_s=duration.seconds(item.get("holdCalls", HOLD)),
         scheduling_s=duration.seconds(item.get("schedulingTimeout", SCHEDULING)),
+    )
+
+
+def _rollout(spec: Json) -> Rollout:
+    """The group has no default in the custom resource, so that pools that do not use it are stored as before."""
+    item = spec.get("rollout", {})
+    if "canary" not in item:
+        return Rollout(paused=item.get("paused", False), canary=None)
+    start_s = duration.seconds(spec["engine"]["startupTimeout"]) + START_SLACK_S
+    if "cache" in spec["model"]:
+        start_s += duration.seconds(spec["model"]["cache"]["downloadTimeout"])
+    return Rollout(paused=item.get("paused", False), canary=_canary(item["canary"], start_s))
+
+
+def _canary(item: Json, start_s: float) -> canary.CanarySettings:
+    default = side_by_side.Limits()
+    named = {
+        "error_share": ("maxErrorPercent", default.error_share),
+        "ttft_ratio": ("maxTtftPercent", default.ttft_ratio),
+        "tpot_ratio": ("maxTpotPercent", default.tpot_ratio),
+        "attainment_drop": ("maxMissedPercent", default.attainment_drop),
+    }
+    shares = {name: item[field] / 100 if field in item else value for name, (field, value) in named.items()}
+    return canary.CanarySettings(
+        steps=tuple(
+            canary.Step(weight=each["weight"], duration_s=duration.seconds(each["duration"])) for each in item["steps"]
+        ),
+        limits=side_by_side.Limits(min_calls=item.get("minCalls", default.min_calls), **shares),
+        start_s=start_s,
     )
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from tidegate_policy import budget, immutable, policies
 from tidegate_policy.admit import fairness, outliers, promises, retries
-from tidegate_policy.dispatch import core_actions, dispatcher, engine_table
+from tidegate_policy.dispatch import core_actions, dispatcher, engine_table, traffic_split
 from tidegate_policy.dispatch.core_actions import Action
 from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_policy.model import Backlog, Call, CallId, DropReason, EngineId, StageState, Workflow, WorkflowId
@@ -310,6 +310,10 @@ class GatewayCore:
         """Orders the waiting calls by another policy; returns their number. Raises `policies.UnknownPolicy`,
         `policies.BadParameter`."""
         return self.dispatcher.on_policy(now, policies.create(name, parameters))
+
+    def on_split(self, split: traffic_split.TrafficSplit | None) -> None:
+        """Divides the calls among two revisions of the engines from here on; None = no longer."""
+        self.dispatcher.split = split
 
     def on_tick(self, now: float) -> list[Action]:
         """Sheds the calls whose time in the gateway is over, and sends waiting calls to engines that came back."""

@@ -52,6 +52,32 @@ async def test_engines_follow_the_addresses_of_a_service(up: Any, until: Any, na
             assert (await client.ask())[0] == 503
 
 
+async def test_an_engine_serves_until_its_successor_has_been_checked(up: Any, until: Any, names: Names) -> None:
+    """A pool of one engine that is replaced: between two answers of the name server its only address changes."""
+    async with fake_engine.engine() as engine:
+        port = int(engine.url.rpartition(":")[2])
+        names.addresses = ["127.0.0.1"]
+        service, health = {"name": "chat-engines", "port": port}, {"resolve": "50ms", "timeout": "60s"}
+        asked = asyncio.Event()
+
+        async def hesitate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.set()
+            await reader.read()
+            writer.close()
+
+        async with up(services=[service], health=health) as client:
+            await until(lambda: client.accepting())
+            async with await asyncio.start_server(hesitate, "127.0.0.2", port) as successor:
+                names.addresses = ["127.0.0.2"]
+                await asked.wait()
+                for _ in range(5):
+                    assert (await client.ask())[0] == 200
+                    await asyncio.sleep(0.05)
+                successor.close()
+            names.addresses = ["127.0.0.3"]  # its health check fails at once
+            await until(lambda: [shown["name"] for shown in client.state()["engines"]] == [f"127.0.0.3:{port}"])
+
+
 async def test_an_engine_that_leaves_finishes_its_calls(up: Any, until: Any, names: Names) -> None:
     async with fake_engine.engine(first_s=0.5) as engine:
         port = int(engine.url.rpartition(":")[2])

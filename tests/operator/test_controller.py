@@ -39,6 +39,13 @@ class NoScaling:
         return PERIOD_S
 
 
+class NoCanaries:
+    """Pools without a canary."""
+
+    async def test(self, key):
+        return None
+
+
 class NoApi:
     """An API server that does not answer."""
 
@@ -51,7 +58,7 @@ def test_forty_pools_with_silent_gateways_do_not_stretch_the_period_of_another(i
 
     async def run():
         controlling = controller.Controller(
-            NoApi(), watch_cache.WatchCache(), conftest.RULES, steering, NoScaling(), resync_s=3600
+            NoApi(), watch_cache.WatchCache(), conftest.RULES, steering, NoScaling(), NoCanaries(), resync_s=3600
         )
         for number in range(POOLS):
             controlling.on_pool("ADDED", pool(f"silent-{number}"))
@@ -98,7 +105,9 @@ def test_a_pool_of_any_owner_that_was_deleted_while_its_watch_was_down_is_forgot
     api, cache, steering = Emptied(), watch_cache.WatchCache(), SlowSteering()
 
     async def run():
-        controlling = controller.Controller(api, cache, conftest.RULES, steering, NoScaling(), resync_s=3600)
+        controlling = controller.Controller(
+            api, cache, conftest.RULES, steering, NoScaling(), NoCanaries(), resync_s=3600
+        )
         foreign = pool("foreign")
         foreign["metadata"]["annotations"] = {"tidegate.dev/operator": "another/operator"}
         for body in (foreign, pool("lively")):

@@ -155,3 +155,19 @@ async def test_the_targets_of_each_gateway_are_read_and_a_gateway_that_answers_n
     for nonsense in (state(), state() | {"targets": [1]}, state() | {"targets": {"chat": {"met": "x"}}}, []):
         gateway.answer = nonsense
         assert await admin.targets([address]) == {}
+
+
+async def test_gateways_tell_how_their_engines_serve_and_are_told_the_split(gateway, admin):
+    address = admin._url.removeprefix("http://")
+    times = {"count": 2, "log_sum": -3.0}
+    service = {"calls": 2, "errors": 1, "ttft": times, "tpot": times, "targets": {}}
+    gateway.answer = {"engines": [{"name": "10.0.0.7:8000", "service": service}]}
+    found = await admin.services([address, "127.0.0.1:1"])
+    assert list(found) == [address]
+    assert (found[address]["10.0.0.7:8000"].calls, found[address]["10.0.0.7:8000"].errors) == (2, 1)
+    await admin.divide([address, "127.0.0.1:1"], ["10.0.0.7:8000"], 5)
+    await admin.divide([address], (), None)
+    split = {"engines": ["10.0.0.7:8000"], "weight": 5, "for_s": gateway_admin.DIVIDED_S}
+    assert gateway.received == [("/admin/rollout", split), ("/admin/rollout", {"weight": None})]
+    gateway.answer = {"engines": [{"name": "of an earlier version"}]}
+    assert await admin.services([address]) == {}

@@ -7,156 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate_operator import operator_doubles, pool_status, rollout
+from tidegate_operator import rollout
 from tidegate_operator.render import child_metadata
 
-UID = "pool-uid"
-
-
-def pool(**engine):
-    body = operator_doubles.pool(nodePools=[{"name": name, "replicas": 2} for name in ("a", "b", "c")], gateway={})
-    body["metadata"] |= {"uid": UID, "annotations": {}}
-    body["spec"]["state"] = {"valkey": {"embedded": True}}
-    body["spec"]["engine"] |= engine
-    return body
-
-
-def manifests(body, *, version="1"):
-    """What rendering makes of the spec: an operator of another `version` renders other pods."""
-    owner = {"uid": UID, "controller": True}
-
-    def workload(name, component, template, **labels):
-        metadata = {"name": name, "namespace": "n", "ownerReferences": [owner]}
-        metadata["labels"] = {"app.kubernetes.io/component": component, **labels}
-        spec = {"replicas": 2, "selector": {"matchLabels": labels}, "strategy": {}, "template": template}
-        return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
-
-    found = []
-    for item in body["spec"]["nodePools"]:
-        labels = {"tidegate.dev/node-pool": item["name"]}
-        image = {"image": body["spec"]["engine"].get("image"), "by": version}
-        found.append(
-            workload(f"chat-engine-{item['name']}", "engine", {"metadata": {"labels": labels}, "spec": image}, **labels)
-        )
-    found.append(workload("chat-gateway", "gateway", {"metadata": {}, "spec": {"by": version}}))
-    return found
-
-
-NO_IMAGE = {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}]}
-NO_WEIGHTS = {
-    "initContainerStatuses": [
-        {
-            "state": {"waiting": {"reason": "CrashLoopBackOff"}},
-            "lastState": {"terminated": {"exitCode": 1, "message": "WeightsNotFound: no such model: correct the URI"}},
-            "restartCount": 1,
-        }
-    ]
-}
-"""Status of the pods of images in `broken`."""
-
-
-class Simulated:
-    """A cluster with controllers, which replace one pod in each step as the strategy allows. `spare` is the number of pods
-    for which each workload has room beside its replicas; images in `broken` never become ready."""
-
-    def __init__(self, *, spare=1, broken=()):
-        self.spare, self.broken, self.failure = spare, set(broken), NO_IMAGE
-        self.stated, self.generations, self.pods, self.writes = {}, {}, {}, 0
-
-    def apply(self, desired):
-        for manifest in desired:
-            name = manifest["metadata"]["name"]
-            if self.stated.get(name) != manifest:
-                self.writes += 1
-                self.stated[name] = copy.deepcopy(manifest)
-                self.generations[name] = self.generations.get(name, 0) + 1
-                self.pods.setdefault(name, [])
-
-    def step(self):
-        for name, manifest in self.stated.items():
-            spec, pods = manifest["spec"], self.pods[name]
-            wanted, template = spec["replicas"], spec["template"]
-            old = [pod for pod in pods if pod["template"] != template]
-            rules = spec["strategy"].get("rollingUpdate", {"maxSurge": 1, "maxUnavailable": 0})
-            idle = [pod for pod in old if not self.ready(pod)]
-            if not pods:
-                pods += [{"template": template, "placed": True} for _ in range(wanted)]
-            elif idle:
-                pods.remove(idle[0])
-            elif old and sum(map(self.ready, pods)) > wanted - rules["maxUnavailable"]:
-                pods.remove(old[0])
-            elif len(pods) - len(old) < wanted and len(pods) < wanted + rules["maxSurge"]:
-                pods.append({"template": template, "placed": False})
-            for pod in pods:
-                pod["placed"] = pod["placed"] or sum(other["placed"] for other in pods) < wanted + self.spare
-
-    def ready(self, pod):
-        return pod["placed"] and pod["template"]["spec"].get("image") not in self.broken
-
-    def observed(self):
-        found = []
-        for name, manifest in self.stated.items():
-            pods = self.pods[name]
-            body = copy.deepcopy(manifest)
-            body["metadata"]["generation"] = self.generations[name]
-            body["status"] = {
-                "observedGeneration": self.generations[name],
-                "replicas": len(pods),
-                "updatedReplicas": sum(pod["template"] == manifest["spec"]["template"] for pod in pods),
-                "readyReplicas": sum(map(self.ready, pods)),
-            }
-            found.append(body)
-        return found
-
-    def listed(self):
-        """The pods with their troubles."""
-        found = []
-        for name, pods in self.pods.items():
-            for pod in pods:
-                status = {}
-                if not pod["placed"]:
-                    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-                    status = {"conditions": [{**condition, "message": "0/3 nodes: 3 Insufficient nvidia.com/gpu."}]}
-                elif not self.ready(pod):
-                    status = self.failure
-                notes = pod["template"]["metadata"].get("annotations", {})
-                labels = self.stated[name]["metadata"]["labels"]
-                found.append({"metadata": {"name": name, "annotations": notes, "labels": labels}, "status": status})
-        return found
-
-    def serving(self):
-        """Ready engines of each node pool."""
-        return {name: sum(map(self.ready, pods)) for name, pods in self.pods.items() if "engine" in name}
-
-    def images(self):
-        return {
-            pod["template"]["spec"].get("image") for name, pods in self.pods.items() if "engine" in name for pod in pods
-        }
-
-
-def staged(cluster, body, *, version="1"):
-    return rollout.staged(body, manifests(body, version=version), cluster.observed(), cluster.listed())
-
-
-def run(cluster, body, *, rounds=80, version="1"):
-    """Reconciles and moves. Returns the last roll-out, the least that served meanwhile, and whether all has settled."""
-    least = cluster.serving() or None
-    for _ in range(rounds):
-        found = staged(cluster, body, version=version)
-        cluster.apply(found.desired)
-        cluster.step()
-        serving = cluster.serving()
-        least = serving if least is None else {name: min(least[name], serving[name]) for name in least}
-    settled = all(pool_status.Workload.of(item).settled for item in cluster.observed())
-    return found, least, settled
-
-
-def started(**more):
-    cluster = Simulated(**more)
-    found, _, settled = run(cluster, pool(image="v1"), rounds=5)
-    assert settled
-    assert not found.problems
-    return cluster
+from .simulated_deployments import NO_WEIGHTS, Simulated, manifests, pool, run, staged, started
 
 
 def test_a_new_pool_starts_all_its_engines_at_once():
@@ -338,10 +192,40 @@ def test_the_inputs_of_a_pool_without_credentials_are_those_of_earlier_versions(
     }
     spec = body["spec"]
     own = [{"name": "a"} if key == "nodePools" else spec[key] for key in ("model", "engine", "nodePools")]
-    uncounted = {**spec, "nodePools": [{"name": name} for name in ("a", "b", "c")]}
     assert inputs["chat-valkey"] == child_metadata.digest(spec["state"])
     assert inputs["chat-engine-a"] == child_metadata.digest([*own, None, None])
-    assert inputs["chat-gateway"] == child_metadata.digest(uncounted)
+
+
+def with_class(ttft, **gateway):
+    body = pool(image="v1")
+    body["spec"] |= {"classes": [{"name": "chat", "weight": 1, "ttft": ttft}], "gateway": gateway}
+    return body
+
+
+def noted_by_an_earlier_version(body):
+    """The annotation of its gateway."""
+    uncounted = {**body["spec"], "nodePools": [{"name": name} for name in ("a", "b", "c")]}
+    return child_metadata.digest(uncounted)
+
+
+def test_a_gateway_of_an_earlier_version_is_not_restarted_by_an_upgrade_and_an_edit_of_it_still_is():
+    cluster, body = Simulated(), with_class("1s")
+    run(cluster, body, rounds=5)
+    cluster.stated["chat-gateway"]["metadata"]["annotations"][rollout.INPUTS] = noted_by_an_earlier_version(body)
+    run(cluster, body, version="2", rounds=5)
+    assert by_version(cluster)["chat-gateway"] == {"1"}
+    run(cluster, with_class("1s", replicas=3), version="2")
+    assert by_version(cluster)["chat-gateway"] == {"2"}
+
+
+def test_an_edit_of_a_class_does_not_touch_the_deployment_of_the_gateways():
+    cluster = Simulated()
+    run(cluster, with_class("1s"), rounds=5)
+    before = copy.deepcopy(cluster.stated["chat-gateway"])
+    run(cluster, with_class("2s"), rounds=5)
+    assert cluster.stated["chat-gateway"] == before
+    run(cluster, with_class("2s"), version="2", rounds=5)
+    assert by_version(cluster)["chat-gateway"] == {"1"}
 
 
 def test_a_settled_pool_needs_no_write():

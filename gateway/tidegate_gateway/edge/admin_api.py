@@ -6,6 +6,7 @@ this machine, and a person's browser and `tidegate policy` are among them.
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from tidegate_control import pool_token
@@ -14,7 +15,11 @@ from tidegate_gateway.callers import caller
 from tidegate_gateway.coordination import policy_choice
 from tidegate_gateway.edge import http_api, http_listener, http_messages, state_snapshot
 from tidegate_gateway.openai.error_table import BadRequest
+from tidegate_policy.dispatch import traffic_split
+from tidegate_policy.model import EngineId
 
+DIVIDED_S, LONGEST_DIVIDED_S = 300.0, 86400.0
+"""The time after which a division of calls ends unless it is renewed, by default and at most."""
 _PORT = re.compile(r":\d+$")
 _OWN_ENDS = (".svc", ".svc.cluster.local", ".localhost")
 
@@ -48,6 +53,7 @@ class AdminApi:
                 route(method="GET", path="/admin/state", handler=self._state),
                 route(method="GET", path="/admin/policy", handler=self._policy),
                 route(method="PUT", path="/admin/policy", handler=self._choose),
+                route(method="PUT", path="/admin/rollout", handler=self._divide),
                 route(method="GET", path="/metrics", handler=public.metrics),
                 *public.page_routes(),
             ]
@@ -96,5 +102,30 @@ class AdminApi:
         await self._gateway.policy.choose(kind, name, reason=reason, for_s=for_s)
         return http_messages.reply(self._shown())
 
+    async def _divide(self, request: http_messages.Request) -> http_messages.Response:
+        """`{"engines": names of the new engines, "weight": percent of the calls that they get, "for_s": seconds}`, or
+        `{"weight": null}` for no division. The operator repeats it while it tests a new revision."""
+        body = request.json_object()
+        self._gateway.placements.divide(_split(body, self._gateway.clock()))
+        return http_messages.reply({"rollout": state_snapshot.rollout(self._gateway)})
+
     def _shown(self) -> dict[str, Any]:
         return state_snapshot.policy(self._gateway)
+
+
+def _split(body: Mapping[str, Any], now: float) -> traffic_split.TrafficSplit | None:
+    """The division of calls that a body asks for. Raises `BadRequest`."""
+    if unknown := sorted(set(body) - {"engines", "weight", "for_s"}):
+        raise BadRequest(f"unknown field {unknown[0]}: send engines, weight and for_s", param=unknown[0])
+    weight, engines, for_s = body.get("weight"), body.get("engines", []), body.get("for_s", DIVIDED_S)
+    if weight is None:
+        return None
+    if isinstance(weight, bool) or not isinstance(weight, int) or not 0 <= weight <= 100:
+        raise BadRequest("weight must be a whole number of percent from 0 to 100, or null", param="weight")
+    if not isinstance(engines, list) or not all(isinstance(name, str) for name in engines):
+        raise BadRequest("engines must be a list of names", param="engines")
+    if isinstance(for_s, bool) or not isinstance(for_s, int | float) or not 0 < for_s <= LONGEST_DIVIDED_S:
+        raise BadRequest(f"for_s must be a number of seconds up to {LONGEST_DIVIDED_S:g}", param="for_s")
+    return traffic_split.TrafficSplit(
+        engines=frozenset(map(EngineId, engines)), weight=weight, until_s=now + float(for_s)
+    )

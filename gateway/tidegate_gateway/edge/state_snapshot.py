@@ -28,6 +28,7 @@ def snapshot(gateway: running_gateway.Gateway) -> dict[str, Any]:
                 for scope in gateway.core.workflows.scopes
             },
         },
+        "rollout": rollout(gateway),
         "load": load(gateway),
         "targets": {
             name: {"met": seen.met, "with_target": seen.with_target}
@@ -41,6 +42,7 @@ def snapshot(gateway: running_gateway.Gateway) -> dict[str, Any]:
                 "control": known.address.control,
                 "models": list(known.models),
                 "profile": "none" if known.address.cost is None else "given",
+                "service": gateway.metrics.engines.of(engine.facts.id).as_json(),
                 "cost_equations": engine.estimate.learned,
                 "cost_error": round(engine.estimate.mean_error, 4),
             }
@@ -85,6 +87,14 @@ def load(gateway: running_gateway.Gateway) -> dict[str, Any]:
         "offered": dataclasses.asdict(gateway.core.offered.load),
         "waiting": dataclasses.asdict(waiting),
     }
+
+
+def rollout(gateway: running_gateway.Gateway) -> dict[str, Any] | None:
+    """The new engines and their share of the calls; None while calls are not divided."""
+    split = gateway.core.dispatcher.split
+    if split is None or (left_s := split.until_s - gateway.clock()) <= 0:
+        return None
+    return {"engines": sorted(split.engines), "weight": split.weight, "left_s": round(left_s, 1)}
 
 
 def policy(gateway: running_gateway.Gateway) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Which engines are there? A fixed list, or the addresses behind a headless service's name; one health check for each.
 
-While a name cannot be resolved, its last answer stands. The cost profile of an engine is read once, at start.
+While a name cannot be resolved, its last answer stands. Engines that a name no longer has stay until its new ones have
+been checked, so that the only engine of a pool can be replaced under load. The cost profile of an engine is read
+once, at start.
 """
 
 import asyncio
@@ -82,10 +84,11 @@ class Discovery:
                 for address in found.values():
                     if address.id not in self.known:
                         self._appeared(group, loops, address)
-                for gone in mine & self.known.keys() - found.keys():
-                    self._disappeared(gone)
-                mine.clear()
                 mine.update(found)
+                if all(self.known[engine].checks for engine in found):  # else the successors cannot serve yet
+                    for gone in mine & self.known.keys() - found.keys():
+                        self._disappeared(gone)
+                    mine.intersection_update(found)
 
         while True:
             await loops.step("discovery", resolve)

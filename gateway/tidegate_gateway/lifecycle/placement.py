@@ -14,7 +14,7 @@ from tidegate_gateway.observe import background_loop, call_record, prometheus_me
 from tidegate_gateway.openai import error_table
 from tidegate_policy import gateway_core
 from tidegate_policy.admit import retries
-from tidegate_policy.dispatch import core_actions, engine_table
+from tidegate_policy.dispatch import core_actions, engine_table, traffic_split
 from tidegate_policy.model import Backlog, Call, CallId, DropReason, EngineId, WorkflowId
 
 logger = logging.getLogger("tidegate.gateway")
@@ -161,6 +161,7 @@ class Placements:
 
     def on_engine_gone(self, engine: EngineId) -> None:
         """Discovery no longer lists the engine."""
+        self._metrics.engines.forget(engine)
         self._act(self.core.on_engine_gone(self.clock(), engine))
 
     def on_engine_down(self, engine: EngineId) -> None:
@@ -168,6 +169,11 @@ class Placements:
         for placement in list(self._in_progress.values()):
             if placement.record.engine == engine and not placement.begun:
                 placement.interrupt(error_table.EngineTrouble("the engine stopped answering", failure="gone"))
+
+    def divide(self, split: traffic_split.TrafficSplit | None) -> None:
+        """Divides the calls among two revisions of the engines from here on, and counts how each engine serves."""
+        self._metrics.engines.counts |= split is not None
+        self.core.on_split(split)
 
     def on_engine_restarted(self, engine: EngineId) -> None:
         """The engine counts its tokens from zero again: its cache is empty."""
@@ -232,6 +238,7 @@ class Placements:
         self._act(self.core.on_first_token(self.clock(), call))
 
     def report_engine(self, engine: EngineId, *, ok: bool) -> None:
+        self._metrics.engines.on_attempt(engine, ok=ok)
         ejection_s = self.core.on_engine_result(self.clock(), engine, ok=ok)
         if ejection_s is not None:
             logger.warning("engine %s is ejected for %.3g s: its calls fail", engine, ejection_s)

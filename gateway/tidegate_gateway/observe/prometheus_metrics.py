@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, exposition
 
-from tidegate_gateway.observe import bucket_counts, call_record, recent_service
+from tidegate_gateway.observe import bucket_counts, call_record, engine_service, recent_service
 from tidegate_policy import gateway_core, window
 from tidegate_policy.admit import promises
 from tidegate_policy.model import Call
@@ -42,6 +42,7 @@ class Metrics:
         """`objectives` are the classes of the settings with their objectives in percent. The label of any other class is
         `other`."""
         self.service = recent_service.RecentService()
+        self.engines = engine_service.EngineService()
         self.registry = registry = CollectorRegistry()
         p = "tidegate_"
         self.requests = Counter(
@@ -241,6 +242,7 @@ class Metrics:
         if outcome is not None:
             slo_class.count_target(outcome)
             self._tenant_slo_calls_of[tenant, outcome].inc()
+        self.engines.on_call(record, outcome)
         finished_at_s = record.finished_at_s if record.outcome == "ok" else None
         self.service.add(
             record.arrived_at_s if record.ended_at_s is None else record.ended_at_s,

@@ -74,7 +74,7 @@ def _deployment(
             "selector": {"matchLabels": selector},
             # A new engine starts beside the old ones. `rollout` changes this where the cluster has no room for it.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            "progressDeadlineSeconds": start_s + 300,
+            "progressDeadlineSeconds": start_s + spec.START_SLACK_S,
             "template": {
                 "metadata": {
                     "labels": {"app.kubernetes.io/name": "tidegate-engine", **selector},

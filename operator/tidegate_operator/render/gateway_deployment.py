@@ -25,6 +25,8 @@ RELOADED = ("classes", "defaultClass", "tenants", "workflows")
 """Settings that a running gateway takes from its file."""
 JOURNAL = "/tmp/ends.jsonl"
 """It outlives a container that was killed, and is lost with the pod."""
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""The same text in a tenth of the time, where PyYAML was built with libyaml."""
 LEAVE_S = 5
 """Seconds in which a stopping gateway still accepts calls, while load balancers learn that it stops."""
 
@@ -85,6 +87,10 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
     }
 
 
+def _text(config: Mapping[str, Any]) -> str:
+    return str(yaml.dump(config, Dumper=_DUMPER, sort_keys=False))
+
+
 def _public_ports(pool: spec.Pool) -> dict[str, int]:
     return PUBLIC_PORTS | (gateway_api.PORTS if pool.gateway.api else {})
 
@@ -114,9 +120,7 @@ def manifests(
     name, selector = child_metadata.component_name(pool, COMPONENT), child_metadata.selector(pool.name, COMPONENT)
     config = settings(pool)
     yield child_metadata.service_account(pool, COMPONENT)
-    yield child_metadata.manifest(
-        pool, "v1", "ConfigMap", name, COMPONENT, data={"gateway.yaml": yaml.safe_dump(config, sort_keys=False)}
-    )
+    yield child_metadata.manifest(pool, "v1", "ConfigMap", name, COMPONENT, data={"gateway.yaml": _text(config)})
     public = child_metadata.manifest(
         pool, "v1", "Service", name, COMPONENT,
         spec={"type": pool.gateway.service_type, "selector": selector, "ports": pods.service_ports(_public_ports(pool))},

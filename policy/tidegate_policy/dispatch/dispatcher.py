@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from tidegate_policy import policies
 from tidegate_policy.admit import retries, tenant_shares, workflow_gate
-from tidegate_policy.dispatch import call_records, prefix_index, rules
+from tidegate_policy.dispatch import call_records, prefix_index, rules, traffic_split
 from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.engine_table import Engine, EngineTable
 from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutableEngine, RoutingContext
@@ -80,6 +80,8 @@ class Dispatcher:
         self._rng = rng
         self._turn = 0
         self._draining = False
+        self.split: traffic_split.TrafficSplit | None = None
+        """Divides the calls among two revisions of the engines; None = there is one."""
 
     @property
     def policy(self) -> str:
@@ -300,6 +302,8 @@ class Dispatcher:
             call = item.call
             waiting = self._waiting[call.id]
             allowed = [engine for engine in rooms if waiting.allows(engine.facts.id)] if waiting.is_choosy else rooms
+            if self.split is not None and now < self.split.until_s:
+                allowed = self.split.preferred(call, allowed)
             if not allowed:
                 self._queue.pass_over()
                 passed_over = True

@@ -1,0 +1,216 @@
+"""Canaries of the pools of a cluster: the states of gateways and the pods go to `tidegate_policy.rollout.canary`, and its
+decisions to the status, from which `rollout` takes them, and to the gateways, which divide the calls.
+
+A decision is written to the status before it is put in force, so an operator that dies in between leaves it to its
+successor. The successor counts the calls of the present step anew. While no gateway answers, no step ends.
+"""
+
+import datetime
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tidegate_operator import (
+    canary_figures,
+    canary_hold,
+    canary_status,
+    cluster,
+    pool_secret,
+    pool_status,
+    pool_steering,
+    reconcile,
+    spec,
+)
+from tidegate_operator.render import child_metadata
+from tidegate_operator.spec import Json
+from tidegate_policy.rollout import canary
+
+log = logging.getLogger(__name__)
+
+WRITER = "tidegate-canary"
+"""Field manager of the part of the status that is written here."""
+PERIOD_S = 2.0
+TOKEN_S = 30.0
+"""Least time between two readings of a pool's Secret."""
+
+
+class Admin(Protocol):
+    """A pool's gateways; `gateway_admin.GatewayAdmin` calls them over HTTP."""
+
+    @property
+    def rejects_token(self) -> bool: ...
+
+    async def services(self, addresses: Collection[str]) -> Mapping[str, canary_figures.EngineServices]: ...
+
+    async def divide(self, addresses: Collection[str], engines: Collection[str], weight: int | None) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Canary:
+    uid: str
+    tested: canary_hold.Tested
+    state: canary.CanaryState
+    admin: Admin
+    read_at_s: float
+    """When the Secret was read last."""
+    figures: canary_figures.CanaryFigures = field(default_factory=canary_figures.CanaryFigures)
+    ends: dict[str, int] = field(default_factory=dict)
+    """By the uid of a pod of the new revision: how often its engine had ended when the pod was first seen to serve."""
+
+
+class PoolCanary:
+    """The canaries of all pools of this operator. `test` is the work of a `workqueue.Workqueue`."""
+
+    def __init__(
+        self,
+        api: cluster.Cluster,
+        rules: reconcile.Rules,
+        *,
+        reads: cluster.Reader,
+        admin_of: Callable[[spec.Pool, str | None], Admin],
+        clock: Callable[[], datetime.datetime],
+    ) -> None:
+        self._api = api
+        self._rules = rules
+        self._reads = reads
+        self._admin_of = admin_of
+        self._clock = clock
+        self._canaries: dict[pool_steering.Key, _Canary] = {}
+
+    async def test(self, key: pool_steering.Key) -> float | None:
+        """One observation of a pool; returns the seconds until the next one is due, None while the pool has no canary."""
+        body = await self._reads.pool(*key)
+        if body is None or "deletionTimestamp" in body["metadata"] or self._rules.is_foreign(body):
+            self._canaries.pop(key, None)
+            return None
+        tested = canary_hold.under_test(body, await self._reads.children(*key))
+        pods = await self._reads.pods(*key)
+        if tested is None:
+            await self._end(key, body, pods)
+            return None
+        try:
+            pool = spec.parse(body, self._rules.known)
+        except spec.InvalidSpecError:
+            return PERIOD_S  # `reconcile` reports the fault; the canary stays as it is
+        settings = pool.rollout.canary
+        assert settings is not None  # `under_test` finds none without it
+        now = self._clock().timestamp()
+        current = await self._begun(key, body, pool, tested, now)
+        sides = _Sides.of(pods, tested)
+        for pod in sides.serving:
+            current.ends.setdefault(pod["metadata"]["uid"], _ends(pod))
+        gateways = pool_steering.gateway_addresses(pods)
+        current.figures.add(await current.admin.services(gateways), gateways=gateways)
+        before = current.state
+        current.state = canary.step(
+            now,
+            before,
+            canary.Observation(
+                serves=bool(sides.serving),
+                crash=next(_crashes(sides.new, current.ends), None),
+                old_serves=bool(sides.old),
+                paused=pool.rollout.paused,
+                new=current.figures.of(filter(None, map(_engine, sides.new))),
+                old=current.figures.of(sides.old),
+            ),
+            settings,
+        )
+        weight = canary.weight(current.state, settings, new=len(sides.serving), old=sides.others)
+        ours = canary_status.of_canary(tested, current.state, weight)
+        if current.state != before:
+            current.figures.begin()
+            shown = (*key, tested.node_pool, current.state.phase.value, current.state.reason)
+            log.info("%s/%s: canary of %s: %s: %s", *shown)
+            if told := canary_status.event(pool, tested, current.state):
+                await self._api.record(told)
+        if pool_status.changed(body.get("status", {}), ours, owns=canary_status.WRITTEN):
+            await self._api.apply_status(*key, ours, writer=WRITER)
+        names = [name for pod in sides.new if (name := _engine(pod))]
+        await current.admin.divide(gateways, names, weight)
+        return PERIOD_S
+
+    async def _begun(
+        self, key: pool_steering.Key, body: Json, pool: spec.Pool, tested: canary_hold.Tested, now: float
+    ) -> _Canary:
+        """The canary of this revision. The Secret is read again while a gateway rejects the token."""
+        known = self._canaries.get(key)
+        if known is not None and (known.uid, known.tested) == (pool.uid, tested):
+            if known.admin.rejects_token and abs(now - known.read_at_s) >= TOKEN_S:
+                known.admin, known.read_at_s = await self._admin(pool), now
+            return known
+        state = canary_status.remembered(body, tested) or canary.begin(now, tested.revision)
+        made = _Canary(uid=pool.uid, tested=tested, state=state, admin=await self._admin(pool), read_at_s=now)
+        self._canaries[key] = made
+        return made
+
+    async def _admin(self, pool: spec.Pool) -> Admin:
+        return self._admin_of(pool, await pool_secret.token(self._api, pool))
+
+    async def _end(self, key: pool_steering.Key, body: Json, pods: Sequence[Json]) -> None:
+        """The pool has no canary any more: its calls go to all engines, and the status says nothing of it."""
+        if known := self._canaries.pop(key, None):
+            await known.admin.divide(pool_steering.gateway_addresses(pods), (), None)
+        if "rollout" in body.get("status", {}):
+            await self._api.apply_status(*key, {}, writer=WRITER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sides:
+    """The engines of the two revisions."""
+
+    new: Sequence[Json]
+    """The pods of the new revision, ready or not."""
+    serving: Sequence[Json]
+    """Those of them that are ready."""
+    old: Sequence[str]
+    """The ready engines with which the new ones are compared: those of the same node pool, else all others."""
+    others: int
+    """Ready engines of the pool that have not the new revision."""
+
+    @staticmethod
+    def of(pods: Sequence[Json], tested: canary_hold.Tested) -> "_Sides":
+        engines = [pod for pod in pods if child_metadata.NODE_POOL in pod["metadata"]["labels"]]
+        same = [pod for pod in engines if pod["metadata"]["labels"][child_metadata.NODE_POOL] == tested.node_pool]
+        new = [
+            pod for pod in same if pod["metadata"].get("annotations", {}).get(canary_hold.REVISION) == tested.revision
+        ]
+        beside, elsewhere = ([pod for pod in each if pod not in new] for each in (same, engines))
+        ready = _ready(elsewhere)
+        serving = [pod for pod in new if _ready([pod])]
+        return _Sides(new=new, serving=serving, old=_ready(beside) or ready, others=len(ready))
+
+
+def _ready(pods: Sequence[Json]) -> list[str]:
+    """The names of the ready engines of these pods."""
+    found = (pool_steering.ready_address(pod, child_metadata.HTTP_PORT) for pod in pods)
+    return [name for name in found if name is not None]
+
+
+def _engine(pod: Json) -> str | None:
+    """The name by which gateways know the engine of a pod, ready or not; None before it has an address."""
+    host = pod.get("status", {}).get("podIP")
+    return pool_steering.host_and_port(host, child_metadata.HTTP_PORT) if host else None
+
+
+def _ends(pod: Json) -> int:
+    """How often a container of the pod has ended."""
+    states = pod.get("status", {}).get("containerStatuses", ())
+    return sum(item.get("restartCount", 0) + ("terminated" in item.get("state", {})) for item in states)
+
+
+def _crashes(pods: Sequence[Json], before: Mapping[str, int]) -> Iterator[str]:
+    """A clause for each engine that ended after its pod had been seen to serve. A pod that is being deleted ends by
+    itself."""
+    for pod in pods:
+        metadata = pod["metadata"]
+        if "deletionTimestamp" not in metadata and _ends(pod) > before.get(metadata["uid"], _ends(pod)):
+            yield f"{metadata['name']}: the engine ended after it had served{_exit(pod)}"
+
+
+def _exit(pod: Json) -> str:
+    for item in pod["status"]["containerStatuses"]:
+        last = item.get("state", {}).get("terminated") or item.get("lastState", {}).get("terminated")
+        if last:
+            return f" ({last.get('reason', 'Error')}, exit code {last.get('exitCode', '?')})"
+    return ""

@@ -1,0 +1,161 @@
+"""A simulated cluster that carries out what the plan of a roll-out says, so that whole roll-outs run without a clock."""
+
+import copy
+
+from tidegate_operator import operator_doubles, pool_status, rollout
+
+UID = "pool-uid"
+
+
+def pool(**engine):
+    body = operator_doubles.pool(nodePools=[{"name": name, "replicas": 2} for name in ("a", "b", "c")], gateway={})
+    body["metadata"] |= {"uid": UID, "annotations": {}}
+    body["spec"]["state"] = {"valkey": {"embedded": True}}
+    body["spec"]["engine"] |= engine
+    return body
+
+
+def manifests(body, *, version="1"):
+    """What rendering makes of the spec: an operator of another `version` renders other pods."""
+    owner = {"uid": UID, "controller": True}
+
+    def workload(name, component, template, **labels):
+        metadata = {"name": name, "namespace": "n", "ownerReferences": [owner]}
+        metadata["labels"] = {"app.kubernetes.io/component": component, **labels}
+        spec = {"replicas": 2, "selector": {"matchLabels": labels}, "strategy": {}, "template": template}
+        return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+
+    found = []
+    for item in body["spec"]["nodePools"]:
+        labels = {"tidegate.dev/node-pool": item["name"]}
+        image = {"image": body["spec"]["engine"].get("image"), "by": version}
+        found.append(
+            workload(f"chat-engine-{item['name']}", "engine", {"metadata": {"labels": labels}, "spec": image}, **labels)
+        )
+    found.append(workload("chat-gateway", "gateway", {"metadata": {}, "spec": {"by": version}}))
+    return found
+
+
+NO_IMAGE = {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}]}
+NO_WEIGHTS = {
+    "initContainerStatuses": [
+        {
+            "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+            "lastState": {"terminated": {"exitCode": 1, "message": "WeightsNotFound: no such model: correct the URI"}},
+            "restartCount": 1,
+        }
+    ]
+}
+"""Status of the pods of images in `broken`."""
+
+
+class Simulated:
+    """A cluster with controllers, which replace one pod in each step as the strategy allows. `spare` is the number of pods
+    for which each workload has room beside its replicas; images in `broken` never become ready."""
+
+    def __init__(self, *, spare=1, broken=()):
+        self.spare, self.broken, self.failure = spare, set(broken), NO_IMAGE
+        self.stated, self.generations, self.pods, self.writes = {}, {}, {}, 0
+
+    def apply(self, desired):
+        for manifest in desired:
+            name = manifest["metadata"]["name"]
+            if self.stated.get(name) != manifest:
+                self.writes += 1
+                self.stated[name] = copy.deepcopy(manifest)
+                self.generations[name] = self.generations.get(name, 0) + 1
+                self.pods.setdefault(name, [])
+
+    def step(self):
+        for name, manifest in self.stated.items():
+            spec, pods = manifest["spec"], self.pods[name]
+            wanted, template = spec["replicas"], spec["template"]
+            old = [pod for pod in pods if pod["template"] != template]
+            rules = spec["strategy"].get("rollingUpdate", {"maxSurge": 1, "maxUnavailable": 0})
+            idle = [pod for pod in old if not self.available(pod)]
+            if spec.get("paused"):
+                continue
+            if not pods:
+                pods += [{"template": template, "placed": True, "held": False} for _ in range(wanted)]
+            elif idle:
+                pods.remove(idle[0])
+            elif old and sum(map(self.available, pods)) > wanted - rules["maxUnavailable"]:
+                pods.remove(old[0])
+            elif len(pods) - len(old) < wanted and len(pods) < wanted + rules["maxSurge"]:
+                pods.append({"template": template, "placed": False, "held": False})
+            for pod in pods:
+                if pod["template"] == template:
+                    pod["held"] = bool(spec.get("minReadySeconds"))
+                pod["placed"] = pod["placed"] or sum(other["placed"] for other in pods) < wanted + self.spare
+
+    def ready(self, pod):
+        return pod["placed"] and pod["template"]["spec"].get("image") not in self.broken
+
+    def available(self, pod):
+        """A pod of a Deployment with minReadySeconds is ready long before it is available."""
+        return self.ready(pod) and not pod["held"]
+
+    def observed(self):
+        found = []
+        for name, manifest in self.stated.items():
+            pods = self.pods[name]
+            body = copy.deepcopy(manifest)
+            body["metadata"]["generation"] = self.generations[name]
+            body["status"] = {
+                "observedGeneration": self.generations[name],
+                "replicas": len(pods),
+                "updatedReplicas": sum(pod["template"] == manifest["spec"]["template"] for pod in pods),
+                "readyReplicas": sum(map(self.ready, pods)),
+            }
+            found.append(body)
+        return found
+
+    def listed(self):
+        """The pods with their troubles."""
+        found = []
+        for name, pods in self.pods.items():
+            for pod in pods:
+                status = {}
+                if not pod["placed"]:
+                    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+                    status = {"conditions": [{**condition, "message": "0/3 nodes: 3 Insufficient nvidia.com/gpu."}]}
+                elif not self.ready(pod):
+                    status = self.failure
+                notes = pod["template"]["metadata"].get("annotations", {})
+                labels = self.stated[name]["metadata"]["labels"]
+                found.append({"metadata": {"name": name, "annotations": notes, "labels": labels}, "status": status})
+        return found
+
+    def serving(self):
+        """Ready engines of each node pool."""
+        return {name: sum(map(self.ready, pods)) for name, pods in self.pods.items() if "engine" in name}
+
+    def images(self):
+        return {
+            pod["template"]["spec"].get("image") for name, pods in self.pods.items() if "engine" in name for pod in pods
+        }
+
+
+def staged(cluster, body, *, version="1"):
+    return rollout.staged(body, manifests(body, version=version), cluster.observed(), cluster.listed())
+
+
+def run(cluster, body, *, rounds=80, version="1"):
+    """Reconciles and moves. Returns the last roll-out, the least that served meanwhile, and whether all has settled."""
+    least = cluster.serving() or None
+    for _ in range(rounds):
+        found = staged(cluster, body, version=version)
+        cluster.apply(found.desired)
+        cluster.step()
+        serving = cluster.serving()
+        least = serving if least is None else {name: min(least[name], serving[name]) for name in least}
+    settled = all(pool_status.Workload.of(item).settled for item in cluster.observed())
+    return found, least, settled
+
+
+def started(**more):
+    cluster = Simulated(**more)
+    found, _, settled = run(cluster, pool(image="v1"), rounds=5)
+    assert settled
+    assert not found.problems
+    return cluster
