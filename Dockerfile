@@ -9,11 +9,11 @@ WORKDIR /src
 COPY . .
 RUN python3 -m venv /tmp/build \
  && /tmp/build/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
-# The decision core as C extensions. Without Python's headers in the base, the images run its sources.
+# The decision core and the hot part of the gateway as C extensions. Without Python's headers in the base, the images run its sources.
 RUN mkdir /compiled \
  && if [ -e "$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]; then \
       { command -v cc > /dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev; }; } \
-      && /tmp/build/bin/pip install --no-cache-dir --require-hashes -r tools/compiled_core/requirements.txt \
+      && /tmp/build/bin/pip install --no-cache-dir --require-hashes -r tools/compiled_core/requirements.txt -r requirements/up.txt \
       && /tmp/build/bin/python tools/compiled_core/build --into /compiled; \
     fi
 

@@ -11,7 +11,7 @@ from tidegate_gateway import gateway_settings, settings_decoder
 from tidegate_gateway.callers import authentication
 from tidegate_gateway.edge import port_encryption
 from tidegate_policy import duration
-from tidegate_policy.admit import promises
+from tidegate_policy.admit import entitlements
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 SLOWEST_TPOT_S = 5.0
@@ -102,7 +102,7 @@ def in_force(file: gateway_settings.Settings, placed: gateway_settings.Settings)
     return "\n".join(lines) + "\n"
 
 
-def _class(slo_class: promises.SloClass) -> str:
+def _class(slo_class: entitlements.SloClass) -> str:
     targets = [
         text.format(duration.text(target_s))
         for text, target_s in (

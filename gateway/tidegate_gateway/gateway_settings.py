@@ -20,7 +20,7 @@ from tidegate_control import pool_token
 from tidegate_gateway import access_settings, settings_decoder, settings_file, stage_declaration
 from tidegate_gateway.settings_decoder import BadSettings
 from tidegate_policy import gateway_core, policies
-from tidegate_policy.admit import outliers, promises
+from tidegate_policy.admit import entitlements, outliers
 from tidegate_policy.dispatch import dispatcher, prefix_index, routing, rules
 
 AUTO_ALPHA = 0.2
@@ -306,12 +306,12 @@ class Settings:
     engines: tuple[StaticEngine, ...] = ()
     services: tuple[EngineService, ...] = ()
     health: Health = field(default_factory=Health)
-    classes: tuple[promises.SloClass, ...] = ()
+    classes: tuple[entitlements.SloClass, ...] = ()
     default_class: str | None = None
     """The class of calls that name none."""
-    allow: tuple[promises.Feature, ...] = ()
+    allow: tuple[entitlements.Feature, ...] = ()
     """Fields of requests that engines get only where they are permitted, for all calls; classes have the same setting."""
-    tenants: tuple[promises.Tenant, ...] = ()
+    tenants: tuple[entitlements.Tenant, ...] = ()
     workflows: tuple[Template, ...] = ()
     dispatch: Dispatch = field(default_factory=Dispatch)
     queue: Queue = field(default_factory=Queue)
@@ -454,7 +454,7 @@ def _problems(settings: Settings) -> list[str]:
         for item in getattr(settings, group)
         if item.weight <= 0
     ]
-    low, high = promises.OBJECTIVES
+    low, high = entitlements.OBJECTIVES
     problems += [
         f"classes[{item.name}].objective must be from {low:g} to {high:g} percent"
         for item in settings.classes

@@ -29,7 +29,7 @@ from tidegate_operator import (
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 from tidegate_policy import duration
-from tidegate_policy.admit import promises
+from tidegate_policy.admit import entitlements
 from tidegate_policy.predict import engine_cost
 from tidegate_policy.scale import autoscaler, slo_headroom
 
@@ -210,7 +210,7 @@ def _observation(
     *,
     seconds: float,
 ) -> autoscaler.Observation:
-    objectives = {item["name"]: float(item.get("objective", promises.OBJECTIVE)) / 100 for item in pool.classes}
+    objectives = {item["name"]: float(item.get("objective", entitlements.OBJECTIVE)) / 100 for item in pool.classes}
     tpots_s = [duration.seconds(item["tpot"]) for item in pool.classes if "tpot" in item]
     return autoscaler.Observation(
         seconds=seconds,
@@ -220,7 +220,7 @@ def _observation(
         running=load.out,
         targets={
             name: slo_headroom.Targets(
-                objective=objectives.get(name, promises.OBJECTIVE / 100),
+                objective=objectives.get(name, entitlements.OBJECTIVE / 100),
                 with_target=counts.with_target,
                 missed=counts.with_target - counts.met,
             )

@@ -12,7 +12,7 @@ from typing import Any
 
 from tidegate_operator import node_pool_spec, pod_placement, quantity, spec_problems
 from tidegate_policy import duration, policies
-from tidegate_policy.admit import promises
+from tidegate_policy.admit import entitlements
 from tidegate_policy.rollout import canary, side_by_side
 from tidegate_policy.scale import autoscaler
 
@@ -315,7 +315,7 @@ def _whole_seconds(text: str) -> int:
 def _class(item: Json) -> Json:
     """The settings of a class. Gateways of earlier versions do not know `objective`, so the default is left out."""
     objective = _decimal(item["objective"])
-    changed = {"objective": objective} if objective != promises.OBJECTIVE else {}
+    changed = {"objective": objective} if objective != entitlements.OBJECTIVE else {}
     return {**{key: value for key, value in _weighted(item).items() if key != "objective"}, **changed}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from tidegate_operator import quantity
 from tidegate_operator.weights import weight_source
 from tidegate_policy import policies
-from tidegate_policy.admit import promises
+from tidegate_policy.admit import entitlements
 
 _Json = Mapping[str, Any]
 
@@ -111,7 +111,7 @@ def _number_problems(spec: _Json) -> Iterator[Problem]:
             for item in spec.get(group, ())
         ),
         *(
-            (f"spec.classes[{item['name']}].objective", item["objective"], promises.OBJECTIVES)
+            (f"spec.classes[{item['name']}].objective", item["objective"], entitlements.OBJECTIVES)
             for item in spec.get("classes", ())
         ),
         ("spec.engine.simSpeed", spec["engine"].get("simSpeed", 1), SIM_SPEED),

@@ -8,7 +8,7 @@ from typing import Any
 from tidegate_operator import error_budget, pool_status, reconcile, spec
 from tidegate_operator.spec import Json
 from tidegate_policy import qos
-from tidegate_policy.admit import promises
+from tidegate_policy.admit import entitlements
 from tidegate_policy.steer import guards, steer_memory, steering_loop
 
 MEASURED = ("sloAttainment", "alpha", "errorBudgetLeft")
@@ -73,7 +73,7 @@ def of_steering(
 
 def classes(before: Json, pool: spec.Pool, budgets: error_budget.ErrorBudgets | None) -> list[dict[str, Any]]:
     """The classes of the spec in the status. Between two decisions, with `budgets` of None, the measurements stay."""
-    objectives = {item["name"]: item.get("objective", promises.OBJECTIVE) for item in pool.classes}
+    objectives = {item["name"]: item.get("objective", entitlements.OBJECTIVE) for item in pool.classes}
     if budgets is None:
         return [dict(item) for item in before.get("classes", ()) if item["name"] in objectives]
     return [

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidegate_policy import budget, immutable, policies
-from tidegate_policy.admit import fairness, outliers, promises, retries
+from tidegate_policy.admit import entitlements, fairness, outliers, promises, retries
 from tidegate_policy.dispatch import core_actions, dispatcher, engine_table, traffic_split
 from tidegate_policy.dispatch.core_actions import Action
 from tidegate_policy.dispatch.routing import DispatchSettings
@@ -37,11 +37,11 @@ class CoreSettings:
     limits: dispatcher.Limits = field(default_factory=dispatcher.Limits)
     ejection: outliers.OutlierSettings = field(default_factory=outliers.OutlierSettings)
     retry: retries.RetrySettings = field(default_factory=retries.RetrySettings)
-    classes: Sequence[promises.SloClass] = ()
+    classes: Sequence[entitlements.SloClass] = ()
     default_class: str | None = None
     """The class of calls that name none."""
-    tenants: Sequence[promises.Tenant] = ()
-    anyone: promises.Tenant = field(default_factory=promises.Tenant)
+    tenants: Sequence[entitlements.Tenant] = ()
+    anyone: entitlements.Tenant = field(default_factory=entitlements.Tenant)
     """What a tenant without an entry is entitled to."""
     learn_costs: bool = False
     """The cost models of engines follow what streams show. Benchmarks turn it off to compare."""
@@ -138,7 +138,10 @@ class GatewayCore:
         """The calls that have arrived, with their predicted lengths, whether engines exist or not."""
 
     def set_classes(
-        self, classes: Iterable[promises.SloClass], default_class: str | None, tenants: Iterable[promises.Tenant]
+        self,
+        classes: Iterable[entitlements.SloClass],
+        default_class: str | None,
+        tenants: Iterable[entitlements.Tenant],
     ) -> None:
         """Replaces the classes and the tenants; admitted calls keep their promises."""
         self._classes = {item.name: item for item in classes}
@@ -153,7 +156,7 @@ class GatewayCore:
             known = ", ".join(sorted(self._classes))
             raise UnknownSloClass(f"class {facts.slo_class!r} is unknown; known are {known}")
         name = facts.slo_class or self._default_class
-        slo_class = self._classes.get(name) or promises.SloClass(name=name)
+        slo_class = self._classes.get(name) or entitlements.SloClass(name=name)
         if slo_class.sheddable and (self.dispatcher.waiting >= self._crowded or self._must_wait(now, facts.workflow)):
             return DropReason.SATURATED
         prompt_tokens = facts.prompt_tokens

@@ -12,7 +12,7 @@ from tidegate_gateway.observe import background_loop, call_record, prometheus_me
 from tidegate_gateway.openai import completions, parsed_request, request_fields
 from tidegate_gateway.store import store_contract, store_link
 from tidegate_gateway.workflows import workflow_service
-from tidegate_policy.admit import promises
+from tidegate_policy.admit import entitlements
 from tidegate_policy.model import Call, CallId
 
 COST = {"step_s": 1.0, "prefill_s": 0.001}
@@ -132,7 +132,7 @@ async def test_a_client_that_hangs_up_while_the_end_is_recorded_has_been_served_
         call=Call(id=CallId("c"), arrived_at_s=0.0, prompt_tokens=8, output_predicted=5),
         request=request,
         membership=workflow_service.Membership(stage="a", call="c", record=joined),
-        tenant=promises.Tenant(name="small", tokens_per_minute=100_000),
+        tenant=entitlements.Tenant(name="small", tokens_per_minute=100_000),
         booked=13,
     )
     record = call_record.CallRecord(

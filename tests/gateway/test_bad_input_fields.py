@@ -16,7 +16,7 @@ from tidegate_gateway.openai import (
     responses,
 )
 from tidegate_gateway.openai.error_table import BadRequest
-from tidegate_policy.admit import promises
+from tidegate_policy.admit import entitlements
 
 HELLO = [{"role": "user", "content": "hello"}]
 SECRET = "http://169.254.169.254/latest/meta-data/"
@@ -194,7 +194,7 @@ def test_an_address_of_a_public_host_is_permitted(url: str) -> None:
     ],
 )
 def test_every_endpoint_is_checked(kind: Any, body: dict[str, Any]) -> None:
-    rules = engine_fields.EngineFields([promises.SloClass(name="a")], "a", ())
+    rules = engine_fields.EngineFields([entitlements.SloClass(name="a")], "a", ())
     with pytest.raises(BadRequest):
         rules.check(kind, body, None)
 

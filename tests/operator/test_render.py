@@ -8,7 +8,7 @@ import tidegate_profiles
 from tidegate_gateway import gateway_settings
 from tidegate_operator import render, replica_allocation, spec, spec_problems
 from tidegate_policy import cost
-from tidegate_policy.admit import promises
+from tidegate_policy.admit import entitlements
 
 KNOWN = spec_problems.Known(
     policies=frozenset({"fcfs", "edf", "sjf", "two-lane", "urgency"}),
@@ -204,7 +204,7 @@ def test_the_gateway_can_read_the_rendered_settings():
     text = pick(manifests(), "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
     read = gateway_settings.from_mapping(yaml.safe_load(text))
     assert [service.name for service in read.services] == ["chat-engine-a100.prod.svc", "chat-engine-a6000.prod.svc"]
-    assert read.classes[0] == promises.SloClass(name="interactive", ttft_s=1.0, tpot_s=0.06, weight=4.0)
+    assert read.classes[0] == entitlements.SloClass(name="interactive", ttft_s=1.0, tpot_s=0.06, weight=4.0)
     assert read.workflows[0].stages[1].after == ("link",)
     assert read.store.pool == "prod.chat"
 

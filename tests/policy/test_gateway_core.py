@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tidegate_policy import cost, policies
-from tidegate_policy.admit.promises import CallFacts, Claims, SloClass, Tenant
+from tidegate_policy.admit.entitlements import SloClass, Tenant
+from tidegate_policy.admit.promises import CallFacts, Claims
 from tidegate_policy.admit.retries import Failure
 from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.engine_table import EngineFacts, Health

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from tidegate_policy import gateway_core, policies
-from tidegate_policy.admit import promises
+from tidegate_policy.admit import entitlements
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import EngineId
 from tidegate_policy.qos import Qos
@@ -61,7 +61,7 @@ def calls(rate: Callable[[float], float]) -> list[TraceCall]:
 
 def steered(trace: list[TraceCall], start: str, policy: str, parameters: dict[str, dict[str, float]]) -> cell.Outcome:
     """The trace under a loop that begins with `start` and wants `policy`."""
-    classes = tuple(promises.SloClass(name=name) for name in ("long", "short"))
+    classes = tuple(entitlements.SloClass(name=name) for name in ("long", "short"))
     settings = steering_loop.Settings(
         allow=(start, policy),
         interval_s=30.0,

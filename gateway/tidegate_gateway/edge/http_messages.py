@@ -16,7 +16,7 @@ import orjson
 from tidegate_gateway.openai import parsed_request
 from tidegate_gateway.openai.error_table import BadRequest, GatewayError
 
-ENCODED_SLASH = "\ud800"
+ENCODED_SLASH = chr(0xD800)
 """Decoded text never contains a lone surrogate."""
 MOST_PARAMETERS = 16
 """Parameters of a query."""

@@ -15,13 +15,13 @@ from tidegate_gateway.observe import recent_service
 from tidegate_gateway.openai import error_table
 from tidegate_gateway.store import store_contract
 from tidegate_gateway.workflows import workflow_service, workflow_view
-from tidegate_policy.admit import promises
+from tidegate_policy.admit import entitlements
 
 FRESH_S = 0.5
 SHARED_LABELS = ("none", "other")
 """Labels of calls without a tenant, and of the tenants beyond the first ones."""
 SHOWN_WORKFLOWS, SHOWN_TENANTS, SHOWN_RECENT = 16, 50, 12
-OBJECTIVE = promises.OBJECTIVE / 100
+OBJECTIVE = entitlements.OBJECTIVE / 100
 """The share of targets to meet of calls without a class of the settings."""
 
 

@@ -12,7 +12,7 @@ from tidegate_gateway.observe import call_record
 from tidegate_gateway.openai import engine_body, engine_fields, error_table, parsed_request, prompt_prefix
 from tidegate_gateway.workflows import workflow_service
 from tidegate_policy import gateway_core, immutable
-from tidegate_policy.admit import promises
+from tidegate_policy.admit import entitlements, promises
 from tidegate_policy.model import Call, CallId, DropReason
 
 PACKED_CHARACTERS = 16 * 1024
@@ -26,7 +26,7 @@ class AdmittedRequest:
     call: Call
     request: parsed_request.ParsedRequest
     membership: workflow_service.Membership | None
-    tenant: promises.Tenant
+    tenant: entitlements.Tenant
     booked: int
     """Tokens that were booked in the tenant's minute."""
 

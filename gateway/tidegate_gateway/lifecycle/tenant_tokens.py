@@ -9,7 +9,7 @@ import collections
 from tidegate_gateway.observe import background_loop
 from tidegate_gateway.openai import error_table
 from tidegate_gateway.store import store_contract, store_link
-from tidegate_policy.admit import promises
+from tidegate_policy.admit import entitlements
 from tidegate_policy.model import DropReason
 
 
@@ -18,7 +18,7 @@ class TenantTokens:
 
     def __init__(self, link: store_link.StoreLink) -> None:
         self._link = link
-        self._owed: collections.Counter[promises.Tenant] = collections.Counter()
+        self._owed: collections.Counter[entitlements.Tenant] = collections.Counter()
         """Tokens of each tenant's minute that are still to be booked; negative numbers are given back."""
         self._owing = asyncio.Event()
 
@@ -27,17 +27,17 @@ class TenantTokens:
         """Whether the store knows everything that ended calls used."""
         return not self._owed
 
-    async def book(self, tenant: promises.Tenant, tokens: int) -> None:
+    async def book(self, tenant: entitlements.Tenant, tokens: int) -> None:
         """Books tokens before a call. Raises `Shed` when the tenant has used its minute."""
         wait_s = await self._spend(tenant, tokens, used=False)
         if wait_s > 0:
             raise error_table.Shed(DropReason.TENANT_LIMIT, retry_after_s=wait_s)
 
-    async def give_back(self, tenant: promises.Tenant, tokens: int) -> None:
+    async def give_back(self, tenant: entitlements.Tenant, tokens: int) -> None:
         """Takes a booking back: the call was not admitted."""
         await self._spend(tenant, -tokens, used=True)
 
-    def settle(self, tenant: promises.Tenant, *, used: int, booked: int) -> None:
+    def settle(self, tenant: entitlements.Tenant, *, used: int, booked: int) -> None:
         """A call ended; the difference is booked soon."""
         if tenant.tokens_per_minute is not None:
             self._owed[tenant] += used - booked
@@ -60,7 +60,7 @@ class TenantTokens:
             if not self._owed[tenant]:
                 del self._owed[tenant]
 
-    async def _spend(self, tenant: promises.Tenant, tokens: int, *, used: bool) -> float:
+    async def _spend(self, tenant: entitlements.Tenant, tokens: int, *, used: bool) -> float:
         store = self._link.store
         if store is None or not self._link.up or tenant.tokens_per_minute is None:
             return 0.0

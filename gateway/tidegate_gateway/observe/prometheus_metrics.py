@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created
 
 from tidegate_gateway.observe import bucket_counts, call_record, engine_service, recent_service
 from tidegate_policy import gateway_core, window
-from tidegate_policy.admit import promises
+from tidegate_policy.admit import entitlements
 from tidegate_policy.model import Call
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -201,7 +201,7 @@ class Metrics:
         self._classes = frozenset(objectives)
         self.objective.clear()
         for name in (*objectives, *UNNAMED):
-            self.objective.labels(name).set(objectives.get(name, promises.OBJECTIVE) / 100)
+            self.objective.labels(name).set(objectives.get(name, entitlements.OBJECTIVE) / 100)
 
     def class_label(self, slo_class: str) -> str:
         """The name of a class of the settings, `none` for no class, or `other`."""

@@ -64,7 +64,7 @@ def prompt_parts(body: Mapping[str, Any]) -> Iterator[object]:
     yield from body["messages"]
 
 
-ENDPOINT = endpoint.Endpoint(
+ENDPOINT: endpoint.Endpoint = endpoint.Endpoint(
     name="chat_completions",
     path="/v1/chat/completions",
     operation="chat",

@@ -54,7 +54,7 @@ def prompt_parts(body: Mapping[str, Any]) -> Iterator[object]:
     yield prompt[0] if isinstance(prompt, list) and not endpoint.is_count(prompt[0]) else prompt
 
 
-ENDPOINT = endpoint.Endpoint(
+ENDPOINT: endpoint.Endpoint = endpoint.Endpoint(
     name="completions",
     path="/v1/completions",
     operation="text_completion",

@@ -23,7 +23,7 @@ def _has_vectors(answer: Mapping[str, Any]) -> bool:
     return isinstance(data, list) and all(isinstance(item, dict) for item in data)
 
 
-ENDPOINT = endpoint.Endpoint(
+ENDPOINT: endpoint.Endpoint = endpoint.Endpoint(
     name="embeddings",
     path="/v1/embeddings",
     operation="embeddings",

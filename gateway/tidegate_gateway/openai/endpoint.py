@@ -42,7 +42,7 @@ class NamedEvent:
     """It ends the stream."""
     failed: bool = False
     """It reports a failure of the engine."""
-    usage: object = None
+    usage: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import orjson
 
 from tidegate_gateway.openai import endpoint, media_address
 from tidegate_gateway.openai.error_table import BadRequest
-from tidegate_policy.admit import promises
+from tidegate_policy.admit import entitlements
 
 LEAST_INTEGER, MOST_INTEGER = -(2**63), 2**63 - 1
 MOST_LOGPROBS = 20
@@ -28,7 +28,7 @@ MOST_MEDIA_VALUES = 20_000
 NESTING = 64
 """Levels of lists and objects in a field."""
 
-Allowed = Collection[promises.Feature]
+Allowed = Collection[entitlements.Feature]
 Check = Callable[[str, Any, Allowed], None]
 """Takes the name and the value of a field, which is not null, and the features that are permitted."""
 LEAST_ENTRY_BYTES = 2
@@ -41,7 +41,7 @@ class EngineFields:
     """The rules of one gateway."""
 
     def __init__(
-        self, classes: Iterable[promises.SloClass], default_class: str | None, allow: Iterable[promises.Feature]
+        self, classes: Iterable[entitlements.SloClass], default_class: str | None, allow: Iterable[entitlements.Feature]
     ) -> None:
         self._everywhere = frozenset(allow)
         self.set_classes(classes, default_class)
@@ -51,7 +51,7 @@ class EngineFields:
         """The names of the classes."""
         return self._by_class.keys()
 
-    def set_classes(self, classes: Iterable[promises.SloClass], default_class: str | None) -> None:
+    def set_classes(self, classes: Iterable[entitlements.SloClass], default_class: str | None) -> None:
         """Replaces the classes."""
         self._by_class = {item.name: self._everywhere.union(item.allow) for item in classes}
         self._default_class = default_class or ""
@@ -157,7 +157,7 @@ def _tools(name: str, value: Any, allowed: Allowed) -> None:
             raise BadRequest(f"{where}: engines must not call servers that a client names", param=where)
 
 
-def _switched(feature: promises.Feature, *, harmless: tuple[object, ...] = ()) -> Check:
+def _switched(feature: entitlements.Feature, *, harmless: tuple[object, ...] = ()) -> Check:
     """A check that a field has a value without effect, or that its switch is on."""
 
     def check(name: str, value: Any, allowed: Allowed) -> None:
@@ -224,9 +224,9 @@ def _part(part: Any, where: str, allowed: Allowed, seen: int) -> int:
         if isinstance(value, str):
             media_address.check(value, where, allowed, only_fetched=not key.endswith("url"))
         elif isinstance(value, dict):
-            left += ((name, item) for name, item in value.items() if name not in _NO_MEDIA)
+            left += [(name, item) for name, item in value.items() if name not in _NO_MEDIA]
         elif isinstance(value, list):
-            left += ((key, item) for item in value)
+            left += [(key, item) for item in value]
     return seen
 
 

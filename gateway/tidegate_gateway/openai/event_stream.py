@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import orjson
 
 from tidegate_gateway.openai import endpoint
+from tidegate_gateway.openai.endpoint import Endpoint
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 MORE_EVENTS = 16
@@ -20,7 +21,7 @@ MORE_EVENTS = 16
 class Meter:
     """The numbers that one answer has shown so far."""
 
-    endpoint: endpoint.Endpoint
+    endpoint: Endpoint
     choices: int = 1
     max_tokens: int | None = None
     tokens: int = 0

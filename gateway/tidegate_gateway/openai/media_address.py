@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 
 from tidegate_gateway.openai.error_table import BadRequest
-from tidegate_policy.admit import promises
+from tidegate_policy.admit import entitlements
 
 _SCHEME = re.compile(r"[\x00-\x20]*([A-Za-z][A-Za-z0-9+.-]{0,31}):")
 _REMOTE = re.compile(r"https?://([A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?(?:[/?#][!-\[\]-~]*)?", re.IGNORECASE)
@@ -19,7 +19,7 @@ _PRIVATE_NAMES = ("localhost", "local", "internal", "intranet", "lan", "home", "
 FETCHED = ("http", "https", "file", "ftp", "ftps")
 
 
-def check(value: str, where: str, allowed: Collection[promises.Feature], *, only_fetched: bool = False) -> None:
+def check(value: str, where: str, allowed: Collection[entitlements.Feature], *, only_fetched: bool = False) -> None:
     """Raises `BadRequest` unless an engine may fetch it. `only_fetched` = texts with other schemes are no addresses."""
     match = _SCHEME.match(value, 0, 64)
     if match is None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidegate_gateway.openai import bounded_json, endpoint, engine_body, error_table, request_fields
+from tidegate_gateway.openai.endpoint import Endpoint, RequestSize
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy import immutable
 
@@ -22,8 +23,8 @@ MOST_PARTS = 120_000
 class ParsedRequest:
     """A request to one endpoint as the client made it, checked."""
 
-    size: endpoint.RequestSize
-    endpoint: endpoint.Endpoint
+    size: RequestSize
+    endpoint: Endpoint
     body: dict[str, Any]
     """The request for the engine, without the fields that only the gateway may set."""
     model: str

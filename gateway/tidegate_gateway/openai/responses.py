@@ -95,7 +95,7 @@ class ResponseEvents(endpoint.StreamDialect):
         return b"event: error\ndata: " + orjson.dumps({"type": "error", **fields}) + b"\n\n"
 
 
-ENDPOINT = endpoint.Endpoint(
+ENDPOINT: endpoint.Endpoint = endpoint.Endpoint(
     name="responses",
     path="/v1/responses",
     operation="generate_content",

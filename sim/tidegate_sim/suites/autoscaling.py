@@ -13,7 +13,7 @@ from statistics import fmean
 
 import tidegate_profiles
 from tidegate_policy import cost, gateway_core
-from tidegate_policy.admit import promises
+from tidegate_policy.admit import entitlements
 from tidegate_policy.dispatch import dispatcher
 from tidegate_sim import (
     azure_suite,
@@ -95,7 +95,7 @@ class Autoscaling(azure_suite.AzureSuite):
     def rows(self) -> Mapping[str, cell.Row]:
         """The gateway and the engines are the same in all rows."""
         settings = gateway_core.CoreSettings(
-            classes=(promises.SloClass(name="chat"),),
+            classes=(entitlements.SloClass(name="chat"),),
             limits=dispatcher.Limits(hold_s=3600.0),
         )
         return dict.fromkeys(SCALERS, cell.Row(gateway=settings))

@@ -11,7 +11,7 @@ the oracle is a reference that looks back, and no policy is promised to reach it
 from collections.abc import Mapping, Sequence
 
 from tidegate_policy import gateway_core
-from tidegate_policy.admit import promises
+from tidegate_policy.admit import entitlements
 from tidegate_policy.steer import guards, proposal, selectors, steering_loop
 from tidegate_sim import (
     azure_suite,
@@ -68,7 +68,7 @@ def _row(policy: str, **more: object) -> cell.Row:
     """The product's gateway and engine under one policy. A call's class is its task, by which the gateway predicts its
     length."""
     settings = gateway_core.CoreSettings(
-        policy=policy, classes=tuple(promises.SloClass(name=name) for name in maas_traces.TASKS)
+        policy=policy, classes=tuple(entitlements.SloClass(name=name) for name in maas_traces.TASKS)
     )
     return cell.Row(gateway=settings, engine_policy=policy, **more)  # type: ignore[arg-type]  # fields of Row
 
@@ -80,7 +80,7 @@ def _stock(policy: str) -> cell.Row:
             policy="fcfs",
             max_inflight=None,
             limits=found.gateway.limits,
-            classes=tuple(promises.SloClass(name=name) for name in maas_traces.TASKS),
+            classes=tuple(entitlements.SloClass(name=name) for name in maas_traces.TASKS),
         ),
         engine_policy=policy,
         stock_scheduler=True,
