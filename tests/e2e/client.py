@@ -43,17 +43,18 @@ async def chat(url: str, model: str, text: str) -> dict[str, Any]:
     }
 
 
-async def refused(url: str, model: str, deadline_ms: str) -> dict[str, Any]:
-    """A call whose deadline is too near."""
-    body = {"model": model, "messages": [{"role": "user", "content": "word " * 2000}], "max_tokens": 500}
-    headers = {"x-tidegate-deadline-ms": deadline_ms}
-    async with (
-        aiohttp.ClientSession(timeout=PATIENCE) as session,
-        session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer,
-    ):
-        names = ("x-tidegate-reason", "retry-after", "server")
-        said = (await answer.read()).decode()
-        return {"status": answer.status, **{name: answer.headers.get(name) for name in names}, "said": said}
+async def refused(url: str, model: str, tenant: str) -> dict[str, Any]:
+    """The last answer to the calls of a tenant that sends until it is refused, thrice at most."""
+    body = {"model": model, "messages": [{"role": "user", "content": "word " * 100}], "max_tokens": 8}
+    async with aiohttp.ClientSession(timeout=PATIENCE, headers={"x-tidegate-tenant": tenant}) as session:
+        for _ in range(3):
+            async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
+                names = ("x-tidegate-reason", "retry-after", "server")
+                last = {"status": answer.status, **{name: answer.headers.get(name) for name in names}}
+                last["said"] = await answer.json()
+            if last["status"] != 200:
+                break
+    return last
 
 
 async def workflow(url: str, model: str) -> dict[str, Any]:
@@ -121,8 +122,8 @@ async def phases(url: str, model: str, seconds: str) -> dict[str, Any]:
 
 async def steady(url: str, model: str, slo_class: str, *phases: str) -> list[dict[str, Any]]:
     """Calls at a steady rate, whole and streamed by turns, however long the answers take. Each phase is
-    RATE:WORDS:TOKENS and lasts until a line arrives on standard input, or its end. For each phase: answers by status,
-    calls that an engine served by the choice of a gateway, streams without an end, and the longest time of a call."""
+    RATE:WORDS:TOKENS and lasts until a line arrives on standard input, or its end. For each phase: answers by status
+    and reason, calls whose engine a gateway has chosen, streams without an end, and the longest time of a call."""
     headers = {"x-tidegate-class": slo_class} if slo_class else {}
     lines = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
@@ -141,7 +142,7 @@ async def steady(url: str, model: str, slo_class: str, *phases: str) -> list[dic
         except (aiohttp.ClientError, TimeoutError) as error:
             status = type(error).__name__
         else:
-            status = str(answer.status)
+            status = " ".join(filter(None, (str(answer.status), answer.headers.get("x-tidegate-reason"))))
             seen["chosen"] += "x-tidegate-engine" in answer.headers
             seen["broken"] += stream and answer.status == 200 and not said.rstrip().endswith(b"data: [DONE]")
         seen["status"][status] = seen["status"].get(status, 0) + 1

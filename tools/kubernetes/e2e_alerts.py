@@ -25,6 +25,8 @@ RULES = ROOT / "helm" / "tidegate" / "files" / "rules.yaml"
 GATEWAY = f"http://edge-gateway.{e2e_cluster.WORK}.svc:8000"
 SERVER = "http://127.0.0.1:9090"
 INTERVAL = "5s"
+PODS = "pods.json"
+"""The list of pods, beside the configuration."""
 ALERT = "TidegateErrorBudgetBurnsFast"
 FIRING = f'ALERTS{{alertname="{ALERT}", pool="edge", alertstate="firing"}}'
 MISSED = 'tidegate:slo_call_error:ratio_rate30m{pool="edge", class="live"}'
@@ -124,9 +126,6 @@ class Alerts:
         """The value of the only series; 0 without one."""
         found = self._query(expr)
         return float(found[0]["value"][1]) if found else 0.0
-
-
-PODS = "pods.json"
 
 
 def _configuration() -> dict[str, Any]:

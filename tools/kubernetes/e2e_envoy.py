@@ -32,7 +32,7 @@ def apply_pool(cluster: e2e_cluster.Cluster) -> str:
 
 def tell(story: e2e_cluster.Story, cluster: e2e_cluster.Cluster) -> None:
     story.check("a real Envoy in front of the engines, and a chat completion through it", lambda: chat(cluster))
-    story.check("a call that cannot meet its deadline: 429 from Envoy", lambda: refuse(cluster))
+    story.check("a tenant above its tokens a minute: 429 from Envoy", lambda: refuse(cluster))
     story.check("both gateways are deleted, one after the other: no call fails", lambda: replace(cluster))
 
 
@@ -50,12 +50,11 @@ def chat(cluster: e2e_cluster.Cluster) -> str:
 
 
 def refuse(cluster: e2e_cluster.Cluster) -> str:
-    answer = e2e_cluster.ask(cluster, "refused", ENVOY, "demo", "100")
+    answer = e2e_cluster.ask(cluster, "refused", ENVOY, "demo", "limited")
     e2e_cluster.expect(
-        answer["status"] == 429
-        and answer["x-tidegate-reason"] == "deadline-unreachable"
-        and answer["server"] == "envoy"
-        and json.loads(answer["said"])["error"]["code"] == "deadline-unreachable",
+        (answer["status"], answer["x-tidegate-reason"], answer["server"]) == (429, "tenant-limit", "envoy")
+        and int(answer["retry-after"]) >= 1
+        and answer["said"]["error"]["code"] == "tenant-limit",
         answer,
     )
     return json.dumps(answer)

@@ -26,7 +26,8 @@ RELOADED = ("classes", "defaultClass", "tenants", "workflows")
 JOURNAL = "/tmp/ends.jsonl"
 """It outlives a container that was killed, and is lost with the pod."""
 LEAVE_S = 5
-"""Seconds in which a stopping gateway still accepts calls, while load balancers learn that it stops."""
+"""Seconds in which a stopping gateway still accepts calls, while load balancers and clients with connections learn that
+it stops."""
 
 
 def settings(pool: spec.Pool) -> dict[str, Any]:
@@ -79,7 +80,11 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
             "pool": f"{pool.namespace}.{pool.name}",
             "journal": JOURNAL,
         },
-        "timeouts": {"drain": duration.text(pool.gateway.drain_s), **further.pop("timeouts", {})},
+        "timeouts": {
+            "announce": duration.text(LEAVE_S),
+            "drain": duration.text(pool.gateway.drain_s),
+            **further.pop("timeouts", {}),
+        },
         **({"tracing": {"endpoint": pool.gateway.traces_to}} if pool.gateway.traces_to else {}),
         **further,
     }
@@ -179,7 +184,6 @@ def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
         startupProbe=pods.http_probe("/health", port="metrics", period_s=1, failures=60),
         readinessProbe=pods.http_probe("/ready", port="metrics"),
         livenessProbe=pods.http_probe("/health", port="metrics", period_s=10, failures=6),
-        lifecycle={"preStop": {"sleep": {"seconds": LEAVE_S}}},
     )
     return pods.pod(
         [container],
