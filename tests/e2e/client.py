@@ -122,7 +122,7 @@ async def phases(url: str, model: str, seconds: str) -> dict[str, Any]:
 
 async def steady(url: str, model: str, slo_class: str, *phases: str) -> list[dict[str, Any]]:
     """Calls at a steady rate, whole and streamed by turns, however long the answers take. Each phase is
-    RATE:WORDS:TOKENS and lasts until a line arrives on standard input, or its end. For each phase: answers by status
+    RATE:WORDS:TOKENS and lasts until a line arrives on standard input. For each phase: answers by status
     and reason, calls whose engine a gateway has chosen, streams without an end, and the longest time of a call."""
     headers = {"x-tidegate-class": slo_class} if slo_class else {}
     lines = asyncio.StreamReader()

@@ -1,6 +1,7 @@
 """The steps of `e2e` with a pool that scales itself: up and down with the load, to zero engines, and back."""
 
 import json
+import time
 
 import e2e_cluster
 
@@ -49,12 +50,15 @@ class Autoscaling:
         return f"{self._told()}\nAvailable: {available}"
 
     def wake(self) -> str:
+        before, started = self._status("{.engines}"), time.monotonic()
         answer = e2e_cluster.ask(self._cluster, "chat", GATEWAY, "demo", "Is anybody there?")
+        took_s = time.monotonic() - started
+        e2e_cluster.expect(before == "0/0", before)
         e2e_cluster.expect(
             answer["status"] == 200 and "simulated" in answer["text"] and answer["streamed"] == answer["text"], answer
         )
         self._wait("1/1", timeout_s=30)
-        return f"{self._told()}\n{json.dumps(answer)}"
+        return f"{before} engines, an answer after {took_s:.0f} s, then {self._told()}\n{json.dumps(answer)}"
 
     def _wait(self, engines: str, *, timeout_s: float) -> None:
         """Until the pool has these engines, as READY/DESIRED."""

@@ -81,9 +81,7 @@ class Cluster:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """kubectl in the background."""
         command = [*self._prefix, str(self._programs / "kubectl"), "--kubeconfig", str(self._kubeconfig), *arguments]
-        return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def ask_machine(self, *command: str) -> str:
         """What a program of this machine prints, run in the node's network."""
@@ -101,27 +99,31 @@ class Cluster:
 
 
 class Load:
-    """A steady load from the client's pod, in phases of which each ends when the test says so."""
+    """A steady load from the client's pod, in phases of which each ends when the test says so. It runs detached, because a
+    connection of `kubectl exec` that stays open for minutes does not survive every stall of a busy machine."""
 
     def __init__(self, cluster: Cluster, url: str, slo_class: str, *phases: str) -> None:
         """A phase is RATE:WORDS:TOKENS: calls a second, words of a prompt, tokens of an answer."""
+        self._cluster, self._pipe = cluster, f"/tmp/load-{secrets.token_hex(4)}"
         words = program("steady", url, "demo", slo_class, *phases)
-        self._process = cluster.start("exec", "-i", "-n", WORK, "client", "--", *words)
+        self._shell('mkfifo "$0" && { "$@" <> "$0" > "$0.json" 2>&1 & }', *words)
 
     def next_phase(self) -> None:
         """Ends the present phase; the calls that it has sent go on."""
-        pipe = self._process.stdin
-        assert pipe is not None
-        pipe.write("\n")
-        pipe.flush()
+        self._shell('echo > "$0"')
 
     def end(self) -> list[dict[str, Any]]:
         """Ends the last phase, waits for the calls that run, and returns what became of the calls of each phase."""
-        told, _ = self._process.communicate(timeout=180)
+        self.next_phase()
+        wait_for(lambda: bool(self._shell('cat "$0.json"')), timeout_s=180)
+        told = self._shell('cat "$0.json"')
         try:
-            return list(json.loads(told.splitlines()[-1]))
-        except (IndexError, ValueError) as error:
-            raise FailedError(f"the load ended with {told}") from error
+            return list(json.loads(told))
+        except ValueError as error:
+            raise FailedError(f"the load ended with: {told}") from error
+
+    def _shell(self, script: str, *words: str) -> str:
+        return self._cluster.kubectl("exec", "-n", WORK, "client", "--", "sh", "-c", script, self._pipe, *words)
 
 
 def engine_states(cluster: Cluster, pool: str) -> dict[str, Any]:
