@@ -72,6 +72,7 @@ def replace(cluster: e2e_cluster.Cluster) -> str:
     e2e_cluster.expect(not set(names) & set(now), now)
     e2e_cluster.expect(set(counts["status"]) == {"200"} and not counts["broken"], counts)
     e2e_cluster.expect(counts["chosen"] > counts["status"]["200"] / 2, counts)
+    cluster.kubectl("delete", "-n", e2e_cluster.WORK, "pod/envoy", "service/envoy", "--now")
     return f"{', '.join(names)} deleted, {', '.join(now)} serve\n{json.dumps(counts)}"
 
 
