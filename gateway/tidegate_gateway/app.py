@@ -192,7 +192,7 @@ async def _ext_proc(
 async def _drain(gateway: running_gateway.Gateway) -> None:
     """Lets the calls under way finish, as long as the settings allow."""
     timeouts = gateway.settings.timeouts
-    gateway.draining = True
+    gateway.begin_to_drain()
     await asyncio.sleep(timeouts.announce_s)
     gateway.core.on_drain()
     try:

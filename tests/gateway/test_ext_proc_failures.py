@@ -155,6 +155,40 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, t
     await asyncio.gather(copy(reader, back), copy(there, writer))
 
 
+async def test_a_picker_that_leaves_sheds_no_call_that_another_one_can_take(tmp_path: pathlib.Path, until: Any) -> None:
+    """New connections reach the other picker, as behind a Service, and Envoy opens one before the first is closed."""
+    async with contextlib.AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(fake_engine.engine()) for _ in range(2)]
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        started = []
+        for name, engine in zip("ab", engines, strict=True):
+            (folder := tmp_path / name).mkdir()
+            settings = {"timeouts": {"announce": "60s"}}
+            started.append(await stack.enter_async_context(gateway_process(folder, [engine], **settings)))
+        (leaving, picker), (_, other) = started
+        forward = await asyncio.start_server(
+            lambda reader, writer: _forward(reader, writer, picker), "127.0.0.1", processes.free_port()
+        )
+        await stack.enter_async_context(forward)
+        config = envoy_process.configuration(
+            f"127.0.0.1:{forward.sockets[0].getsockname()[1]}",
+            [engine.url for engine in engines],
+            failure_mode_allow=False,
+        )
+        url = await stack.enter_async_context(envoy_process.envoy(tmp_path, config))
+        assert await ask(http, url) == 200
+        assert (engines[0].served, engines[1].served) == (1, 0)
+        picker = other
+        leaving.send_signal(signal.SIGTERM)
+
+        async def moved() -> bool:
+            assert await ask(http, url) == 200
+            return engines[1].served > 0
+
+        await until(moved)
+        assert leaving.returncode is None
+
+
 async def test_a_picker_that_leaves_cuts_no_stream(up: Any, tmp_path: pathlib.Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         engine = await stack.enter_async_context(fake_engine.engine(tokens=60, token_s=0.02))

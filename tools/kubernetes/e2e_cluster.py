@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from localkube import node as localnode
+
 E2E = pathlib.Path(__file__).resolve().parents[2] / "tests" / "e2e"
 RUN = secrets.token_hex(4)
 SYSTEM, WORK = f"tidegate-e2e-system-{RUN}", f"tidegate-e2e-{RUN}"
@@ -50,8 +52,25 @@ class Story:
 class Cluster:
     """A cluster to test on: its programs, and how to call them."""
 
-    def __init__(self, programs_folder: pathlib.Path, prefix: list[str], kubeconfig: pathlib.Path) -> None:
-        self._programs, self._prefix, self._kubeconfig = programs_folder, prefix, kubeconfig
+    def __init__(
+        self, programs_folder: pathlib.Path, kubeconfig: pathlib.Path, *, node: localnode.Node | None = None
+    ) -> None:
+        """`node` is the node that this run has made, None on a cluster that somebody gave it."""
+        self._programs, self._kubeconfig = programs_folder, kubeconfig
+        self._prefix = node.enter if node is not None else []
+        self._node = node
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this run has made the cluster, so that pods can mount programs of this machine."""
+        return self._node is not None
+
+    @property
+    def node(self) -> localnode.Node:
+        """The node that this run has made. Raises FailedError on a given cluster."""
+        if self._node is None:
+            raise FailedError("this check needs the node's own machine")
+        return self._node
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         return self._run("kubectl", ["--kubeconfig", str(self._kubeconfig), *arguments], stdin)
@@ -64,12 +83,47 @@ class Cluster:
         command = [*self._prefix, str(self._programs / "kubectl"), "--kubeconfig", str(self._kubeconfig), *arguments]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
+    def ask_machine(self, *command: str) -> str:
+        """What a program of this machine prints, run in the node's network."""
+        return self._output([*self.node.enter, *command], " ".join(command), None)
+
     def _run(self, program: str, arguments: list[str], stdin: str | None) -> str:
         command = [*self._prefix, str(self._programs / program), *arguments]
+        return self._output(command, f"{program} {' '.join(arguments[2:])}", stdin)
+
+    def _output(self, command: list[str], shown: str, stdin: str | None) -> str:
         done = subprocess.run(command, input=stdin, text=True, capture_output=True, check=False, timeout=600)
         if done.returncode:
-            raise FailedError(f"{program} {' '.join(arguments[2:])}\n{done.stdout}{done.stderr}")
+            raise FailedError(f"{shown}\n{done.stdout}{done.stderr}")
         return done.stdout
+
+
+class Load:
+    """A steady load from the client's pod, in phases of which each ends when the test says so. It runs detached, because a
+    connection of `kubectl exec` that stays open for minutes does not survive every stall of a busy machine."""
+
+    def __init__(self, cluster: Cluster, url: str, slo_class: str, *phases: str) -> None:
+        """A phase is RATE:WORDS:TOKENS: calls a second, words of a prompt, tokens of an answer."""
+        self._cluster, self._pipe = cluster, f"/tmp/load-{secrets.token_hex(4)}"
+        words = program("steady", url, "demo", slo_class, *phases)
+        self._shell('mkfifo "$0" && { "$@" <> "$0" > "$0.json" 2>&1 & }', *words)
+
+    def next_phase(self) -> None:
+        """Ends the present phase; the calls that it has sent go on."""
+        self._shell('echo > "$0"')
+
+    def end(self) -> list[dict[str, Any]]:
+        """Ends the last phase, waits for the calls that run, and returns what became of the calls of each phase."""
+        self.next_phase()
+        wait_for(lambda: bool(self._shell('cat "$0.json"')), timeout_s=180)
+        told = self._shell('cat "$0.json"')
+        try:
+            return list(json.loads(told))
+        except ValueError as error:
+            raise FailedError(f"the load ended with: {told}") from error
+
+    def _shell(self, script: str, *words: str) -> str:
+        return self._cluster.kubectl("exec", "-n", WORK, "client", "--", "sh", "-c", script, self._pipe, *words)
 
 
 def engine_states(cluster: Cluster, pool: str) -> dict[str, Any]:

@@ -12,6 +12,18 @@ from localkube import images
 OBJECT_STORE = pathlib.Path(__file__).resolve().parents[2] / "tests" / "operator" / "object_store.py"
 
 
+def tell(story: e2e_cluster.Story, cluster: e2e_cluster.Cluster, vllm: str) -> None:
+    story.check("an object store with the weights of a model", lambda: start_store(cluster))
+    story.check(
+        "a pool with a real vLLM engine, whose weights come from it: ready", lambda: apply_real_pool(cluster, vllm)
+    )
+    story.check(
+        "the weights are cached, and an engine that starts later downloads nothing", lambda: warm_start(cluster)
+    )
+    story.check("sensible text from the real model", lambda: real_chat(cluster))
+    story.check("our scheduler runs inside vLLM, under the pool's policy", lambda: real_state(cluster))
+
+
 def start_store(cluster: e2e_cluster.Cluster) -> str:
     """An S3-compatible store in a pod, which serves the demo model from this machine's disk."""
     store = {

@@ -65,6 +65,7 @@ async def serving(
         most_streams=limits.connections,
         most_connections=limits.connections,
     )
+    gateway.leaving.append(server.ask_to_leave)
     loop = asyncio.get_running_loop()
     listening = await loop.create_server(server, host, port, backlog=1024, ssl=encryption)
     try:

@@ -27,7 +27,7 @@ MOST_HEAD_BYTES = 32 * 1024
 MOST_MEMORIZED_HEADS = 64
 FIRST_WINDOW_BYTES = 65_535
 """Of a peer that has not said otherwise."""
-MOST_WINDOW_BYTES = 2**31 - 1
+MOST_WINDOW_BYTES = MOST_STREAM = 2**31 - 1
 SILENT_S, PROBE_S, PROBES = 30, 10, 3
 """A connection that is silent for so long is probed by TCP, so often, before it counts as lost."""
 
@@ -180,8 +180,13 @@ class Server:
     def __call__(self) -> "Connection":
         return Connection(self)
 
+    def ask_to_leave(self) -> None:
+        """Asks all peers to open further streams elsewhere. Those that they have already opened are served."""
+        for connection in self.connections:
+            connection.ask_to_leave()
+
     def leave(self) -> None:
-        """Asks all peers to open no further stream."""
+        """Tells all peers that no further stream is served."""
         for connection in self.connections:
             connection.leave()
 
@@ -234,7 +239,7 @@ class Connection(asyncio.Protocol):
             self._read(self._data + data if self._data else data)
         except ConnectionBroken as broken:
             logger.warning("the connection of a proxy breaks the protocol: %s", broken)
-            self._go_away(broken.code)
+            self._go_away(broken.code, last=self._last)
             self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -247,9 +252,13 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
+    def ask_to_leave(self) -> None:
+        """Asks the peer to open further streams elsewhere (RFC 9113, 6.8: the first of two GOAWAY frames)."""
+        self._go_away(NO_ERROR, last=MOST_STREAM)
+
     def leave(self) -> None:
-        """Asks the peer to open no further stream."""
-        self._go_away(NO_ERROR)
+        """Tells the peer that no further stream is served."""
+        self._go_away(NO_ERROR, last=self._last)
 
     def close(self) -> None:
         """Ends the connection once all is written."""
@@ -277,8 +286,8 @@ class Connection(asyncio.Protocol):
             except Exception:
                 logger.exception("a handler failed")
 
-    def _go_away(self, code: int) -> None:
-        self.write(frame(GOAWAY, 0, 0, self._last.to_bytes(4) + code.to_bytes(4)))
+    def _go_away(self, code: int, *, last: int) -> None:
+        self.write(frame(GOAWAY, 0, 0, last.to_bytes(4) + code.to_bytes(4)))
 
     # Frames.
 

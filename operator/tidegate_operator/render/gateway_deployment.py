@@ -28,7 +28,8 @@ JOURNAL = "/tmp/ends.jsonl"
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """The same text in a tenth of the time, where PyYAML was built with libyaml."""
 LEAVE_S = 5
-"""Seconds in which a stopping gateway still accepts calls, while load balancers learn that it stops."""
+"""Seconds in which a stopping gateway still accepts calls, while load balancers and clients with connections learn that
+it stops."""
 
 
 def settings(pool: spec.Pool) -> dict[str, Any]:
@@ -81,7 +82,11 @@ def settings(pool: spec.Pool) -> dict[str, Any]:
             "pool": f"{pool.namespace}.{pool.name}",
             "journal": JOURNAL,
         },
-        "timeouts": {"drain": duration.text(pool.gateway.drain_s), **further.pop("timeouts", {})},
+        "timeouts": {
+            "announce": duration.text(LEAVE_S),
+            "drain": duration.text(pool.gateway.drain_s),
+            **further.pop("timeouts", {}),
+        },
         **({"tracing": {"endpoint": pool.gateway.traces_to}} if pool.gateway.traces_to else {}),
         **further,
     }
@@ -183,7 +188,6 @@ def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
         startupProbe=pods.http_probe("/health", port="metrics", period_s=1, failures=60),
         readinessProbe=pods.http_probe("/ready", port="metrics"),
         livenessProbe=pods.http_probe("/health", port="metrics", period_s=10, failures=6),
-        lifecycle={"preStop": {"sleep": {"seconds": LEAVE_S}}},
     )
     return pods.pod(
         [container],

@@ -12,7 +12,7 @@ import json
 import pathlib
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from localkube import background_processes, control_plane, leftovers, network, pki
@@ -39,6 +39,18 @@ class Node:
     def load(self, archive: pathlib.Path) -> None:
         """Makes the images of a docker archive available to pods (imagePullPolicy: Never or IfNotPresent)."""
         _ctr(self.folder, "images", "import", "--no-unpack", str(archive))
+
+    def run(self, name: str, command: Sequence[str | pathlib.Path], ready: Callable[[], bool]) -> None:
+        """Starts a program of this machine in the node's network, and waits until it is ready. It ends with the node."""
+        self._processes.start(name, command)
+        self._processes.wait(name, ready, timeout_s=60)
+
+    def process_of(self, container: str) -> int:
+        """The process id, on this machine, of the first process of a container. Raises LookupError if it does not run."""
+        for line in _ctr(self.folder, "tasks", "list").splitlines():
+            if line.split()[0] == container:
+                return int(line.split()[1])
+        raise LookupError(f"container {container} does not run")
 
     def stop(self) -> None:
         """Ends everything and removes all traces."""
