@@ -27,6 +27,8 @@ from tidegate_gateway.workflows import call_ends
 
 logger = logging.getLogger("tidegate.gateway")
 
+ASK_AGAIN_S = 1.0
+"""While a gateway announces that it leaves."""
 CUT_S = 1.0
 """Time for clients to read the error of their cut calls."""
 
@@ -192,8 +194,8 @@ async def _ext_proc(
 async def _drain(gateway: running_gateway.Gateway) -> None:
     """Lets the calls under way finish, as long as the settings allow."""
     timeouts = gateway.settings.timeouts
-    gateway.begin_to_drain()
-    await asyncio.sleep(timeouts.announce_s)
+    gateway.draining = True
+    await _announce(gateway, timeouts.announce_s)
     gateway.core.on_drain()
     try:
         async with asyncio.timeout(timeouts.drain_s):
@@ -207,6 +209,17 @@ async def _drain(gateway: running_gateway.Gateway) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CUT_S):
                 await gateway.placements.drained()
+
+
+async def _announce(gateway: running_gateway.Gateway, left_s: float) -> None:
+    """Asks clients to connect elsewhere, and again those that come back, because their load balancer does not know yet."""
+    while True:
+        for ask in gateway.leaving:
+            ask()
+        if left_s <= 0:
+            return
+        await asyncio.sleep(min(left_s, ASK_AGAIN_S))
+        left_s -= ASK_AGAIN_S
 
 
 async def _leave(gateway: running_gateway.Gateway) -> None:

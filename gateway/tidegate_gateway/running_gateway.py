@@ -54,7 +54,7 @@ class Gateway:
         self.clock = clock
         self.draining = False
         self.leaving: list[Callable[[], None]] = []
-        """Called when the gateway begins to drain."""
+        """Called while the gateway drains: asks clients to connect elsewhere."""
         self.authentication = authentication.Authentication(settings.auth)
         self.link = store_link.StoreLink(store)
         self.metrics = prometheus_metrics.Metrics(gateway_settings.objectives(settings))
@@ -126,12 +126,6 @@ class Gateway:
         self.core.set_classes(settings.classes, settings.default_class, settings.tenants)
         self._fields.set_classes(settings.classes, settings.default_class)
         self.workflows.set_templates(settings.workflows)
-
-    def begin_to_drain(self) -> None:
-        """/ready says no from here on, and clients are asked to connect elsewhere. New calls are still admitted."""
-        self.draining = True
-        for ask in self.leaving:
-            ask()
 
     def problems(self) -> tuple[str, list[str]]:
         """ready, degraded, unready or draining, and the reasons."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import pathlib
 import signal
@@ -156,7 +157,7 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, t
 
 
 async def test_a_picker_that_leaves_sheds_no_call_that_another_one_can_take(tmp_path: pathlib.Path, until: Any) -> None:
-    """New connections reach the other picker, as behind a Service, and Envoy opens one before the first is closed."""
+    """As behind a Service that learns late that a picker leaves: the next connection reaches it too, then all the other."""
     async with contextlib.AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(fake_engine.engine()) for _ in range(2)]
         http = await stack.enter_async_context(aiohttp.ClientSession())
@@ -166,8 +167,9 @@ async def test_a_picker_that_leaves_sheds_no_call_that_another_one_can_take(tmp_
             settings = {"timeouts": {"announce": "60s"}}
             started.append(await stack.enter_async_context(gateway_process(folder, [engine], **settings)))
         (leaving, picker), (_, other) = started
+        ways = itertools.chain((picker, picker), itertools.repeat(other))
         forward = await asyncio.start_server(
-            lambda reader, writer: _forward(reader, writer, picker), "127.0.0.1", processes.free_port()
+            lambda reader, writer: _forward(reader, writer, next(ways)), "127.0.0.1", processes.free_port()
         )
         await stack.enter_async_context(forward)
         config = envoy_process.configuration(
@@ -178,7 +180,6 @@ async def test_a_picker_that_leaves_sheds_no_call_that_another_one_can_take(tmp_
         url = await stack.enter_async_context(envoy_process.envoy(tmp_path, config))
         assert await ask(http, url) == 200
         assert (engines[0].served, engines[1].served) == (1, 0)
-        picker = other
         leaving.send_signal(signal.SIGTERM)
 
         async def moved() -> bool:

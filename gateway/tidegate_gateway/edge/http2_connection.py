@@ -212,6 +212,7 @@ class Connection(asyncio.Protocol):
         self._unread = 0
         self._last = 0
         """The last stream of the peer."""
+        self._is_asked = False
 
     # The transport.
 
@@ -254,7 +255,9 @@ class Connection(asyncio.Protocol):
 
     def ask_to_leave(self) -> None:
         """Asks the peer to open further streams elsewhere (RFC 9113, 6.8: the first of two GOAWAY frames)."""
-        self._go_away(NO_ERROR, last=MOST_STREAM)
+        if not self._is_asked:
+            self._is_asked = True
+            self._go_away(NO_ERROR, last=MOST_STREAM)
 
     def leave(self) -> None:
         """Tells the peer that no further stream is served."""
