@@ -53,7 +53,7 @@ lint: $(VENV)/.installed-all ## ruff, mypy --strict, import contracts
 	MYPYPATH=tools/kubernetes $(BIN)/mypy --strict -p localkube
 	$(BIN)/lint-imports
 
-compiled: $(VENV)/.installed-all ## compile the decision core and the gateway again after an edit: half the CPU for each call
+compiled: $(VENV)/.installed-all ## compile the decision core and modules of the gateway again after an edit: less CPU for each call
 	$(COMPILE)
 
 kubernetes: ## the Kubernetes binaries that tests use, from Go modules (once, ten minutes)

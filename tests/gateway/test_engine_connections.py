@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from tidegate_gateway.lifecycle import connection_errors, engine_connections
+from tidegate_gateway.lifecycle import engine_connections
 
 REQUEST = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi"
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello"
@@ -138,14 +138,14 @@ async def test_every_framing_of_an_answer_is_read_to_its_end(
 )
 async def test_a_broken_answer_is_a_lost_connection(pool: engine_connections.EngineConnections, answer: bytes) -> None:
     async with engine(answer, closes=True) as serving:
-        with pytest.raises(connection_errors.ConnectionLost):
+        with pytest.raises(engine_connections.ConnectionLost):
             await asked(pool, serving.url)
 
 
 async def test_bytes_that_belong_to_no_request_end_the_connection(pool: engine_connections.EngineConnections) -> None:
     async with engine(OK + OK) as serving:
         first = await pool.get(serving.url)
-        with contextlib.suppress(connection_errors.ConnectionLost):
+        with contextlib.suppress(engine_connections.ConnectionLost):
             await first.send(REQUEST)
             while await first.read():
                 pass
@@ -180,5 +180,5 @@ async def test_an_answer_that_nobody_reads_stops_the_engine(pool: engine_connect
 
 
 async def test_nobody_listens(pool: engine_connections.EngineConnections) -> None:
-    with pytest.raises(connection_errors.ConnectionLost, match="takes no connections"):
+    with pytest.raises(engine_connections.ConnectionLost, match="takes no connections"):
         await asked(pool, "http://127.0.0.1:1")

@@ -92,10 +92,10 @@ class HttpApi:
     def page_routes(self) -> list[http_listener.Route]:
         """The status page, whose files need no key, and the state that it shows."""
         return [
-            *[
+            *(
                 http_listener.Route(method="GET", path=path, handler=status_page.handler(path), without_key=True)
                 for path in status_page.FILES
-            ],
+            ),
             http_listener.Route(method="GET", path="/v1/state", handler=self._state),
         ]
 

@@ -38,10 +38,8 @@ HANG_UP_LOOK_S = 2.0
 _CHUNKED = "Transfer-Encoding: chunked\r\n"
 
 
-class Connection:
-    """One client connection.
-
-    It has the methods of `asyncio.Protocol` without inheriting them: mypyc would keep its attributes in a dictionary."""
+class Connection(asyncio.Protocol):
+    """One client connection."""
 
     def __init__(self, listener: "http_listener.Server") -> None:
         self._listener = listener
@@ -154,8 +152,7 @@ class Connection:
         """Makes the TLS handshake. A client that fails it, or takes too long for it, is gone."""
         self._early = bytearray()
         handshake_s = self._limits.idle_s
-        protocol = cast("asyncio.Protocol", self)
-        transport = await client_transport.encrypted(plain, protocol, encryption, handshake_s=handshake_s)
+        transport = await client_transport.encrypted(plain, self, encryption, handshake_s=handshake_s)
         early, self._early = self._early, None
         if transport is None or self._ignoring:
             plain.abort()

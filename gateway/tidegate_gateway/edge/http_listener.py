@@ -13,7 +13,6 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
 
 from tidegate_gateway import gateway_settings
 from tidegate_gateway.edge import http_connection, http_messages
@@ -53,7 +52,7 @@ class Routes:
     def __init__(self, routes: list[Route]) -> None:
         self._fixed: dict[str, dict[str, Route]] = {}
         self._patterns: list[tuple[re.Pattern[str], dict[str, Route]]] = []
-        self._known = ", ".join(dict.fromkeys([route.path.replace("...", "") for route in routes]))
+        self._known = ", ".join(dict.fromkeys(route.path.replace("...", "") for route in routes))
         for route in routes:
             self._methods(route.path)[route.method] = route
 
@@ -114,8 +113,8 @@ class Server:
         self._routes = routes
         self._leaving = leaving
 
-    def __call__(self) -> asyncio.Protocol:
-        return cast("asyncio.Protocol", http_connection.Connection(self))
+    def __call__(self) -> http_connection.Connection:
+        return http_connection.Connection(self)
 
     @property
     def leaving(self) -> bool:
@@ -171,8 +170,7 @@ def _decoded(value: str) -> str:
 async def close(listening: asyncio.Server, server: Server) -> None:
     """Stops listening without a reset: clients that have connected by now are accepted, and answered if they send soon."""
     loop = asyncio.get_running_loop()
-    sockets = cast("Any", listening).sockets  # a list, which is not the type that asyncio declares
-    listeners = [socket.socket(fileno=os.dup(listener.fileno())) for listener in sockets]
+    listeners = [socket.socket(fileno=os.dup(listener.fileno())) for listener in listening.sockets]
     listening.close()
     for listener in listeners:
         with listener, contextlib.suppress(OSError):  # none waits any more, or no descriptor is left

@@ -16,8 +16,6 @@ from typing import cast
 
 import httptools
 
-from tidegate_gateway.lifecycle import connection_errors
-
 KEEPALIVE_S = 3.0
 """Idle connections are closed before vLLM's server does (5 s), so that no call is written to a closing one."""
 SWEEP_S = 1.0
@@ -28,10 +26,31 @@ UNREAD_BYTES = 16 * 1024
 """Bytes of an answer that wait for their reader before the connection stops reading. The kernel keeps about as many."""
 
 
-class EngineConnection:
-    """One connection to an engine. `send`, then `read` until it gives b"", then `release`; or `close` at any time.
+class ConnectionLost(OSError):
+    """The connection cannot be made, has broken, or does not carry HTTP/1.1."""
 
-    It has the methods of `asyncio.Protocol` without inheriting them: mypyc would keep its attributes in a dictionary."""
+
+class EngineConnection(asyncio.Protocol):
+    """One connection to an engine. `send`, then `read` until it gives b"", then `release`; or `close` at any time."""
+
+    __slots__ = (
+        "_ended",
+        "_frame_bytes",
+        "_framed",
+        "_keeps",
+        "_lost",
+        "_on_idle",
+        "_parser",
+        "_paused",
+        "_transport",
+        "_unread",
+        "_unread_bytes",
+        "_waiter",
+        "busy",
+        "content_type",
+        "idle_since_s",
+        "status",
+    )
 
     def __init__(self, on_idle: Callable[["EngineConnection"], None]) -> None:
         """`on_idle` takes the connection back when it can carry another request."""
@@ -59,7 +78,7 @@ class EngineConnection:
         self.content_type = ""
         self._ended = self._framed = self._keeps = False
         if self._transport is None or self._lost is not None:
-            raise connection_errors.ConnectionLost("the connection is closed")
+            raise ConnectionLost("the connection is closed")
         self._transport.write(request)
         while not self.status:
             await self._more()
@@ -99,7 +118,7 @@ class EngineConnection:
 
     def close(self) -> None:
         """Closes the connection; the engine sees that its client has gone."""
-        self._lose(connection_errors.ConnectionLost("the gateway closed the connection"))
+        self._lose(ConnectionLost("the gateway closed the connection"))
 
     # The transport.
 
@@ -112,22 +131,16 @@ class EngineConnection:
         self._frame_bytes += len(data)
         try:
             if not self.busy or self._ended:
-                raise connection_errors.ConnectionLost("it sent bytes that belong to no request")
+                raise ConnectionLost("it sent bytes that belong to no request")
             self._parser.feed_data(data)
             if self._frame_bytes > HEAD_BYTES:
-                raise connection_errors.ConnectionLost(f"its answer has {HEAD_BYTES} bytes without a byte of its body")
+                raise ConnectionLost(f"its answer has {HEAD_BYTES} bytes without a byte of its body")
         except httptools.HttpParserError:
-            self._lose(connection_errors.ConnectionLost("its answer is not HTTP/1.1"))
-        except (connection_errors.ConnectionLost, httptools.HttpParserUpgrade) as error:
+            self._lose(ConnectionLost("its answer is not HTTP/1.1"))
+        except (ConnectionLost, httptools.HttpParserUpgrade) as error:
             self._lose(error)
         if self._waiter is not None:
             self._wake()
-
-    def pause_writing(self) -> None:
-        """A request is written as a whole, and nothing waits for its last byte to leave."""
-
-    def resume_writing(self) -> None:
-        """As `pause_writing`."""
 
     def eof_received(self) -> None:
         if self.status and not self._framed and not self._ended:
@@ -136,7 +149,7 @@ class EngineConnection:
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._lost is None:
-            self._lost = connection_errors.ConnectionLost("it closed the connection")
+            self._lost = ConnectionLost("it closed the connection")
         self._wake()
 
     # The parser.
@@ -173,12 +186,12 @@ class EngineConnection:
 
     def on_message_begin(self) -> None:
         if self._ended:
-            raise connection_errors.ConnectionLost("it sent two answers to one request")
+            raise ConnectionLost("it sent two answers to one request")
 
     async def _more(self) -> None:
         """Waits for the next event of the connection. Raises `ConnectionLost`."""
         if self._lost is not None:
-            raise connection_errors.ConnectionLost(str(self._lost))
+            raise ConnectionLost(str(self._lost))
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
@@ -245,19 +258,18 @@ class EngineConnections:
             if self._sweep is None:
                 self._sweep = loop.call_later(SWEEP_S, self._close_idle)
 
-        connection = EngineConnection(idles)
         try:
             async with asyncio.timeout(self._connect_s):
-                await loop.create_connection(
-                    lambda: cast("asyncio.Protocol", connection),
+                _, connection = await loop.create_connection(
+                    lambda: EngineConnection(idles),
                     where.hostname or "",
                     where.port or (443 if secure else 80),
                     ssl=self._tls if secure else None,
                 )
         except TimeoutError as error:
-            raise connection_errors.ConnectionLost(f"it took no connection within {self._connect_s:.3g} s") from error
+            raise ConnectionLost(f"it took no connection within {self._connect_s:.3g} s") from error
         except OSError as error:
-            raise connection_errors.ConnectionLost("it takes no connections") from error
+            raise ConnectionLost("it takes no connections") from error
         return connection
 
     def _close_idle(self) -> None:

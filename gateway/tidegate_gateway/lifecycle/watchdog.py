@@ -41,10 +41,10 @@ class Watchdog:
 
     async def within(self, seconds: float, step: Coroutine[Any, Any, T], what: str) -> T:
         """The result of `step`. Raises the error of an interruption, and `EngineTrouble` when the time is over."""
-        task, before = asyncio.current_task(), self._interruption
-        if before is not None or task is None:
+        task = asyncio.current_task()
+        if self._interruption is not None or task is None:
             step.close()
-            raise before or RuntimeError("a step needs a task")
+            raise self._interruption or RuntimeError("a step needs a task")
         cancelling = task.cancelling()
         self._task = task
         self._limit(self._loop.time() + seconds)
