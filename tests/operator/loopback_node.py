@@ -27,10 +27,10 @@ PLACEMENT = {"nodeSelector": {LABEL: NAME}, "tolerations": [{"key": TAINT, "oper
 """Of the pods that run here."""
 LEAVE_S = 5.0
 """As the preStop hook of engines and gateways."""
-DRAIN_S = 30.0
+DRAIN_S = 120.0
 HEARTBEAT_S = 10.0
 LOOK_S = 0.1
-SHORT, LONG = 20, 1000
+SHORT, LONG = 20, 1500
 """Tokens of the calls."""
 MERGE = "application/merge-patch+json"
 COST = cost.CostModel(step_s=0.01, prefill_s=1e-3, max_batch=256)
@@ -207,7 +207,7 @@ class Load:
         self.served = 0
         self.failures = Counter()
 
-    async def run(self, *, clients=6, pause_s=0.3):
+    async def run(self, *, clients=9, pause_s=0.3):
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
             for number in range(clients):
@@ -220,7 +220,7 @@ class Load:
                 await self._call(
                     gateways[(number + turn) % len(gateways)],
                     stream=turn % 4 != 3,
-                    tokens=LONG if number % 6 == 0 else SHORT,
+                    tokens=LONG if number % 3 == 0 else SHORT,
                 )
             await asyncio.sleep(pause_s)
 
