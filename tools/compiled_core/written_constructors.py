@@ -27,6 +27,8 @@ def _written(source: str, tree: ast.Module, inherited: set[str]) -> str:
         options = _options(node)
         if not isinstance(node, ast.ClassDef) or options is None or node.bases or node.name in inherited:
             continue
+        if any(isinstance(each, ast.FunctionDef) and each.name == "__post_init__" for each in node.body):
+            raise ValueError(f"line {node.lineno}: the class {node.name} must have no __post_init__")
         if lines[node.end_lineno or 0].strip():
             raise ValueError(f"line {node.end_lineno}: a blank line must follow the class {node.name}")
         lines[node.end_lineno or 0] = "    " + _constructor(node, options)
