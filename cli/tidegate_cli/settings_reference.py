@@ -88,6 +88,7 @@ SERVING_POOL = {
     "store.pool": OPERATOR,
     "store.journal": OPERATOR,
     "timeouts.drain": "gateway.drainTimeout",
+    "timeouts.announce": OPERATOR,
     "timeouts.firstToken": "gateway.timeouts.firstToken",
     "timeouts.nextToken": "gateway.timeouts.nextToken",
     "timeouts.answer": "gateway.timeouts.answer",

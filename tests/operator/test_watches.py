@@ -47,10 +47,10 @@ def test_pools_are_served_again_when_their_resource_was_deleted_and_came_back(
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     try:
         plane.kubectl("delete", "crd", "servingpools.tidegate.dev", "--timeout=60s")
-        eventually(lambda: "the cluster has no ServingPool resource" in installed.said("first"))
+        eventually(lambda: "the cluster has no ServingPool resource" in installed.said("first"), timeout_s=120.0)
     finally:
         plane.add_kinds(CRD, "tidegate.dev/v1alpha1")
-    eventually(lambda: f"namespace {namespace} is served again" in installed.said("first"))
+    eventually(lambda: f"namespace {namespace} is served again" in installed.said("first"), timeout_s=120.0)
     kubectl("apply", "-f", "-", body=operator_doubles.pool("again"))
     kubectl("wait", "spool/again", "--for=condition=Ready", "--timeout=60s")
     assert "Traceback" not in installed.said("first")
