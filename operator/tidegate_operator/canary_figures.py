@@ -6,6 +6,7 @@ and counts that went back belong to a new process at the same address.
 
 from collections.abc import Collection, Iterable, Mapping
 
+from tidegate_operator import gateway_counts
 from tidegate_operator.spec import Json
 from tidegate_policy.rollout import side_by_side
 from tidegate_policy.rollout.side_by_side import Service
@@ -23,8 +24,7 @@ class CanaryFigures:
     """The sums over all gateways of a pool."""
 
     def __init__(self) -> None:
-        self._last: dict[str, EngineServices] = {}
-        """By gateway."""
+        self._last: gateway_counts.LatestCounts[EngineServices] = gateway_counts.LatestCounts()
         self._sums: dict[str, Service] = {}
         """By engine, since `begin`."""
 
@@ -34,14 +34,10 @@ class CanaryFigures:
 
     def add(self, seen: Mapping[str, EngineServices], *, gateways: Collection[str]) -> None:
         """Takes in what gateways report, by address. `gateways` are all that are ready; the others are forgotten."""
-        for gateway, engines in seen.items():
-            before = self._last.get(gateway)
-            if before is not None:
-                for name, counts in engines.items():
-                    new = _since(before.get(name, Service()), counts)
-                    self._sums[name] = self._sums.get(name, Service()) + new
-            self._last[gateway] = engines
-        self._last = {gateway: engines for gateway, engines in self._last.items() if gateway in gateways}
+        for before, engines in self._last.add(seen, gateways=gateways):
+            for name, counts in engines.items():
+                new = _since(before.get(name, Service()), counts)
+                self._sums[name] = self._sums.get(name, Service()) + new
 
     def of(self, engines: Iterable[str]) -> Service:
         """What these engines have done since the step began."""

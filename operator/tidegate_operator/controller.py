@@ -9,8 +9,10 @@ checked again after a while without an event.
 import asyncio
 import contextlib
 import datetime
+import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 from tidegate_operator import (
     cluster,
@@ -65,19 +67,14 @@ class Controller:
         self._cache = cache
         self._rules = rules
         self._steering = steering
-        self._scaling = scaling
         self._canaries = canaries
         self._resync_s = resync_s
-        self._to_reconcile: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
-        self._to_steer: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
-        self._to_scale: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
-        self._to_test: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
-        self._to_reconcile.attempted = metrics.add_queue("reconcile", self._to_reconcile.reading)
-        self._to_steer.attempted = metrics.add_queue("steer", self._to_steer.reading)
-        self._to_scale.attempted = metrics.add_queue("scale", self._to_scale.reading)
-        self._to_test.attempted = metrics.add_queue("test", self._to_test.reading)
-        self._steered: set[watch_cache.Key] = set()
-        self._scaled: set[watch_cache.Key] = set()
+        self._to_reconcile = _queue("reconcile", metrics)
+        self._to_test = _queue("test", metrics)
+        self._paced = (
+            _Paced(_queue("steer", metrics), steering.steer),
+            _Paced(_queue("scale", metrics), scaling.scale),
+        )
         self._left: dict[watch_cache.Key, str | None] = {}
         """The owners of pools that belong to other operators, as far as an event has told of it."""
 
@@ -112,8 +109,8 @@ class Controller:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._to_reconcile.run(self._reconcile))
-                group.create_task(self._to_steer.run(self._steer, at_once=STEERED_AT_ONCE))
-                group.create_task(self._to_scale.run(self._scale, at_once=STEERED_AT_ONCE))
+                for paced in self._paced:
+                    group.create_task(paced.queue.run(functools.partial(self._observe, paced), at_once=STEERED_AT_ONCE))
                 group.create_task(self._to_test.run(self._canaries.test, at_once=STEERED_AT_ONCE))
         finally:
             await self._steering.close()
@@ -121,12 +118,10 @@ class Controller:
     def _wake(self, key: watch_cache.Key, delay_s: float = 0.0) -> None:
         self._to_reconcile.add(key, delay_s)
         self._to_test.add(key, CHILD_DELAY_S)
-        if key not in self._steered:  # a steered pool returns to its queue at its own pace
-            self._steered.add(key)
-            self._to_steer.add(key)
-        if key not in self._scaled:
-            self._scaled.add(key)
-            self._to_scale.add(key)
+        for paced in self._paced:
+            if key not in paced.pools:
+                paced.pools.add(key)
+                paced.queue.add(key)
 
     async def _reconcile(self, key: watch_cache.Key) -> float | None:
         if not self._cache.knows(key):
@@ -164,18 +159,25 @@ class Controller:
         is_changing = pod_trouble.any_of(pods) or weight_status.downloading(pods)
         return min(self._resync_s, TROUBLED_S) if is_changing else self._resync_s
 
-    async def _scale(self, key: watch_cache.Key) -> float | None:
-        delay_s = await self._scaling.scale(key)
+    async def _observe(self, paced: "_Paced", key: watch_cache.Key) -> float | None:
+        delay_s = await paced.work(key)
         if delay_s is None:
-            self._scaled.discard(key)
+            paced.pools.discard(key)
             if await self._cache.pool(*key) is not None:  # a pool of this name appeared meanwhile
                 self._wake(key)
         return delay_s
 
-    async def _steer(self, key: watch_cache.Key) -> float | None:
-        delay_s = await self._steering.steer(key)
-        if delay_s is None:
-            self._steered.discard(key)
-            if await self._cache.pool(*key) is not None:  # a pool of this name appeared meanwhile
-                self._wake(key)
-        return delay_s
+
+@dataclass(frozen=True, slots=True)
+class _Paced:
+    """Work on pools that return to their queue at their own pace."""
+
+    queue: workqueue.Workqueue[watch_cache.Key]
+    work: Callable[[watch_cache.Key], Awaitable[float | None]]
+    pools: set[watch_cache.Key] = field(default_factory=set)
+
+
+def _queue(name: str, metrics: operator_metrics.OperatorMetrics) -> workqueue.Workqueue[watch_cache.Key]:
+    made: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
+    made.attempted = metrics.add_queue(name, made.reading)
+    return made

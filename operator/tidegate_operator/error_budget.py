@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tidegate_operator import gateway_counts
+
 WINDOW_S = 3600.0
 WINDOW = "1h"
 SLICE_S = 300.0
@@ -36,8 +38,8 @@ class ErrorBudgets:
     """The counts of one pool."""
 
     def __init__(self) -> None:
-        self._last: dict[str, dict[str, Counts]] = {}
-        """By gateway and class."""
+        self._last: gateway_counts.LatestCounts[Mapping[str, Counts]] = gateway_counts.LatestCounts()
+        """By class."""
         self._slices: collections.deque[tuple[float, dict[str, Counts]]] = collections.deque()
         """The counts of slices of time by the instants at which they began, oldest first."""
 
@@ -49,15 +51,8 @@ class ErrorBudgets:
         while self._slices[0][0] <= now - WINDOW_S:
             self._slices.popleft()
         totals = self._slices[-1][1]
-        for gateway, classes in seen.items():
-            before = self._last.get(gateway)
-            if before is not None:
-                for name, counts in classes.items():
-                    new = since(before.get(name, Counts()), counts)
-                    old = totals.get(name, Counts())
-                    totals[name] = Counts(old.met + new.met, old.with_target + new.with_target)
-            self._last[gateway] = dict(classes)
-        self._last = {gateway: counts for gateway, counts in self._last.items() if gateway in gateways}
+        for before, classes in self._last.add(seen, gateways=gateways):
+            add_since(totals, before, classes)
 
     def of_class(self, name: str, objective: float) -> Budget | None:
         """The budget of a class whose objective is given in percent; None without a call that had a target."""
@@ -69,7 +64,14 @@ class ErrorBudgets:
         return Budget(attainment=1 - missed, left=1 - missed / (1 - objective / 100))
 
 
-def since(before: Counts, now: Counts) -> Counts:
+def add_since(totals: dict[str, Counts], before: Mapping[str, Counts], now: Mapping[str, Counts]) -> None:
+    """Adds what a gateway has counted between two answers to `totals`, by class."""
+    for name, counts in now.items():
+        new, old = _since(before.get(name, Counts()), counts), totals.get(name, Counts())
+        totals[name] = Counts(old.met + new.met, old.with_target + new.with_target)
+
+
+def _since(before: Counts, now: Counts) -> Counts:
     if now.with_target < before.with_target or now.met < before.met:
         return now
     return Counts(now.met - before.met, now.with_target - before.with_target)

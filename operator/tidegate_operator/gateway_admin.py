@@ -8,7 +8,7 @@ nor ends because a gateway restarts.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeVar
@@ -106,8 +106,7 @@ class GatewayAdmin:
         """By gateway and class: the calls with a target since the gateway started. `addresses` are host:port of the admin
         ports of single gateways; those that do not answer are absent."""
         self._policies = {}
-        found = await asyncio.gather(*map(self._targets_of, addresses))
-        return {address: counts for address, counts in zip(addresses, found, strict=True) if counts is not None}
+        return await _answers(addresses, self._targets_of)
 
     async def _targets_of(self, address: str) -> dict[str, error_budget.Counts] | None:
         try:
@@ -126,13 +125,11 @@ class GatewayAdmin:
 
     async def loads(self, addresses: Collection[str]) -> dict[str, gateway_loads.GatewayLoad]:
         """By gateway: its load. Gateways that do not answer are absent. `addresses` are those of `targets`."""
-        found = await asyncio.gather(*(self._state_of(address, gateway_loads.parse) for address in addresses))
-        return {address: load for address, load in zip(addresses, found, strict=True) if load is not None}
+        return await _answers(addresses, lambda address: self._state_of(address, gateway_loads.parse))
 
     async def services(self, addresses: Collection[str]) -> dict[str, dict[str, Service]]:
         """By gateway and engine: how the engine serves. Gateways that do not answer are absent."""
-        found = await asyncio.gather(*(self._state_of(address, canary_figures.parse) for address in addresses))
-        return {address: seen for address, seen in zip(addresses, found, strict=True) if seen is not None}
+        return await _answers(addresses, lambda address: self._state_of(address, canary_figures.parse))
 
     async def divide(self, addresses: Collection[str], engines: Collection[str], weight: int | None) -> None:
         """Has each gateway send `weight` percent of the calls to these engines; None = no division. A gateway that does
@@ -189,3 +186,9 @@ class GatewayAdmin:
         if rejects and not self.rejects_token:
             log.warning("%s rejects the token of the pool", self._url)
         self.rejects_token = rejects
+
+
+async def _answers(addresses: Collection[str], ask: Callable[[str], Awaitable[T | None]]) -> dict[str, T]:
+    """By address: the answers of those gateways that answer."""
+    found = await asyncio.gather(*map(ask, addresses))
+    return {address: answer for address, answer in zip(addresses, found, strict=True) if answer is not None}

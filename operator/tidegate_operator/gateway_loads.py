@@ -7,7 +7,7 @@ belong to a new process at the same address.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 
-from tidegate_operator import error_budget
+from tidegate_operator import error_budget, gateway_counts
 from tidegate_operator.spec import Json
 from tidegate_policy.scale import call_load
 from tidegate_policy.scale.call_load import CallLoad
@@ -59,26 +59,20 @@ class GatewayLoads:
     """The loads of the gateways of one pool, from one question to the next."""
 
     def __init__(self) -> None:
-        self._last: dict[str, GatewayLoad] = {}
+        self._last: gateway_counts.LatestCounts[GatewayLoad] = gateway_counts.LatestCounts()
 
     def add(self, seen: Mapping[str, GatewayLoad], *, gateways: Collection[str]) -> PoolLoad:
         """What gateways report, by address. `gateways` are all that are ready; the others are forgotten."""
         arrived = waiting = call_load.NOTHING
         queued: dict[str, int] = {}
         targets: dict[str, error_budget.Counts] = {}
-        for address, load in seen.items():
+        for load in seen.values():
             waiting += load.waiting
             for engine, count in load.queued.items():
                 queued[engine] = max(queued.get(engine, 0), count)
-            before = self._last.get(address)
-            if before is not None:
-                arrived += _since(before.offered, load.offered)
-                for name, counts in load.targets.items():
-                    new = error_budget.since(before.targets.get(name, error_budget.Counts()), counts)
-                    old = targets.get(name, error_budget.Counts())
-                    targets[name] = error_budget.Counts(old.met + new.met, old.with_target + new.with_target)
-            self._last[address] = load
-        self._last = {address: load for address, load in self._last.items() if address in gateways}
+        for before, load in self._last.add(seen, gateways=gateways):
+            arrived += _since(before.offered, load.offered)
+            error_budget.add_since(targets, before.targets, load.targets)
         return PoolLoad(
             arrived=arrived,
             waiting=waiting,

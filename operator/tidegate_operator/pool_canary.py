@@ -5,9 +5,8 @@ A decision is written to the status before it is put in force, so an operator th
 successor. The successor counts the calls of the present step anew. While no gateway answers, no step ends.
 """
 
-import datetime
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,13 +14,12 @@ from tidegate_operator import (
     canary_figures,
     canary_hold,
     canary_status,
-    cluster,
-    pool_secret,
+    pool_driver,
     pool_status,
     pool_steering,
-    reconcile,
     spec,
 )
+from tidegate_operator.cluster import watch_cache
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 from tidegate_policy.rollout import canary
@@ -31,15 +29,10 @@ log = logging.getLogger(__name__)
 WRITER = "tidegate-canary"
 """Field manager of the part of the status that is written here."""
 PERIOD_S = 2.0
-TOKEN_S = 30.0
-"""Least time between two readings of a pool's Secret."""
 
 
-class Admin(Protocol):
-    """A pool's gateways; `gateway_admin.GatewayAdmin` calls them over HTTP."""
-
-    @property
-    def rejects_token(self) -> bool: ...
+class Admin(pool_driver.Admin, Protocol):
+    """A pool's gateways."""
 
     async def services(self, addresses: Collection[str]) -> Mapping[str, canary_figures.EngineServices]: ...
 
@@ -51,38 +44,20 @@ class _Canary:
     uid: str
     tested: canary_hold.Tested
     state: canary.CanaryState
-    admin: Admin
-    read_at_s: float
-    """When the Secret was read last."""
+    access: pool_driver.Access[Admin]
     figures: canary_figures.CanaryFigures = field(default_factory=canary_figures.CanaryFigures)
     ends: dict[str, int] = field(default_factory=dict)
     """By the uid of a pod of the new revision: how often its engine had ended when the pod was first seen to serve."""
 
 
-class PoolCanary:
+class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
     """The canaries of all pools of this operator. `test` is the work of a `workqueue.Workqueue`."""
 
-    def __init__(
-        self,
-        api: cluster.Cluster,
-        rules: reconcile.Rules,
-        *,
-        reads: cluster.Reader,
-        admin_of: Callable[[spec.Pool, str | None], Admin],
-        clock: Callable[[], datetime.datetime],
-    ) -> None:
-        self._api = api
-        self._rules = rules
-        self._reads = reads
-        self._admin_of = admin_of
-        self._clock = clock
-        self._canaries: dict[pool_steering.Key, _Canary] = {}
-
-    async def test(self, key: pool_steering.Key) -> float | None:
+    async def test(self, key: watch_cache.Key) -> float | None:
         """One observation of a pool; returns the seconds until the next one is due, None while the pool has no canary."""
         body = await self._reads.pool(*key)
         if body is None or "deletionTimestamp" in body["metadata"] or self._rules.is_foreign(body):
-            self._canaries.pop(key, None)
+            self._known.pop(key, None)
             return None
         tested = canary_hold.under_test(body, await self._reads.children(*key))
         pods = await self._reads.pods(*key)
@@ -101,7 +76,7 @@ class PoolCanary:
         for pod in sides.serving:
             current.ends.setdefault(pod["metadata"]["uid"], _ends(pod))
         gateways = pool_steering.gateway_addresses(pods)
-        current.figures.add(await current.admin.services(gateways), gateways=gateways)
+        current.figures.add(await current.access.admin.services(gateways), gateways=gateways)
         before = current.state
         current.state = canary.step(
             now,
@@ -127,30 +102,26 @@ class PoolCanary:
         if pool_status.changed(body.get("status", {}), ours, owns=canary_status.WRITTEN):
             await self._api.apply_status(*key, ours, writer=WRITER)
         names = [name for pod in sides.new if (name := _engine(pod))]
-        await current.admin.divide(gateways, names, weight)
+        await current.access.admin.divide(gateways, names, weight)
         return PERIOD_S
 
     async def _begun(
-        self, key: pool_steering.Key, body: Json, pool: spec.Pool, tested: canary_hold.Tested, now: float
+        self, key: watch_cache.Key, body: Json, pool: spec.Pool, tested: canary_hold.Tested, now: float
     ) -> _Canary:
         """The canary of this revision. The Secret is read again while a gateway rejects the token."""
-        known = self._canaries.get(key)
+        known = self._known.get(key)
         if known is not None and (known.uid, known.tested) == (pool.uid, tested):
-            if known.admin.rejects_token and abs(now - known.read_at_s) >= TOKEN_S:
-                known.admin, known.read_at_s = await self._admin(pool), now
+            known.access = await self._access(pool, now, known.access)
             return known
         state = canary_status.remembered(body, tested) or canary.begin(now, tested.revision)
-        made = _Canary(uid=pool.uid, tested=tested, state=state, admin=await self._admin(pool), read_at_s=now)
-        self._canaries[key] = made
+        made = _Canary(uid=pool.uid, tested=tested, state=state, access=await self._access(pool, now))
+        self._known[key] = made
         return made
 
-    async def _admin(self, pool: spec.Pool) -> Admin:
-        return self._admin_of(pool, await pool_secret.token(self._api, pool))
-
-    async def _end(self, key: pool_steering.Key, body: Json, pods: Sequence[Json]) -> None:
+    async def _end(self, key: watch_cache.Key, body: Json, pods: Sequence[Json]) -> None:
         """The pool has no canary any more: its calls go to all engines, and the status says nothing of it."""
-        if known := self._canaries.pop(key, None):
-            await known.admin.divide(pool_steering.gateway_addresses(pods), (), None)
+        if known := self._known.pop(key, None):
+            await known.access.admin.divide(pool_steering.gateway_addresses(pods), (), None)
         if "rollout" in body.get("status", {}):
             await self._api.apply_status(*key, {}, writer=WRITER)
 

@@ -8,24 +8,23 @@ successor. A node pool that another autoscaler scales keeps what it has. Without
 import datetime
 import logging
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tidegate_operator import (
-    cluster,
     gateway_loads,
     node_pool_cost,
     node_pool_spec,
     pod_trouble,
-    pool_secret,
+    pool_driver,
     pool_status,
     pool_steering,
-    reconcile,
     replica_allocation,
     scale_status,
     spec,
 )
+from tidegate_operator.cluster import watch_cache
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 from tidegate_policy import duration
@@ -40,19 +39,14 @@ WRITER = "tidegate-autoscaling"
 PERIOD_S = 10.0
 WAIT_S = 30.0
 """Time until a pool without autoscaled node pools is looked at again."""
-TOKEN_S = 30.0
-"""Least time between two readings of a pool's Secret."""
 RIVALS_S = 30.0
 """Time between two lists of other autoscalers."""
 START_S = 120.0
 """The start time of an engine while none has been seen to start."""
 
 
-class Admin(Protocol):
-    """A pool's gateways; `gateway_admin.GatewayAdmin` calls them over HTTP."""
-
-    @property
-    def rejects_token(self) -> bool: ...
+class Admin(pool_driver.Admin, Protocol):
+    """A pool's gateways."""
 
     async def loads(self, addresses: Collection[str]) -> Mapping[str, gateway_loads.GatewayLoad]: ...
 
@@ -60,9 +54,7 @@ class Admin(Protocol):
 @dataclass(slots=True, kw_only=True)
 class _Scaled:
     uid: str
-    admin: Admin
-    read_at_s: float
-    """When the Secret was read last."""
+    access: pool_driver.Access[Admin]
     state: autoscaler.ScaleState
     seen_at_s: float
     loads: gateway_loads.GatewayLoads = field(default_factory=gateway_loads.GatewayLoads)
@@ -70,33 +62,17 @@ class _Scaled:
     rivals_at_s: float = float("-inf")
 
 
-class PoolScaling:
+class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
     """The autoscalers of all pools of this operator. `scale` is the work of a `workqueue.Workqueue`."""
 
-    def __init__(
-        self,
-        api: cluster.Cluster,
-        rules: reconcile.Rules,
-        *,
-        reads: cluster.Reader,
-        admin_of: Callable[[spec.Pool, str | None], Admin],
-        clock: Callable[[], datetime.datetime],
-    ) -> None:
-        self._api = api
-        self._rules = rules
-        self._reads = reads
-        self._admin_of = admin_of
-        self._clock = clock
-        self._scaled: dict[pool_steering.Key, _Scaled] = {}
-
-    async def scale(self, key: pool_steering.Key) -> float | None:
+    async def scale(self, key: watch_cache.Key) -> float | None:
         """One observation of a pool; returns the seconds until the next one is due, None when the pool does not exist."""
         body = await self._reads.pool(*key)
         if body is None or "deletionTimestamp" in body["metadata"]:
-            self._scaled.pop(key, None)
+            self._known.pop(key, None)
             return None
         if self._rules.is_foreign(body):
-            self._scaled.pop(key, None)
+            self._known.pop(key, None)
             return WAIT_S
         try:
             pool = spec.parse(body, self._rules.known)
@@ -104,7 +80,7 @@ class PoolScaling:
             return WAIT_S  # `reconcile` reports the fault; the engines stay
         own = [each for each in pool.node_pools if each.autoscaled]
         if not own:
-            self._scaled.pop(key, None)
+            self._known.pop(key, None)
             await self._withdraw(body)
             return WAIT_S
         now = self._clock()
@@ -113,7 +89,7 @@ class PoolScaling:
         scaled = await self._begun(key, body, pool, {each.name: counts[each.name] for each in own}, now.timestamp())
         taken = await self._taken(scaled, pool, own, now.timestamp())
         gateways = pool_steering.gateway_addresses(pods)
-        seen = await scaled.admin.loads(gateways)
+        seen = await scaled.access.admin.loads(gateways)
         if not seen:
             await self._persist(
                 body,
@@ -156,22 +132,18 @@ class PoolScaling:
         return PERIOD_S
 
     async def _begun(
-        self, key: pool_steering.Key, body: Json, pool: spec.Pool, counts: Mapping[str, int], now: float
+        self, key: watch_cache.Key, body: Json, pool: spec.Pool, counts: Mapping[str, int], now: float
     ) -> _Scaled:
         """The autoscaler of this pool; an earlier pool of the same name has one of its own. The Secret is read again while
         a gateway rejects the token."""
-        known = self._scaled.get(key)
+        known = self._known.get(key)
         if known is not None and known.uid == pool.uid:
-            if known.admin.rejects_token and abs(now - known.read_at_s) >= TOKEN_S:
-                known.admin, known.read_at_s = await self._admin(pool), now
+            known.access = await self._access(pool, now, known.access)
             return known
         state = scale_status.remembered(body, counts, now)
-        made = _Scaled(uid=pool.uid, admin=await self._admin(pool), read_at_s=now, state=state, seen_at_s=now)
-        self._scaled[key] = made
+        made = _Scaled(uid=pool.uid, access=await self._access(pool, now), state=state, seen_at_s=now)
+        self._known[key] = made
         return made
-
-    async def _admin(self, pool: spec.Pool) -> Admin:
-        return self._admin_of(pool, await pool_secret.token(self._api, pool))
 
     async def _taken(
         self, scaled: _Scaled, pool: spec.Pool, own: Sequence[node_pool_spec.NodePool], now: float
@@ -285,7 +257,7 @@ def _rejected(
             continue
         missing = body["spec"].get("replicas", 1) - body.get("status", {}).get("replicas", 0)
         for condition in body.get("status", {}).get("conditions", ()):
-            if condition["type"] != "ReplicaFailure" or condition["status"] != "True":
+            if not pool_status.is_rejection(condition):
                 continue
             if (now - _instant(condition["lastTransitionTime"])).total_seconds() >= patience_s:
                 return [f"{body['metadata']['name']}: {condition.get('message', 'its pods are rejected')}"] * max(

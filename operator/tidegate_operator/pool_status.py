@@ -104,10 +104,15 @@ class Workload:
 
 def _stuck(conditions: Iterable[Json]) -> Iterator[str]:
     for condition in conditions:
-        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+        if is_rejection(condition):
             yield condition.get("message", "its pods cannot be created")
         if condition["type"] == "Progressing" and condition["status"] == "False":
             yield condition.get("message", "its roll-out makes no progress")
+
+
+def is_rejection(condition: Json) -> bool:
+    """Whether a condition of a workload says that the API server rejects its pods."""
+    return bool(condition["type"] == "ReplicaFailure" and condition["status"] == "True")
 
 
 def workloads(children: Iterable[Json]) -> list[Workload]:

@@ -17,12 +17,14 @@ from tidegate_operator import (
     cluster,
     error_budget,
     operator_metrics,
+    pool_driver,
     pool_secret,
     pool_status,
     reconcile,
     spec,
     steering_status,
 )
+from tidegate_operator.cluster import watch_cache
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 from tidegate_policy.steer import guards, selectors, steer_memory, steering_loop
@@ -31,31 +33,24 @@ log = logging.getLogger(__name__)
 
 WRITER = "tidegate-steering"
 """Field manager of the part of the status that this module writes."""
-TOKEN_S = 30.0
-"""Least time between two readings of a pool's Secret."""
 WAIT_S = 3.0
 """Time until the next attempt for a pool that cannot be steered."""
 
 _FIXED = "spec.policy.name"
 """Reason of a policy that the spec fixes."""
 
-Key = tuple[str, str]
-"""Namespace and name of a pool."""
 Locate = Callable[[Json], str | None]
 """Address of a pod's EngineControl."""
 
 
-class Admin(Protocol):
-    """A pool's gateways; `gateway_admin.GatewayAdmin` calls them over HTTP."""
+class Admin(pool_driver.Admin, Protocol):
+    """A pool's gateways."""
 
     @property
     def has_answered(self) -> bool: ...
 
     @property
     def alpha(self) -> float | None: ...
-
-    @property
-    def rejects_token(self) -> bool: ...
 
     async def override(self) -> steering_loop.Override | None: ...
 
@@ -108,7 +103,7 @@ class _Steered:
     """The engines that did not accept the policy at the last attempt."""
 
 
-class PoolSteering:
+class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
     """The drivers of all pools of this operator. `steer` is the work of a `workqueue.Workqueue`."""
 
     def __init__(
@@ -124,17 +119,12 @@ class PoolSteering:
         metrics: operator_metrics.OperatorMetrics | None = None,
     ) -> None:
         """`ask_of` gives the way in which a pool's model is asked, for pools with the selector `llm`."""
+        super().__init__(api, rules, reads=reads, admin_of=admin_of, clock=clock)
         self._metrics = metrics or operator_metrics.OperatorMetrics()
-        self._api = api
-        self._reads = reads
-        self._rules = rules
-        self._admin_of = admin_of
-        self._clock = clock
         self._locate = locate
         self._ask_of = ask_of
-        self._steered: dict[Key, _Steered] = {}
 
-    async def steer(self, key: Key) -> float | None:
+    async def steer(self, key: watch_cache.Key) -> float | None:
         """One observation of a pool; returns the seconds until the next one is due, None when the pool does not exist."""
         body = await self._reads.pool(*key)
         if body is None or "deletionTimestamp" in body["metadata"]:
@@ -191,19 +181,19 @@ class PoolSteering:
         await admin.follow(outcome.state.active, outcome.state.reason)
         return driver.settings.observation_period_s
 
-    def silent(self) -> dict[Key, int]:
+    def silent(self) -> dict[watch_cache.Key, int]:
         """How many engines of each pool do not report."""
-        return {key: len(steered.driver.engines.silent()) for key, steered in self._steered.items()}
+        return {key: len(steered.driver.engines.silent()) for key, steered in self._known.items()}
 
     async def close(self) -> None:
-        for key in [*self._steered]:
+        for key in [*self._known]:
             await self._forget(key)
 
-    async def _driven(self, key: Key, body: Json, pool: spec.Pool, now: float) -> "_Steered":
+    async def _driven(self, key: watch_cache.Key, body: Json, pool: spec.Pool, now: float) -> "_Steered":
         """The driver of this pool with its present settings and token; an earlier pool of the same name has a driver of its
         own."""
         settings, secret = settings_of(pool.steering), child_metadata.secret_name(pool)
-        known = self._steered.get(key)
+        known = self._known.get(key)
         if known is not None and (known.uid, known.secret) == (pool.uid, secret) and not _is_rejected(known, now):
             known.driver.settings = settings
             return known
@@ -214,19 +204,17 @@ class PoolSteering:
         await self._forget(key)
         driver = steering_driver.SteeringDriver(_remembered(body), settings, now=now, token=token)
         admin = self._admin_of(pool, token)
-        self._steered[key] = _Steered(
-            uid=pool.uid, driver=driver, admin=admin, token=token, secret=secret, read_at_s=now
-        )
-        return self._steered[key]
+        self._known[key] = _Steered(uid=pool.uid, driver=driver, admin=admin, token=token, secret=secret, read_at_s=now)
+        return self._known[key]
 
-    async def _wait(self, key: Key, addresses: Collection[str]) -> float:
+    async def _wait(self, key: watch_cache.Key, addresses: Collection[str]) -> float:
         """Makes no decision and disconnects from all other engines: another pool may get the address of a deleted pod."""
-        if key in self._steered:
-            await self._steered[key].driver.retarget(addresses)
+        if key in self._known:
+            await self._known[key].driver.retarget(addresses)
         return WAIT_S
 
-    async def _forget(self, key: Key) -> None:
-        if steered := self._steered.pop(key, None):
+    async def _forget(self, key: watch_cache.Key) -> None:
+        if steered := self._known.pop(key, None):
             self._metrics.forget(key)
             await steered.driver.close()
 
@@ -246,7 +234,7 @@ class PoolSteering:
 
 def _is_rejected(steered: _Steered, now: float) -> bool:
     """Whether an engine or a gateway rejects the token, so that the Secret should be read again."""
-    if abs(now - steered.read_at_s) < TOKEN_S:  # the clock may step
+    if abs(now - steered.read_at_s) < pool_driver.TOKEN_S:  # the clock may step
         return False
     return bool(steered.driver.engines.rejections()) or steered.admin.rejects_token
 

@@ -74,7 +74,7 @@ async def a_pool_with_engines(cluster, kubectl, namespace, rules, **policy):
 async def observe(steering, namespace, clock, engines, seconds, report=None):
     """One observation after `seconds`, with a report from every engine that the pool's driver is connected to. Between
     observations the engines do not report."""
-    steered = steering._steered.get((namespace, "chat"))
+    steered = steering._known.get((namespace, "chat"))
     connections = steered and steered.driver.engines
     connected = connections.take_reports().keys() if connections else ()
     for engine in engines.values():
@@ -420,8 +420,7 @@ async def test_a_pool_that_is_created_again_under_its_name_has_no_memory(cluster
         kubectl("delete", "spool/chat")
         body = operator_doubles.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy=QUICK)
         kubectl("create", "-f", "-", body=body)
-        gone = [f"deployment/chat-{name}" for name in ("engine-fast", "engine-slow", "gateway")]
-        kubectl("wait", "--for=delete", *gone, "--timeout=60s")
+        kubectl("wait", "--for=delete", "deployments,replicasets,pods", "--all", "--timeout=60s")
         await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
         kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=60s")
         await observe(steered, namespace, clock, engines, 1, control_double.calm())
@@ -435,7 +434,7 @@ async def test_a_pool_whose_engines_are_all_silent_does_not_claim_a_policy(clust
         await observe(steered, namespace, clock, engines, 0)
         for engine in engines.values():
             await engine.stop()
-        driver = steered._steered[namespace, "chat"].driver
+        driver = steered._known[namespace, "chat"].driver
         await until(lambda: len(driver.engines.silent()) == 2)
         await steered.steer((namespace, "chat"))
         stable = condition(kubectl, "PolicyStable")
@@ -476,7 +475,7 @@ async def test_engines_that_reject_the_token_are_named_and_the_secret_is_read_ag
         await engines["fast"].stop()
         engines["fast"].token = TOKEN
         await engines["fast"].start()
-        connections = steering._steered[namespace, "chat"].driver.engines
+        connections = steering._known[namespace, "chat"].driver.engines
         await until(connections.rejections)
         clock.advance(1)
         await steering.steer((namespace, "chat"))
@@ -489,12 +488,12 @@ async def test_engines_that_reject_the_token_are_named_and_the_secret_is_read_ag
         )
         kubectl("delete", "secret/chat-credentials")  # a person puts the right one in its place
         kubectl("create", "secret", "generic", "chat-credentials", f"--from-literal=token={TOKEN}")
-        clock.advance(pool_steering.TOKEN_S)
+        clock.advance(pool_steering.pool_driver.TOKEN_S)
         for engine in engines.values():
             engine.mute = False
         await steering.steer((namespace, "chat"))
         await until(lambda: len(watched(engines)) == 2)
-        await until(lambda: len(steering._steered[namespace, "chat"].driver.engines.reported()) == 2)
+        await until(lambda: len(steering._known[namespace, "chat"].driver.engines.reported()) == 2)
         clock.advance(100)
         await steering.steer((namespace, "chat"))
         assert condition(kubectl, "PolicyStable")["reason"] == "Settled"

@@ -40,12 +40,7 @@ def pack(body: dict[str, Any]) -> None:
     """Replaces the lists of a body, which are its prompt and its tools, by their JSON. While a call waits, parsed token ids
     take fifteen times the memory of their JSON. Afterwards only `write` reads the body. Raises `BadRequest` for a body that
     can be read and not written."""
-    try:
-        body.update(
-            {key: orjson.Fragment(orjson.dumps(value)) for key, value in body.items() if isinstance(value, list)}
-        )
-    except orjson.JSONEncodeError as error:  # orjson reads deeper than it writes
-        raise BadRequest(TOO_DEEP) from error
+    body.update({key: orjson.Fragment(_dumps(value)) for key, value in body.items() if isinstance(value, list)})
 
 
 def write(
@@ -62,7 +57,11 @@ def write(
     labelled["priority"] = round((latest_start_s - PRIORITY_EPOCH_S) * 1000)
     if ask_for_usage:
         labelled["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+    return _dumps(labelled)
+
+
+def _dumps(value: object) -> bytes:
     try:
-        return orjson.dumps(labelled)
+        return orjson.dumps(value)
     except orjson.JSONEncodeError as error:  # orjson reads deeper than it writes
         raise BadRequest(TOO_DEEP) from error

@@ -9,6 +9,7 @@ A call counts in the minute of its arrival. A call that is shed misses its targe
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import tidegate_profiles
@@ -175,14 +176,7 @@ def _task(pool: str, calls: Sequence[TraceCall], length_s: float) -> Task:
         first={},
     )
     early = scalers.Need.of(task).by_minute()[: round(WORST_S / scalers.Need.SLICE_S)]
-    return Task(
-        kinds=kinds,
-        calls=calls,
-        length_s=length_s,
-        tpot_s=scale_traces.TPOT_S,
-        objective=OBJECTIVE,
-        first={kind.name: max(each[kind.name] for each in early) for kind in kinds},
-    )
+    return replace(task, first={kind.name: max(each[kind.name] for each in early) for kind in kinds})
 
 
 def _kind(profile: str) -> scaled_cell.EngineKind:
