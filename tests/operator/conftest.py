@@ -32,6 +32,7 @@ CHART = ROOT / "helm" / "tidegate"
 NODES = (("a100-0", "NVIDIA-A100-SXM4-80GB"), ("a100-1", "NVIDIA-A100-SXM4-80GB"), ("a6000-0", "NVIDIA-RTX-A6000"))
 
 _numbers = itertools.count(1)
+_FAILED = pytest.StashKey[bool]()
 
 
 @pytest.fixture(scope="session")
@@ -47,12 +48,23 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control_plane.Co
         started.stop()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Keeps whether the test passed, for its fixtures."""
+    report = yield
+    if report.when == "call":
+        item.stash[_FAILED] = report.failed
+    return report
+
+
 @pytest.fixture
-def namespace(plane: control_plane.ControlPlane) -> Iterator[str]:
+def namespace(plane: control_plane.ControlPlane, request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace of the test's own, which rejects pods that are not `restricted`. Its pods give up their GPUs afterwards,
-    so that the order of the tests does not matter."""
+    so that the order of the tests does not matter. What it contained when a test failed is printed."""
     name = make_namespace(plane, f"test-{next(_numbers)}")
     yield name
+    if request.node.stash.get(_FAILED, False):
+        print(plane.kubectl("-n", name, "get", "deployments,replicasets,pods,events", "--output=wide", check=False))
     plane.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
 
 
