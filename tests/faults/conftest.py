@@ -121,19 +121,29 @@ class Rig:
         words = ["sim-engine", "--port", str(port), "--control", control, "--speed", str(speed)]
         return await self._start(words, port, "/health")
 
+    async def metrics(self, process: Process) -> str:
+        async with self.http.get(process.url + "/metrics") as response:
+            return await response.text()
+
+    @staticmethod
+    def value(page: str, metric: str) -> float:
+        """The sum of a metric's series; 0 without any."""
+        named = (line for line in page.splitlines() if line.partition(" ")[0].partition("{")[0] == metric)
+        return sum(float(line.rpartition(" ")[2]) for line in named)
+
     async def running(self, engine: Process) -> float:
         """Calls that the engine says it runs."""
-        async with self.http.get(engine.url + "/metrics") as response:
-            page = await response.text()
-        (line,) = [line for line in page.splitlines() if line.startswith("vllm:num_requests_running")]
-        return float(line.split()[-1])
+        return self.value(await self.metrics(engine), "vllm:num_requests_running")
 
     async def tasks(self, gateway: Process) -> int:
         """Tasks in the event loop of the gateway."""
-        async with self.http.get(gateway.url + "/metrics") as response:
-            page = await response.text()
-        (line,) = [line for line in page.splitlines() if line.startswith("tidegate_tasks ")]
-        return int(float(line.split()[-1]))
+        return int(self.value(await self.metrics(gateway), "tidegate_tasks"))
+
+    async def completion(self, gateway: Process) -> tuple[int, str]:
+        """Status and body of a short call."""
+        body = {"model": "sim", "prompt": "hello", "max_tokens": 4}
+        async with self.http.post(gateway.url + "/v1/completions", json=body) as response:
+            return response.status, await response.text()
 
     async def gateway(
         self,
