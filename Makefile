@@ -44,7 +44,7 @@ endif
 faults: install ## all fault tests, with floods, slow clients, a soak of SOAK_MINUTES=30 and new random examples: each figure beside its goal
 	TIDEGATE_INTERPRETED=1 $(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile random $(PURE_TESTS)
 	TIDEGATE_FAULTS=$(FIGURES) $(BIN)/python -m pytest tests/faults tests/operator/test_idle_pools.py \
-	  tests/operator/test_edits_and_streams.py
+	  tests/operator/test_edits_and_streams.py tests/operator/test_api_server_faults.py
 
 lint: $(VENV)/.installed-all ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check $(SOURCES)

@@ -35,10 +35,10 @@ _numbers = itertools.count(1)
 _FAILED = pytest.StashKey[bool]()
 
 
-@pytest.fixture(scope="session")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control_plane.ControlPlane]:
+@contextlib.contextmanager
+def control_plane_with_gpus(folder: pathlib.Path) -> Iterator[control_plane.ControlPlane]:
     """An API server with ServingPools, controllers, a scheduler, and three simulated nodes with eight GPUs each."""
-    started = control_plane.start(programs.for_tests(), tmp_path_factory.mktemp("kubernetes"))
+    started = control_plane.start(programs.for_tests(), folder)
     try:
         nodes = [control_plane.fake_gpu_node(name, product=product) for name, product in NODES]
         started.kubectl("apply", "-f", "-", stdin="\n---\n".join(map(json.dumps, nodes)))
@@ -46,6 +46,12 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control_plane.Co
         yield started
     finally:
         started.stop()
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control_plane.ControlPlane]:
+    with control_plane_with_gpus(tmp_path_factory.mktemp("kubernetes")) as started:
+        yield started
 
 
 @pytest.hookimpl(wrapper=True)
@@ -64,7 +70,7 @@ def namespace(plane: control_plane.ControlPlane, request: pytest.FixtureRequest)
     name = make_namespace(plane, f"test-{next(_numbers)}")
     yield name
     if request.node.stash.get(_FAILED, False):
-        print(plane.kubectl("-n", name, "get", "deployments,replicasets,pods,events", "--output=wide", check=False))
+        print(plane.kubectl("-n", name, "get", "deployments,replicasets,pods,events", check=False))
     plane.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
 
 
@@ -238,6 +244,15 @@ class Operator:
 
     def kill(self, identity: str) -> None:
         self._processes.kill(identity)
+
+    def pause(self, identity: str) -> None:
+        self._processes.pause(identity)
+
+    def resume(self, identity: str) -> None:
+        self._processes.resume(identity)
+
+    def is_running(self, identity: str) -> bool:
+        return self._processes.is_running(identity)
 
     def said(self, identity: str) -> str:
         return self._processes.tail(identity, lines=1000)

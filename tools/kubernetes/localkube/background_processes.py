@@ -30,10 +30,13 @@ class Processes:
         self._folder = folder
         self._enter = list(enter)
         self._running: collections.OrderedDict[str, subprocess.Popen[bytes]] = collections.OrderedDict()
+        self._started: dict[str, tuple[Sequence[str | pathlib.Path], Mapping[str, str] | None]] = {}
+        """Command and environment of each process, for `restart`."""
 
     def start(self, name: str, command: Sequence[str | pathlib.Path], *, env: Mapping[str, str] | None = None) -> int:
         """Starts `command` and returns its process id."""
-        with (self._folder / f"{name}.log").open("wb") as log:
+        self._started[name] = command, env
+        with (self._folder / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", "--", *self._enter, *map(str, command)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True,
@@ -59,11 +62,27 @@ class Processes:
         _signal(process, signal.SIGKILL)
         process.wait()
 
+    def restart(self, name: str) -> None:
+        """Starts one that was killed, with the same command."""
+        command, env = self._started[name]
+        self.start(name, command, env=env)
+
+    def pause(self, name: str) -> None:
+        """Lets one hang: its connections stay open, and nothing answers."""
+        _signal(self._running[name], signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        _signal(self._running[name], signal.SIGCONT)
+
+    def is_running(self, name: str) -> bool:
+        return name in self._running and self._running[name].poll() is None
+
     def stop(self, *names: str) -> None:
         """Ends the named processes, all when none is named, the last started first."""
         ending = [self._running.pop(name) for name in reversed(names or tuple(self._running)) if name in self._running]
         for process in ending:
             _signal(process, signal.SIGTERM)
+            _signal(process, signal.SIGCONT)
         until = time.monotonic() + STOP_S
         for process in ending:
             try:

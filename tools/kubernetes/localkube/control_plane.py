@@ -35,7 +35,10 @@ class ControlPlane:
     kubeconfig: pathlib.Path
     audit_log: pathlib.Path
     """One JSON line for each request that the API server has answered: who, verb, resource."""
-    _processes: background_processes.Processes
+    store: str
+    """URL of etcd."""
+    processes: background_processes.Processes
+    """For tests that end or pause one: `etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-scheduler`, `kwok`."""
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         """What `kubectl` prints, standard error included; raises KubectlError when it fails."""
@@ -68,7 +71,11 @@ class ControlPlane:
         return write_kubeconfig(self.folder / f"{name}.kubeconfig", self.server, self.folder / "ca.crt", token)
 
     def stop(self) -> None:
-        self._processes.stop()
+        self.processes.stop()
+
+    def wait(self) -> None:
+        """Returns when the API server answers, for example after a restart."""
+        self.processes.wait("kube-apiserver", lambda: _answers(f"{self.server}/readyz"), timeout_s=90)
 
 
 def start(programs: pathlib.Path, folder: pathlib.Path) -> ControlPlane:
@@ -129,7 +136,7 @@ def _start(programs: pathlib.Path, folder: pathlib.Path, running: background_pro
     ])  # fmt: skip
     return ControlPlane(
         folder=folder, programs=programs, server=server, kubeconfig=kubeconfig,
-        audit_log=folder / "audit.log", _processes=running,
+        audit_log=folder / "audit.log", store=store, processes=running,
     )  # fmt: skip
 
 
