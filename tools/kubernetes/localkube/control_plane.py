@@ -124,6 +124,9 @@ def _start(programs: pathlib.Path, folder: pathlib.Path, running: background_pro
         "--bind-address", "127.0.0.1", "--secure-port", str(manager_port), "--cert-dir", folder / "manager-certs",
         "--service-account-private-key-file", accounts, "--root-ca-file", authority, "--use-service-account-credentials",
         "--concurrent-gc-syncs", "20",
+        # kwok is late on a busy machine. A pod that was declared unready with its node never becomes ready again, because
+        # no kubelet corrects it.
+        "--node-monitor-grace-period", "24h",
     ])  # fmt: skip
     running.start("kube-scheduler", [
         programs / "kube-scheduler", "--kubeconfig", kubeconfig, "--leader-elect=false",
