@@ -7,18 +7,16 @@ it, stops the engine.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-from google.protobuf import message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tidegate_gateway import running_gateway
-from tidegate_gateway.edge import grpc_answers, grpc_authentication, grpc_inference, grpc_workflows, relquery_grpc
-from tidegate_gateway.openai.error_table import BadRequest
-from tidegate_proto.v1 import inference_pb2_grpc
+from tidegate_gateway.edge import grpc_authentication, grpc_inference, grpc_messages, grpc_workflows, relquery_grpc
+from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 HEALTH_S = 0.2
 KEEPALIVE_S, ANSWERED_S = 30, 10
@@ -28,40 +26,7 @@ IDLE_S = 60
 STOP_S = 1.0
 UNREAD_BYTES = 4096
 """Bytes of a stream that wait here for a slow client. A token takes ten times its bytes, and gRPC's own bound is 64 KiB."""
-SERVICES = ("tidegate.v1.Inference", "tidegate.v1.Workflows", "tidegate.v1.RelQueries")
-
-
-class Readable(grpc.aio.ServerInterceptor):
-    """Answers INVALID_ARGUMENT to bytes that are not the message of our method; gRPC itself would answer UNKNOWN."""
-
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        handler = await continuation(call)
-        if handler is None or call.method.split("/")[1] not in SERVICES:
-            return handler
-
-        def read(raw: bytes) -> Any:
-            try:
-                return handler.request_deserializer(raw)
-            except message.DecodeError:
-                return None
-
-        async def one(request: Any, context: grpc_answers.Context) -> Any:
-            if request is None:
-                await grpc_answers.abort(context, _unreadable(call.method))
-            return await handler.unary_unary(request, context)
-
-        async def many(request: Any, context: grpc_answers.Context) -> None:
-            if request is None:
-                await grpc_answers.abort(context, _unreadable(call.method))
-            await handler.unary_stream(request, context)
-
-        if handler.response_streaming:
-            return handler._replace(request_deserializer=read, unary_stream=many)
-        return handler._replace(request_deserializer=read, unary_unary=one)
-
-
-def _unreadable(method: str) -> BadRequest:
-    return BadRequest(f"these bytes are not the message that {method} takes; reflection describes it")
+SERVICES = tuple(service.full_name for service in inference_pb2.DESCRIPTOR.services_by_name.values())
 
 
 @contextlib.asynccontextmanager
@@ -74,7 +39,10 @@ async def serving(
     open_services = (health.SERVICE_NAME, reflection.SERVICE_NAME)
     authentication = grpc_authentication.Authentication(gateway.authentication, without_key=open_services)
     server = grpc.aio.server(
-        interceptors=[*([authentication] if gateway.authentication.required else []), Readable()],
+        interceptors=[
+            *([authentication] if gateway.authentication.required else []),
+            grpc_messages.Messages(limits.bodies_bytes),
+        ],
         maximum_concurrent_rpcs=limits.connections,
         options=[
             ("grpc.max_receive_message_length", limits.body_bytes),

@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from tidegate_gateway.callers import authentication
+from tidegate_gateway.callers import authentication, caller
 from tidegate_gateway.edge import grpc_answers
 from tidegate_gateway.openai import error_table
 
@@ -13,12 +13,17 @@ from tidegate_gateway.openai import error_table
 class CallerContext:
     """The context of a call, with metadata that the caller's key or token has bound."""
 
-    def __init__(self, context: grpc_answers.Context, metadata: list[tuple[str, str]]) -> None:
+    def __init__(self, context: grpc_answers.Context, metadata: list[tuple[str, str]], known: caller.Caller) -> None:
         self._context = context
         self._metadata = metadata
+        self._caller = known
 
     def invocation_metadata(self) -> list[tuple[str, str]]:
         return self._metadata
+
+    def check_class(self, request: Any) -> None:
+        """Raises `GatewayError` if the caller may not use the class that a message names."""
+        self._caller.check_class(getattr(request, "slo_class", ""), "slo_class")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
@@ -38,20 +43,19 @@ class Authentication(grpc.aio.ServerInterceptor):
             return handler
 
         async def one(request: Any, context: grpc_answers.Context) -> Any:
-            return await handler.unary_unary(request, await self._bound(request, context))
+            return await handler.unary_unary(request, await self._bound(context))
 
         async def many(request: Any, context: grpc_answers.Context) -> None:
-            await handler.unary_stream(request, await self._bound(request, context))
+            await handler.unary_stream(request, await self._bound(context))
 
         if handler.response_streaming:
             return handler._replace(unary_stream=many)
         return handler._replace(unary_unary=one)
 
-    async def _bound(self, request: Any, context: grpc_answers.Context) -> CallerContext:
+    async def _bound(self, context: grpc_answers.Context) -> CallerContext:
         given = [(name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str)]
         try:
-            caller = self._callers.caller_of(given)
-            caller.check_class(getattr(request, "slo_class", ""), "slo_class")
-            return CallerContext(context, caller.bound(given))
+            known = self._callers.caller_of(given)
+            return CallerContext(context, known.bound(given), known)
         except error_table.GatewayError as error:
             await grpc_answers.abort(context, error)

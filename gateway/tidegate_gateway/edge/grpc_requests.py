@@ -13,6 +13,7 @@ from tidegate_gateway.openai import (
     completions,
     endpoint,
     endpoint_registry,
+    engine_fields,
     http_headers,
     parsed_request,
     request_fields,
@@ -132,7 +133,8 @@ def _body(request: inference_pb2.GenerateRequest) -> tuple[endpoint.Endpoint, di
     kind = completions.ENDPOINT
     if request.WhichOneof("input") == "messages":
         kind = chat_completions.ENDPOINT
-        body["messages"] = [{"role": item.role, "content": item.content} for item in request.messages.messages]
+        messages = request.messages.messages[: chat_completions.MOST_MESSAGES + 1]  # one too many is rejected
+        body["messages"] = [{"role": item.role, "content": item.content} for item in messages]
     elif request.WhichOneof("input") == "prompt":
         body["prompt"] = request.prompt
     else:
@@ -143,5 +145,5 @@ def _body(request: inference_pb2.GenerateRequest) -> tuple[endpoint.Endpoint, di
             if not math.isfinite(body[name]):
                 raise BadRequest(f"{name} must be a finite number", param=name)
     if request.stop:
-        body["stop"] = list(request.stop)
+        body["stop"] = list(request.stop[: engine_fields.MOST_STOPS + 1])
     return kind, body

@@ -1,0 +1,142 @@
+"""Messages of clients, from bytes. Their bytes are bounded in sum, and their entries are counted before anything is
+decoded, because a decoded entry takes a hundred times its bytes.
+
+The count follows the wire format of protobuf (https://protobuf.dev/programming-guides/encoding/), and looks only into
+fields that hold messages.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor, message
+
+from tidegate_gateway.edge import grpc_answers, grpc_authentication
+from tidegate_gateway.openai import error_table
+from tidegate_gateway.openai.error_table import BadRequest
+from tidegate_policy.model import DropReason
+from tidegate_proto.v1 import inference_pb2
+
+MOST_ENTRIES = 250_000
+"""Fields of a message and of the messages in it. 100,000 rows of a relQuery with one column have 200,000."""
+LARGE_BYTES = 32 * 1024
+"""Larger messages are decoded in another thread, one after the other."""
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+Nested = Mapping[int, Any]
+"""By the number of a field that holds messages: the `Nested` of those."""
+
+
+def nested(kind: descriptor.Descriptor) -> Nested:
+    """What `check_entries` needs to know of a kind of messages, which must not contain itself."""
+    inner = ((field.number, field.message_type) for field in kind.fields)
+    return {number: nested(one) for number, one in inner if one is not None and not one.GetOptions().map_entry}
+
+
+def check_entries(raw: bytes, fields: Nested, most: int = MOST_ENTRIES) -> None:
+    """Raises `BadRequest` if a message has more than `most` entries, and `DecodeError` if it is none."""
+    try:
+        _count(raw, 0, len(raw), fields, most)
+    except IndexError as error:
+        raise message.DecodeError("the message ends within a field") from error
+
+
+def _count(raw: bytes, at: int, end: int, fields: Nested, left: int) -> int:
+    """Counts the entries between two offsets; returns how many more there may be."""
+    while at < end:
+        if left == 0:
+            raise BadRequest(f"the message has more than {MOST_ENTRIES} entries; send them in several messages")
+        left -= 1
+        tag, at = _varint(raw, at)
+        wire = tag & 7
+        if wire == _BYTES:
+            size, at = _varint(raw, at)
+            if at + size > end:
+                raise message.DecodeError("a field is longer than its message")
+            if (inner := fields.get(tag >> 3)) is not None:
+                left = _count(raw, at, at + size, inner, left)
+            at += size
+        elif wire == _VARINT:
+            _, at = _varint(raw, at)
+        elif wire in (_FIXED64, _FIXED32):
+            at += 8 if wire == _FIXED64 else 4
+        else:
+            raise message.DecodeError("groups are not used")
+    return left
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """The number at an offset, and the offset after it."""
+    byte = raw[at]
+    at += 1
+    value, shift = byte & 0x7F, 7
+    while byte & 0x80:
+        byte = raw[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if shift > 70:
+            raise message.DecodeError("a number has more than ten bytes")
+    return value, at
+
+
+class Messages(grpc.aio.ServerInterceptor):
+    """Decodes the messages of clients. Answers INVALID_ARGUMENT to bytes that are not the message of the method, where gRPC
+    itself would answer UNKNOWN, and RESOURCE_EXHAUSTED while all messages together are too large."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._left_bytes = most_bytes
+        self._one_large = asyncio.Lock()
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
+        handler = await continuation(call)
+        package, _, method = call.method[1:].partition("/")
+        service = inference_pb2.DESCRIPTOR.services_by_name.get(package.rpartition(".")[2])
+        if handler is None or service is None or service.full_name != package:
+            return handler
+        fields, decode = nested(service.methods_by_name[method].input_type), handler.request_deserializer
+
+        async def one(raw: bytes, context: grpc_answers.Context) -> Any:
+            async with self._decoded(raw, fields, decode, context) as request:
+                return await handler.unary_unary(request, context)
+
+        async def many(raw: bytes, context: grpc_answers.Context) -> None:
+            async with self._decoded(raw, fields, decode, context) as request:
+                await handler.unary_stream(request, context)
+
+        if handler.response_streaming:
+            return handler._replace(request_deserializer=None, unary_stream=many)
+        return handler._replace(request_deserializer=None, unary_unary=one)
+
+    @asynccontextmanager
+    async def _decoded(
+        self, raw: bytes, fields: Nested, decode: Callable[[bytes], Any], context: Any
+    ) -> AsyncIterator[Any]:
+        """The message, whose bytes count while the call runs."""
+        self._left_bytes -= len(raw)
+        try:
+            try:
+                if self._left_bytes < 0:
+                    raise error_table.Shed(DropReason.SATURATED)
+                if len(raw) <= LARGE_BYTES:
+                    request = decode(raw)
+                else:
+                    async with self._one_large:
+                        request = await asyncio.to_thread(_decode, raw, fields, decode)
+                if isinstance(context, grpc_authentication.CallerContext):
+                    context.check_class(request)
+            except message.DecodeError:
+                unreadable = "these bytes are not the message that this method takes; reflection describes it"
+                await grpc_answers.abort(context, BadRequest(unreadable))
+            except error_table.GatewayError as error:
+                await grpc_answers.abort(context, error)
+            yield request
+        finally:
+            self._left_bytes += len(raw)
+
+
+def _decode(raw: bytes, fields: Nested, decode: Callable[[bytes], Any]) -> Any:
+    check_entries(raw, fields)
+    return decode(raw)

@@ -1,0 +1,105 @@
+"""Messages of gRPC are bounded before they are decoded."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate_gateway import fake_engine
+from tidegate_gateway.edge import grpc_messages
+from tidegate_gateway.openai.error_table import BadRequest
+from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
+
+LISTEN = {"grpcPort": 0}
+GENERATE = grpc_messages.nested(inference_pb2.GenerateRequest.DESCRIPTOR)
+MANY = grpc_messages.MOST_ENTRIES + 1
+
+
+def conversation(texts: list[tuple[str, str]]) -> inference_pb2.GenerateRequest:
+    messages = [inference_pb2.Message(role=role, content=content) for role, content in texts]
+    return inference_pb2.GenerateRequest(model="m", messages=inference_pb2.Messages(messages=messages))
+
+
+@given(texts=st.lists(st.tuples(st.text(), st.text(min_size=200)), max_size=5), stops=st.lists(st.text(), max_size=5))
+def test_the_entries_of_a_message_are_all_counted(texts: list[tuple[str, str]], stops: list[str]) -> None:
+    request = conversation(texts)
+    request.stop.extend(stops)
+    request.seed = -1
+    request.temperature = 0.5
+    fields = len(stops) + len(request.ListFields()) - bool(stops)
+    entries = fields + sum(1 + bool(role) + bool(content) for role, content in texts)
+    raw = request.SerializeToString()
+    grpc_messages.check_entries(raw, GENERATE, most=entries)
+    with pytest.raises(BadRequest, match="entries"):
+        grpc_messages.check_entries(raw, GENERATE, most=entries - 1)
+
+
+@given(texts=st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=3), cut=st.integers(1, 5))
+def test_whatever_is_counted_is_what_protobuf_reads(texts: list[tuple[str, str]], cut: int) -> None:
+    raw = conversation(texts).SerializeToString()[:-cut]
+    try:
+        inference_pb2.GenerateRequest.FromString(raw)
+    except message.DecodeError:
+        with pytest.raises(message.DecodeError):
+            grpc_messages.check_entries(raw, GENERATE)
+    else:
+        grpc_messages.check_entries(raw, GENERATE)
+
+
+@given(raw=st.binary(max_size=200))
+def test_any_bytes_are_counted_or_no_message(raw: bytes) -> None:
+    with contextlib.suppress(message.DecodeError):
+        grpc_messages.check_entries(raw, GENERATE)
+
+
+@pytest.mark.parametrize("kind", ["messages", "texts to stop at"])
+async def test_a_message_of_many_empty_entries_is_an_invalid_argument(up: Any, kind: str) -> None:
+    request = inference_pb2.GenerateRequest(model="fake", prompt="x")
+    if kind == "messages":
+        request.messages.messages.extend([inference_pb2.Message()] * MANY)
+    else:
+        request.stop.extend([""] * MANY)
+    async with (
+        fake_engine.engine() as engine,
+        up(engine, listen=LISTEN) as client,
+        grpc.aio.insecure_channel(client.grpc) as channel,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError, match="entries") as caught:
+            await inference_pb2_grpc.InferenceStub(channel).Generate(request).read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not engine.bodies
+
+
+async def test_the_messages_of_all_calls_have_one_bound(up: Any, until: Any) -> None:
+    limits = {"bodiesBytes": 100_000}
+    request = inference_pb2.GenerateRequest(model="fake", prompt="x" * 60_000)
+    async with (
+        fake_engine.engine(tokens=10_000, token_s=0.01) as engine,
+        up(engine, listen=LISTEN, limits=limits) as client,
+        grpc.aio.insecure_channel(client.grpc) as channel,
+    ):
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        first = stub.Generate(request)
+        assert (await first.read()).accepted.engine
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Generate(request).read()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        first.cancel()
+        await until(lambda: engine.running == 0)
+
+        async def has_room() -> bool:
+            again = stub.Generate(request)
+            try:
+                return bool((await again.read()).accepted.engine)
+            except grpc.aio.AioRpcError:
+                return False
+            finally:
+                again.cancel()
+                await asyncio.sleep(0)
+
+        await until(has_room)
