@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import contextlib
+import ctypes
 import os
 import pathlib
 
@@ -10,6 +12,9 @@ import uvloop
 from tidegate_cli.command_errors import Failed, Usage
 from tidegate_gateway import app, gateway_settings, settings_decoder
 from tidegate_gateway.observe import log_lines
+
+MALLOPT_MMAP_THRESHOLD = -3
+LARGE_BLOCK_BYTES = 256 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     log_lines.configure(options.log_level.upper())
+    _free_large_blocks()
     try:
         loaded = gateway_settings.load(options.config, os.environ)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -30,3 +36,10 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         raise Failed(f"the gateway cannot listen: {error}") from None
     return 0
+
+
+def _free_large_blocks() -> None:
+    """Lets glibc give the memory of large bodies back to the kernel. By itself it keeps blocks of up to 32 MiB once it has
+    seen their size. Other C libraries have no such setting."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(MALLOPT_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)

@@ -18,6 +18,7 @@ from tidegate_gateway import running_gateway
 from tidegate_gateway.edge import (
     call_requests,
     ext_proc_messages,
+    framing_errors,
     grpc_health_check,
     http2_connection,
     http_api,
@@ -228,8 +229,7 @@ class Exchange:
         self._charged += len(data)
         self._picker.body_bytes += len(data)
         if len(self._body) > self._most_body_bytes:
-            too_large = f"the body is larger than {self._most_body_bytes} bytes; send less text"
-            raise BadRequest(too_large, code="body_too_large")
+            raise framing_errors.body_too_large(self._most_body_bytes)
         if self._picker.body_bytes > self._picker.gateway.settings.limits.bodies_bytes:
             raise error_table.Shed(DropReason.SATURATED)
         if part.end_of_stream or not self._streamed_both_ways:

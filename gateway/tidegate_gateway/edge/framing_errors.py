@@ -1,9 +1,11 @@
-"""What does a client get whose bytes are no HTTP request? The errors of the parser, without the bytes that caused them."""
+"""What does a client get whose bytes are no HTTP request? The errors of the parser, without the bytes that caused them, and
+of the checks that follow it."""
 
 import re
 
 import httptools
 
+from tidegate_gateway.edge import http_messages
 from tidegate_gateway.openai.error_table import BadRequest
 
 PATH_BYTES, HEADER_BYTES, HEADERS, HEAD_BYTES = 8000, 8190, 128, 32 * 1024
@@ -50,3 +52,18 @@ def parsers_error(error: httptools.HttpParserError) -> BadRequest:
     if why.startswith(("Invalid HTTP version", "Expected HTTP/", "Expected CRLF after version", "Pause on PRI")):
         return BadRequest(INVALID + FIRST_LINE)
     return BadRequest(INVALID + re.sub(r"[^\x20-\x7e]", " ", why)[:120])
+
+
+def body_too_large(most_bytes: int) -> BadRequest:
+    return BadRequest(f"the body is larger than {most_bytes} bytes; send less text", code="body_too_large")
+
+
+def check_headers(request: http_messages.Request) -> None:
+    """Raises `BadRequest` for headers that frame a request in more than one way, or in a way that is not supported."""
+    hosts = sum(name == "host" for name, _ in request.headers)
+    if hosts > 1 or (request.chunks and not hosts):
+        raise BadRequest(INVALID + ("Two 'Host' headers" if hosts else "Missing 'Host' header"))
+    if request.header("te") and request.header("transfer-encoding"):
+        raise BadRequest("TE together with Transfer-Encoding is not supported; leave TE out", param="te")
+    if request.header("content-encoding") not in ("", "identity"):
+        raise BadRequest("compressed bodies are not supported; send the JSON uncompressed")

@@ -35,6 +35,8 @@ LINGER_S = 2.0
 """How long the rest of a rejected request is still read, so that the client sees the error."""
 HANG_UP_LOOK_S = 2.0
 """Between two looks whether a client is still there, while nothing is read from it."""
+LARGE_BYTES = 64 * 1024
+"""More of a body is read in turns with the other connections."""
 _CHUNKED = "Transfer-Encoding: chunked\r\n"
 
 
@@ -54,6 +56,7 @@ class Connection(asyncio.Protocol):
         self._full = False  # the client does not take what was written
         self._ignoring = False  # nothing more is parsed
         self._paused = False  # nothing more is read while a request waits behind the present one
+        self._in_line = False  # nothing more is read until it is this connection's turn
         self._held = b""  # the head of a stream that has not left yet
         self._early: bytearray | None = None  # what came with the last bytes of a handshake
         self._frame_bytes = 0  # since the last byte of a body, or the last request
@@ -61,9 +64,8 @@ class Connection(asyncio.Protocol):
         self._headers: list[tuple[str, str]] = []
         self._header_bytes = 0
         self._in_body = False
-        self._body: bytes | bytearray = b""
+        self._body: list[bytes] = []
         self._body_bytes = 0
-        self._body_pieces = 0
         self._most_body_bytes = self._limits.body_bytes
         self._charged = 0
         self._request: http_messages.Request | None = None
@@ -164,6 +166,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._ignoring:
+            self._take_turns()
             return
         if self._early is not None:
             self._early += data
@@ -180,6 +183,20 @@ class Connection(asyncio.Protocol):
             self._reject(known if isinstance(known, error_table.GatewayError) else framing_errors.parsers_error(error))
         except error_table.GatewayError as error:
             self._reject(error)
+        if self._body_bytes > LARGE_BYTES:
+            self._take_turns()
+
+    def _take_turns(self) -> None:
+        """Reads nothing more until it is this connection's turn."""
+        if self._transport is not None and not self._in_line:
+            self._in_line = True
+            self._transport.pause_reading()
+            self._listener.turns.join(self._read_on)
+
+    def _read_on(self) -> None:
+        self._in_line = False
+        if self._transport is not None and not self._paused:
+            self._transport.resume_reading()
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Goes on with HTTP/1.1 after a request that offers another protocol, as Java's client does in its first request.
@@ -209,6 +226,10 @@ class Connection(asyncio.Protocol):
             return
         self._ignoring = True
         self._charge(-self._charged)
+        self._body = []  # this object may wait long for the garbage collector, because it and its parser know each other
+        self._waiting.clear()
+        if self._present is not None:
+            self._present.body = b""
         self._listener.closed(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -221,7 +242,7 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self._resumed is not None:
             return
-        self._url, self._headers, self._header_bytes, self._body, self._body_bytes = b"", [], 0, b"", 0
+        self._url, self._headers, self._header_bytes, self._body, self._body_bytes = b"", [], 0, [], 0
         if len(self._waiting) >= PIPELINED + (self._present is None):
             raise BadRequest(f"at most {PIPELINED} requests may wait on one connection; send them on several")
 
@@ -267,19 +288,13 @@ class Connection(asyncio.Protocol):
         self._request = request
         self._in_body = True
         self._listener.unoccupied.pop(self, None)
-        hosts = sum(name == "host" for name, _ in self._headers)
-        if hosts > 1 or (request.chunks and not hosts):
-            raise BadRequest(framing_errors.INVALID + ("Two 'Host' headers" if hosts else "Missing 'Host' header"))
-        if request.header("te") and request.header("transfer-encoding"):
-            raise BadRequest("TE together with Transfer-Encoding is not supported; leave TE out", param="te")
-        if request.header("content-encoding") not in ("", "identity"):
-            raise BadRequest("compressed bodies are not supported; send the JSON uncompressed")
+        framing_errors.check_headers(request)
         self._listener.find(request)
         self._most_body_bytes = self._limits.body_bytes
         if request.route is not None and request.route[0].body_bytes is not None:
             self._most_body_bytes = request.route[0].body_bytes
         if int(request.header("content-length") or 0) > self._most_body_bytes:
-            raise self._too_large()
+            raise framing_errors.body_too_large(self._most_body_bytes)
         if not self._paused:
             self._limit(self._limits.body_s)
         if request.header("expect").lower() == "100-continue" and self._transport is not None and self._idle_before:
@@ -289,19 +304,13 @@ class Connection(asyncio.Protocol):
         self._body_bytes += len(data)
         self._charge(len(data))
         if self._body_bytes > self._most_body_bytes:
-            raise self._too_large()
+            raise framing_errors.body_too_large(self._most_body_bytes)
         if self._listener.body_bytes > self._limits.bodies_bytes:
             raise error_table.Shed(DropReason.SATURATED)
-        self._body_pieces += 1
-        if self._body_pieces > framing_errors.BODY_PIECES + self._body_bytes // framing_errors.PIECE_BYTES:
+        self._body.append(data)
+        if len(self._body) > framing_errors.BODY_PIECES + self._body_bytes // framing_errors.PIECE_BYTES:
             raise framing_errors.small_chunks()
         self._frame_bytes = 0
-        if self._body:
-            if isinstance(self._body, bytes):
-                self._body = bytearray(self._body)
-            self._body += data
-        else:
-            self._body = data  # nearly every body comes in one piece
 
     def on_message_complete(self) -> None:
         request = self._request
@@ -310,9 +319,9 @@ class Connection(asyncio.Protocol):
         self._request = None
         self._in_body = False
         self._frame_bytes = 0
-        request.body = bytes(self._body)
+        request.body = b"".join(self._body)  # nearly every body comes in one piece, which is not copied
         request.body_bytes = self._body_bytes
-        self._body, self._body_bytes, self._body_pieces = b"", 0, 0
+        self._body, self._body_bytes = [], 0
         self.unused = False
         if not self._idle_before and not self._paused and self._transport is not None:
             self._paused = True
@@ -348,7 +357,8 @@ class Connection(asyncio.Protocol):
             item = waiting.popleft()
             if self._paused and not waiting:
                 self._paused = False
-                self._transport.resume_reading()
+                if not self._in_line:
+                    self._transport.resume_reading()
                 if self._in_body:
                     self._limit(self._limits.body_s)
             if isinstance(item, error_table.GatewayError):
@@ -362,7 +372,7 @@ class Connection(asyncio.Protocol):
             except ConnectionError:
                 self.abort()
                 return
-            self._present = None
+            self._present, item.body = None, b""
             if item.body_bytes and not self._transport.is_closing():
                 self._charge(-item.body_bytes)
             if not item.keeps:
@@ -374,16 +384,17 @@ class Connection(asyncio.Protocol):
         try:
             return await self._listener.answer(request, self)
         except error_table.GatewayError as error:
-            problem = error
+            response = http_messages.error_response(error)
         except ConnectionError:
             raise
         except Exception:
             logger.exception("request %s failed", request.path[:80])
             problem = error_table.GatewayError("internal_error", "the gateway failed on this request; its log says why")
+            response = http_messages.error_response(problem)
             request.keeps = False
         if self._begun:
             raise ConnectionError("the answer has begun; nothing can be added to it")
-        return http_messages.error_response(problem)
+        return response
 
     async def _write_whole(self, request: http_messages.Request, response: http_messages.Response) -> None:
         headers = {"Content-Type": response.content_type, **response.headers}
@@ -479,15 +490,11 @@ class Connection(asyncio.Protocol):
 
     def _reject(self, error: error_table.GatewayError) -> None:
         """Nothing more is parsed; the error is answered after the requests before it."""
+        error.__traceback__ = error.__context__ = None  # its frames would keep the body
         self._ignoring = True
         self.unused = False
         self._charge(-self._body_bytes)
-        self._body, self._body_bytes = b"", 0
+        self._body, self._body_bytes = [], 0
         self._waiting.append(error)
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
-
-    def _too_large(self) -> BadRequest:
-        return BadRequest(
-            f"the body is larger than {self._most_body_bytes} bytes; send less text", code="body_too_large"
-        )

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from tidegate_gateway import gateway_settings
-from tidegate_gateway.edge import http_connection, http_messages
+from tidegate_gateway.edge import http_connection, http_messages, reading_turns
 from tidegate_gateway.openai.error_table import BadRequest
 
 Handler = Callable[..., Awaitable[http_messages.Response | None]]
@@ -108,6 +108,7 @@ class Server:
         self.unoccupied: dict[http_connection.Connection, None] = {}
         """The connections without a request whose head has arrived, those that wait longest first."""
         self._of_address: collections.Counter[str] = collections.Counter()
+        self.turns = reading_turns.ReadingTurns()
         self.body_bytes = 0
         """Bytes of the bodies of all requests that arrive or are being answered."""
         self._routes = routes
