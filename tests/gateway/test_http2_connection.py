@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from test_port_encryption import certificate
 
 from tidegate_gateway import fake_engine
-from tidegate_gateway.edge import ext_proc_messages, http2_connection
+from tidegate_gateway.edge import ext_proc_messages, frame_allowance, http2_connection, http2_frames
 from tidegate_proto.envoy import ext_proc_pb2, ext_proc_pb2_grpc
 
 SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
@@ -157,16 +157,16 @@ async def connected(client: Any) -> AsyncIterator[tuple[asyncio.StreamReader, as
     "sent",
     [
         b"GET / HTTP/1.1\r\n\r\n",
-        http2_connection.PREFACE + b"\x00\xff\xff\x00\x00\x00\x00\x00\x01",
-        http2_connection.PREFACE + http2_connection.frame(http2_connection.HEADERS, 4, 1, b"\xff\xff\xff\xff\xff\xff"),
-        http2_connection.PREFACE + http2_connection.frame(http2_connection.HEADERS, 4, 2, b"\x82"),
-        http2_connection.PREFACE + http2_connection.frame(http2_connection.DATA, 0, 7, b"x"),
-        http2_connection.PREFACE + http2_connection.frame(http2_connection.WINDOW_UPDATE, 0, 0, b"\0\0\0\0"),
-        http2_connection.PREFACE + http2_connection.frame(http2_connection.CONTINUATION, 4, 1, b"x"),
-        http2_connection.PREFACE + http2_connection.frame(http2_connection.HEADERS, 0, 1) * 2,
-        http2_connection.PREFACE
-        + http2_connection.frame(http2_connection.HEADERS, 0, 1)
-        + http2_connection.frame(http2_connection.CONTINUATION, 0, 1, b"\x82" * 16_000) * 4,
+        http2_frames.PREFACE + b"\x00\xff\xff\x00\x00\x00\x00\x00\x01",
+        http2_frames.PREFACE + http2_frames.frame(http2_frames.HEADERS, 4, 1, b"\xff\xff\xff\xff\xff\xff"),
+        http2_frames.PREFACE + http2_frames.frame(http2_frames.HEADERS, 4, 2, b"\x82"),
+        http2_frames.PREFACE + http2_frames.frame(http2_frames.DATA, 0, 7, b"x"),
+        http2_frames.PREFACE + http2_frames.frame(http2_frames.WINDOW_UPDATE, 0, 0, b"\0\0\0\0"),
+        http2_frames.PREFACE + http2_frames.frame(http2_frames.CONTINUATION, 4, 1, b"x"),
+        http2_frames.PREFACE + http2_frames.frame(http2_frames.HEADERS, 0, 1) * 2,
+        http2_frames.PREFACE
+        + http2_frames.frame(http2_frames.HEADERS, 0, 1)
+        + http2_frames.frame(http2_frames.CONTINUATION, 0, 1, b"\x82" * 16_000) * 4,
     ],
 )
 async def test_bytes_that_are_no_protocol_end_the_connection(up: Any, sent: bytes) -> None:
@@ -174,7 +174,7 @@ async def test_bytes_that_are_no_protocol_end_the_connection(up: Any, sent: byte
         async with connected(client) as (reader, writer):
             writer.write(sent)
             answer = await asyncio.wait_for(reader.read(), 10)
-            assert answer[-17:-8] == http2_connection.frame(http2_connection.GOAWAY, 0, 0, bytes(8))[:9]
+            assert answer[-17:-8] == http2_frames.frame(http2_frames.GOAWAY, 0, 0, bytes(8))[:9]
         async with grpc.aio.insecure_channel(client.ext_proc) as channel:
             assert await health(channel, "liveness") == SERVING
 
@@ -237,21 +237,21 @@ def connection() -> tuple[http2_connection.Connection, Transport]:
 @given(data=st.lists(st.binary(max_size=60)), begins=st.booleans())
 def test_any_bytes_are_answered_or_end_the_connection(data: list[bytes], begins: bool) -> None:
     made, _ = connection()
-    made.data_received(http2_connection.PREFACE if begins else b"")
+    made.data_received(http2_frames.PREFACE if begins else b"")
     for piece in data:
         made.data_received(piece)
     made.connection_lost(None)
 
 
 frames = st.builds(
-    http2_connection.frame, st.integers(0, 10), st.integers(0, 255), st.integers(0, 5), st.binary(max_size=40)
+    http2_frames.frame, st.integers(0, 10), st.integers(0, 255), st.integers(0, 5), st.binary(max_size=40)
 )
 
 
 @given(sent=st.lists(frames, max_size=12))
 def test_any_frames_are_answered_or_end_the_connection(sent: list[bytes]) -> None:
     made, _ = connection()
-    made.data_received(http2_connection.PREFACE + b"".join(sent))
+    made.data_received(http2_frames.PREFACE + b"".join(sent))
     made.connection_lost(None)
 
 
@@ -266,14 +266,14 @@ def test_messages_come_back_whole_however_they_are_cut(
 ) -> None:
     """The peer's window is small, and it opens by `more` whenever nothing comes."""
     made, transport = connection()
-    frame = http2_connection.frame
-    settings = struct.pack(">HI", http2_connection.INITIAL_WINDOW_SIZE, window)
+    frame = http2_frames.frame
+    settings = struct.pack(">HI", http2_frames.INITIAL_WINDOW_SIZE, window)
     block = hpack.Encoder().encode([(":method", "POST"), (":path", "/echo")])
     payload = b"".join(b"\0" + len(text).to_bytes(4) + text for text in texts)
     parts = [payload[start : start + 16_384] for start in range(0, len(payload), 16_384)]
-    sent = frame(http2_connection.SETTINGS, 0, 0, settings) + frame(http2_connection.HEADERS, 4, 1, block)
-    sent += b"".join(frame(http2_connection.DATA, 0, 1, part) for part in parts)
-    sent = http2_connection.PREFACE + sent + frame(http2_connection.DATA, http2_connection.END_STREAM, 1)
+    sent = frame(http2_frames.SETTINGS, 0, 0, settings) + frame(http2_frames.HEADERS, 4, 1, block)
+    sent += b"".join(frame(http2_frames.DATA, 0, 1, part) for part in parts)
+    sent = http2_frames.PREFACE + sent + frame(http2_frames.DATA, http2_frames.END_STREAM, 1)
     at = 0
     for size in [*cuts, len(sent)]:
         made.data_received(sent[at : at + size])
@@ -282,7 +282,7 @@ def test_messages_come_back_whole_however_they_are_cut(
         if echoed(transport.written)[1]:
             break
         for stream in (0, 1):
-            made.data_received(frame(http2_connection.WINDOW_UPDATE, 0, stream, more.to_bytes(4)))
+            made.data_received(frame(http2_frames.WINDOW_UPDATE, 0, stream, more.to_bytes(4)))
     assert echoed(transport.written) == (payload, True)
     assert not transport.closed
 
@@ -293,7 +293,65 @@ def echoed(written: bytes) -> tuple[bytes, bool]:
     while at < len(written):
         size, kind, flags = int.from_bytes(written[at : at + 3]), written[at + 3], written[at + 4]
         payload = written[at + 9 : at + 9 + size]
-        data += payload if kind == http2_connection.DATA else b""
-        ended |= kind == http2_connection.HEADERS and bool(flags & http2_connection.END_STREAM)
+        data += payload if kind == http2_frames.DATA else b""
+        ended |= kind == http2_frames.HEADERS and bool(flags & http2_frames.END_STREAM)
         at += 9 + size
     return data, ended
+
+
+def opened(number: int) -> bytes:
+    """A stream of the method /echo."""
+    path = hpack.Encoder().encode([(b":path", b"/echo")], huffman=False)
+    return http2_frames.frame(http2_frames.HEADERS, http2_frames.END_HEADERS, number, path)
+
+
+@pytest.mark.parametrize("kind", ["resets", "pings", "settings", "empty data", "refused streams", "unknown methods"])
+def test_a_flood_of_frames_that_bring_no_call_ends_the_connection(kind: str) -> None:
+    made, transport = connection()
+    made.data_received(http2_frames.PREFACE + opened(1))
+    for number in range(3, 4 * frame_allowance.BURST, 2):
+        match kind:
+            case "resets":
+                sent = opened(number) + http2_frames.frame(http2_frames.RST_STREAM, 0, number, bytes(4))
+            case "pings":
+                sent = http2_frames.frame(http2_frames.PING, 0, 0, bytes(8))
+            case "settings":
+                sent = http2_frames.frame(http2_frames.SETTINGS, 0, 0)
+            case "empty data":
+                sent = http2_frames.frame(http2_frames.DATA, 0, 1)
+            case "refused streams":
+                sent = opened(number)
+            case _:
+                sent = opened(number).replace(b"/echo", b"/none")
+        made.data_received(sent)
+    assert transport.is_closing()
+    assert transport.written[-4:] == http2_frames.ENHANCE_YOUR_CALM.to_bytes(4)
+
+
+def test_streams_that_are_reset_after_their_answer_are_no_flood() -> None:
+    made, transport = connection()
+    made.data_received(http2_frames.PREFACE)
+    for number in range(1, 4 * frame_allowance.BURST, 2):
+        message = http2_frames.frame(http2_frames.DATA, 0, number, b"\0\0\0\0\1x")
+        reset = http2_frames.frame(http2_frames.RST_STREAM, 0, number, bytes(4))
+        made.data_received(opened(number) + message + reset)
+    assert not transport.is_closing()
+
+
+def test_the_allowance_of_frames_fills_up_with_time() -> None:
+    now_s = 0.0
+    allowance = frame_allowance.FrameAllowance(lambda: now_s)
+
+    def spent() -> int:
+        count = 0
+        with contextlib.suppress(http2_frames.ConnectionBroken):
+            while count < 2 * frame_allowance.BURST:
+                allowance.spend()
+                count += 1
+        return count
+
+    assert spent() == frame_allowance.BURST
+    now_s = 10 / frame_allowance.PER_S
+    assert spent() == 10
+    now_s = 3600.0
+    assert spent() == frame_allowance.BURST

@@ -16,9 +16,11 @@ from typing import Protocol, cast
 
 import hpack
 
+from tidegate_gateway.edge import frame_allowance
+from tidegate_gateway.edge import http2_frames as h2
+
 logger = logging.getLogger("tidegate.gateway")
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MOST_FRAME_BYTES = 16_384
 """Of a frame's payload: the size that every peer supports."""
 WINDOW_BYTES = 1 << 20
@@ -31,23 +33,8 @@ MOST_WINDOW_BYTES = MOST_STREAM = 2**31 - 1
 SILENT_S, PROBE_S, PROBES = 30, 10, 3
 """A connection that is silent for so long is probed by TCP, so often, before it counts as lost."""
 
-DATA, HEADERS, _PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
-END_STREAM = ACK = 0x1
-END_HEADERS, PADDED, WITH_PRIORITY = 0x4, 0x8, 0x20
-MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 3, 4, 5
-NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, REFUSED_STREAM, COMPRESSION_ERROR, CALM = (
-    0,
-    1,
-    3,
-    6,
-    7,
-    9,
-    11,
-)
-
 OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, ABORTED, UNIMPLEMENTED, INTERNAL = 0, 3, 8, 10, 12, 13
 """Codes of gRPC."""
-_FRAME = struct.Struct(">BHBBI")
 _SETTING = struct.Struct(">HI")
 
 
@@ -61,11 +48,6 @@ _HEAD = _STATUS_200 + _literal(b"content-type", b"application/grpc")
 _WELL = _literal(b"grpc-status", b"0")
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    size = len(payload)
-    return _FRAME.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
-
-
 class Handler(Protocol):
     """Answers one stream. Its methods return at once."""
 
@@ -77,14 +59,6 @@ class Handler(Protocol):
 
     def on_reset(self) -> None:
         """The peer has ended the stream, or its connection is lost; nothing can be sent any more."""
-
-
-class ConnectionBroken(Exception):
-    """The peer does not keep to the protocol; the connection ends with this code."""
-
-    def __init__(self, code: int, why: str) -> None:
-        super().__init__(why)
-        self.code = code
 
 
 class Stream:
@@ -118,16 +92,21 @@ class Stream:
         self._unsent = bytearray()
         self._trailers: bytes | None = None
 
+    @property
+    def answered(self) -> bool:
+        """A message or the end has been sent."""
+        return self._begun or self._trailers is not None
+
     def send(self, message: bytes) -> None:
         """Sends one message. A stream that has ended ignores it."""
         if self._trailers is not None:
             return
-        head = b"" if self._begun else frame(HEADERS, END_HEADERS, self.id, _HEAD)
+        head = b"" if self._begun else h2.frame(h2.HEADERS, h2.END_HEADERS, self.id, _HEAD)
         self._begun = True
         size = len(message) + 5
         data = b"\x00" + len(message).to_bytes(4) + message
         if not self._unsent and size <= MOST_FRAME_BYTES and self._connection.spend(self, size):
-            self._connection.write(head + frame(DATA, 0, self.id, data))
+            self._connection.write(head + h2.frame(h2.DATA, 0, self.id, data))
             return
         if head:
             self._connection.write(head)
@@ -150,12 +129,12 @@ class Stream:
             size = min(len(self._unsent), MOST_FRAME_BYTES, self.window, self._connection.window)
             if size <= 0 or not self._connection.spend(self, size):
                 return
-            self._connection.write(frame(DATA, 0, self.id, bytes(self._unsent[:size])))
+            self._connection.write(h2.frame(h2.DATA, 0, self.id, bytes(self._unsent[:size])))
             del self._unsent[:size]
         if self._trailers is not None:
-            self._connection.write(frame(HEADERS, END_HEADERS | END_STREAM, self.id, self._trailers))
+            self._connection.write(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, self.id, self._trailers))
             if not self.half_closed:
-                self._connection.write(frame(RST_STREAM, 0, self.id, NO_ERROR.to_bytes(4)))
+                self._connection.write(h2.frame(h2.RST_STREAM, 0, self.id, h2.NO_ERROR.to_bytes(4)))
             self._connection.forget(self)
 
 
@@ -213,6 +192,7 @@ class Connection(asyncio.Protocol):
         self._last = 0
         """The last stream of the peer."""
         self._is_asked = False
+        self._allowance = frame_allowance.FrameAllowance()
 
     # The transport.
 
@@ -229,16 +209,16 @@ class Connection(asyncio.Protocol):
             known.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
             known.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
         most = self._server.most_streams
-        settings = _SETTING.pack(MAX_CONCURRENT_STREAMS, most) + _SETTING.pack(INITIAL_WINDOW_SIZE, WINDOW_BYTES)
-        self.write(frame(SETTINGS, 0, 0, settings))
-        self.write(frame(WINDOW_UPDATE, 0, 0, (16 * WINDOW_BYTES - FIRST_WINDOW_BYTES).to_bytes(4)))
+        settings = _SETTING.pack(h2.MAX_CONCURRENT_STREAMS, most) + _SETTING.pack(h2.INITIAL_WINDOW_SIZE, WINDOW_BYTES)
+        self.write(h2.frame(h2.SETTINGS, 0, 0, settings))
+        self.write(h2.frame(h2.WINDOW_UPDATE, 0, 0, (16 * WINDOW_BYTES - FIRST_WINDOW_BYTES).to_bytes(4)))
 
     def data_received(self, data: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         try:
             self._read(self._data + data if self._data else data)
-        except ConnectionBroken as broken:
+        except h2.ConnectionBroken as broken:
             logger.warning("the connection of a proxy breaks the protocol: %s", broken)
             self._go_away(broken.code, last=self._last)
             self._transport.close()
@@ -257,11 +237,11 @@ class Connection(asyncio.Protocol):
         """Asks the peer to open further streams elsewhere (RFC 9113, 6.8: the first of two GOAWAY frames)."""
         if not self._is_asked:
             self._is_asked = True
-            self._go_away(NO_ERROR, last=MOST_STREAM)
+            self._go_away(h2.NO_ERROR, last=MOST_STREAM)
 
     def leave(self) -> None:
         """Tells the peer that no further stream is served."""
-        self._go_away(NO_ERROR, last=self._last)
+        self._go_away(h2.NO_ERROR, last=self._last)
 
     def close(self) -> None:
         """Ends the connection once all is written."""
@@ -290,60 +270,67 @@ class Connection(asyncio.Protocol):
                 logger.exception("a handler failed")
 
     def _go_away(self, code: int, *, last: int) -> None:
-        self.write(frame(GOAWAY, 0, 0, last.to_bytes(4) + code.to_bytes(4)))
+        self.write(h2.frame(h2.GOAWAY, 0, 0, last.to_bytes(4) + code.to_bytes(4)))
 
     # Frames.
 
     def _read(self, data: bytes) -> None:
         at = 0
         if not self._began:
-            if not data.startswith(PREFACE[: len(data)]):
-                raise ConnectionBroken(PROTOCOL_ERROR, "the first bytes are not those of HTTP/2")
-            if len(data) < len(PREFACE):
+            if not data.startswith(h2.PREFACE[: len(data)]):
+                raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "the first bytes are not those of HTTP/2")
+            if len(data) < len(h2.PREFACE):
                 self._data = data
                 return
-            self._began, at = True, len(PREFACE)
+            self._began, at = True, len(h2.PREFACE)
         end = len(data)
         while end - at >= 9:
-            high, low, kind, flags, stream = _FRAME.unpack_from(data, at)
+            high, low, kind, flags, stream = h2.FRAME.unpack_from(data, at)
             size = high << 16 | low
             if size > MOST_FRAME_BYTES:
-                raise ConnectionBroken(FRAME_SIZE_ERROR, f"a frame has {size} bytes")
+                raise h2.ConnectionBroken(h2.FRAME_SIZE_ERROR, f"a frame has {size} bytes")
             if end - at < 9 + size:
                 break
             payload = data[at + 9 : at + 9 + size]
             at += 9 + size
             stream &= MOST_WINDOW_BYTES
-            if self._head is not None and (kind != CONTINUATION or stream != self._head[0]):
-                raise ConnectionBroken(PROTOCOL_ERROR, "a frame stands between the parts of a head")
-            if kind == DATA:
+            if self._head is not None and (kind != h2.CONTINUATION or stream != self._head[0]):
+                raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "a frame stands between the parts of a head")
+            if kind == h2.DATA:
                 self._on_data(stream, flags, payload)
-            elif kind == HEADERS:
+            elif kind == h2.HEADERS:
                 self._on_head_frame(stream, flags, payload)
-            elif kind in (RST_STREAM, WINDOW_UPDATE, SETTINGS, PING):
+            elif kind in (
+                h2.RST_STREAM,
+                h2.WINDOW_UPDATE,
+                h2.SETTINGS,
+                h2.PING,
+            ):
                 self._on_control(kind, stream, flags, payload)
-            elif kind == CONTINUATION:
+            elif kind == h2.CONTINUATION:
                 self._on_continuation(flags, payload)
-            elif kind == PUSH_PROMISE:
-                raise ConnectionBroken(PROTOCOL_ERROR, "a client pushes nothing")
+            elif kind == h2.PUSH_PROMISE:
+                raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "a client pushes nothing")
         self._data = data[at:]
 
     def _on_data(self, number: int, flags: int, payload: bytes) -> None:
         size = len(payload)
+        if not size and not flags & h2.END_STREAM:
+            self._allowance.spend()
         self._unread += size
         if self._unread >= 8 * WINDOW_BYTES:
-            self.write(frame(WINDOW_UPDATE, 0, 0, self._unread.to_bytes(4)))
+            self.write(h2.frame(h2.WINDOW_UPDATE, 0, 0, self._unread.to_bytes(4)))
             self._unread = 0
         stream = self._streams.get(number)
         if stream is None:
             if number > self._last:
-                raise ConnectionBroken(PROTOCOL_ERROR, "data of a stream that was not opened")
+                raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "data of a stream that was not opened")
             return  # it ended here while the data were on their way
         stream.unread += size
         if stream.unread >= WINDOW_BYTES // 2:
-            self.write(frame(WINDOW_UPDATE, 0, number, stream.unread.to_bytes(4)))
+            self.write(h2.frame(h2.WINDOW_UPDATE, 0, number, stream.unread.to_bytes(4)))
             stream.unread = 0
-        self._deliver(stream, _unpadded(flags, payload), last=bool(flags & END_STREAM))
+        self._deliver(stream, _unpadded(flags, payload), last=bool(flags & h2.END_STREAM))
 
     def _deliver(self, stream: Stream, payload: bytes, *, last: bool) -> None:
         """Gives the handler the messages that are whole now."""
@@ -384,21 +371,21 @@ class Connection(asyncio.Protocol):
 
     def _on_head_frame(self, number: int, flags: int, payload: bytes) -> None:
         block = _unpadded(flags, payload)
-        if flags & WITH_PRIORITY:
+        if flags & h2.WITH_PRIORITY:
             block = block[5:]
-        if flags & END_HEADERS:
+        if flags & h2.END_HEADERS:
             self._on_head(number, flags, block)
         else:
             self._head = (number, flags, bytearray(block))
 
     def _on_continuation(self, flags: int, payload: bytes) -> None:
         if self._head is None:
-            raise ConnectionBroken(PROTOCOL_ERROR, "a continuation continues nothing")
+            raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "a continuation continues nothing")
         number, first, block = self._head
         block += payload
         if len(block) > MOST_HEAD_BYTES:
-            raise ConnectionBroken(CALM, "a head is too large")
-        if flags & END_HEADERS:
+            raise h2.ConnectionBroken(h2.ENHANCE_YOUR_CALM, "a head is too large")
+        if flags & h2.END_HEADERS:
             self._head = None
             self._on_head(number, first, bytes(block))
 
@@ -406,24 +393,26 @@ class Connection(asyncio.Protocol):
         path = self._path(block)
         stream = self._streams.get(number)
         if stream is not None:  # trailers, of which gRPC's clients have none
-            if flags & END_STREAM:
+            if flags & h2.END_STREAM:
                 self._deliver(stream, b"", last=True)
             return
         if number % 2 == 0 or number <= self._last:
-            raise ConnectionBroken(PROTOCOL_ERROR, f"stream {number} cannot be opened")
+            raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, f"stream {number} cannot be opened")
         self._last = number
         if len(self._streams) >= self._server.most_streams:
-            self.write(frame(RST_STREAM, 0, number, REFUSED_STREAM.to_bytes(4)))
+            self._allowance.spend()
+            self.write(h2.frame(h2.RST_STREAM, 0, number, h2.REFUSED_STREAM.to_bytes(4)))
             return
         stream = Stream(self, number, self._stream_window)
         self._streams[number] = stream
         method = self._server.methods.get(path)
         if method is None:
-            stream.half_closed = bool(flags & END_STREAM)
+            self._allowance.spend()
+            stream.half_closed = bool(flags & h2.END_STREAM)
             stream.finish(UNIMPLEMENTED, f"there is no {path[:60]} here")
             return
         stream.handler = method(stream)
-        if flags & END_STREAM:
+        if flags & h2.END_STREAM:
             self._deliver(stream, b"", last=True)
 
     def _path(self, block: bytes) -> str:
@@ -437,7 +426,7 @@ class Connection(asyncio.Protocol):
         try:
             headers = dict(self._decoder.decode(block, raw=True))
         except hpack.HPACKError as error:
-            raise ConnectionBroken(COMPRESSION_ERROR, f"a head cannot be read: {error}") from error
+            raise h2.ConnectionBroken(h2.COMPRESSION_ERROR, f"a head cannot be read: {error}") from error
         path = headers.get(b":path", b"").decode("latin-1")
         if len(entries) != count or (entries and entries[0] is not newest) or len(self._heads) >= MOST_MEMORIZED_HEADS:
             self._heads.clear()
@@ -446,40 +435,44 @@ class Connection(asyncio.Protocol):
         return path
 
     def _on_control(self, kind: int, number: int, flags: int, payload: bytes) -> None:
-        if kind == SETTINGS:
-            if not flags & ACK:
+        if kind == h2.SETTINGS:
+            if not flags & h2.ACK:
+                self._allowance.spend()
                 self._on_settings(payload)
             return
-        if len(payload) != (8 if kind == PING else 4):
-            raise ConnectionBroken(FRAME_SIZE_ERROR, "a frame has the wrong size")
-        if kind == PING:
-            if not flags & ACK:
-                self.write(frame(PING, ACK, 0, payload))
-        elif kind == RST_STREAM:
+        if len(payload) != (8 if kind == h2.PING else 4):
+            raise h2.ConnectionBroken(h2.FRAME_SIZE_ERROR, "a frame has the wrong size")
+        if kind == h2.PING:
+            if not flags & h2.ACK:
+                self._allowance.spend()
+                self.write(h2.frame(h2.PING, h2.ACK, 0, payload))
+        elif kind == h2.RST_STREAM:
             stream = self._streams.pop(number, None)
             if stream is not None:
+                if not stream.answered:
+                    self._allowance.spend()
                 self._reset(stream)
         else:
             self._on_window_update(number, int.from_bytes(payload) & MOST_WINDOW_BYTES)
 
     def _on_settings(self, payload: bytes) -> None:
         if len(payload) % 6:
-            raise ConnectionBroken(FRAME_SIZE_ERROR, "settings have six bytes each")
+            raise h2.ConnectionBroken(h2.FRAME_SIZE_ERROR, "settings have six bytes each")
         for name, value in _SETTING.iter_unpack(payload):
-            if name == INITIAL_WINDOW_SIZE:
+            if name == h2.INITIAL_WINDOW_SIZE:
                 if value > MOST_WINDOW_BYTES:
-                    raise ConnectionBroken(FLOW_CONTROL_ERROR, "a window is too large")
+                    raise h2.ConnectionBroken(h2.FLOW_CONTROL_ERROR, "a window is too large")
                 for stream in self._streams.values():
                     stream.window += value - self._stream_window
                 self._stream_window = value
-        self.write(frame(SETTINGS, ACK, 0))
+        self.write(h2.frame(h2.SETTINGS, h2.ACK, 0))
         self._flush()
 
     def _on_window_update(self, number: int, more: int) -> None:
         if number == 0:
             self.window += more
             if not more or self.window > MOST_WINDOW_BYTES:
-                raise ConnectionBroken(FLOW_CONTROL_ERROR, "a window is too large, or an update is zero")
+                raise h2.ConnectionBroken(h2.FLOW_CONTROL_ERROR, "a window is too large, or an update is zero")
             self._flush()
         elif (stream := self._streams.get(number)) is not None:
             stream.window += more
@@ -491,8 +484,8 @@ class Connection(asyncio.Protocol):
 
 
 def _unpadded(flags: int, payload: bytes) -> bytes:
-    if not flags & PADDED:
+    if not flags & h2.PADDED:
         return payload
     if not payload or payload[0] >= len(payload):
-        raise ConnectionBroken(PROTOCOL_ERROR, "a frame is nothing but padding")
+        raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "a frame is nothing but padding")
     return payload[1 : len(payload) - payload[0]]

@@ -1,0 +1,30 @@
+"""How many frames of HTTP/2 a peer may send that make work and bring no call: streams that are reset before their answer,
+refused streams, pings, settings, empty data (CVE-2023-44487, CVE-2019-9512, -9514, -9515, -9518). Proxies send few."""
+
+import time
+from collections.abc import Callable
+
+from tidegate_gateway.edge import http2_frames
+
+BURST, PER_S = 200, 200.0
+
+
+class FrameAllowance:
+    """A bucket of frames, which fills up again with time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left = float(BURST)
+        self._at_s = clock()
+
+    def spend(self) -> None:
+        """Takes one frame. Raises `ConnectionBroken` if there is none left."""
+        if self._left < 1:
+            now_s = self._clock()
+            self._left = min(float(BURST), self._left + (now_s - self._at_s) * PER_S)
+            self._at_s = now_s
+            if self._left < 1:
+                raise http2_frames.ConnectionBroken(
+                    http2_frames.ENHANCE_YOUR_CALM, "too many frames that bring no call"
+                )
+        self._left -= 1

@@ -1,0 +1,27 @@
+"""The frames of HTTP/2 (RFC 9113): their kinds, flags and errors, and their bytes."""
+
+import struct
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+END_STREAM = ACK = 0x1
+END_HEADERS, PADDED, WITH_PRIORITY = 0x4, 0x8, 0x20
+MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 3, 4, 5
+NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR = 0, 1, 3, 6
+REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
+
+FRAME = struct.Struct(">BHBBI")
+"""The head of a frame: 24 bits of length in two parts, kind, flags, and the stream."""
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    size = len(payload)
+    return FRAME.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
+
+
+class ConnectionBroken(Exception):
+    """The peer does not keep to the protocol; the connection ends with this code."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(why)
+        self.code = code
