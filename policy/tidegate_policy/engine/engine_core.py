@@ -277,6 +277,7 @@ class EngineCore:
             policy=self.policy,
             queues=self.queues,
             calls=self._calls,
+            tokens=self._tokens,
             probe=self._probe,
             live_groups=len(self._census.groups),
             pinned_kv_tokens=self.held_kv_tokens,

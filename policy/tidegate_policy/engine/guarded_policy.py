@@ -48,7 +48,8 @@ class Failures:
 def shaped(regulator: Regulator, engine: EngineSnapshot, plan: StepPlan, failures: Failures) -> StepPlan:
     """The regulator's plan, or `plan` if the regulator raises."""
     try:
-        return _usable_plan(regulator.shape(engine, plan))
+        shaped = regulator.shape(engine, plan)
+        return plan if shaped is plan else _usable_plan(shaped)
     except Exception as error:
         failures.add(f"{type(regulator).__name__}.shape", error)
         return plan

@@ -32,7 +32,7 @@ class Arranger(Memoryless):
         candidate = _candidate(engine, islice(engine.startable(), min(places, MOST_CANDIDATES)))
         if not candidate:
             return plan
-        if added_latency_s(engine, engine.decodes, candidate) < 0 or _goes_first(engine, candidate[0]):
+        if added_latency_s(engine, engine.decoding, candidate) < 0 or _goes_first(engine, candidate[0]):
             return plan.at_most(starts=len(candidate))
         return plan.at_most(starts=0)
 
@@ -46,12 +46,14 @@ def _goes_first(engine: EngineSnapshot, waiting: QueuedRequest) -> bool:
 def added_latency_s(engine: EngineSnapshot, decodes: list[KnownCall], candidate: list[QueuedRequest]) -> float:
     """The change in the total latency of all groups if the candidate is prefilled now (eq 15-17), in seconds."""
     groups: dict[str, int] = {}
-    for call in decodes:
-        group = group_of(call.call)
-        groups[group] = max(groups.get(group, 0), call.output_left)
-    output = max(item.call.output_left(0) for item in candidate)
-    prefill_s = engine.cost.prefill_s * sum(engine.uncached_tokens(item) for item in candidate)
-    slower_s = engine.cost.decode_s * len(candidate) * sum(min(left, output) for left in groups.values())
+    for known in decodes:
+        call = known.item.call
+        group, left = call.group or call.id, call.output_left(known.output_tokens)
+        if left > groups.get(group, 0):
+            groups[group] = left
+    output = max([item.call.output_left(0) for item in candidate])
+    prefill_s = engine.cost.prefill_s * sum([engine.uncached_tokens(item) for item in candidate])
+    slower_s = engine.cost.decode_s * len(candidate) * sum([min(left, output) for left in groups.values()])
     waiting_groups = max(engine.live_groups - len(groups), 1)
     saved_s = waiting_groups * engine.cost.step_s * min(output, max(groups.values()))
     return prefill_s * len(groups) + slower_s - saved_s
