@@ -54,4 +54,4 @@ def _without_lower_prefills(engine: EngineSnapshot, plan: StepPlan, level: int) 
         if item.call.urgency > level:
             plan = plan.at_most(starts=starts)
             break
-    return replace(plan, paused=plan.paused.union(paused))
+    return replace(plan, paused=plan.paused.union(paused)) if paused else plan
