@@ -85,6 +85,8 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         self._vllm_policy = SchedulingPolicy.FCFS
         super().__init__(*args, **kwargs)
         self._lock = threading.RLock()
+        self._switching = threading.Lock()
+        """Held during a switch of the policy, which releases the other lock meanwhile. It is taken first."""
         self._clock = clock
         self._meter = meter
         self._learn_cost = learn_cost
@@ -225,13 +227,17 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
     def set_policy(
         self, name: str, reason: str, parameters: Mapping[str, float] | None = None, *, bypass: bool = False
     ) -> engine_status.Switched:
-        with _no_garbage_collection(), self._lock:
-            switched = self._core.set_policy(self._clock(), name, parameters or {}, reason, bypass=bypass)
-            if bypass:
-                self._execution.release_all()
-                self._core_reader.read()
-            self._follow_policy()
-            return switched
+        with self._switching, _no_garbage_collection():
+            with self._lock:
+                switch = self._core.begin_switch(self._clock(), name, parameters or {})
+            switch.learn()
+            with self._lock:
+                switched = self._core.end_switch(self._clock(), switch, reason, bypass=bypass)
+                if bypass:
+                    self._execution.release_all()
+                    self._core_reader.read()
+                self._follow_policy()
+                return switched
 
     def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> engine_status.Controls:
         with self._lock:

@@ -80,9 +80,7 @@ class Fence:
             plan = replace(plan, preempt=())
         return plan.at_most(starts=starts)
 
-    def _fitting(
-        self, engine: EngineSnapshot, wanted: int, room: int, margin: int, preempt: Collection[CallId]
-    ) -> int:
+    def _fitting(self, engine: EngineSnapshot, wanted: int, room: int, margin: int, preempt: Collection[CallId]) -> int:
         """How many of the first `wanted` waiting calls fit into `room` tokens beside the output that is promised to the
         running calls, without `preempt`. No margin is greater than `margin`. Where fewer can start now, any other call may
         become able to start, and is charged as the greatest. Mostly few fit, so it looks at no call behind the first that
