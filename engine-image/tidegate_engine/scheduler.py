@@ -6,8 +6,9 @@ replaces the waiting queues, has `plan_execution` carry out the plan of each ste
 the core. vLLM preempts in the reverse of the policy's order. Under `fcfs` vLLM's own policy is FCFS, and the schedule is
 vLLM's own, step by step. Under `priority` it is vLLM's own priority schedule for clients without labels.
 
-The engine core process calls from one thread, the control server from others. One lock guards both. A policy is in force
-as soon as the lock is released, also while the engine is idle and blocks on its input.
+The engine core process calls from one thread, the control server from others. One lock guards both. A switch of the policy
+does not hold it while the new policy learns of the calls. A policy is in force when the switch has returned, also while the
+engine is idle and blocks on its input.
 """
 
 import contextlib

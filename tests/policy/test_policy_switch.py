@@ -160,6 +160,25 @@ def test_a_policy_that_raises_while_it_learns_takes_over_under_guard(
     assert engine.core.failures.counts["remembering.replay"] == 1
 
 
+@pytest.mark.parametrize("policy", sorted(policies.POLICIES))
+def test_a_new_policy_asks_no_probe_while_it_learns(policy: str) -> None:
+    asked: list[CallId] = []
+    context = policies.SchedulerContext(cached_tokens=lambda call_id: asked.append(call_id) or 0)
+    fresh = policies.create(policy, context=context)
+    items = [
+        policies.QueuedRequest(
+            call=Call(
+                id=CallId(f"c{number}"), arrived_at_s=0.0, prompt_tokens=100, output_predicted=10, group="g", session="s",
+                tool="search", tool_s=1.0,
+            ),
+            service_s=1.0,
+        )
+        for number in range(20)
+    ]  # fmt: skip
+    policies.replay_arrivals(fresh, 100.0, items)
+    assert not asked
+
+
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(["arrive", "arrive", "start", "step", "preempt", "update", "end", "abort"]),

@@ -156,7 +156,8 @@ class Policy(Protocol):
         """A call entered the scheduler."""
 
     def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
-        """Many calls entered the scheduler, in this order. The result is that of `on_arrival` for each of them."""
+        """Many calls entered the scheduler, in this order. The result is that of `on_arrival` for each of them. A new policy
+        may hear of them in another thread than the engine's, and then asks no probe."""
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         """A call left the queue to be served."""
@@ -188,7 +189,7 @@ def replay(policy: Policy, now: float, items: Sequence[QueuedRequest], served: S
 
 
 def replay_arrivals(policy: Policy, now: float, items: Sequence[QueuedRequest]) -> None:
-    """The first part of `replay`. An engine may do it in another thread, so a new policy asks no probe there."""
+    """The first part of `replay`."""
     if _hears(policy, "on_arrival"):
         policy.on_arrivals(now, items)
 
