@@ -156,8 +156,8 @@ class Policy(Protocol):
         """A call entered the scheduler."""
 
     def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
-        """Many calls entered the scheduler, in this order. The result is that of `on_arrival` for each of them. A new policy
-        may hear of them in another thread than the engine's, and then asks no probe."""
+        """Many calls entered the scheduler, in this order. The result is that of `on_arrival` for each of them.
+        A new policy may hear of them in another thread than the engine's, and then asks no probe."""
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         """A call left the queue to be served."""
