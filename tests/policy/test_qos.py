@@ -159,7 +159,14 @@ def test_over_time_the_waiting_calls_of_a_tenant_are_those_of_the_newest_window(
 
 COUNTS = st.integers(0, 50)
 TARGETS = st.builds(qos.Targets, with_target=COUNTS, missed=COUNTS)
-SERVICES = st.builds(qos.TenantService, served_tokens=COUNTS, waiting=COUNTS, with_target=COUNTS, missed=COUNTS)
+SERVICES = st.builds(
+    qos.TenantService,
+    weight=st.floats(0.01, 100),
+    served_tokens=COUNTS,
+    waiting=COUNTS,
+    with_target=COUNTS,
+    missed=COUNTS,
+)
 NAMES = st.sampled_from(("", "a", "b", "other"))
 WINDOWS = st.builds(
     qos.Qos,
