@@ -6,8 +6,9 @@ replaces the waiting queues, has `plan_execution` carry out the plan of each ste
 the core. vLLM preempts in the reverse of the policy's order. Under `fcfs` vLLM's own policy is FCFS, and the schedule is
 vLLM's own, step by step. Under `priority` it is vLLM's own priority schedule for clients without labels.
 
-The engine core process calls from one thread, the control server from others. One lock guards both. A policy is in force
-as soon as the lock is released, also while the engine is idle and blocks on its input.
+The engine core process calls from one thread, the control server from others. One lock guards both. A switch of the policy
+does not hold it while the new policy learns of the calls. A policy is in force when the switch has returned, also while the
+engine is idle and blocks on its input.
 """
 
 import contextlib
@@ -85,6 +86,8 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         self._vllm_policy = SchedulingPolicy.FCFS
         super().__init__(*args, **kwargs)
         self._lock = threading.RLock()
+        self._switching = threading.Lock()
+        """Held during a switch of the policy, which releases the other lock meanwhile. It is taken first."""
         self._clock = clock
         self._meter = meter
         self._learn_cost = learn_cost
@@ -225,13 +228,17 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
     def set_policy(
         self, name: str, reason: str, parameters: Mapping[str, float] | None = None, *, bypass: bool = False
     ) -> engine_status.Switched:
-        with _no_garbage_collection(), self._lock:
-            switched = self._core.set_policy(self._clock(), name, parameters or {}, reason, bypass=bypass)
-            if bypass:
-                self._execution.release_all()
-                self._core_reader.read()
-            self._follow_policy()
-            return switched
+        with self._switching, _no_garbage_collection():
+            with self._lock:
+                switch = self._core.begin_switch(self._clock(), name, parameters or {})
+            switch.learn()
+            with self._lock:
+                switched = self._core.end_switch(self._clock(), switch, reason, bypass=bypass)
+                if bypass:
+                    self._execution.release_all()
+                    self._core_reader.read()
+                self._follow_policy()
+                return switched
 
     def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> engine_status.Controls:
         with self._lock:

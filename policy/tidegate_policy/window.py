@@ -54,11 +54,16 @@ class Recorder:
 
     def __init__(self, now: float) -> None:
         self._open: dict[CallId, _Open] = {}
+        self._started: dict[CallId, _Open] = {}
+        """Those of them that have produced a token."""
+        self._queued: Counter[tuple[str, float]] = Counter()
+        """The number of the others, by tenant and weight, so that a cut looks at few calls."""
         self._window = _Counts(now)
 
     def on_arrival(self, call: Call, service_s: float) -> None:
         """A call entered the engine at `call.arrived_at_s`."""
         self._open[call.id] = _Open(call, service_s)
+        self._queued[call.tenant, call.weight] += 1
         self._window.arrived += 1
         self._window.service.add(service_s)
 
@@ -66,6 +71,9 @@ class Recorder:
         """The call produced its first token."""
         record = self._open.get(call_id)
         if record is not None:
+            if record.first_s is None:
+                self._leaves_queue(record.call)
+                self._started[call_id] = record
             record.first_s = now
             waited_s = now - record.call.arrived_at_s
             self._window.ttft.add(waited_s)
@@ -78,6 +86,8 @@ class Recorder:
         """The call left the engine: finished with its last token, or aborted. It produced `tokens` tokens in all."""
         record = self._open.pop(call_id, None)
         if record is not None:
+            if self._started.pop(call_id, None) is None:
+                self._leaves_queue(record.call)
             self._serve(record, tokens)
         if record is None or not finished or record.first_s is None:
             return
@@ -98,12 +108,11 @@ class Recorder:
 
     def cut(self, now: float, *, waiting: int, tokens: Callable[[CallId], int]) -> Qos:
         """The window since the last cut; a new one begins. `tokens` gives the tokens that a call has produced in all."""
-        for call_id, record in self._open.items():
-            if record.first_s is not None:
-                self._serve(record, tokens(call_id))
-        queued: Counter[str] = Counter(
-            self._tenant(record.call) for record in self._open.values() if record.first_s is None
-        )
+        for call_id, record in self._started.items():
+            self._serve(record, tokens(call_id))
+        queued: Counter[str] = Counter()
+        for (tenant, weight), count in self._queued.items():
+            queued[self._name(tenant, weight)] += count
         window, self._window = self._window, _Counts(now)
         tenants = {
             name: TenantService(
@@ -137,11 +146,22 @@ class Recorder:
             self._window.served[self._tenant(record.call)] += tokens - record.served
             record.served = tokens
 
+    def _leaves_queue(self, call: Call) -> None:
+        """A call produced its first token, or left without one."""
+        queued, kind = self._queued, (call.tenant, call.weight)
+        queued[kind] -= 1
+        if not queued[kind]:
+            del queued[kind]
+
     def _tenant(self, call: Call) -> str:
+        return self._name(call.tenant, call.weight)
+
+    def _name(self, tenant: str, weight: float) -> str:
+        """The name under which the window counts a tenant."""
         weights = self._window.weights
-        name = bounded(call.tenant, weights, MAX_TENANTS)
-        if name == call.tenant:
-            weights[name] = call.weight
+        name = bounded(tenant, weights, MAX_TENANTS)
+        if name == tenant:
+            weights[name] = weight
         return name
 
 

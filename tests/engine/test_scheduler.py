@@ -62,6 +62,33 @@ def test_a_switch_sorts_all_waiting_calls_again_and_loses_none(policy):
     assert driven.scheduler.state().waiting_ids == before.waiting_ids
 
 
+def test_the_engine_works_on_while_a_new_policy_learns_of_the_calls(monkeypatch):
+    driven = Driven()
+    waiting_calls(driven)
+    blocked = []
+
+    class Learning(policies.POLICIES["srtf"]):
+        name = "learning"
+
+        def on_arrivals(self, now, items):
+            engine = threading.Thread(
+                target=driven.add, args=("arrived meanwhile",), kwargs={"out_pred": 1}, daemon=True
+            )
+            engine.start()
+            engine.join(timeout=10)
+            blocked.append(engine.is_alive())
+            return super().on_arrivals(now, items)
+
+        def on_arrival(self, now, item):
+            return ()
+
+    monkeypatch.setitem(policies.POLICIES, "learning", Learning)
+    switched = driven.scheduler.set_policy("learning", "a test")
+    assert blocked == [False]
+    assert switched.reordered == 4
+    assert driven.scheduler.state().waiting_ids[0] == "arrived meanwhile"
+
+
 def test_an_unknown_policy_changes_nothing():
     driven = Driven(policy="sjf")
     with pytest.raises(policies.UnknownPolicy):

@@ -4,11 +4,14 @@ import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from regulated_engine import COST, FULL, LIMITS, World, call, shaped
 
 from tidegate_policy.engine import regulators, snapshot
 from tidegate_policy.engine.step import EndedCall, StepFacts
-from tidegate_policy.model import CallId
+from tidegate_policy.model import Call, CallId
+from tidegate_policy.policies import Computed
 from tidegate_policy.predict.conformal_bound import ConformalBound
 
 # slot preemption
@@ -173,6 +176,91 @@ def test_the_fence_learns_how_far_outputs_exceed_their_prediction() -> None:
     ended = tuple(EndedCall(call=call(f"e{n}", 100, 50, {}), output_tokens=450, finished=True) for n in range(40))
     fence.observe(StepFacts(now=0.0, step_s=0.02, computed={}, preempted=(), ended=ended))
     assert fence.shape(world.engine(), FULL).max_starts == 1
+
+
+class History:
+    """A world in which calls come, run, yield, change and end, and what a fence was told of it."""
+
+    def __init__(self) -> None:
+        self.world = World("fcfs", limits=replace(LIMITS, max_running=16, kv_tokens=1500))
+        self.fence = regulators.create(["fence"])[0]
+        self.facts: list[StepFacts] = []
+        self.done: dict[CallId, int] = {}
+        """The output tokens of each running call."""
+        self.count = 0
+
+    def waits(self, size: int) -> None:
+        self.count += 1
+        self.world.waits(f"c{self.count}", prompt=64 + size % 60, output=5 + size % 30, output_upper=size % 50)
+
+    def starts(self, size: int) -> None:
+        queue = self.world.core.queues[0]
+        if len(queue):
+            started = queue.pop(0.0)
+            self.done[started.call.id] = self.world.core.service(started.call.id).output_tokens
+            self.computes(started.call)
+
+    def computes(self, call: Call) -> None:
+        self.world.kv[call.id] = call.prompt_tokens + self.done[call.id]
+
+    def delivers(self, size: int) -> None:
+        """A step gives each running call some tokens."""
+        computed = {call_id: Computed(0, 1 + size % 3 * (number % 2)) for number, call_id in enumerate(self.done)}
+        for call_id, tokens in computed.items():
+            self.done[call_id] += tokens.output_tokens
+            self.computes(self.world.core.item(call_id).call)
+        self.world.core.on_step(0.0, step_s=0.02, computed=computed, ended={})
+
+    def yields(self, size: int) -> None:
+        if self.done:
+            call_id, output_tokens = self.done.popitem()
+            again = self.world.core.on_preemption(0.0, call_id, output_tokens=output_tokens)
+            self.world.core.queues[0].push_preempted(again)
+
+    def changes(self, size: int) -> None:
+        if self.done:
+            call_id = list(self.done)[size % len(self.done)]
+            self.world.core.on_update(replace(self.world.core.item(call_id).call, output_predicted=10 + size))
+
+    def ends(self, size: int) -> None:
+        if self.done:
+            call_id = list(self.done)[size % len(self.done)]
+            call, tokens = self.world.core.item(call_id).call, self.done.pop(call_id)
+            self.world.core.on_end(0.0, call_id, finished=True)
+            ended = EndedCall(call=call, output_tokens=tokens + size, finished=True)
+            self.facts.append(StepFacts(now=0.0, step_s=0.02, computed={}, preempted=(), ended=(ended,)))
+            self.fence.observe(self.facts[-1])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["waits", "waits", "starts", "delivers", "delivers", "yields", "changes", "ends"]),
+            st.integers(0, 100),
+        ),
+        min_size=10,
+        max_size=60,
+    )
+)
+@example([("waits", 0), ("waits", 0), ("waits", 0), ("starts", 0), ("starts", 0), ("delivers", 0), ("ends", 100)])
+@settings(max_examples=60, deadline=None)
+def test_a_fence_that_follows_a_history_admits_as_one_that_adds_up_all_promises_again(events) -> None:
+    history = History()
+    plan = replace(FULL, max_running=16)
+    for event, size in events:
+        getattr(history, event)(size)
+        history.world.free = 60  # so little that the promises to the running calls matter
+        history.fence.shape(history.world.engine(), plan)
+    again = regulators.create(["fence"])[0]
+    for facts in history.facts:
+        again.observe(facts)
+    first = next(iter(history.done), None)
+    plans = [plan, plan.at_most(starts=1), replace(plan, preempt=(first,)) if first else plan]
+    for free in range(0, 1500, 2):  # one of these is the least with which another call starts
+        history.world.free = free
+        for each in plans:
+            found, expected = (fence.shape(history.world.engine(), each) for fence in (history.fence, again))
+            assert found == expected
 
 
 def test_a_conformal_bound_holds_for_the_promised_share_of_calls() -> None:

@@ -1,5 +1,7 @@
 """Summaries merge, and the recorder counts each call once."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -157,7 +159,14 @@ def test_over_time_the_waiting_calls_of_a_tenant_are_those_of_the_newest_window(
 
 COUNTS = st.integers(0, 50)
 TARGETS = st.builds(qos.Targets, with_target=COUNTS, missed=COUNTS)
-SERVICES = st.builds(qos.TenantService, served_tokens=COUNTS, waiting=COUNTS, with_target=COUNTS, missed=COUNTS)
+SERVICES = st.builds(
+    qos.TenantService,
+    weight=st.floats(0.01, 100),
+    served_tokens=COUNTS,
+    waiting=COUNTS,
+    with_target=COUNTS,
+    missed=COUNTS,
+)
 NAMES = st.sampled_from(("", "a", "b", "other"))
 WINDOWS = st.builds(
     qos.Qos,
@@ -203,3 +212,45 @@ def test_tokens_that_nobody_predicted_do_not_make_a_call_late_while_it_keeps_its
     assert missed(4.5, call, first_at_s=0.5, tpot_s=0.08, tokens=30) is True
     assert missed(3.0, call, first_at_s=1.5, tpot_s=0.08, tokens=30) is True
     assert missed(3.0, call, first_at_s=0.5, tpot_s=0.12, tokens=30) is True
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["arrive", "arrive", "token", "token", "end", "abort", "cut"]),
+            st.integers(0, 9),
+            st.sampled_from("xyz"),
+            st.sampled_from([1.0, 2.0]),
+        ),
+        max_size=60,
+    )
+)
+def test_a_window_counts_what_its_calls_did_and_which_of_them_wait(history) -> None:
+    """The recorder counts events; here each window is counted again from the calls themselves."""
+    record = window.Recorder(0.0)
+    open_calls: dict[CallId, Call] = {}
+    tokens: dict[CallId, int] = {}
+    served: Counter[str] = Counter()
+    for number, (event, which, tenant, weight) in enumerate([*history, ("cut", 0, "", 1.0)]):
+        call_id = list(open_calls)[which % len(open_calls)] if open_calls else None
+        if event == "arrive":
+            call_id = CallId(f"c{number}")
+            open_calls[call_id] = Call(
+                id=call_id, arrived_at_s=0.0, prompt_tokens=1, output_predicted=1, tenant=tenant, weight=weight
+            )
+            tokens[call_id] = 0
+            record.on_arrival(open_calls[call_id], 1.0)
+        elif event == "cut":
+            found = record.cut(number + 1.0, waiting=0, tokens=tokens.__getitem__).tenants
+            waiting = Counter(call.tenant for call_id, call in open_calls.items() if not tokens[call_id])
+            assert {name: each.waiting for name, each in found.items() if each.waiting} == waiting
+            assert {name: each.served_tokens for name, each in found.items() if each.served_tokens} == served
+            served.clear()
+        elif call_id is not None and event == "token":
+            tokens[call_id] += 1
+            served[open_calls[call_id].tenant] += 1
+            if tokens[call_id] == 1:
+                record.on_first_token(number, call_id)
+        elif call_id is not None:
+            del open_calls[call_id]
+            record.on_end(number, call_id, tokens=tokens.pop(call_id), finished=event == "end")

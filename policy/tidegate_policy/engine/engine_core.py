@@ -2,15 +2,14 @@
 
 Events with their instants go in; the plan of the next step comes out. It owns the scheduling policy, the
 waiting queues under it, the knowledge of each call from arrival to end, the bounds of the operator, the service counters
-and the recorders of quality of service. It owns no clock, lock or thread: the driver serialises all methods. The driver is
-`tidegate_engine.scheduler` in vLLM and `tidegate_sim.realtime` in the engine double.
+and the recorders of quality of service. It owns no clock, lock or thread: the driver serialises all methods (but
+`PolicySwitch.learn`). It is `tidegate_engine.scheduler` in vLLM and `tidegate_sim.realtime` in the engine double.
 """
 
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
 from tidegate_policy import policies, waiting_queue, window
 from tidegate_policy.cost import CostModel
@@ -20,6 +19,7 @@ from tidegate_policy.engine import (
     call_census,
     guarded_policy,
     output_prior,
+    policy_switch,
     session_hold,
     size_bounds,
     yielding_prompts,
@@ -34,9 +34,6 @@ from tidegate_policy.engine.step import EndedCall, EngineLimits, StepFacts, Step
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import token_counts
 from tidegate_policy.predict.step_cost import StepCost, StepWork
-
-RATE_WINDOW_S = 10.0
-"""Seconds over which the rate of KV allocation is averaged."""
 
 
 class EngineCore:
@@ -92,6 +89,8 @@ class EngineCore:
         )
         self._released: list[CallId] = []
         """Calls whose held blocks the driver must free."""
+        self._switch: policy_switch.PolicySwitch | None = None
+        """The switch of the policy that has begun."""
         self._reason = "at start"
         self._since_s = now
         self._calls: dict[CallId, KnownCall] = {}
@@ -107,8 +106,7 @@ class EngineCore:
         self._watches: list[window.Recorder] = []
         self._preempted: list[CallId] = []
         self._ended: list[EndedCall] = []
-        self._allocated_per_s = 0.0
-        self._last_step_at_s = now
+        self._allocation = session_hold.AllocationRate(now)
 
     # Facts that the driver reads.
 
@@ -151,6 +149,7 @@ class EngineCore:
         known = self._calls[call.id] = KnownCall(item, self._tokens)
         self._sizes.add(known, self._calls.values())
         self._census.add(call)
+        self._note(call.id)
         if self._holds is not None:
             self._holds.on_arrival(now, call)
         for watch in self._watches:
@@ -166,6 +165,7 @@ class EngineCore:
         known.item = policies.QueuedRequest(call=call, service_s=self.cost.call_seconds(call))
         self._sizes.add(known, self._calls.values())
         self._batch.change(call.id)
+        self._note(call.id)
         for queue in self.queues:
             if call.id in queue:
                 queue.update(known.item)
@@ -184,6 +184,7 @@ class EngineCore:
         known.preempted_at_output = known.output_tokens
         self._sizes.add(known, self._calls.values())
         self._batch.leave(call_id)
+        self._note(call_id)
         self.preemptions += 1
         if self._learners:
             self._preempted.append(call_id)
@@ -203,6 +204,7 @@ class EngineCore:
         if known is None:
             return
         self._batch.leave(call_id)
+        self._note(call_id)
         if self._served is not None:
             self._served(now, known, finished)
         if finished:
@@ -235,7 +237,7 @@ class EngineCore:
         if self.policy.keys_change:
             self._rekey(self.policy.on_tokens(now, computed))
         if self._holds is not None:
-            self._observe_allocation(now, allocated)
+            self._allocation.observe(now, allocated)
             self._released += self._holds.on_used(computed)
         for call_id, finished in ended.items():
             self.on_end(now, call_id, finished=finished)
@@ -277,6 +279,7 @@ class EngineCore:
             policy=self.policy,
             queues=self.queues,
             calls=self._calls,
+            tokens=self._tokens,
             probe=self._probe,
             live_groups=len(self._census.groups),
             pinned_kv_tokens=self.held_kv_tokens,
@@ -304,7 +307,7 @@ class EngineCore:
             context_tokens=context_tokens,
             other_tokens=max(self.limits.kv_tokens - free - self._holds.held_tokens - context_tokens, 0),
             free_tokens=free,
-            allocated_per_s=self._allocated_per_s,
+            allocated_per_s=self._allocation.per_s,
             cost=self.cost,
         )
         return handling is session_hold.Handling.PRESERVE
@@ -325,19 +328,34 @@ class EngineCore:
 
     # Commands of the operator.
 
-    def set_policy(
-        self, now: float, name: str, parameters: Mapping[str, float], reason: str, *, bypass: bool = False
+    def begin_switch(self, now: float, name: str, parameters: Mapping[str, float]) -> policy_switch.PolicySwitch:
+        """A switch to another policy, for `end_switch`. Before that the driver must let it `learn`, and may release its
+        lock meanwhile. A switch that has begun and not ended is dropped. Raises `policies.UnknownPolicy` and
+        `policies.BadParameter`; then nothing has changed."""
+        self._switch = policy_switch.PolicySwitch(now, lambda: self._policy(name, parameters), self._calls)
+        return self._switch
+
+    def end_switch(
+        self, now: float, switch: policy_switch.PolicySwitch, reason: str, *, bypass: bool = False
     ) -> Switched:
         """Switches the policy of all queues at once. `bypass` lasts until the next switch; the driver must then free all
-        held contexts (`release_all`). Raises `policies.UnknownPolicy` and `policies.BadParameter`; then nothing has
-        changed."""
-        policy = self._informed(now, name, parameters)
+        held contexts (`release_all`)."""
+        self._switch = None
+        policy = switch.complete(now, self._calls, self._batch, self._tokens)
         waiting_queue.switch(self.queues, policy)
         previous, self.policy = self.policy, policy
         self._batch.bounds.clear()
         self._reason, self._since_s = reason[:KEPT_REASON], now
         self.bypass = bypass
         return Switched(policy=policy.name, previous=previous.name, reordered=self.waiting)
+
+    def set_policy(
+        self, now: float, name: str, parameters: Mapping[str, float], reason: str, *, bypass: bool = False
+    ) -> Switched:
+        """A whole switch, as `begin_switch` and `end_switch`."""
+        switch = self.begin_switch(now, name, parameters)
+        switch.learn()
+        return self.end_switch(now, switch, reason, bypass=bypass)
 
     def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> Controls:
         """Sets the bounds that are not None, and returns both as they are in force. Bounds only tighten the engine's own
@@ -414,13 +432,6 @@ class EngineCore:
         released, self._released = self._released, []
         return released
 
-    def _observe_allocation(self, now: float, tokens: int) -> None:
-        """The rate of KV allocation, as an exponential average over `RATE_WINDOW_S`."""
-        elapsed_s = max(now - self._last_step_at_s, 1e-6)
-        self._last_step_at_s = now
-        weight = min(elapsed_s / RATE_WINDOW_S, 1.0)
-        self._allocated_per_s += weight * (tokens / elapsed_s - self._allocated_per_s)
-
     def _counted(
         self, now: float, computed: Mapping[CallId, policies.Computed]
     ) -> tuple[Mapping[CallId, policies.Computed], int]:
@@ -460,21 +471,10 @@ class EngineCore:
             for queue in self.queues:
                 queue.rekey(changed)
 
-    def _informed(self, now: float, name: str, parameters: Mapping[str, float] | None) -> guarded_policy.GuardedPolicy:
-        """A new policy that knows the calls in the engine."""
-        policy = self._policy(name, parameters)
-        if not policies.hears(policy.unguarded):
-            return policy
-        items = [known.item for known in self._calls.values()]
-        return guarded_policy.replayed(policy, lambda: self._policy(name, parameters), now, items, self._served_calls())
-
-    def _served_calls(self) -> list[policies.History]:
-        """The calls that run, in the order of their starts, and those that ran and wait again."""
-        calls, running = self._calls, self._batch.running
-        served = dict.fromkeys(chain(running, self._tokens))
-        return [
-            policies.History(calls[call_id].item, calls[call_id].computed, call_id not in running) for call_id in served
-        ]
+    def _note(self, call_id: CallId) -> None:
+        """A call came, changed or left."""
+        if self._switch is not None:
+            self._switch.note(call_id)
 
     def _controls(self) -> Controls:
         """The operator's bounds as they are in force now."""

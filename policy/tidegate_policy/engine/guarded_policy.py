@@ -19,7 +19,7 @@ from tidegate_policy.engine.regulators import Regulator
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepFacts, StepPlan
 from tidegate_policy.model import CallId
-from tidegate_policy.policies import Changed, Computed, History, Key, Policy, QueuedRequest, Turns, policy_contract
+from tidegate_policy.policies import Changed, Computed, Key, Policy, QueuedRequest, Turns, policy_contract
 
 RETRIES = 64
 """Waiting calls without a key that one step asks for again."""
@@ -48,7 +48,8 @@ class Failures:
 def shaped(regulator: Regulator, engine: EngineSnapshot, plan: StepPlan, failures: Failures) -> StepPlan:
     """The regulator's plan, or `plan` if the regulator raises."""
     try:
-        return _usable_plan(regulator.shape(engine, plan))
+        shaped = regulator.shape(engine, plan)
+        return plan if shaped is plan else _usable_plan(shaped)
     except Exception as error:
         failures.add(f"{type(regulator).__name__}.shape", error)
         return plan
@@ -75,6 +76,15 @@ def observed(regulator: Regulator, facts: StepFacts, failures: Failures) -> None
         regulator.observe(facts)
     except Exception as error:
         failures.add(f"{type(regulator).__name__}.observe", error)
+
+
+def failure_of(action: Callable[[], object]) -> Exception | None:
+    """The exception that an action of a policy raises; None if it raises none."""
+    try:
+        action()
+    except Exception as error:
+        return error
+    return None
 
 
 class GuardedPolicy:
@@ -217,24 +227,6 @@ class GuardedPolicy:
         except Exception as error:
             self.failed("on_end", error)
             return policies.NONE_CHANGED
-
-
-def replayed(
-    policy: GuardedPolicy,
-    again: Callable[[], GuardedPolicy],
-    now: float,
-    items: Sequence[QueuedRequest],
-    served: Sequence[History],
-) -> GuardedPolicy:
-    """The policy, after `policies.replay`. If the policy raises, the result is a further one of `again`. It is told of each
-    event under guard, so that a fault costs it one event."""
-    try:
-        policies.replay(policy.unguarded, now, items, served)
-    except Exception as error:
-        policy.failed("replay", error)
-        policy = again()
-        policies.replay(policy, now, items, served)
-    return policy
 
 
 class _GuardedTurns:

@@ -15,6 +15,25 @@ from tidegate_policy.cost import CostModel
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.predict.tool_times import Return, ToolTimes
 
+RATE_WINDOW_S = 10.0
+"""Seconds over which the rate of KV allocation is averaged."""
+
+
+class AllocationRate:
+    """The rate of KV allocation, as an exponential average over `RATE_WINDOW_S`."""
+
+    def __init__(self, now: float) -> None:
+        self.per_s = 0.0
+        """Tokens."""
+        self._last_at_s = now
+
+    def observe(self, now: float, tokens: int) -> None:
+        """A step allocated so many tokens."""
+        elapsed_s = max(now - self._last_at_s, 1e-6)
+        self._last_at_s = now
+        weight = min(elapsed_s / RATE_WINDOW_S, 1.0)
+        self.per_s += weight * (tokens / elapsed_s - self.per_s)
+
 
 class Handling(StrEnum):
     """The ways to treat the context of a session while its tool runs."""

@@ -7,7 +7,7 @@ run, and a step has little time, so the calls that decode are not looked at one 
 import functools
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 from tidegate_policy.cost import CostModel
@@ -17,7 +17,7 @@ from tidegate_policy.engine.known_call import KnownCall
 from tidegate_policy.engine.size_bounds import SizeBounds
 from tidegate_policy.engine.step import EngineLimits, StepPlan
 from tidegate_policy.model import CallId
-from tidegate_policy.policies import Key, Policy, QueuedRequest
+from tidegate_policy.policies import Key, Policy, QueuedRequest, token_counts
 from tidegate_policy.waiting_queue import WaitingQueue
 
 MOST_LOOKED_AT = 256
@@ -36,6 +36,7 @@ class EngineSnapshot:
         policy: Policy,
         queues: Sequence[WaitingQueue],
         calls: dict[CallId, KnownCall],
+        tokens: token_counts.TokenCounts,
         probe: EngineProbe,
         live_groups: int,
         pinned_kv_tokens: int,
@@ -51,6 +52,7 @@ class EngineSnapshot:
         """Tokens in the KV cache that the engine holds for sessions whose tool runs. They are not free."""
         self._policy = policy
         self._calls = calls
+        self._tokens = tokens
         self._queues = queues
         self._probe = probe
         self.sizes = sizes
@@ -96,6 +98,12 @@ class EngineSnapshot:
         return list(map(self._look, self._batch.running))
 
     @functools.cached_property
+    def decoding(self) -> list[KnownCall]:
+        """The calls that decode, as `decodes`. It looks at none of them, so their `kv_tokens` are not of now."""
+        filling = {call.call.id for call in self.prefills}
+        return [self._calls[call_id] for call_id in self._batch.running if call_id not in filling]
+
+    @functools.cached_property
     def decodes(self) -> list[KnownCall]:
         """The calls that decode, each looked at."""
         return [call for call in self.running if call.decodes]
@@ -108,6 +116,15 @@ class EngineSnapshot:
     def started_after(self, number: int) -> list[KnownCall]:
         """The running calls that started after the start `number`, which counts from the start of the engine."""
         return [self._calls[call_id] for call_id in self._batch.started_after(number)]
+
+    @property
+    def running_ids(self) -> Collection[CallId]:
+        """The running calls, in the order of the engine."""
+        return self._batch.running.keys()
+
+    def outputs_of(self, call_ids: Iterable[CallId]) -> Iterator[int]:
+        """The output tokens that each of these calls has delivered."""
+        return self._tokens.outputs_of(call_ids)
 
     @property
     def starts(self) -> int:

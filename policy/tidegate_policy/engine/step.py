@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tidegate_policy import immutable
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Computed
 
@@ -28,7 +29,7 @@ class EngineLimits:
     """Tokens that the KV cache holds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class EndedCall:
     """A call that left the engine."""
 
@@ -38,7 +39,7 @@ class EndedCall:
     """False = aborted or failed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class StepFacts:
     """One step of the engine that has ended."""
 
@@ -53,7 +54,7 @@ class StepFacts:
     """Calls that ended since the facts before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """What the next step may do."""
 

@@ -30,6 +30,8 @@ from tidegate_policy.policies.policy_contract import (
     Turns,
     hears,
     replay,
+    replay_arrivals,
+    replay_service,
 )
 from tidegate_policy.policies.priority import Priority
 from tidegate_policy.policies.relquery_policy import RelQuery
@@ -119,4 +121,6 @@ __all__ = [
     "create",
     "hears",
     "replay",
+    "replay_arrivals",
+    "replay_service",
 ]

@@ -156,7 +156,8 @@ class Policy(Protocol):
         """A call entered the scheduler."""
 
     def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
-        """Many calls entered the scheduler, in this order. The result is that of `on_arrival` for each of them."""
+        """Many calls entered the scheduler, in this order. The result is that of `on_arrival` for each of them.
+        A new policy may hear of them in another thread than the engine's, and then asks no probe."""
 
     def on_start(self, now: float, item: QueuedRequest) -> Changed:
         """A call left the queue to be served."""
@@ -182,9 +183,20 @@ class History(NamedTuple):
 
 def replay(policy: Policy, now: float, items: Sequence[QueuedRequest], served: Sequence[History]) -> None:
     """Tells a new policy of the calls that are in its scheduler, as if it had been in force since they came: the arrivals
-    of all `items`, then of those that were served the starts, the tokens, and the preemptions of calls that wait again."""
+    of all `items`, then the service of those that were served."""
+    replay_arrivals(policy, now, items)
+    replay_service(policy, now, served)
+
+
+def replay_arrivals(policy: Policy, now: float, items: Sequence[QueuedRequest]) -> None:
+    """The first part of `replay`."""
     if _hears(policy, "on_arrival"):
         policy.on_arrivals(now, items)
+
+
+def replay_service(policy: Policy, now: float, served: Sequence[History]) -> None:
+    """The second part of `replay`: of the calls that were served the starts, the tokens, and the preemptions of those
+    that wait again."""
     for known in served:
         policy.on_start(now, known.item)
     policy.on_tokens(now, {known.item.call.id: known.computed for known in served if any(known.computed)})

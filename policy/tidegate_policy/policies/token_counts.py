@@ -5,8 +5,8 @@ looked at one by one. The engine core and the policies derive work from the coun
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice, repeat
 
 from tidegate_policy.model import CallId
 from tidegate_policy.policies.policy_contract import ONE_OUTPUT, Computed
@@ -48,6 +48,10 @@ class TokenCounts:
 
     def outputs(self, call_id: CallId) -> int:
         return self._outputs.get(call_id, 0)
+
+    def outputs_of(self, call_ids: Iterable[CallId]) -> Iterator[int]:
+        """`outputs` of each of these calls."""
+        return map(self._outputs.get, call_ids, repeat(0))
 
     def prompts(self, call_id: CallId) -> int:
         return self._prompts.get(call_id, 0)

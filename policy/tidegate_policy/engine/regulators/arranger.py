@@ -8,7 +8,7 @@ The paper's engine pauses all decodes for a prefill batch. With chunked prefill 
 decodes only by its own tokens (`prefill_s` times the tokens), and the fixed step time is paid once for both.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from tidegate_policy.engine.known_call import KnownCall
@@ -32,9 +32,17 @@ class Arranger(Memoryless):
         candidate = _candidate(engine, islice(engine.startable(), min(places, MOST_CANDIDATES)))
         if not candidate:
             return plan
-        if added_latency_s(engine, engine.decodes, candidate) < 0 or _goes_first(engine, candidate[0]):
+        if _lowers_latency(engine, candidate) or _goes_first(engine, candidate[0]):
             return plan.at_most(starts=len(candidate))
         return plan.at_most(starts=0)
+
+
+def _lowers_latency(engine: EngineSnapshot, candidate: list[QueuedRequest]) -> bool:
+    """Whether `added_latency_s` is negative. The prefix cache is asked only if it matters."""
+    latency_s = _added_latency(engine, engine.decoding, candidate)
+    return latency_s(sum([engine.most_uncached_tokens(item) for item in candidate])) < 0 or (
+        latency_s(len(candidate)) < 0 and latency_s(sum([engine.uncached_tokens(item) for item in candidate])) < 0
+    )
 
 
 def _goes_first(engine: EngineSnapshot, waiting: QueuedRequest) -> bool:
@@ -45,16 +53,24 @@ def _goes_first(engine: EngineSnapshot, waiting: QueuedRequest) -> bool:
 
 def added_latency_s(engine: EngineSnapshot, decodes: list[KnownCall], candidate: list[QueuedRequest]) -> float:
     """The change in the total latency of all groups if the candidate is prefilled now (eq 15-17), in seconds."""
+    return _added_latency(engine, decodes, candidate)(sum([engine.uncached_tokens(item) for item in candidate]))
+
+
+def _added_latency(
+    engine: EngineSnapshot, decodes: list[KnownCall], candidate: list[QueuedRequest]
+) -> Callable[[int], float]:
+    """`added_latency_s` by the uncached tokens of the candidate, with which it rises."""
     groups: dict[str, int] = {}
-    for call in decodes:
-        group = group_of(call.call)
-        groups[group] = max(groups.get(group, 0), call.output_left)
-    output = max(item.call.output_left(0) for item in candidate)
-    prefill_s = engine.cost.prefill_s * sum(engine.uncached_tokens(item) for item in candidate)
-    slower_s = engine.cost.decode_s * len(candidate) * sum(min(left, output) for left in groups.values())
+    for known in decodes:
+        call = known.item.call
+        group, left = call.group or call.id, call.output_left(known.output_tokens)
+        if left > groups.get(group, 0):
+            groups[group] = left
+    output = max([item.call.output_left(0) for item in candidate])
+    slower_s = engine.cost.decode_s * len(candidate) * sum([min(left, output) for left in groups.values()])
     waiting_groups = max(engine.live_groups - len(groups), 1)
     saved_s = waiting_groups * engine.cost.step_s * min(output, max(groups.values()))
-    return prefill_s * len(groups) + slower_s - saved_s
+    return lambda tokens: engine.cost.prefill_s * tokens * len(groups) + slower_s - saved_s
 
 
 def group_of(call: Call) -> str:

@@ -8,7 +8,8 @@ Calls that the plan preempts give up their memory and what was promised to them,
 because they wait then and could start again. If that call does not fit, the fence takes the preemptions out of the plan.
 """
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from itertools import islice
 from typing import ClassVar
@@ -24,8 +25,10 @@ MARGIN = 0.03
 """Share of the KV cache that is never promised (the paper's delta_frag)."""
 MOST_STARTS = 32
 """Calls that one step may start under the fence. No more are looked at than places are free or can be taken."""
-COUNT_AGAIN = 64
-"""Steps after which the promises to the running calls are added up again."""
+LEAST_CHARGE = 2
+"""Tokens that each call takes at least: one of its prompt and one of its output."""
+_SLACK = 64
+"""Bounds of calls that no longer run, tolerated beyond one for each running call."""
 
 
 class Fence:
@@ -37,26 +40,33 @@ class Fence:
         self._bound = ConformalBound()
         self._margins: dict[int, int] = {}
         """The margins of the bound, by the `bit_length` of the prompt."""
-        self._most = 0
-        """A bound of the output that is promised to the running calls, without the margins."""
-        self._counted = 0
-        """The number of the last start that is counted in it."""
-        self._changes = -1
-        self._steps = 0
-        """Steps since the promises were added up."""
+        self._uppers: dict[CallId, int] = {}
+        """`_upper` of each running call, and of some that no longer run. Only a change of the margins or of a call changes
+        it, so a step takes the outputs off it and need not look at the calls."""
+        self._uppers_of = 0
+        """The number of the last start whose call is in it."""
+        self._uppers_changes = -1
 
     def observe(self, facts: StepFacts) -> None:
         for ended in facts.ended:
             if ended.finished:
                 prompt_tokens = ended.call.prompt_tokens
                 self._bound.observe(prompt_tokens, ended.call.output_predicted, ended.output_tokens)
-                self._margins[prompt_tokens.bit_length()] = self._bound.margin(prompt_tokens)
+                bucket, margin = prompt_tokens.bit_length(), self._bound.margin(prompt_tokens)
+                if margin != self._margins.get(bucket):
+                    self._margins[bucket] = margin
+                    self._uppers.clear()
+                    self._uppers_of = 0
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
         if not engine.waiting:
             return plan
         places = max(engine.places(plan), 0)
         wanted = 1 if plan.preempt else min(places + MOST_VICTIMS, MOST_STARTS, engine.waiting)
+        if not plan.preempt and plan.max_starts is not None and plan.max_starts < wanted:
+            wanted = plan.max_starts  # more would not start
+            if wanted <= 0:
+                return plan
         room = int(engine.limits.kv_tokens * (1 - MARGIN))
         room -= engine.limits.kv_tokens - engine.free_kv_tokens - engine.pinned_kv_tokens
         room += sum(engine.own_kv_tokens(call_id, enough=engine.limits.kv_tokens) for call_id in plan.preempt)
@@ -70,53 +80,60 @@ class Fence:
             plan = replace(plan, preempt=())
         return plan.at_most(starts=starts)
 
-    def _fitting(self, engine: EngineSnapshot, wanted: int, room: int, margin: int, preempt: tuple[CallId, ...]) -> int:
+    def _fitting(self, engine: EngineSnapshot, wanted: int, room: int, margin: int, preempt: Collection[CallId]) -> int:
         """How many of the first `wanted` waiting calls fit into `room` tokens beside the output that is promised to the
         running calls, without `preempt`. No margin is greater than `margin`. Where fewer can start now, any other call may
         become able to start, and is charged as the greatest. Mostly few fit, so it looks at no call behind the first that
         does not."""
-        most_output = self._most_output(engine) + margin * engine.running_count
-        if self._charged(engine, wanted, room - most_output, margin, engine.most_uncached_tokens) == wanted:
+        room -= self._output(engine, preempt)
+        if room < LEAST_CHARGE:
+            return 0
+        if self._charged(engine, wanted, room, margin, engine.most_uncached_tokens) == wanted:
             return wanted
-        return self._charged(engine, wanted, room - self._output(engine, preempt), margin, engine.memory_tokens)
+        return self._charged(engine, wanted, room, margin, engine.memory_tokens)
 
     def _charged(
         self, engine: EngineSnapshot, wanted: int, room: int, margin: int, prompt_of: Callable[[QueuedRequest], int]
     ) -> int:
-        """How many of the first `wanted` waiting calls fit into `room` tokens, if `prompt_of` tells their prompt tokens."""
+        """How many of the first `wanted` waiting calls fit into `room` tokens, if `prompt_of` tells their prompt tokens, of
+        which each call has at least one."""
         starts = 0
         for item in islice(engine.startable(), wanted):
-            room -= prompt_of(item) + self._upper(item.call)
+            room -= self._upper(item.call)
+            if room < 1:
+                return starts
+            room -= prompt_of(item)
             if room < 0:
                 return starts
             starts += 1
         greatest = engine.sizes.context_tokens + engine.sizes.output_tokens + margin
         return starts + min(max(room, 0) // greatest, wanted - starts)
 
-    def _most_output(self, engine: EngineSnapshot) -> int:
-        """A bound of `_output` without the margins. Progress only lowers the promise to a call, so only calls that are new
-        are looked at."""
-        self._steps += 1
-        if self._steps >= COUNT_AGAIN or self._changes != engine.changes:
-            self._steps, self._changes, self._most, self._counted = 0, engine.changes, 0, 0
-        for known in engine.started_after(self._counted):
-            self._most += max(max(known.call.output_predicted, known.call.output_upper) - known.output_tokens, 1)
-        self._counted = engine.starts
-        return self._most
-
-    def _output(self, engine: EngineSnapshot, preempt: tuple[CallId, ...]) -> int:
+    def _output(self, engine: EngineSnapshot, preempt: Collection[CallId]) -> int:
         """Output tokens that the running calls without `preempt` may still add: `max(_upper - output_tokens, output_left)`
         of each. A call within its prediction has the rest of the greater of bound and prediction left, any other at least
         one token."""
-        tokens, margin_of = 0, self._margins.get
-        for known in engine.started_after(0):
+        running = engine.running_ids
+        if preempt:
+            running = [call_id for call_id in running if call_id not in preempt]
+        uppers = map(self._running_uppers(engine).__getitem__, running)
+        left = list(map(operator.sub, uppers, engine.outputs_of(running)))
+        if not left or min(left) >= 1:
+            return sum(left)
+        return sum([tokens if tokens > 1 else 1 for tokens in left])
+
+    def _running_uppers(self, engine: EngineSnapshot) -> dict[CallId, int]:
+        """`_uppers`, made up to date."""
+        uppers, margin_of = self._uppers, self._margins.get
+        if self._uppers_changes != engine.changes or len(uppers) > 2 * engine.running_count + _SLACK:
+            uppers.clear()
+            self._uppers_of, self._uppers_changes = 0, engine.changes
+        for known in engine.started_after(self._uppers_of):
             call = known.item.call
-            if call.id in preempt:
-                continue
             upper = call.output_predicted + max(margin_of(call.prompt_tokens.bit_length(), 0), 0)
-            left = (upper if upper > call.output_upper else call.output_upper) - known.output_tokens
-            tokens += left if left > 1 else 1
-        return tokens
+            uppers[call.id] = upper if upper > call.output_upper else call.output_upper
+        self._uppers_of = engine.starts
+        return uppers
 
     def _upper(self, call: Call) -> int:
         """The calibrated bound, or what the gateway sent with the call if that is greater."""

@@ -36,7 +36,7 @@ class StrictStageAwareness(Memoryless):
     """The paper's variant."""
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
-        level = min((call.item.call.urgency for call in engine.decodes), default=LEAST_URGENT)
+        level = min([call.item.call.urgency for call in engine.decoding], default=LEAST_URGENT)
         return _without_lower_prefills(engine, plan, level) if level < LEAST_URGENT else plan
 
 
@@ -54,4 +54,4 @@ def _without_lower_prefills(engine: EngineSnapshot, plan: StepPlan, level: int) 
         if item.call.urgency > level:
             plan = plan.at_most(starts=starts)
             break
-    return replace(plan, paused=plan.paused.union(paused))
+    return replace(plan, paused=plan.paused.union(paused)) if paused else plan
