@@ -219,7 +219,7 @@ class RelQueries:
     in_flight: int = 1024
     """Rows of all relQueries of one gateway at engines; tenants share them equally."""
     floor: int = 4
-    """Rows of one relQuery that may always be under way. Further rows start while at most `waiting` calls wait here."""
+    """Rows of one tenant that may always be under way, whatever waits. Further rows let other calls pass."""
     waiting: int = 4
     """Calls in the queue, above which relQueries start no rows beyond `floor`."""
     running: int = 256

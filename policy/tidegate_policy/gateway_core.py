@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidegate_policy import budget, immutable, policies
-from tidegate_policy.admit import entitlements, fairness, outliers, promises, retries
+from tidegate_policy.admit import entitlements, fairness, outliers, promises, retries, row_window
 from tidegate_policy.dispatch import core_actions, dispatcher, engine_table, traffic_split
 from tidegate_policy.dispatch.core_actions import Action
 from tidegate_policy.dispatch.routing import DispatchSettings
@@ -129,6 +129,7 @@ class GatewayCore:
             retry=settings.retry,
             rng=rng,
         )
+        self.rows = row_window.RowWindow()
         self.workflows = workflow_history.WorkflowHistory(self.remaining_work, self.dispatcher.gate.observe)
         self.set_classes(settings.classes, settings.default_class, settings.tenants)
         self._anyone = settings.anyone
@@ -231,6 +232,12 @@ class GatewayCore:
         """The call came in; it may go to the engines of `only`, to all if that is None."""
         self.offered.add(call)
         return self._seen(now, self.dispatcher.on_arrival(now, call, only))
+
+    def next_row(self, now: float, limits: row_window.RowLimits) -> str | None:
+        """The relQuery whose next row may start now; None = no row may."""
+        accepting = self.engines.accepting(now)
+        room = any(item.limit is None or item.routable.calls < row_window.places(item.limit) for item in accepting)
+        return self.rows.next(limits, waiting=self.dispatcher.waiting, engines=len(accepting), room=room)
 
     def on_first_token(self, now: float, call_id: CallId) -> list[Action]:
         """The engine answers the call."""
@@ -373,6 +380,8 @@ class GatewayCore:
             )
             admitted.own_s, admitted.demand_s = self.engines.measure(real, admitted.cached_tokens)
             self.dispatcher.tenants.observe(admitted.own_s, admitted.demand_s)
+            if call.group is not None:
+                self.rows.observe(call.group, self.engines.busy_part(real, admitted.cached_tokens))
         if admitted.engine is not None:
             ended_at_s = now if result.finished_at_s is None else result.finished_at_s
             self.engines.on_answer(ended_at_s, admitted.engine, call.id, result.output_tokens, streamed=result.streamed)
