@@ -48,7 +48,6 @@ class Running:
     """A relQuery that this gateway runs."""
 
     record: relquery_store.RelQueryRecord
-    spec: relquery_submission.RelQuerySpec
     ends_at_s: float
     """Its deadline on this gateway's clock."""
     turn: asyncio.Future[None] | None = None
@@ -130,7 +129,6 @@ class RelQueryRunner:
             return
         running = Running(
             record=record,
-            spec=relquery_submission.RelQuerySpec.from_store(record.spec),
             ends_at_s=self._clock() + (record.expires_ms - record.now_ms) / 1000,
         )
         self._running[record.id] = running
@@ -181,10 +179,14 @@ class RelQueryRunner:
 
     async def _drive(self, store: relquery_store.RelQueryStore, running: Running) -> None:
         """Runs all rows that have no result. The relQuery ends with its last row, or at its deadline in the store."""
+        raw = await self._reached(functools.partial(store.spec, running.id, by=running.record.tenant))
+        if raw is None:
+            return  # it has ended meanwhile
+        spec = relquery_submission.RelQuerySpec.from_store(raw)
         async with asyncio.TaskGroup() as rows:
             async for number, values in self._rows_left(store, running):
                 await self._turn(running)
-                row = rows.create_task(self._row(store, running, number, values))
+                row = rows.create_task(self._row(store, running, spec, number, values))
                 row.add_done_callback(lambda _: self._ended(running))
                 await asyncio.sleep(0)  # one row for each turn of the event loop
 
@@ -234,18 +236,20 @@ class RelQueryRunner:
         self, store: relquery_store.RelQueryStore, running: Running
     ) -> AsyncIterator[tuple[int, list[str]]]:
         """Number and values of each row without a result."""
-        finished, total = b"", running.record.total
-        for first in range(0, total, PAGE_ROWS):
-            numbers = range(first, min(first + PAGE_ROWS, total))
-            if all(_has(finished, n) for n in numbers):
+        total, by = running.record.total, running.record.tenant
+        finished, first = b"", 0
+        while first < total:
+            if _has(finished, first):
+                first += 1
                 continue
-            finished = await self._reached(functools.partial(store.finished, running.id))
-            page = await self._reached(functools.partial(store.rows, running.id, first, PAGE_ROWS))
-            if len(page) < min(PAGE_ROWS, total - first):
+            finished = await self._reached(functools.partial(store.finished, running.id, by=by))
+            page = await self._reached(functools.partial(store.rows, running.id, first, PAGE_ROWS, by=by))
+            if not page:
                 return  # it has ended meanwhile
-            for number in numbers:
+            for number, row in enumerate(page, first):
                 if not _has(finished, number):
-                    yield number, orjson.loads(page[number - first])
+                    yield number, orjson.loads(row)
+            first += len(page)
 
     async def _reached(self, operation: Callable[[], Awaitable[T]]) -> T:
         """What the store answers, as soon as it can be reached."""
@@ -255,12 +259,21 @@ class RelQueryRunner:
             except store_contract.Unavailable:
                 await asyncio.sleep(STORE_S)
 
-    async def _row(self, store: relquery_store.RelQueryStore, running: Running, number: int, values: list[str]) -> None:
-        result = await self._result(running, number, values)
+    async def _row(
+        self,
+        store: relquery_store.RelQueryStore,
+        running: Running,
+        spec: relquery_submission.RelQuerySpec,
+        number: int,
+        values: list[str],
+    ) -> None:
+        result = await self._result(running, spec, number, values)
         if result is not None:
             await self._record(store, running, number, result)
 
-    async def _result(self, running: Running, number: int, values: list[str]) -> row_results.RowResult | None:
+    async def _result(
+        self, running: Running, spec: relquery_submission.RelQuerySpec, number: int, values: list[str]
+    ) -> row_results.RowResult | None:
         """The result of a row; None if the time of the relQuery, or of this gateway, is over before there is one."""
         failures = 0
         while not self._draining():
@@ -268,10 +281,10 @@ class RelQueryRunner:
             left_s = running.ends_at_s - now
             if left_s <= 0:
                 return None
-            deadline_s = None if running.spec.deadline_s is None else left_s
+            deadline_s = None if spec.deadline_s is None else left_s
             try:
-                running.spec.check_prompt(values, self._most_prompt_bytes)
-                request = running.spec.call(values, group=running.id, rows=running.record.total, left_s=deadline_s)
+                spec.check_prompt(values, self._most_prompt_bytes)
+                request = spec.call(values, group=running.id, rows=running.record.total, left_s=deadline_s)
                 async with self._calls.answer(now, request) as answer:
                     return row_results.read(number, answer.reply)
             except error_table.BadRequest as error:
@@ -290,7 +303,9 @@ class RelQueryRunner:
         self, store: relquery_store.RelQueryStore, running: Running, number: int, result: row_results.RowResult
     ) -> None:
         """Records a result, as soon as the store can be reached."""
-        finish = functools.partial(store.finish, running.id, number, result.text, ok=result.ok)
+        finish = functools.partial(
+            store.finish, running.id, number, result.text, ok=result.ok, by=running.record.tenant
+        )
         try:
             record = await self._reached(finish)
         except store_contract.Rejected:

@@ -82,7 +82,7 @@ class RelQuerySpec:
         )
 
     @classmethod
-    def from_store(cls, raw: str) -> Self:
+    def from_store(cls, raw: bytes) -> Self:
         stored = orjson.loads(raw)
         names = ("tenant", "slo_class", "urgency", "ttft_s", "tpot_s")
         return cls(
