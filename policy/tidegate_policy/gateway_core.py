@@ -158,7 +158,7 @@ class GatewayCore:
             raise UnknownSloClass(f"class {facts.slo_class!r} is unknown; known are {known}")
         name = facts.slo_class or self._default_class
         slo_class = self._classes.get(name) or entitlements.SloClass(name=name)
-        if slo_class.sheddable and (self.dispatcher.waiting >= self._crowded or self._must_wait(now, facts.workflow)):
+        if slo_class.sheddable and (self.dispatcher.waiting >= self._crowded or self._must_wait(now, facts)):
             return DropReason.SATURATED
         prompt_tokens = facts.prompt_tokens
         if prompt_tokens is None:
@@ -335,8 +335,10 @@ class GatewayCore:
 
     # The machinery.
 
-    def _must_wait(self, now: float, workflow: str | None) -> bool:
-        return workflow is not None and self.dispatcher.gate.must_wait(now, WorkflowId(workflow))
+    def _must_wait(self, now: float, facts: promises.CallFacts) -> bool:
+        return facts.workflow is not None and self.dispatcher.gate.must_wait(
+            now, WorkflowId(facts.workflow), facts.tenant
+        )
 
     def _seen(self, now: float, actions: list[Action]) -> list[Action]:
         """Remembers where calls went, and forgets the calls that left."""
