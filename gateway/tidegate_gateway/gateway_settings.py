@@ -162,7 +162,8 @@ class Queue:
     """Longest wait here of a call without a deadline while no engine exists, because an autoscaler starts one for it; 0 =
     calls are shed while there is no engine."""
     bound_workflows: bool = True
-    """No more workflows are active than pay; others wait before their first call, the earliest deadline first."""
+    """No more workflows are active than pay; others wait before their first call. Tenants share by weight, and of a tenant
+    the workflow with the earliest deadline starts first."""
     share_among_tenants: bool = True
     """While several tenants compete, calls beyond a tenant's share of the pool wait."""
 
@@ -219,7 +220,7 @@ class RelQueries:
     in_flight: int = 1024
     """Rows of all relQueries of one gateway at engines; tenants share them equally."""
     floor: int = 4
-    """Rows of one relQuery that may always be under way. Further rows start while at most `waiting` calls wait here."""
+    """Rows of one tenant that may always be under way, whatever waits. Further rows let other calls pass."""
     waiting: int = 4
     """Calls in the queue, above which relQueries start no rows beyond `floor`."""
     running: int = 256

@@ -65,6 +65,12 @@ class CostModel:
         steps = math.ceil(uncached / self.max_step_tokens)
         return self.prefill_s * uncached + self.attention_s * attended + self.step_s * steps
 
+    def shared_seconds(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
+        """The fixed step time in `prefill_seconds` that the prompts of other calls can share: the part of its steps that
+        this prompt does not fill."""
+        filled = max(prompt_tokens - cached_tokens, 1) / self.max_step_tokens
+        return self.step_s * (math.ceil(filled) - filled)
+
     def avoided_seconds(self, prompt_tokens: int, cached_tokens: int) -> float:
         """Seconds of `prefill_seconds` that the prefix cache avoids."""
         cached = min(cached_tokens, prompt_tokens - 1)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidegate_policy import budget, immutable, policies
-from tidegate_policy.admit import entitlements, fairness, outliers, promises, retries
+from tidegate_policy.admit import entitlements, fairness, outliers, promises, retries, row_window
 from tidegate_policy.dispatch import core_actions, dispatcher, engine_table, traffic_split
 from tidegate_policy.dispatch.core_actions import Action
 from tidegate_policy.dispatch.routing import DispatchSettings
@@ -129,6 +129,7 @@ class GatewayCore:
             retry=settings.retry,
             rng=rng,
         )
+        self.rows = row_window.RowWindow()
         self.workflows = workflow_history.WorkflowHistory(self.remaining_work, self.dispatcher.gate.observe)
         self.set_classes(settings.classes, settings.default_class, settings.tenants)
         self._anyone = settings.anyone
@@ -157,7 +158,7 @@ class GatewayCore:
             raise UnknownSloClass(f"class {facts.slo_class!r} is unknown; known are {known}")
         name = facts.slo_class or self._default_class
         slo_class = self._classes.get(name) or entitlements.SloClass(name=name)
-        if slo_class.sheddable and (self.dispatcher.waiting >= self._crowded or self._must_wait(now, facts.workflow)):
+        if slo_class.sheddable and (self.dispatcher.waiting >= self._crowded or self._must_wait(now, facts)):
             return DropReason.SATURATED
         prompt_tokens = facts.prompt_tokens
         if prompt_tokens is None:
@@ -231,6 +232,12 @@ class GatewayCore:
         """The call came in; it may go to the engines of `only`, to all if that is None."""
         self.offered.add(call)
         return self._seen(now, self.dispatcher.on_arrival(now, call, only))
+
+    def next_row(self, now: float, limits: row_window.RowLimits) -> str | None:
+        """The relQuery whose next row may start now; None = no row may."""
+        accepting = self.engines.accepting(now)
+        room = any(item.limit is None or item.routable.calls < row_window.places(item.limit) for item in accepting)
+        return self.rows.next(limits, waiting=self.dispatcher.waiting, engines=len(accepting), room=room)
 
     def on_first_token(self, now: float, call_id: CallId) -> list[Action]:
         """The engine answers the call."""
@@ -328,8 +335,10 @@ class GatewayCore:
 
     # The machinery.
 
-    def _must_wait(self, now: float, workflow: str | None) -> bool:
-        return workflow is not None and self.dispatcher.gate.must_wait(now, WorkflowId(workflow))
+    def _must_wait(self, now: float, facts: promises.CallFacts) -> bool:
+        return facts.workflow is not None and self.dispatcher.gate.must_wait(
+            now, WorkflowId(facts.workflow), facts.tenant
+        )
 
     def _seen(self, now: float, actions: list[Action]) -> list[Action]:
         """Remembers where calls went, and forgets the calls that left."""
@@ -373,6 +382,8 @@ class GatewayCore:
             )
             admitted.own_s, admitted.demand_s = self.engines.measure(real, admitted.cached_tokens)
             self.dispatcher.tenants.observe(admitted.own_s, admitted.demand_s)
+            if call.group is not None:
+                self.rows.observe(call.group, self.engines.busy_part(real, admitted.cached_tokens))
         if admitted.engine is not None:
             ended_at_s = now if result.finished_at_s is None else result.finished_at_s
             self.engines.on_answer(ended_at_s, admitted.engine, call.id, result.output_tokens, streamed=result.streamed)

@@ -1,5 +1,6 @@
 """RelQueries over HTTP: rows stream back as they finish, and a client goes on after a lost connection."""
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -169,6 +170,38 @@ async def test_a_relquery_never_takes_the_place_of_other_calls(up: Any, until: A
         assert client.gateway.core.dispatcher.waiting <= 5
         assert engine.running <= 4
         await client.send("DELETE", f"{PATH}/{created['id']}")
+
+
+async def test_many_relqueries_of_a_tenant_leave_places_at_the_engine_to_others(up: Any, until: Any) -> None:
+    async with fake_engine.engine(first_s=60) as engine, up(engine, dispatch={"cap": 16}) as client:
+        flood = {"x-tidegate-tenant": "flood"}
+        ids: list[str] = []
+        for _ in range(8):
+            _, created, _ = await client.send(
+                "POST", PATH, json=relquery_requests.body(50, stream=False), headers=flood
+            )
+            ids.append(created["id"])
+        await until(lambda: engine.running == 4)
+        async with asyncio.TaskGroup() as calls:
+            other = calls.create_task(client.ask(headers={"x-tidegate-tenant": "other"}))
+            await until(lambda: any("tg.relquery" not in body["vllm_xargs"] for body in engine.bodies))
+            assert engine.running == 5, "the tenant's relQueries share four rows while none has been answered"
+            other.cancel()
+        for name in ids:
+            await client.send("DELETE", f"{PATH}/{name}", headers=flood)
+        await until(lambda: client.gateway.relquery_runner.in_flight == 0)
+
+
+async def test_a_row_whose_prompt_is_too_large_has_an_error_and_the_others_go_on(up: Any) -> None:
+    body = relquery_requests.body(10, template="{{city}} " * 500)
+    body["rows"][7]["city"] = "x" * 1000
+    async with fake_engine.engine() as engine, up(engine, limits={"bodyBytes": 100_000}) as client:
+        found = await submit(client, json=body)
+        results = {item["row"]: item for item in relquery_requests.of_rows(found)}
+        assert found[-2][1]["request_counts"] == {"total": 10, "completed": 9, "failed": 1}
+        assert results[7]["error"]["code"] == "body_too_large"
+        assert "has 500500 bytes, and at most 100000" in results[7]["error"]["message"]
+        assert len(engine.bodies) == 9
 
 
 async def test_tenants_share_the_rows_in_flight_however_many_relqueries_they_have(up: Any, until: Any) -> None:

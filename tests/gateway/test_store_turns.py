@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import secrets
+from typing import Any
 
 import pytest
+from redis import asyncio as redis
 
-from tidegate_gateway import gateway_settings
+from tidegate_gateway import fake_engine, gateway_settings
 from tidegate_gateway.store import store_contract, turns, valkey_store
 
 
@@ -75,3 +77,19 @@ async def test_commands_that_wait_fail_together_with_the_store() -> None:
     shared.give_back()
     await took(shared, "later", order)
     assert order == ["later"]
+
+
+async def test_one_slow_command_is_not_taken_for_a_store_that_is_down(
+    up: Any, valkey_url: str, until: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = redis.Redis.from_url(valkey_url)
+    async with fake_engine.engine() as engine, up(engine, store_options={"timeout": "500ms"}) as gateway:
+        async with asyncio.TaskGroup() as group:
+            await client.client_pause(600)  # as behind a command that takes this long
+            requests = [group.create_task(gateway.send("GET", "/v1/relqueries/none")) for _ in range(40)]
+        await until(lambda: gateway.gateway.link.up)
+        assert {request.result()[0] for request in requests} <= {404, 503}
+        assert (await gateway.send("GET", "/v1/relqueries/none"))[0] == 404
+    assert "shed until the store answers" not in caplog.text
+    assert "the store answers" not in caplog.text, "it was never taken for down"
+    await client.aclose()

@@ -12,12 +12,16 @@ from tidegate_policy.model import Call, CallId, WorkflowId
 from tidegate_policy.policies import QueuedRequest
 
 
-def item(name: str, workflow: str, *, deadline_at_s: float | None = 100.0) -> QueuedRequest:
+def item(
+    name: str, workflow: str, *, deadline_at_s: float | None = 100.0, tenant: str = "", weight: float = 1.0
+) -> QueuedRequest:
     call = Call(
         id=CallId(name),
         arrived_at_s=0.0,
         prompt_tokens=10,
         output_predicted=10,
+        tenant=tenant,
+        weight=weight,
         workflow=WorkflowId(workflow),
         deadline_at_s=deadline_at_s,
     )
@@ -31,18 +35,26 @@ def taught(limit: float, *, bounded: bool = True) -> WorkflowGate:
     return gate
 
 
-def arrive(gate: WorkflowGate, now: float, name: str, workflow: str, **more: Any) -> None:
-    if gate.must_wait(now, WorkflowId(workflow)):
-        gate.hold(item(name, workflow, **more), WorkflowId(workflow))
+def arrive(gate: WorkflowGate, now: float, name: str, workflow: str, **more: Any) -> bool:
+    """Whether the call waits."""
+    arriving = item(name, workflow, **more)
+    waits = gate.must_wait(now, WorkflowId(workflow), arriving.call.tenant)
+    if waits:
+        gate.hold(arriving, WorkflowId(workflow))
     else:
-        gate.enter(now, WorkflowId(workflow))
+        enter(gate, now, arriving)
+    return waits
+
+
+def enter(gate: WorkflowGate, now: float, one: QueuedRequest) -> None:
+    assert one.call.workflow is not None
+    gate.enter(now, one.call.workflow, one.call.tenant, one.call.weight)
 
 
 def released(gate: WorkflowGate, now: float) -> list[str]:
     found = gate.release(now)
     for one in found:
-        assert one.call.workflow is not None
-        gate.enter(now, one.call.workflow)
+        enter(gate, now, one)
     return [one.call.id for one in found]
 
 
@@ -75,8 +87,8 @@ def test_a_started_workflow_never_waits_again_and_a_long_pause_lets_another_one_
     assert released(gate, 1.0 + PAUSE_S / 2) == [], "the next call of the workflow will come soon"
     assert gate.next_start_at_s() == 1.0 + PAUSE_S
     assert released(gate, 1.0 + PAUSE_S) == ["b"]
-    assert not gate.must_wait(9.0, WorkflowId("A"))
-    assert gate.must_wait(9.0, WorkflowId("C"))
+    assert not gate.must_wait(9.0, WorkflowId("A"), "")
+    assert gate.must_wait(9.0, WorkflowId("C"), "")
 
 
 def test_a_held_call_that_leaves_frees_its_workflow() -> None:
@@ -101,9 +113,7 @@ def test_no_call_is_lost_and_the_bound_holds(limit: int, seed: int) -> None:
     for step in range(60):
         now, workflow = float(step), f"w{rng.randrange(8)}"
         if rng.random() < 0.6:
-            waits = gate.must_wait(now, WorkflowId(workflow))
-            arrive(gate, now, str(step), workflow)
-            if waits:
+            if arrive(gate, now, str(step), workflow):
                 held.add(str(step))
             else:
                 inside[workflow] = inside.get(workflow, 0) + 1
@@ -113,8 +123,72 @@ def test_no_call_is_lost_and_the_bound_holds(limit: int, seed: int) -> None:
         for one in gate.release(now):
             assert one.call.workflow is not None
             held.remove(one.call.id)
-            gate.enter(now, one.call.workflow)
+            enter(gate, now, one)
             inside[one.call.workflow] = inside.get(one.call.workflow, 0) + 1
         assert {one.call.id for one in gate} == held
         assert len(gate) == len(held)
         assert not held or gate.active >= limit
+
+
+def test_a_tenant_below_its_share_starts_although_others_have_filled_the_limit() -> None:
+    gate = taught(8)
+    assert [arrive(gate, 0.0, f"f{i}", f"F{i}", tenant="flood") for i in range(12)] == [False] * 8 + [True] * 4
+    assert [arrive(gate, 0.0, f"h{i}", f"H{i}", tenant="honest") for i in range(6)] == [False] * 4 + [True] * 2
+    assert released(gate, 0.0) == []
+    assert gate.active == 12
+    for i in range(4):
+        gate.leave(1.0, WorkflowId(f"F{i}"))
+        gate.over(WorkflowId(f"F{i}"))
+    assert released(gate, 1.0) == [], "the tenant returns to its share, so its ends free no places"
+    gate.leave(2.0, WorkflowId("F4"))
+    gate.over(WorkflowId("F4"))
+    assert released(gate, 2.0) == ["f8"], "the flood is below its share"
+    gate.leave(3.0, WorkflowId("H0"))
+    gate.over(WorkflowId("H0"))
+    assert released(gate, 3.0) == ["h4"]
+
+
+def test_shares_follow_weights_and_a_tenant_that_is_alone_has_the_whole_limit() -> None:
+    gate = taught(8)
+    waits = [arrive(gate, 0.0, f"a{i}", f"A{i}", tenant="a", weight=0.3) for i in range(9)]
+    assert waits == [False] * 8 + [True]
+    waits = [arrive(gate, 0.0, f"b{i}", f"B{i}", tenant="b", weight=0.9) for i in range(9)]
+    assert waits == [False] * 6 + [True] * 3
+
+
+@pytest.mark.parametrize("limit", [1, 4, 9])
+@given(seed=st.integers(0, 10**6))
+def test_no_workflow_waits_while_its_tenant_is_below_its_share(limit: int, seed: int) -> None:
+    rng = random.Random(seed)
+    gate = taught(limit)
+    weights = {"a": 1.0, "b": rng.choice([1.0, 2.0]), "c": rng.choice([0.5, 1.0])}
+    calls: dict[str, int] = {}
+    """Calls of each active workflow, whose tenant is the first letter."""
+    held: dict[str, str] = {}
+    """The workflow of each call that waits."""
+    for step in range(120):
+        now, tenant = float(step) / 100, rng.choices("abc", (8, 1, 1))[0]
+        workflow = f"{tenant}{rng.randrange(12)}"
+        if rng.random() < 0.6:
+            if arrive(gate, now, str(step), workflow, tenant=tenant, weight=weights[tenant]):
+                held[str(step)] = workflow
+            else:
+                calls[workflow] = calls.get(workflow, 0) + 1
+        elif workflow in calls:
+            gate.leave(now, WorkflowId(workflow))
+            calls[workflow] -= 1
+            if not calls[workflow]:
+                del calls[workflow]
+                gate.over(WorkflowId(workflow))
+        for one in gate.release(now):
+            enter(gate, now, one)
+            workflow = held.pop(one.call.id)
+            calls[workflow] = calls.get(workflow, 0) + 1
+        assert {one.call.id for one in gate} == set(held)
+        assert gate.active == len(calls)
+        here = {name[0] for name in (*calls, *held.values())}
+        total = sum(weights[name] for name in here)
+        for waiting in {name[0] for name in held.values()}:
+            active = sum(name[0] == waiting for name in calls)
+            assert active >= limit * weights[waiting] / total - 1e-6
+        assert not held or len(calls) >= limit, "no place stays free while a workflow waits"

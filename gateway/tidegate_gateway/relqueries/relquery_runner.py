@@ -4,8 +4,8 @@ A gateway runs the relQueries whose lease it holds. It renews its leases, and ta
 are dead. Rows that the store has a result of are never sent again. A row that fails because of engines or load is sent
 again.
 
-The window: `floor` rows of a relQuery may always be under way. Further rows start one by one while at most `waiting`
-calls wait in this gateway, so that engines are busy and the calls of others pass. Tenants share `in_flight` equally.
+`admit.row_window` decides which relQuery starts its next row, and when. A relQuery asks for each row, and waits for its
+turn.
 """
 
 import asyncio
@@ -24,7 +24,8 @@ from tidegate_gateway.observe import background_loop, prometheus_metrics
 from tidegate_gateway.openai import error_table
 from tidegate_gateway.relqueries import relquery_submission, row_results
 from tidegate_gateway.store import relquery_store, store_contract, store_link
-from tidegate_policy.dispatch import dispatcher
+from tidegate_policy import gateway_core
+from tidegate_policy.admit import row_window
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ logger = logging.getLogger("tidegate.gateway")
 PAGE_ROWS = 64
 """Rows that are read at once."""
 LOOK_S = 0.05
-"""Between two looks whether a row may start."""
+"""Between two looks whether a row may start, if none has ended."""
 RENEWALS = 5
 """Renewals within a lease."""
 MOST_RENEW_S = 1.0
@@ -47,10 +48,10 @@ class Running:
     """A relQuery that this gateway runs."""
 
     record: relquery_store.RelQueryRecord
-    spec: relquery_submission.RelQuerySpec
     ends_at_s: float
     """Its deadline on this gateway's clock."""
-    in_flight: int = 0
+    turn: asyncio.Future[None] | None = None
+    """Its next row waits for this."""
     task: asyncio.Task[bool] | None = field(default=None)
 
     @property
@@ -68,7 +69,8 @@ class RelQueryRunner:
         link: store_link.StoreLink,
         *,
         calls: calls.Calls,
-        dispatcher: dispatcher.Dispatcher,
+        core: gateway_core.GatewayCore,
+        most_prompt_bytes: int,
         metrics: prometheus_metrics.Metrics,
         draining: Callable[[], bool],
         clock: Callable[[], float],
@@ -77,12 +79,15 @@ class RelQueryRunner:
         self._store = store
         self._link = link
         self._calls = calls
-        self._dispatcher = dispatcher
+        self._core = core
+        self._most_prompt_bytes = most_prompt_bytes
+        self._limits = row_window.RowLimits(
+            window=bounds.window, in_flight=bounds.in_flight, floor=bounds.floor, waiting=bounds.waiting
+        )
         self._metrics = metrics
         self._draining = draining
         self._clock = clock
         self._running: dict[str, Running] = {}
-        self._room = asyncio.Event()
         self._loops: background_loop.BackgroundLoops | None = None
         self._group: asyncio.TaskGroup | None = None
 
@@ -94,7 +99,7 @@ class RelQueryRunner:
     @property
     def in_flight(self) -> int:
         """Rows that are under way."""
-        return sum(item.in_flight for item in self._running.values())
+        return self._core.rows.rows
 
     async def run(self, loops: background_loop.BackgroundLoops) -> None:
         """Holds leases and runs rows, until cancelled."""
@@ -102,6 +107,7 @@ class RelQueryRunner:
             return
         async with asyncio.TaskGroup() as group:
             self._group, self._loops = group, loops
+            turns = group.create_task(self._turns(loops))
             try:
                 while True:
                     await loops.step("relqueries", functools.partial(self._hold, self._store))
@@ -109,6 +115,7 @@ class RelQueryRunner:
                     await asyncio.sleep(renew_s * random.uniform(0.8, 1.0))
             finally:
                 self._group = None
+                turns.cancel()
                 for running in self._running.values():
                     if running.task is not None:
                         running.task.cancel()
@@ -122,17 +129,20 @@ class RelQueryRunner:
             return
         running = Running(
             record=record,
-            spec=relquery_submission.RelQuerySpec.from_store(record.spec),
             ends_at_s=self._clock() + (record.expires_ms - record.now_ms) / 1000,
         )
         self._running[record.id] = running
+        self._core.rows.add(record.id, record.tenant)
         running.task = group.create_task(loops.step("relquery", functools.partial(self._drive, store, running)))
         running.task.add_done_callback(lambda task: self._driven(running, task))
 
     def drop(self, relquery: str) -> None:
         """The relQuery ended, or another gateway runs it: its rows are cancelled."""
         running = self._running.pop(relquery, None)
-        if running is not None and running.task is not None:
+        if running is None:
+            return
+        self._core.rows.remove(relquery)
+        if running.task is not None:
             running.task.cancel()
 
     async def drained(self) -> None:
@@ -156,42 +166,90 @@ class RelQueryRunner:
         for relquery in answer.lost:
             self.drop(relquery)
         for record in answer.taken:
-            logger.info("relQuery %s goes on here with %d rows left", record.id, record.total - _ended(record))
+            logger.info("relQuery %s goes on here with %d rows left", record.id, record.total - _results(record))
             self.adopt(record)
 
     def _driven(self, running: Running, task: asyncio.Task[bool]) -> None:
         """After an unexpected exception the lease lapses, and a gateway takes the relQuery over again."""
         if not task.cancelled() and not task.result() and self._running.get(running.id) is running:
             del self._running[running.id]
+            self._core.rows.remove(running.id)
 
     # Rows.
 
     async def _drive(self, store: relquery_store.RelQueryStore, running: Running) -> None:
         """Runs all rows that have no result. The relQuery ends with its last row, or at its deadline in the store."""
+        raw = await self._reached(functools.partial(store.spec, running.id, by=running.record.tenant))
+        if raw is None:
+            return  # it has ended meanwhile
+        spec = relquery_submission.RelQuerySpec.from_store(raw)
         async with asyncio.TaskGroup() as rows:
             async for number, values in self._rows_left(store, running):
-                while not self._may_start(running):
-                    await self._wait()
-                running.in_flight += 1
-                rows.create_task(self._row(store, running, number, values))
+                await self._turn(running)
+                row = rows.create_task(self._row(store, running, spec, number, values))
+                row.add_done_callback(lambda _: self._ended(running))
                 await asyncio.sleep(0)  # one row for each turn of the event loop
+
+    async def _turn(self, running: Running) -> None:
+        """Waits until the next row of the relQuery may start; it counts as under way from then on."""
+        running.turn = turn = asyncio.get_running_loop().create_future()
+        self._core.rows.ask(running.id)
+        self._give_turn()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._ended(running)  # the turn came at the same time
+            else:
+                self._core.rows.withdraw(running.id)
+            raise
+        finally:
+            running.turn = None
+
+    def _give_turn(self) -> None:
+        """Starts the next row, if one may start. Its relQuery asks again when this row is a call, so that the next decision
+        sees this row."""
+        if self._draining() or not self._link.up:
+            return
+        relquery = self._core.next_row(self._clock(), self._limits)
+        if relquery is None:
+            return
+        self._core.rows.start(relquery)
+        turn = self._running[relquery].turn
+        if turn is not None and not turn.done():
+            turn.set_result(None)
+
+    async def _look(self) -> None:
+        self._give_turn()
+
+    async def _turns(self, loops: background_loop.BackgroundLoops) -> None:
+        """Looks whether a row may start, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await loops.step("rows", self._look)
+
+    def _ended(self, running: Running) -> None:
+        self._core.rows.end(running.id, running.record.tenant)
+        self._give_turn()
 
     async def _rows_left(
         self, store: relquery_store.RelQueryStore, running: Running
     ) -> AsyncIterator[tuple[int, list[str]]]:
         """Number and values of each row without a result."""
-        finished, total = b"", running.record.total
-        for first in range(0, total, PAGE_ROWS):
-            numbers = range(first, min(first + PAGE_ROWS, total))
-            if all(_has(finished, n) for n in numbers):
+        total, by = running.record.total, running.record.tenant
+        finished, first = b"", 0
+        while first < total:
+            if _has(finished, first):
+                first += 1
                 continue
-            finished = await self._reached(functools.partial(store.finished, running.id))
-            page = await self._reached(functools.partial(store.rows, running.id, first, PAGE_ROWS))
-            if len(page) < min(PAGE_ROWS, total - first):
+            finished = await self._reached(functools.partial(store.finished, running.id, by=by))
+            page = await self._reached(functools.partial(store.rows, running.id, first, PAGE_ROWS, by=by))
+            if not page:
                 return  # it has ended meanwhile
-            for number in numbers:
+            for number, row in enumerate(page, first):
                 if not _has(finished, number):
-                    yield number, orjson.loads(page[number - first])
+                    yield number, orjson.loads(row)
+            first += len(page)
 
     async def _reached(self, operation: Callable[[], Awaitable[T]]) -> T:
         """What the store answers, as soon as it can be reached."""
@@ -201,38 +259,21 @@ class RelQueryRunner:
             except store_contract.Unavailable:
                 await asyncio.sleep(STORE_S)
 
-    def _may_start(self, running: Running) -> bool:
-        if self._draining() or not self._link.up:
-            return False
-        if running.in_flight < self._bounds.floor:
-            return True
-        return running.in_flight < self._share(running) and self._dispatcher.waiting <= self._bounds.waiting
+    async def _row(
+        self,
+        store: relquery_store.RelQueryStore,
+        running: Running,
+        spec: relquery_submission.RelQuerySpec,
+        number: int,
+        values: list[str],
+    ) -> None:
+        result = await self._result(running, spec, number, values)
+        if result is not None:
+            await self._record(store, running, number, result)
 
-    def _share(self, running: Running) -> int:
-        """Rows that the relQuery may have under way: tenants share alike, and the relQueries of a tenant."""
-        tenants = {item.record.tenant for item in self._running.values()}
-        siblings = sum(item.record.tenant == running.record.tenant for item in self._running.values())
-        return min(self._bounds.window, self._bounds.in_flight // max(len(tenants) * siblings, 1))
-
-    async def _wait(self) -> None:
-        """Waits until a row has ended, or a little while."""
-        self._room.clear()
-        try:
-            async with asyncio.timeout(LOOK_S):
-                await self._room.wait()
-        except TimeoutError:
-            pass
-
-    async def _row(self, store: relquery_store.RelQueryStore, running: Running, number: int, values: list[str]) -> None:
-        try:
-            result = await self._result(running, number, values)
-            if result is not None:
-                await self._record(store, running, number, result)
-        finally:
-            running.in_flight -= 1
-            self._room.set()
-
-    async def _result(self, running: Running, number: int, values: list[str]) -> row_results.RowResult | None:
+    async def _result(
+        self, running: Running, spec: relquery_submission.RelQuerySpec, number: int, values: list[str]
+    ) -> row_results.RowResult | None:
         """The result of a row; None if the time of the relQuery, or of this gateway, is over before there is one."""
         failures = 0
         while not self._draining():
@@ -240,9 +281,10 @@ class RelQueryRunner:
             left_s = running.ends_at_s - now
             if left_s <= 0:
                 return None
-            deadline_s = None if running.spec.deadline_s is None else left_s
+            deadline_s = None if spec.deadline_s is None else left_s
             try:
-                request = running.spec.call(values, group=running.id, rows=running.record.total, left_s=deadline_s)
+                spec.check_prompt(values, self._most_prompt_bytes)
+                request = spec.call(values, group=running.id, rows=running.record.total, left_s=deadline_s)
                 async with self._calls.answer(now, request) as answer:
                     return row_results.read(number, answer.reply)
             except error_table.BadRequest as error:
@@ -261,7 +303,9 @@ class RelQueryRunner:
         self, store: relquery_store.RelQueryStore, running: Running, number: int, result: row_results.RowResult
     ) -> None:
         """Records a result, as soon as the store can be reached."""
-        finish = functools.partial(store.finish, running.id, number, result.text, ok=result.ok)
+        finish = functools.partial(
+            store.finish, running.id, number, result.text, ok=result.ok, by=running.record.tenant
+        )
         try:
             record = await self._reached(finish)
         except store_contract.Rejected:
@@ -278,5 +322,5 @@ def _has(finished: bytes, number: int) -> bool:
     return at < len(finished) and bool(finished[at] & (0x80 >> (number & 7)))
 
 
-def _ended(record: relquery_store.RelQueryRecord) -> int:
+def _results(record: relquery_store.RelQueryRecord) -> int:
     return record.completed + record.failed

@@ -22,7 +22,7 @@ from tidegate_policy.model import DropReason
 
 T = TypeVar("T")
 
-PAGE_ROWS, PAGE_BYTES = 512, 256 * 1024
+PAGE_ROWS = 512
 """Results of one page."""
 FIRST_LOOK_S, MOST_LOOK_S = 0.05, 1.0
 """Between two looks at the results of a relQuery: soon after a result, and without results."""
@@ -99,7 +99,7 @@ class RelQueries:
         for first, end in _batches(rows.rows):
             batch = rows.rows[first:end]
             digest.update(b"\n".join(batch))
-            await self._ask(lambda store, batch=batch: store.push(upload, batch))  # type: ignore[misc]
+            await self._ask(lambda store, batch=batch: store.push(upload, batch, by=tenant))  # type: ignore[misc]
         new = relquery_store.NewRelQuery(
             id=relquery_store.new_id() if spec.id is None else spec.id,
             tenant=tenant,
@@ -117,7 +117,9 @@ class RelQueries:
             record = await self._ask(lambda store: store.create(new, owned=owned), new.id, by)
         finally:
             with contextlib.suppress(error_table.GatewayError):
-                await self._ask(lambda store: store.drop(upload))  # there are none if they became the relQuery's
+                await self._ask(
+                    lambda store: store.drop(upload, by=tenant)
+                )  # there are none if they became the relQuery's
         self._runner.adopt(record)
         return record
 
@@ -136,7 +138,7 @@ class RelQueries:
         """The results that follow the first `after` ones, as far as they are there. Raises `GatewayError`."""
         request_fields.name(relquery, "id")
         record, results = await self._ask(
-            lambda store: store.results(relquery, after, most=most, most_bytes=PAGE_BYTES, by=by.tenant), relquery, by
+            lambda store: store.results(relquery, after, most=most, by=by.tenant), relquery, by
         )
         if record.ended and after > record.completed + record.failed:
             raise BadRequest(f"relQuery {relquery!r} has {record.completed + record.failed} results", param="after")

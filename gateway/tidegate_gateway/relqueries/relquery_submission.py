@@ -52,6 +52,17 @@ class RelQuerySpec:
         request = parsed_request.from_body(self.kind, body, fields, most_choices=1)
         return dataclasses.replace(request, group=group, group_size=rows)
 
+    def check_prompt(self, values: Sequence[str], most_bytes: int) -> None:
+        """Checks the size of a row's prompt before it is made. Raises `BadRequest`."""
+        found = self.template.prompt_bytes(values)
+        if found > most_bytes:
+            raise BadRequest(
+                f"the prompt of this row has {found} bytes, and at most {most_bytes} are allowed; name large columns less"
+                " often in the template, or send shorter values",
+                param="template",
+                code="body_too_large",
+            )
+
     def stored(self) -> bytes:
         """The spec for the store."""
         fields = self.fields
@@ -71,7 +82,7 @@ class RelQuerySpec:
         )
 
     @classmethod
-    def from_store(cls, raw: str) -> Self:
+    def from_store(cls, raw: bytes) -> Self:
         stored = orjson.loads(raw)
         names = ("tenant", "slo_class", "urgency", "ttft_s", "tpot_s")
         return cls(

@@ -46,6 +46,16 @@ class Template:
             values.append(value if isinstance(value, str) else _text(value, column, where))
         return bytes(memoryview(orjson.dumps(values)))  # a copy, because orjson's own result holds ten times its length
 
+    def prompt_bytes(self, values: Sequence[str]) -> int:
+        """Bytes in UTF-8 of the texts of a row's prompt, computed without making them."""
+        sizes = [len(value.encode("utf-8", "surrogatepass")) for value in values]
+        texts = [self.text] if self.text is not None else [content for _, content in self.messages]
+        return sum(
+            len(segment.encode("utf-8", "surrogatepass")) if isinstance(segment, str) else sizes[segment]
+            for segments in texts
+            for segment in segments
+        )
+
     def prompt(self, values: Sequence[str]) -> str:
         """The text of a row; the last message of a template of messages."""
         return _filled(self.messages[-1][1] if self.text is None else self.text, values)

@@ -23,8 +23,10 @@ UPLOAD_MS = 120_000
 """How long rows wait for the creation of their relQuery."""
 PUSHED = 512
 """Rows of one command."""
-OF_TENANTS = ("create", "get", "cancel", "results")
-"""The operations for which tenants take turns. The others belong to the rows that the gateway runs."""
+PAGE_BYTES = 256 * 1024
+"""Rows or results that one command reads, at least one."""
+OF_THE_GATEWAY = ("hold", "release")
+"""The operations that wait for no tenant. For the others tenants take turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +46,6 @@ class RelQueryRecord:
     ended_ms: int | None = None
     owner: str = ""
     """The gateway that runs its rows; "" = none does now."""
-    spec: str = ""
-    """What the rows have in common, as JSON; not part of every answer."""
 
     @property
     def ended(self) -> bool:
@@ -58,6 +58,7 @@ class NewRelQuery:
     tenant: str
     model: str
     spec: bytes
+    """What the rows have in common, as JSON."""
     upload: str
     """Where `push` put its rows."""
     total: int
@@ -101,18 +102,18 @@ class RelQueryStore:
     def gateway(self) -> str:
         return self._valkey.gateway
 
-    async def push(self, upload: str, rows: Sequence[bytes]) -> None:
-        """Puts rows behind those that the upload has already."""
+    async def push(self, upload: str, rows: Sequence[bytes], *, by: str) -> None:
+        """Puts rows of the tenant `by` behind those that the upload has already."""
         key = self._key("rows", upload)
         async with self._valkey.client.pipeline(transaction=False) as pipeline:
             for start in range(0, len(rows), PUSHED):
                 pipeline.rpush(key, *rows[start : start + PUSHED])
             pipeline.pexpire(key, UPLOAD_MS)
-            await self._valkey.guard(pipeline.execute())
+            await self._valkey.in_turn(by, pipeline.execute)
 
-    async def drop(self, upload: str) -> None:
+    async def drop(self, upload: str, *, by: str) -> None:
         """Removes the rows of an upload that became no relQuery."""
-        await self._valkey.guard(self._valkey.client.unlink(self._key("rows", upload)))
+        await self._valkey.in_turn(by, lambda: self._valkey.client.unlink(self._key("rows", upload)))
 
     async def create(self, new: NewRelQuery, *, owned: bool) -> RelQueryRecord:
         """Creates a relQuery, which runs here if `owned`. With the key of an earlier request it is that one's relQuery."""
@@ -123,7 +124,6 @@ class RelQueryStore:
             "id": new.id,
             "tenant": new.tenant,
             "model": new.model,
-            "spec": new.spec.decode(),
             "upload": new.upload,
             "total": new.total,
             "rows_bytes": new.rows_bytes,
@@ -132,7 +132,7 @@ class RelQueryStore:
         }
         if not owned:
             arguments["lease_ms"] = None
-        return await self._record("create", once=once, **arguments)
+        return await self._record("create", new.spec, once=once, **arguments)
 
     async def get(self, relquery: str, *, by: str | None = None) -> RelQueryRecord:
         return await self._record("get", id=relquery, by=by)
@@ -140,24 +140,30 @@ class RelQueryStore:
     async def cancel(self, relquery: str, *, by: str | None = None) -> RelQueryRecord:
         return await self._record("cancel", id=relquery, by=by)
 
-    async def rows(self, relquery: str, first: int, count: int) -> list[bytes]:
-        """Rows by their number."""
-        found = self._valkey.client.lrange(self._key("rows", relquery), first, first + count - 1)
-        return cast("list[bytes]", await self._valkey.guard(found))
+    async def spec(self, relquery: str, *, by: str) -> bytes | None:
+        """What the rows have in common, as JSON; None if the relQuery is unknown."""
+        return cast("bytes | None", await self._run("spec", id=relquery, by=by))
 
-    async def finished(self, relquery: str) -> bytes:
+    async def rows(self, relquery: str, first: int, most: int, *, by: str) -> list[bytes]:
+        """At most `most` rows from the number `first` on, as many as a page holds; none if the relQuery has ended."""
+        answer = await self._run("rows", id=relquery, after=first, most=most, most_bytes=PAGE_BYTES, by=by)
+        return cast("list[bytes]", answer)
+
+    async def finished(self, relquery: str, *, by: str) -> bytes:
         """The bitmap of the rows that have a result: the first row is the highest bit of the first byte."""
-        return await self._valkey.guard(self._valkey.client.get(self._key("done", relquery))) or b""
+        return await self._valkey.in_turn(by, lambda: self._valkey.client.get(self._key("done", relquery))) or b""
 
-    async def finish(self, relquery: str, row: int, result: bytes, *, ok: bool) -> RelQueryRecord:
+    async def finish(
+        self, relquery: str, row: int, result: bytes, *, ok: bool, by: str | None = None
+    ) -> RelQueryRecord:
         """Records the result of a row. A later result of the same row, or of an ended relQuery, changes nothing."""
-        return await self._record("finish", result, id=relquery, row=row, ok=ok)
+        return await self._record("finish", result, id=relquery, row=row, ok=ok, by=by)
 
     async def results(
-        self, relquery: str, after: int, *, most: int, most_bytes: int, by: str | None = None
+        self, relquery: str, after: int, *, most: int, by: str | None = None
     ) -> tuple[RelQueryRecord, list[bytes]]:
-        """The record, and the results that follow the first `after` results."""
-        answer = await self._run("results", id=relquery, after=after, most=most, most_bytes=most_bytes, by=by)
+        """The record, and the results that follow the first `after` results, as many as a page holds."""
+        answer = await self._run("results", id=relquery, after=after, most=most, most_bytes=PAGE_BYTES, by=by)
         record, *results = cast("list[bytes]", answer)
         return _record(record), results
 
@@ -177,7 +183,7 @@ class RelQueryStore:
     async def _run(self, operation: str, result: bytes = b"", *, once: str = "", **arguments: object) -> object:
         given = {key: value for key, value in {**self._common, **arguments}.items() if value is not None}
         keys = [self._valkey.key("relquery:"), self._valkey.key(f"once:{once}") if once else ""]
-        by = str(arguments.get("tenant") or arguments.get("by") or "") if operation in OF_TENANTS else None
+        by = str(arguments.get("tenant") or arguments.get("by") or "") if operation not in OF_THE_GATEWAY else None
         return await self._valkey.run("relquery", keys, [operation, orjson.dumps(given), result], by=by)
 
     def _key(self, kind: str, name: str) -> str:

@@ -4,7 +4,8 @@
 milliseconds, so the clocks of gateways do not matter.
 
     StoreError
-    ├── Unavailable         no answer in time; nothing is known about the change
+    ├── Unavailable         no answer; nothing is known about the change
+    │   └── Slow            no answer to this command in time
     └── Rejected            the store rejected it, with a code of `error_table.TABLE`, too_many_stages or too_many_calls
 """
 
@@ -31,6 +32,10 @@ class StoreError(Exception):
 
 class Unavailable(StoreError):
     """The store does not answer."""
+
+
+class Slow(Unavailable):
+    """The store did not answer this command in time. It may answer others, so the store is not taken for down."""
 
 
 class Rejected(StoreError):

@@ -11,7 +11,13 @@ class StoreLink:
 
     store: store_contract.Store | None
     up: bool = False
-    """The last exchange or command reached the store."""
+    """The last exchange reached the store, and so did every command since that was not only slow."""
 
     def __post_init__(self) -> None:
         self.up = self.store is not None
+
+    def failed(self, error: store_contract.Unavailable) -> None:
+        """A command of a request failed. A slow one says nothing of others; the exchange finds out whether the store
+        hangs."""
+        if not isinstance(error, store_contract.Slow):
+            self.up = False

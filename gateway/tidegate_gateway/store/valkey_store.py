@@ -9,13 +9,14 @@ at-least-once with idempotency keys, not exactly-once. `store_contract` is the c
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import importlib.resources
 import itertools
 import logging
 import secrets
-from collections.abc import Mapping
-from typing import Any, Literal, cast
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, TypeVar, cast
 
 import orjson
 from redis import asyncio as valkey
@@ -25,6 +26,8 @@ from redis.asyncio import retry
 from tidegate_gateway import gateway_settings, stage_declaration
 from tidegate_gateway.store import store_answers, store_contract, turns
 from tidegate_policy.model import Backlog, EngineId
+
+T = TypeVar("T")
 
 logger = logging.getLogger("tidegate.gateway")
 
@@ -167,13 +170,18 @@ class Valkey:
 
     async def exchange(self, backlogs: Mapping[EngineId, Backlog]) -> store_contract.Exchange:
         own = {engine: [item.calls, item.work_us, item.output_tokens] for engine, item in backlogs.items()}
-        answer = await self._share(
+        sync = functools.partial(
+            self._share,
             "sync",
             lease_ms=round(self._settings.lease_s * 1000),
             backlogs=own,
             since_ms=self._since_ms,
             most=MOST_CANCELLED,
         )
+        try:
+            answer = await sync()
+        except store_contract.Slow:
+            answer = await self._again(sync)
         self._since_ms = answer["since_ms"]
         others: dict[EngineId, Backlog] = {}
         for engine, (calls, work_us, output_tokens) in itertools.chain.from_iterable(
@@ -188,6 +196,14 @@ class Valkey:
             cancelled=tuple(store_answers.rows(answer["cancelled"])),
             **store_answers.chosen(answer["policy"]),
         )
+
+    async def _again(self, sync: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+        """The exchange may have been behind one slow command. If it is slow twice in a row, the store hangs."""
+        try:
+            return await sync()
+        except store_contract.Slow as error:
+            self._turns.fail(str(error))
+            raise
 
     async def leave(self) -> None:
         await self._share("leave")
@@ -256,14 +272,20 @@ class Valkey:
         """A script. `by` is the tenant whose turn it takes; None = it belongs to the gateway, which waits for no tenant."""
         if by is None:
             return await self.guard(self._scripts[name](keys=keys, args=arguments))
+        return await self.in_turn(by, lambda: self._scripts[name](keys=keys, args=arguments))
+
+    async def in_turn(self, by: str, command: Callable[[], Awaitable[T]]) -> T:
+        """One command of the tenant `by`, when it is the tenant's turn. Raises `store_contract.Unavailable`."""
         async with self._turns.of(by):
-            return await self.guard(self._scripts[name](keys=keys, args=arguments))
+            return cast("T", await self.guard(command()))
 
     async def guard(self, command: Any) -> Any:
-        """One command, within the time that the settings allow. Raises `store_contract.Unavailable`, which the commands
-        that wait for their turns raise too."""
+        """One command, within the time that the settings allow. Raises `store_contract.Unavailable`. The commands that wait
+        for their turns raise it too, unless this command was only slow."""
         try:
             return await self._checked(command)
+        except store_contract.Slow:
+            raise
         except store_contract.Unavailable as error:
             self._turns.fail(str(error))
             raise
@@ -279,6 +301,8 @@ class Valkey:
             raise store_contract.Unavailable(
                 "the store answers in cluster mode, which is not supported; name a store without it"
             ) from error
+        except (exceptions.TimeoutError, TimeoutError) as error:
+            raise store_contract.Slow(f"the store does not answer ({type(error).__name__})") from error
         except (exceptions.RedisError, OSError, RuntimeError) as error:
             # uvloop raises a RuntimeError for a write to a connection that has just broken.
             raise store_contract.Unavailable(f"the store does not answer ({type(error).__name__})") from error

@@ -19,5 +19,5 @@ async def ask(link: store_link.StoreLink, store: S | None, operation: Callable[[
     try:
         return await operation(store)
     except store_contract.Unavailable as error:
-        link.up = False
+        link.failed(error)
         raise error_table.store_unavailable() from error

@@ -142,8 +142,8 @@ class Workflows:
             await store.expire(BATCH)
             for end in await store.ends(10 * BATCH):
                 self._metrics.on_workflow(end.template, end.outcome)
-        except store_contract.Unavailable:
-            self._link.up = False
+        except store_contract.Unavailable as error:
+            self._link.failed(error)
 
     async def flush(self) -> None:
         """Records the ends that wait, as far as the store takes them."""
@@ -232,8 +232,8 @@ class Workflows:
             return False
         try:
             self._ended(await store.finish(workflow, call, ok=ok, share_ms=share_ms))
-        except store_contract.Unavailable:
-            self._link.up = False
+        except store_contract.Unavailable as error:
+            self._link.failed(error)
             return False
         except store_contract.Rejected as error:
             logger.info("the end of call %s is not recorded: workflow %s: %s", call, workflow, error.code)

@@ -1,8 +1,14 @@
 """How many workflows may be active at once, and which one starts next?
 
 Above the knee of the pool more active workflows bring no more throughput: each one only takes longer, and all of them miss
-their deadlines together. So at most `limit` workflows are active. The others wait before their first call, the earliest
-deadline first. A workflow that has started never waits here again.
+their deadlines together. So about `limit` workflows are active. The others wait before their first call. A workflow that
+has started never waits here again.
+
+Tenants share the limit by weight. A tenant with fewer active workflows than its share starts the next one at once, even if
+other tenants have filled the limit: nobody knows when their workflows end. What a tenant leaves goes to the others: each
+free place goes to the tenant with the fewest active workflows for its weight, and there to the earliest deadline. So more
+than `limit` workflows are active only while tenants return from above their shares, or if more tenants than `limit` are
+active, because each of them may have one workflow.
 
 The limit follows Little's law. A pool that completes one workflow in `demand_s` seconds, when its engines batch as much as
 they may, is saturated by `path_s / demand_s` workflows whose latency alone is `path_s` seconds. `HEADROOM` times as many
@@ -11,6 +17,7 @@ are allowed, because workflows do not spread evenly over engines and time. Both 
 """
 
 import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,15 +31,29 @@ NEWEST_WEIGHT = 0.02
 """Weight of the newest workflow in the means, once many have finished."""
 PAUSE_S = 5.0
 """A workflow of which no call has been here for longer (its client runs a tool, or is gone) is not active."""
+LEAST_WEIGHT = 1e-3
+ROUNDING = 1e-9
+"""Two shares that differ by less are equal, so that a tenant that is alone has the whole limit."""
 REMEMBERED = 10_000
 """Started workflows that are remembered."""
 
 
 @dataclass(slots=True)
 class _Held:
+    tenant: str
     place: int
     """Its arrival among the held workflows."""
     items: dict[CallId, QueuedRequest] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Tenant:
+    weight: float
+    active: int = 0
+    held: int = 0
+    """Workflows that wait."""
+    order: list[tuple[float, int, WorkflowId]] = field(default_factory=list)
+    """A heap of held workflows by deadline and arrival. Entries of workflows that are not held are skipped."""
 
 
 class WorkflowGate:
@@ -53,8 +74,10 @@ class WorkflowGate:
         self._held: dict[WorkflowId, _Held] = {}
         self._workflow_of: dict[CallId, WorkflowId] = {}
         """The workflow of each held call."""
-        self._order: list[tuple[float, int, WorkflowId]] = []
-        """A heap of held workflows by deadline and arrival. Entries of workflows that are not held are skipped."""
+        self._tenants: dict[str, _Tenant] = {}
+        """The tenants with active or held workflows."""
+        self._tenant_of: dict[WorkflowId, str] = {}
+        """The tenant of each active workflow."""
         self._arrivals = 0
         self.share = 1.0
         """The share of the pool's calls that this gateway has sent."""
@@ -64,42 +87,52 @@ class WorkflowGate:
         return len(self._workflow_of)
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        for entry in sorted(self._order):
+        for entry in sorted(entry for tenant in self._tenants.values() for entry in tenant.order):
             if self._is_held(entry):
                 yield from self._held[entry[2]].items.values()
 
     @property
     def limit(self) -> int | None:
-        """Workflows that may be active; None = any number."""
+        """Workflows of all tenants that may be active; None = any number."""
         if not self._bounded or self._finished < FIRST_WORKFLOWS or self._demand_s <= 0.0:
             return None
         return max(round(HEADROOM * self.share * self._path_s / self._demand_s), 1)
 
     @property
     def active(self) -> int:
-        return len(self._busy) + len(self._pauses)
+        return len(self._tenant_of)
 
     @property
     def held(self) -> int:
         """Workflows that wait."""
         return len(self._held)
 
-    def must_wait(self, now: float, workflow: WorkflowId) -> bool:
-        """Whether a call of the workflow that comes in now would wait here."""
+    def must_wait(self, now: float, workflow: WorkflowId, tenant: str) -> bool:
+        """Whether a call of the tenant's workflow that comes in now would wait here."""
         if workflow in self._busy or workflow in self._idle:
             return False
-        return workflow in self._held or self._full(now)
+        if workflow in self._held:
+            return True
+        limit = self._end_pauses(now)
+        if limit is None or self.active < limit:
+            return False
+        known = self._tenants.get(tenant)
+        if known is None:
+            return False  # each tenant may have one
+        return known.active >= self._share(known, limit)
 
     def hold(self, item: QueuedRequest, workflow: WorkflowId) -> None:
         """The call waits until its workflow may start."""
         held = self._held.get(workflow)
         if held is None:
             self._arrivals += 1
-            held = self._held[workflow] = _Held(self._arrivals)
+            held = self._held[workflow] = _Held(item.call.tenant, self._arrivals)
+            tenant = self._tenant(item.call.tenant, item.call.weight)
+            tenant.held += 1
             deadline_at_s = item.call.deadline_at_s
             if deadline_at_s is None:
                 deadline_at_s = item.call.due_or_patience_at_s + item.call.left_s
-            heapq.heappush(self._order, (deadline_at_s, held.place, workflow))
+            heapq.heappush(tenant.order, (deadline_at_s, held.place, workflow))
         held.items[item.call.id] = item
         self._workflow_of[item.call.id] = workflow
 
@@ -119,15 +152,17 @@ class WorkflowGate:
         held = self._held[workflow]
         item = held.items.pop(call_id)
         if not held.items:
-            del self._held[workflow]
-            self._tidy()
+            self._hold_no_more(workflow)
         return item
 
-    def enter(self, now: float, workflow: WorkflowId) -> None:
-        """A call of the workflow enters the queue or goes on to an engine."""
+    def enter(self, now: float, workflow: WorkflowId, tenant: str, weight: float) -> None:
+        """A call of the tenant's workflow enters the queue or goes on to an engine."""
         self._busy[workflow] = self._busy.get(workflow, 0) + 1
         self._idle.pop(workflow, None)
         self._pauses.pop(workflow, None)
+        if workflow not in self._tenant_of:
+            self._tenant_of[workflow] = tenant
+            self._tenant(tenant, weight).active += 1
 
     def leave(self, now: float, workflow: WorkflowId) -> None:
         """A call that had entered has left."""
@@ -139,12 +174,12 @@ class WorkflowGate:
             self._idle[workflow] = None
             self._pauses[workflow] = now
             if len(self._idle) > REMEMBERED:
-                self._pauses.pop(self._idle.popitem(last=False)[0], None)
+                self._end_pause(self._idle.popitem(last=False)[0])
 
     def over(self, workflow: WorkflowId) -> None:
         """The workflow has ended. A call of it that is still here keeps it active until the call leaves."""
         self._idle.pop(workflow, None)
-        self._pauses.pop(workflow, None)
+        self._end_pause(workflow)
 
     def observe(self, path_s: float, demand_s: float) -> None:
         """A workflow has finished whose latency alone is `path_s`, and which took `demand_s` of the whole pool."""
@@ -156,35 +191,82 @@ class WorkflowGate:
     def release(self, now: float) -> list[QueuedRequest]:
         """The calls of the workflows that may start now. The caller calls `enter` for each."""
         items: list[QueuedRequest] = []
-        starting = 0
-        while self._held and not self._full(now, starting):
-            entry = heapq.heappop(self._order)
-            if not self._is_held(entry):
-                continue
-            held = self._held.pop(entry[2])
-            starting += 1
+        limit = self._end_pauses(now)
+        starting: dict[str, int] = {}
+        """Workflows of each tenant that start now and do not count as active before the caller calls `enter`."""
+        while self._held:
+            tenant = self._next_tenant(limit, starting)
+            if tenant is None:
+                break
+            workflow = heapq.heappop(self._tenants[tenant].order)[2]
+            starting[tenant] = starting.get(tenant, 0) + 1
+            held = self._held[workflow]
             for call_id in held.items:
                 del self._workflow_of[call_id]
             items += held.items.values()
+            self._hold_no_more(workflow)
         return items
 
     def next_start_at_s(self) -> float | None:
         """The instant at which a workflow has paused for so long that another one may start; None = none waits."""
         return next(iter(self._pauses.values())) + PAUSE_S if self._held and self._pauses else None
 
-    def _full(self, now: float, starting: int = 0) -> bool:
+    def _next_tenant(self, limit: int | None, starting: dict[str, int]) -> str | None:
+        """The tenant whose workflow starts next; None if none may start. `starting` workflows of each tenant start too."""
+        free = limit is None or self.active + sum(starting.values()) < limit
+        waiting: list[tuple[float, tuple[float, int, WorkflowId], str]] = []
+        for name, known in self._tenants.items():
+            if known.held:
+                while not self._is_held(known.order[0]):
+                    heapq.heappop(known.order)
+                waiting.append(((known.active + starting.get(name, 0)) / known.weight, known.order[0], name))
+        for _, _, name in sorted(waiting):
+            known = self._tenants[name]
+            if free or limit is None or known.active + starting.get(name, 0) < self._share(known, limit):
+                return name
+        return None
+
+    def _share(self, tenant: _Tenant, limit: int) -> int:
+        """Workflows that the tenant may have active whatever the others do: at least one."""
+        total = sum(known.weight for known in self._tenants.values())
+        return math.ceil(limit * tenant.weight / total - ROUNDING)
+
+    def _end_pauses(self, now: float) -> int | None:
+        """Ends the pauses that are over, if there is a limit; returns the limit."""
         limit = self.limit
-        if limit is None:
-            return False
-        while self._pauses and next(iter(self._pauses.values())) + PAUSE_S <= now:
-            self._pauses.popitem(last=False)
-        return self.active + starting >= limit
+        while limit is not None and self._pauses and next(iter(self._pauses.values())) + PAUSE_S <= now:
+            self._end_pause(next(iter(self._pauses)))
+        return limit
+
+    def _end_pause(self, workflow: WorkflowId) -> None:
+        """The workflow is not active any longer, unless a call of it is here."""
+        if self._pauses.pop(workflow, None) is not None:
+            name = self._tenant_of.pop(workflow)
+            self._tenants[name].active -= 1
+            self._forget_if_gone(name)
+
+    def _hold_no_more(self, workflow: WorkflowId) -> None:
+        name = self._held.pop(workflow).tenant
+        tenant = self._tenants[name]
+        tenant.held -= 1
+        if len(tenant.order) > 2 * tenant.held + 64:
+            tenant.order = [entry for entry in tenant.order if self._is_held(entry)]
+            heapq.heapify(tenant.order)
+        self._forget_if_gone(name)
+
+    def _tenant(self, name: str, weight: float) -> _Tenant:
+        """The tenant, of whom a call with this weight has come."""
+        known = self._tenants.get(name)
+        if known is None:
+            known = self._tenants[name] = _Tenant(max(weight, LEAST_WEIGHT))
+        known.weight = max(weight, LEAST_WEIGHT)
+        return known
+
+    def _forget_if_gone(self, name: str) -> None:
+        tenant = self._tenants[name]
+        if not tenant.active and not tenant.held:
+            del self._tenants[name]
 
     def _is_held(self, entry: tuple[float, int, WorkflowId]) -> bool:
         held = self._held.get(entry[2])
         return held is not None and held.place == entry[1]
-
-    def _tidy(self) -> None:
-        if len(self._order) > 2 * len(self._held) + 64:
-            self._order = [entry for entry in self._order if self._is_held(entry)]
-            heapq.heapify(self._order)

@@ -40,7 +40,8 @@ class Limits:
     """Seconds that a call may wait while no engine accepts calls, because an autoscaler starts one for it; 0 = such calls
     are shed at once. A call with a deadline waits until its deadline."""
     bound_workflows: bool = True
-    """Workflows beyond the number that saturates the pool wait before their first call (`admit.workflow_gate`)."""
+    """Workflows beyond the number that saturates the pool wait before their first call; tenants share that number
+    (`admit.workflow_gate`)."""
     share_among_tenants: bool = True
     """While several tenants compete, calls beyond the share of their tenant wait (`admit.tenant_shares`)."""
 
@@ -139,7 +140,7 @@ class Dispatcher:
         wanted = accepting if only is None else [engine for engine in accepting if engine.facts.id in only]
         if not wanted and (accepting or not self._limits.hold_s):
             return [self._shed(call, DropReason.NO_ENGINES)]
-        held = call.workflow is not None and self.gate.must_wait(now, call.workflow)
+        held = call.workflow is not None and self.gate.must_wait(now, call.workflow, call.tenant)
         actions: list[Action] = []
         if self.waiting >= self._limits.max_waiting and (held or not self._engines.with_room(now)):
             evicted = self.tenants.largest(now, call.tenant)
@@ -334,7 +335,7 @@ class Dispatcher:
         """The call counts as one of its workflow, and for the policy, until `_left`."""
         self.tenants.enter(item)
         if item.call.workflow is not None:
-            self.gate.enter(now, item.call.workflow)
+            self.gate.enter(now, item.call.workflow, item.call.tenant, item.call.weight)
         self._queue.rekey(self._queue.policy.on_arrival(now, item))
 
     def _left(self, now: float, call: Call) -> None:

@@ -131,6 +131,17 @@ class EngineTable:
         rate = sum(count / max(prices.of(cost, cached_tokens).work_s, 1e-6) for cost, count in kinds)
         return prices.mean_service_s(kinds), 1.0 / rate if rate else 0.0
 
+    def busy_part(self, call: Call, cached_tokens: int) -> float:
+        """The part of the time that the call takes alone for which it keeps its engine busy, averaged over the engines: the
+        rest is the fixed time of steps, which calls of a batch share."""
+        prices = Prices(call)
+        total = busy = 0.0
+        for cost, count in self.kinds():
+            price = prices.of(cost, cached_tokens)
+            total += count
+            busy += count * (price.work_s - cost.shared_seconds(call.prompt_tokens, cached_tokens)) / price.service_s
+        return min(max(busy / total, 0.0), 1.0) if total else 1.0
+
     def prompt_seconds(self, call: Call) -> float:
         """Seconds that the slowest kind of engine takes for the prompt of a call alone."""
         return max((cost.prefill_seconds(call.prompt_tokens) for cost, _ in self.kinds()), default=0.0)

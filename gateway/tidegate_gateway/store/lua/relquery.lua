@@ -4,7 +4,8 @@
 --       Under the prefix: `record:ID` (hash), `rows:ID` (list of JSON, by number of the row), `done:ID` (bitmap of finished rows),
 --       `results:ID` (list of JSON, in the order of their ends), `leases` (running ids by the end of their lease), `removals`
 --       (all ids by the instant of their removal), `totals` (bytes and running relQueries, of all and of each tenant).
--- ARGV: 1 the operation, 2 its arguments as JSON; `by` is the tenant that the request names, if it names one; 3 a result.
+-- ARGV: 1 the operation, 2 its arguments as JSON; `by` is the tenant that the request names, if it names one; 3 a result, or
+--       the spec of a new relQuery. The spec may be large, so it is read by `spec` alone.
 -- Answers JSON or a list; an error is {"error": code}.
 --
 -- The rows are pushed before `create`, under an id of the gateway's own choice, and lapse if `create` does not follow.
@@ -15,7 +16,11 @@ local args = cjson.decode(ARGV[2])
 local longest_ms = 9 * 24 * 3600 * 1000 -- the longest deadline, a day of retention, and a day
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local FIELDS = { 'id', 'tenant', 'status', 'model', 'total', 'completed', 'failed', 'created_ms', 'expires_ms', 'ended_ms',
+  'bytes', 'rows_bytes', 'owner' } -- all but the spec
 local NUMBERS = { 'total', 'completed', 'failed', 'created_ms', 'expires_ms', 'ended_ms', 'bytes', 'rows_bytes' }
+
+local PIECE = 8 -- items of a list that are read at once: a result may have 1 MiB
 
 local function key(kind, id) return prefix .. kind .. ':' .. id end
 
@@ -43,10 +48,10 @@ end
 
 -- The record, ended if its time is over; nil if it is unknown or another tenant's.
 local function load(id)
-  local flat = redis.call('HGETALL', key('record', id))
-  if #flat == 0 then return nil end
+  local values = redis.call('HMGET', key('record', id), unpack(FIELDS))
+  if not values[1] then return nil end
   local doc = {}
-  for i = 1, #flat, 2 do doc[flat[i]] = flat[i + 1] end
+  for i, name in ipairs(FIELDS) do doc[name] = values[i] or nil end
   for _, name in ipairs(NUMBERS) do doc[name] = tonumber(doc[name]) end
   if args.by and args.by ~= doc.tenant then return nil end
   if doc.status == 'in_progress' and now_ms > doc.expires_ms then finish(doc, 'expired', doc.expires_ms) end
@@ -105,7 +110,7 @@ function operations.create()
   redis.call('PEXPIRE', key('rows', args.id), kept_ms)
   local owner = args.lease_ms and args.gateway or ''
   redis.call('HSET', key('record', args.id), 'id', args.id, 'tenant', args.tenant, 'status', 'in_progress',
-    'spec', args.spec, 'model', args.model, 'total', args.total, 'completed', 0, 'failed', 0, 'created_ms', now_ms,
+    'spec', ARGV[3], 'model', args.model, 'total', args.total, 'completed', 0, 'failed', 0, 'created_ms', now_ms,
     'expires_ms', now_ms + args.lasts_ms, 'bytes', 0, 'rows_bytes', args.rows_bytes, 'owner', owner)
   redis.call('PEXPIRE', key('record', args.id), kept_ms)
   redis.call('ZADD', leases, args.lease_ms and now_ms + args.lease_ms or 0, args.id)
@@ -152,27 +157,39 @@ function operations.finish()
       finish(doc, 'failed')
     end
   end
-  doc.spec = nil
   return shown(doc)
 end
 
--- The record, then the results after the first `after`, up to a number of bytes, but at least one.
+-- Appends the items of a list after the first `args.after`: at most `args.most`, up to `args.most_bytes`, but at least one.
+local function append_page(answer, list)
+  local count, bytes, first = 0, 0, args.after
+  while count < args.most do
+    local found = redis.call('LRANGE', list, first, first + PIECE - 1)
+    for _, item in ipairs(found) do
+      bytes = bytes + #item
+      if count > 0 and (bytes > args.most_bytes or count >= args.most) then return answer end
+      count = count + 1
+      answer[#answer + 1] = item
+    end
+    if #found < PIECE then break end
+    first = first + PIECE
+  end
+  return answer
+end
+
+-- The record, then a page of results.
 function operations.results()
   local doc = load(args.id)
   if not doc then return { fail('relquery_not_found') } end
-  doc.spec = nil
-  local answer, bytes, first = { shown(doc) }, 0, args.after
-  while bytes < args.most_bytes and #answer <= args.most do
-    local found = redis.call('LRANGE', key('results', doc.id), first, first + 63)
-    for _, result in ipairs(found) do
-      bytes = bytes + #result
-      if #answer > 1 and (bytes > args.most_bytes or #answer > args.most) then return answer end
-      answer[#answer + 1] = result
-    end
-    if #found < 64 then break end
-    first = first + 64
-  end
-  return answer
+  return append_page({ shown(doc) }, key('results', doc.id))
+end
+
+function operations.rows()
+  return append_page({}, key('rows', args.id))
+end
+
+function operations.spec()
+  return redis.call('HGET', key('record', args.id), 'spec')
 end
 
 -- Renews the leases of the caller's relQueries and takes over some whose leases have lapsed.
