@@ -17,7 +17,9 @@ BOUNDS = gateway_settings.RelQueries()
 
 
 def collector(template: str = "{{a}}", **bounds: Any) -> row_tables.RowCollector:
-    return row_tables.RowCollector(row_template.parse(template), gateway_settings.RelQueries(**bounds))
+    return row_tables.RowCollector(
+        row_template.parse(template), gateway_settings.RelQueries(**bounds), row_tables.Steps()
+    )
 
 
 def read(kind: row_tables.Format, table: bytes, template: str = "{{a}}", **bounds: Any) -> list[Any]:
@@ -29,7 +31,7 @@ def read(kind: row_tables.Format, table: bytes, template: str = "{{a}}", **bound
 def read_json(raw: bytes, template: str = "{{a}}", **bounds: Any) -> list[Any]:
     async def whole() -> list[Any]:
         rows = collector(template, **bounds)
-        _, items = await row_tables.split_document(raw, gateway_settings.RelQueries(**bounds).rows)
+        _, items = await row_tables.split_document(raw, gateway_settings.RelQueries(**bounds).rows, row_tables.Steps())
         await row_tables.read_json_rows(raw, items, rows)
         return [orjson.loads(row) for row in rows.rows]
 
@@ -141,7 +143,7 @@ async def test_other_work_has_its_turns_while_a_large_table_is_read(kind: Any) -
     lines = [b'{"a":"value %d","b":%d,"c":"unused"}' % (i, i) for i in range(100_000)]
     if kind == "json":
         raw = b'{"template": "t", "rows": [' + b",".join(lines) + b"]}"
-        _, items = await row_tables.split_document(raw, 100_000)
+        _, items = await row_tables.split_document(raw, 100_000, rows.steps)
         await row_tables.read_json_rows(raw, items, rows)
     else:
         table = b"\n".join(lines) if kind == "jsonl" else b"a,b\n" + b"".join(b"%d,x\n" % i for i in range(100_000))
@@ -149,6 +151,34 @@ async def test_other_work_has_its_turns_while_a_large_table_is_read(kind: Any) -
     counting.cancel()
     assert len(rows.rows) == 100_000
     assert turns >= len(table if kind != "json" else raw) // row_tables.SLICE_BYTES
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json"])
+async def test_tables_that_are_read_together_take_no_longer_turns(kind: Any) -> None:
+    steps, most, known = row_tables.Steps(), 0, 0
+    collectors = [row_tables.RowCollector(row_template.parse("{{a}}"), BOUNDS, steps) for _ in range(8)]
+    csv, lines = b"a\n" + b"1\n" * 5000, b'{"a":1}\n' * 5000
+
+    async def read(rows: row_tables.RowCollector) -> None:
+        if kind == "json":
+            await row_tables.read_rows([{"a": 1}] * 5000, rows)
+        else:
+            await row_tables.read(row_tables.slices(csv if kind == "csv" else lines), kind, rows, BOUNDS)
+
+    async def watch() -> None:
+        nonlocal most, known
+        while True:
+            now = sum(len(rows.rows) for rows in collectors)
+            most, known = max(most, now - known), now
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    reading = [asyncio.create_task(read(rows)) for rows in collectors[1:]]
+    await read(collectors[0])
+    await asyncio.gather(*reading)
+    watching.cancel()
+    assert sum(len(rows.rows) for rows in collectors) == 8 * 5000
+    assert most <= len(collectors) * row_tables.SLICE_ROWS, "the first steps of all readers, then one at a time"
 
 
 @pytest.mark.parametrize(

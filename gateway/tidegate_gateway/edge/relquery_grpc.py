@@ -32,7 +32,7 @@ class RelQueries(inference_pb2_grpc.RelQueriesServicer):
             fields = grpc_requests.fields(request, metadata)
             spec = relquery_submission.spec(grpc_requests.relquery(request), fields)
             self._relqueries.check(spec)
-            rows = row_tables.RowCollector(spec.template, self._bounds)
+            rows = row_tables.RowCollector(spec.template, self._bounds, self._relqueries.steps)
             await self._read(request, rows)
             record = await self._relqueries.submit(spec, rows, by)
             await self._follow(context, record.id, 0, by)

@@ -80,7 +80,7 @@ class RelQueryApi:
             raise BadRequest(
                 f"a JSON body is at most {most} bytes; send more rows as a form with a file", code="body_too_large"
             )
-        document, items = await row_tables.split_document(raw, self._bounds.rows)
+        document, items = await row_tables.split_document(raw, self._bounds.rows, self._relqueries.steps)
         spec, rows = self._begin(document, fields)
         url = document.get("rows_url")
         if (url is None) == (not items):
@@ -114,7 +114,7 @@ class RelQueryApi:
         """Checks everything but the rows, so that an error of the request does not wait for them."""
         spec = relquery_submission.spec(document, fields)
         self._relqueries.check(spec)
-        return spec, row_tables.RowCollector(spec.template, self._bounds)
+        return spec, row_tables.RowCollector(spec.template, self._bounds, self._relqueries.steps)
 
     async def _get(self, request: http_messages.Request, relquery: str) -> http_messages.Response:
         record = await self._relqueries.get(relquery, http_requester.of(request))

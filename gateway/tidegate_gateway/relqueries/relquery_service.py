@@ -70,6 +70,8 @@ class RelQueries:
         fields: engine_fields.EngineFields,
     ) -> None:
         self.bounds = settings.relqueries
+        self.steps = row_tables.Steps()
+        """Of the readers of rows."""
         self._link = link
         self._store = store
         self._runner = runner

@@ -20,9 +20,8 @@ from tidegate_gateway.relqueries import row_template
 Format = Literal["csv", "jsonl"]
 
 SLICE_BYTES = 16 * 1024
-"""Bytes of a table that are read before other work has a turn; some milliseconds."""
-SLICE_ROWS = 256
-SLICE_TOKENS = 8192
+"""Bytes of a table that are read in one step, if they have few rows; some milliseconds."""
+SLICE_ROWS, SLICE_TOKENS = 256, 8192
 WHOLE_BYTES = 64 * 1024
 """A JSON document up to this size is read at once."""
 MOST_TOKENS = 3_000_000
@@ -35,12 +34,25 @@ _ROWS = re.compile(rb"\s*:\s*\[")
 _QUOTE = ord('"')
 
 
+class Steps:
+    """The readers of a gateway share the event loop: one step of one of them runs between two turns of other work, however
+    many tables are read at a time."""
+
+    def __init__(self) -> None:
+        self._one = asyncio.Lock()
+
+    async def next(self) -> None:
+        async with self._one:
+            await asyncio.sleep(0)
+
+
 class RowCollector:
     """The checked rows of one relQuery."""
 
-    def __init__(self, template: row_template.Template, bounds: gateway_settings.RelQueries) -> None:
+    def __init__(self, template: row_template.Template, bounds: gateway_settings.RelQueries, steps: Steps) -> None:
         self.rows: list[bytes] = []
         self.bytes = 0
+        self.steps = steps
         self._template = template
         self._bounds = bounds
 
@@ -79,10 +91,9 @@ async def slices(table: bytes, first: int = 0, end: int | None = None) -> AsyncI
     end = len(table) if end is None else end
     for start in range(first, end, SLICE_BYTES):
         yield table[start : min(start + SLICE_BYTES, end)]
-        await asyncio.sleep(0)
 
 
-async def split_document(raw: bytes, most_rows: int) -> tuple[dict[str, Any], list[Any] | list[slice]]:
+async def split_document(raw: bytes, most_rows: int, steps: Steps) -> tuple[dict[str, Any], list[Any] | list[slice]]:
     """A JSON object and the items of its list `rows`: as values from a small document, else as slices of the document.
     Raises `BadRequest`."""
     if len(raw) <= WHOLE_BYTES:
@@ -95,7 +106,7 @@ async def split_document(raw: bytes, most_rows: int) -> tuple[dict[str, Any], li
         if rows and len(rows) > most_rows:
             raise too_many_rows(most_rows)
         return document, rows or []
-    found = await _row_slices(raw, most_rows)
+    found = await _row_slices(raw, most_rows, steps)
     if found is None:
         return _rest(raw), []
     begin, end, spans = found
@@ -120,7 +131,7 @@ async def read_rows(items: Iterable[object], rows: RowCollector) -> None:
     for i, item in enumerate(items):
         rows.add(item)
         if i % SLICE_ROWS == SLICE_ROWS - 1:
-            await asyncio.sleep(0)
+            await rows.steps.next()
 
 
 async def read_json_rows(raw: bytes, items: list[Any] | list[slice], rows: RowCollector) -> None:
@@ -129,7 +140,7 @@ async def read_json_rows(raw: bytes, items: list[Any] | list[slice], rows: RowCo
     await read_rows(parsed, rows)
 
 
-async def _row_slices(raw: bytes, most: int) -> tuple[int, int, list[slice]] | None:
+async def _row_slices(raw: bytes, most: int, steps: Steps) -> tuple[int, int, list[slice]] | None:
     """Where the list `rows` begins and ends, and each of its objects; None if there is none. The objects themselves are
     checked when they are parsed, so this looks at brackets and quotes only."""
     depth = tokens = quote_at = rows_at = last_end = begin = 0
@@ -140,7 +151,7 @@ async def _row_slices(raw: bytes, most: int) -> tuple[int, int, list[slice]] | N
         if tokens % SLICE_TOKENS == 0:
             if tokens > MOST_TOKENS:
                 raise BadRequest("rows has too many values; send JSON lines or CSV, with fewer columns", param="rows")
-            await asyncio.sleep(0)
+            await steps.next()
         at = token.start()
         byte = raw[at]
         if depth > 2 and begin and at - rows_at > MOST_RAW_BYTES:
@@ -181,10 +192,13 @@ async def _lines(table: AsyncIterator[bytes], most_bytes: int, rows: RowCollecto
     rest = b""
     async for piece in table:
         *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
+        for i, line in enumerate(lines):
             yield line + b"\n"
+            if i % SLICE_ROWS == SLICE_ROWS - 1:
+                await rows.steps.next()
         if len(rest) > most_bytes:
             raise row_too_large(rows.where(), most_bytes)
+        await rows.steps.next()
     if rest:
         yield rest
 
