@@ -146,7 +146,8 @@ class RowWindow:
         if waiting > limits.waiting or not room:
             return None
         busy = sum(item.rows * item.busy for item in self._relqueries.values())
-        for *_, name in asking:
+        for entry in asking:
+            name = entry[-1]
             item = self._relqueries[name]
             if item.rows < self._most(item, limits) and busy + item.busy <= engines * _most_busy(item):
                 return name
