@@ -15,6 +15,11 @@ TOKEN_S = 30.0
 """Least time between two readings of a pool's Secret."""
 
 
+def may_read_again(read_at_s: float, now: float) -> bool:
+    """Whether a Secret that was read at `read_at_s` may be read again. The clock may have stepped."""
+    return abs(now - read_at_s) >= TOKEN_S
+
+
 class Admin(Protocol):
     """A pool's gateways; `gateway_admin.GatewayAdmin` calls them over HTTP."""
 
@@ -57,6 +62,6 @@ class PoolDriver(Generic[A, K]):
 
     async def _access(self, pool: spec.Pool, now: float, known: Access[A] | None = None) -> Access[A]:
         """`known`, or a new access if there is none yet, or if a gateway rejects its token."""
-        if known is not None and not (known.admin.rejects_token and abs(now - known.read_at_s) >= TOKEN_S):
+        if known is not None and not (known.admin.rejects_token and may_read_again(known.read_at_s, now)):
             return known
         return Access(admin=self._admin_of(pool, await pool_secret.token(self._api, pool)), read_at_s=now)

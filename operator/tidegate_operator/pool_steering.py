@@ -234,9 +234,8 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
 
 def _is_rejected(steered: _Steered, now: float) -> bool:
     """Whether an engine or a gateway rejects the token, so that the Secret should be read again."""
-    if abs(now - steered.read_at_s) < pool_driver.TOKEN_S:  # the clock may step
-        return False
-    return bool(steered.driver.engines.rejections()) or steered.admin.rejects_token
+    rejected = bool(steered.driver.engines.rejections()) or steered.admin.rejects_token
+    return rejected and pool_driver.may_read_again(steered.read_at_s, now)
 
 
 def _fixed(pool: spec.Pool) -> steering_loop.Override | None:

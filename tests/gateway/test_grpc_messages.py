@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from typing import Any
 
 import grpc
@@ -103,3 +104,46 @@ async def test_the_messages_of_all_calls_have_one_bound(up: Any, until: Any) -> 
                 await asyncio.sleep(0)
 
         await until(has_room)
+
+
+async def test_a_call_that_is_cancelled_while_its_message_is_decoded_counts_until_the_thread_has_ended(
+    monkeypatch: pytest.MonkeyPatch, up: Any, until: Any
+) -> None:
+    begun, may_end = threading.Semaphore(0), threading.Event()
+    decode = grpc_messages._decode
+    most_at_once, at_once = 0, 0
+
+    def slow(*arguments: Any) -> Any:
+        nonlocal at_once, most_at_once
+        at_once += 1
+        most_at_once = max(most_at_once, at_once)
+        begun.release()
+        may_end.wait(30)
+        at_once -= 1
+        return decode(*arguments)
+
+    monkeypatch.setattr(grpc_messages, "_decode", slow)
+    request = inference_pb2.GenerateRequest(model="fake", prompt="x" * 60_000)
+    async with (
+        fake_engine.engine() as engine,
+        up(engine, listen=LISTEN, limits={"bodiesBytes": 130_000}) as client,
+        grpc.aio.insecure_channel(client.grpc) as channel,
+    ):
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        first, second = stub.Generate(request), stub.Generate(request)
+        await asyncio.to_thread(begun.acquire)
+        first.cancel()
+        second.cancel()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Generate(inference_pb2.GenerateRequest(model="fake", prompt="x" * 100_000)).read()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        may_end.set()
+
+        async def has_room() -> bool:
+            try:
+                return bool((await stub.Generate(request).read()).accepted.engine)
+            except grpc.aio.AioRpcError:
+                return False
+
+        await until(has_room)
+    assert most_at_once == 1

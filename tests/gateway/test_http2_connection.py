@@ -184,7 +184,7 @@ class Transport(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.written, self.closed = b"", False
+        self.written, self.closed, self.aborted = b"", False, False
 
     def write(self, data: Any) -> None:
         self.written += data
@@ -195,7 +195,8 @@ class Transport(asyncio.Transport):
     def close(self) -> None:
         self.closed = True
 
-    abort = close
+    def abort(self) -> None:
+        self.closed = self.aborted = True
 
 
 def test_equal_heads_are_read_anew_when_the_table_of_the_decoder_has_changed() -> None:
@@ -211,11 +212,16 @@ def test_equal_heads_are_read_anew_when_the_table_of_the_decoder_has_changed() -
     assert read(made, same) == "/second", "the same bytes name the newest entry of the table"
 
 
+ECHOES: list["Echo"] = []
+
+
 class Echo:
     """Sends back what comes."""
 
     def __init__(self, stream: http2_connection.Stream) -> None:
         self.stream = stream
+        self.resets = 0
+        ECHOES.append(self)
 
     def on_message(self, message: bytes) -> None:
         self.stream.send(message)
@@ -224,10 +230,11 @@ class Echo:
         self.stream.finish()
 
     def on_reset(self) -> None:
-        pass
+        self.resets += 1
 
 
 def connection() -> tuple[http2_connection.Connection, Transport]:
+    ECHOES.clear()
     server = http2_connection.Server({"/echo": Echo}, most_message_bytes=100_000, most_streams=10, most_connections=1)
     made, transport = server(), Transport()
     made.connection_made(transport)
@@ -235,7 +242,7 @@ def connection() -> tuple[http2_connection.Connection, Transport]:
 
 
 @given(data=st.lists(st.binary(max_size=60)), begins=st.booleans())
-def test_any_bytes_are_answered_or_end_the_connection(data: list[bytes], begins: bool) -> None:
+async def test_any_bytes_are_answered_or_end_the_connection(data: list[bytes], begins: bool) -> None:
     made, _ = connection()
     made.data_received(http2_frames.PREFACE if begins else b"")
     for piece in data:
@@ -249,7 +256,7 @@ frames = st.builds(
 
 
 @given(sent=st.lists(frames, max_size=12))
-def test_any_frames_are_answered_or_end_the_connection(sent: list[bytes]) -> None:
+async def test_any_frames_are_answered_or_end_the_connection(sent: list[bytes]) -> None:
     made, _ = connection()
     made.data_received(http2_frames.PREFACE + b"".join(sent))
     made.connection_lost(None)
@@ -261,7 +268,7 @@ def test_any_frames_are_answered_or_end_the_connection(sent: list[bytes]) -> Non
     window=st.integers(1, 70_000),
     more=st.integers(1, 20_000),
 )
-def test_messages_come_back_whole_however_they_are_cut(
+async def test_messages_come_back_whole_however_they_are_cut(
     texts: list[bytes], cuts: list[int], window: int, more: int
 ) -> None:
     """The peer's window is small, and it opens by `more` whenever nothing comes."""
@@ -305,27 +312,69 @@ def opened(number: int) -> bytes:
     return http2_frames.frame(http2_frames.HEADERS, http2_frames.END_HEADERS, number, path)
 
 
-@pytest.mark.parametrize("kind", ["resets", "pings", "settings", "empty data", "refused streams", "unknown methods"])
-def test_a_flood_of_frames_that_bring_no_call_ends_the_connection(kind: str) -> None:
+FLOODS = [
+    "resets",
+    "pings",
+    "settings",
+    "empty data",
+    "padded data",
+    "refused streams",
+    "unknown methods",
+    "further heads",
+    "parts of a head",
+    "updates of windows",
+    "priorities",
+    "unknown kinds",
+]
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+async def test_a_flood_of_frames_that_bring_no_call_ends_the_connection(kind: str) -> None:
     made, transport = connection()
+    frame = http2_frames.frame
     made.data_received(http2_frames.PREFACE + opened(1))
+    if kind == "parts of a head":
+        made.data_received(frame(http2_frames.HEADERS, 0, 3))
     for number in range(3, 4 * frame_allowance.BURST, 2):
         match kind:
             case "resets":
-                sent = opened(number) + http2_frames.frame(http2_frames.RST_STREAM, 0, number, bytes(4))
+                sent = opened(number) + frame(http2_frames.RST_STREAM, 0, number, bytes(4))
             case "pings":
-                sent = http2_frames.frame(http2_frames.PING, 0, 0, bytes(8))
+                sent = frame(http2_frames.PING, 0, 0, bytes(8))
             case "settings":
-                sent = http2_frames.frame(http2_frames.SETTINGS, 0, 0)
+                sent = frame(http2_frames.SETTINGS, 0, 0)
             case "empty data":
-                sent = http2_frames.frame(http2_frames.DATA, 0, 1)
+                sent = frame(http2_frames.DATA, 0, 1)
+            case "padded data":
+                sent = frame(http2_frames.DATA, http2_frames.PADDED, 1, b"\x01\x00")
             case "refused streams":
                 sent = opened(number)
-            case _:
+            case "unknown methods":
                 sent = opened(number).replace(b"/echo", b"/none")
+            case "further heads":
+                sent = opened(1)
+            case "parts of a head":
+                sent = frame(http2_frames.CONTINUATION, 0, 3)
+            case "updates of windows":
+                sent = frame(http2_frames.WINDOW_UPDATE, 0, 0, (1).to_bytes(4))
+            case "priorities":
+                sent = frame(http2_frames.PRIORITY, 0, 1, bytes(5))
+            case _:
+                sent = frame(99, 0, 0)
         made.data_received(sent)
     assert transport.is_closing()
     assert transport.written[-4:] == http2_frames.ENHANCE_YOUR_CALM.to_bytes(4)
+    assert ECHOES
+    assert [echo.resets for echo in ECHOES] == [1] * len(ECHOES)
+
+
+async def test_a_peer_that_breaks_the_protocol_and_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http2_connection, "CUT_S", 0.0)
+    made, transport = connection()
+    made.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    assert (transport.closed, transport.aborted) == (True, False)
+    await asyncio.sleep(0.01)
+    assert transport.aborted
 
 
 def test_streams_that_are_reset_after_their_answer_are_no_flood() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import socket
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -34,58 +35,78 @@ async def uploading(url: str, clients: int) -> Any:
         yield sockets
 
 
-async def test_one_turn_of_the_event_loop_reads_few_of_the_bytes_of_many_clients(
-    up: Any, until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turn, read = 0, dict[int, int]()
-    receive = http_connection.Connection.data_received
+class Turns:
+    """Bytes that all connections receive in each turn of the event loop."""
 
-    def counted(self: http_connection.Connection, data: bytes) -> None:
-        read[turn] = read.get(turn, 0) + len(data)
-        receive(self, data)
+    def __init__(self) -> None:
+        self.turn, self.read = 0, dict[int, int]()
 
-    async def count_turns() -> None:
-        nonlocal turn
+    @property
+    def bytes(self) -> int:
+        return sum(self.read.values())
+
+    def are_small(self) -> bool:
+        """A turn of the counter may see the end of one turn of the loop and the beginning of the next one. Whoever has
+        sent nothing for a while is read once before it joins the line."""
+        few = 2 * reading_turns.AT_ONCE * RECEIVED_BYTES
+        return sum(max(0, size - few) for size in self.read.values()) <= CLIENTS * RECEIVED_BYTES
+
+    async def count(self) -> None:
         while True:
-            turn += 1
+            self.turn += 1
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(http_connection.Connection, "data_received", counted)
+
+@pytest.fixture
+async def turns(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Turns]:
+    counted = Turns()
+    receive = http_connection.Connection.data_received
+
+    def received(self: http_connection.Connection, data: bytes) -> None:
+        counted.read[counted.turn] = counted.read.get(counted.turn, 0) + len(data)
+        receive(self, data)
+
+    monkeypatch.setattr(http_connection.Connection, "data_received", received)
+    counting = asyncio.create_task(counted.count())
+    yield counted
+    counting.cancel()
+
+
+async def test_one_turn_of_the_event_loop_reads_few_of_the_bytes_of_many_clients(
+    up: Any, until: Any, turns: Turns
+) -> None:
     loop = asyncio.get_running_loop()
     async with (
         fake_engine.engine() as engine,
         up(engine, store=False) as client,
         uploading(client.url, CLIENTS) as sockets,
     ):
-        await until(lambda: sum(read.values()) == CLIENTS * (len(HEAD) + BEGIN))
-        read.clear()
-        counting = asyncio.create_task(count_turns())
+        await until(lambda: turns.bytes == CLIENTS * (len(HEAD) + BEGIN))
+        turns.read.clear()
         rest = b" " * (BYTES - BEGIN)
         await asyncio.gather(*(loop.sock_sendall(one, rest) for one in sockets))
-        await until(lambda: sum(read.values()) == CLIENTS * len(rest))
-        counting.cancel()
+        await until(lambda: turns.bytes == CLIENTS * len(rest))
         for one in sockets:
             assert b"400" in await loop.sock_recv(one, 100), "spaces are no JSON"
-    # A turn of the counter may see the end of one turn of the loop and the beginning of the next one. Whoever has sent
-    # nothing for a while is read once before it joins the line.
-    few = 2 * reading_turns.AT_ONCE * RECEIVED_BYTES
-    assert sum(max(0, size - few) for size in read.values()) <= CLIENTS * RECEIVED_BYTES
+    assert turns.are_small()
 
 
-async def test_the_rest_of_a_rejected_body_is_read_in_turns_too(up: Any, until: Any) -> None:
+async def test_the_rest_of_a_rejected_body_is_read_in_turns_too(up: Any, until: Any, turns: Turns) -> None:
     """A client sees the error although it sends on."""
-    limits = {"bodiesBytes": BYTES}
     async with (
         fake_engine.engine() as engine,
-        up(engine, store=False, limits=limits) as client,
+        up(engine, store=False, limits={"bodiesBytes": BYTES}) as client,
         uploading(client.url, CLIENTS) as sockets,
     ):
         loop = asyncio.get_running_loop()
+        turns.read.clear()
         sending = [asyncio.ensure_future(loop.sock_sendall(one, b" " * (BYTES - BEGIN))) for one in sockets]
         answers = await asyncio.gather(*(loop.sock_recv(one, 12) for one in sockets))
         await asyncio.gather(*sending, return_exceptions=True)
+        assert turns.bytes > CLIENTS * BYTES // 4, "most clients send on after their answer"
     assert set(answers) <= {b"HTTP/1.1 429", b"HTTP/1.1 400"}
     assert answers.count(b"HTTP/1.1 429") > 0
+    assert turns.are_small()
 
 
 async def test_clients_that_hang_up_leave_no_bodies_behind(up: Any, until: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 import relquery_requests
 
 from tidegate_gateway import fake_engine
+from tidegate_gateway.relqueries import row_results
 
 PATH = "/v1/relqueries"
 
@@ -190,6 +191,26 @@ async def test_many_relqueries_of_a_tenant_leave_places_at_the_engine_to_others(
         for name in ids:
             await client.send("DELETE", f"{PATH}/{name}", headers=flood)
         await until(lambda: client.gateway.relquery_runner.in_flight == 0)
+
+
+async def test_a_relquery_whose_row_fails_unexpectedly_keeps_no_row_of_the_others(
+    up: Any, until: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read = row_results.read
+
+    def broken(number: int, *arguments: Any) -> Any:
+        if number == 5:
+            raise RuntimeError("a test")
+        return read(number, *arguments)
+
+    monkeypatch.setattr(row_results, "read", broken)
+    async with fake_engine.engine() as engine, up(engine, relqueries={"inFlight": 2, "floor": 1}) as client:
+        _, failing, _ = await client.send("POST", PATH, json=relquery_requests.body(50, stream=False))
+        await until(lambda: "a test" in caplog.text)
+        await client.send("DELETE", f"{PATH}/{failing['id']}")
+        await until(lambda: client.gateway.relquery_runner.in_flight == 0)
+        found = await submit(client, json=relquery_requests.body(5))
+        assert found[-2][1]["request_counts"]["completed"] == 5
 
 
 async def test_a_row_whose_prompt_is_too_large_has_an_error_and_the_others_go_on(up: Any) -> None:

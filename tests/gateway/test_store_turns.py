@@ -80,15 +80,24 @@ async def test_commands_that_wait_fail_together_with_the_store() -> None:
 
 
 async def test_one_slow_command_is_not_taken_for_a_store_that_is_down(
-    up: Any, valkey_url: str, until: Any, caplog: pytest.LogCaptureFixture
+    up: Any, valkey_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = redis.Redis.from_url(valkey_url)
-    async with fake_engine.engine() as engine, up(engine, store_options={"timeout": "500ms"}) as gateway:
+    tenants = [{"name": "metered", "tokensPerMinute": 1_000_000}]
+    async with (
+        fake_engine.engine() as engine,
+        up(engine, store_options={"timeout": "500ms", "sync": "60s"}, tenants=tenants) as gateway,
+    ):
         async with asyncio.TaskGroup() as group:
-            await client.client_pause(600)  # as behind a command that takes this long
-            requests = [group.create_task(gateway.send("GET", "/v1/relqueries/none")) for _ in range(40)]
-        await until(lambda: gateway.gateway.link.up)
-        assert {request.result()[0] for request in requests} <= {404, 503}
+            await client.client_pause(3_000)  # as behind a command that takes this long
+            slow = [group.create_task(gateway.send("GET", "/v1/relqueries/none")) for _ in range(40)]
+            metered = group.create_task(gateway.ask(headers={"x-tidegate-tenant": "metered"}))
+        assert gateway.gateway.link.up
+        statuses = {request.result()[0] for request in slow}
+        assert 503 in statuses
+        assert statuses <= {404, 503}
+        assert metered.result()[0] == 200
+        await client.ping()  # the store answers again
         assert (await gateway.send("GET", "/v1/relqueries/none"))[0] == 404
     assert "shed until the store answers" not in caplog.text
     assert "the store answers" not in caplog.text, "it was never taken for down"

@@ -39,6 +39,7 @@ def test_a_served_namespace_that_is_deleted_stops_nothing_in_the_others(
         operator.stop()
 
 
+@pytest.mark.timeout(600)
 def test_pools_are_served_again_when_their_resource_was_deleted_and_came_back(
     plane, kubectl, namespace, installed, eventually
 ):
@@ -47,7 +48,8 @@ def test_pools_are_served_again_when_their_resource_was_deleted_and_came_back(
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     try:
         plane.kubectl("delete", "crd", "servingpools.tidegate.dev", "--timeout=60s")
-        eventually(lambda: "the cluster has no ServingPool resource" in installed.said("first"), timeout_s=120.0)
+        # The API server ends the watches of a resource once all other requests for it have ended, or after two minutes.
+        eventually(lambda: "the cluster has no ServingPool resource" in installed.said("first"), timeout_s=200.0)
     finally:
         plane.add_kinds(CRD, "tidegate.dev/v1alpha1")
     eventually(lambda: f"namespace {namespace} is served again" in installed.said("first"), timeout_s=120.0)

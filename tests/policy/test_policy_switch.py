@@ -13,7 +13,7 @@ from tidegate_policy.policies import Computed
 
 COST = CostModel(step_s=0.02, prefill_s=1e-3)
 LIMITS = EngineLimits(max_running=4, max_step_tokens=100)
-WITHOUT_MEMORY = sorted(set(policies.POLICIES) & {"fcfs", "edf", "llf", "sjf", "srtf", "priority", "urgency"})
+WITHOUT_MEMORY = ["edf", "fcfs", "llf", "priority", "sjf", "srtf", "urgency"]
 
 
 class Remembering(policies.StaticPolicy):

@@ -1,5 +1,6 @@
 """Which relQuery starts its next row: floors and shares of tenants, and the bound on the work of rows under way."""
 
+import dataclasses
 import random
 from collections import Counter
 
@@ -84,6 +85,17 @@ def test_rows_of_a_removed_relquery_count_until_they_end() -> None:
     for name in begun:
         rows.end(name, "a")
     assert (rows.rows, started(rows, waiting=5)) == (0, ["1"] * LIMITS.floor)
+
+
+def test_rows_of_ended_relqueries_count_in_the_bound_on_all_rows() -> None:
+    rows = window("a", busy=0.0001)
+    limits = dataclasses.replace(LIMITS, in_flight=100)
+    assert len(started(rows, limits)) == 100
+    rows.remove("0")
+    rows.add("1", "b")
+    rows.observe("1", 0.0001)
+    rows.ask("1")
+    assert len(started(rows, limits)) == limits.floor
 
 
 def test_rows_leave_places_free_at_each_engine() -> None:

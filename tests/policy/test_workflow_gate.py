@@ -1,6 +1,8 @@
 """The bound on active workflows: when it exists, which workflow starts next, and that no call is lost in it."""
 
+import math
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -192,3 +194,47 @@ def test_no_workflow_waits_while_its_tenant_is_below_its_share(limit: int, seed:
             active = sum(name[0] == waiting for name in calls)
             assert active >= limit * weights[waiting] / total - 1e-6
         assert not held or len(calls) >= limit, "no place stays free while a workflow waits"
+
+
+def test_tenants_whose_last_waiting_workflow_starts_leave_the_shares_of_the_others_as_they_are() -> None:
+    gate = taught(20)
+    names = [f"many-{i}" for i in range(40)] + [f"t{i}-{j}" for j in range(3) for i in range(9)]
+    started = [name for name in names if not arrive(gate, 0.0, name, name, tenant=name.split("-")[0])]
+    assert gate.held == 20 + 9
+    for name in started:
+        gate.leave(1.0, WorkflowId(name))
+        gate.over(WorkflowId(name))
+    assert len(released(gate, 1.0)) == gate.active == 20
+
+
+@given(seed=st.integers(0, 10**6))
+def test_one_pass_starts_no_workflow_above_the_limit_of_a_tenant_at_its_share(seed: int) -> None:
+    rng = random.Random(seed)
+    limit = rng.randint(1, 12)
+    gate = taught(limit)
+    weights = {f"t{i}": rng.choice([0.5, 1.0, 3.0]) for i in range(rng.randint(1, 6))}
+    tenant_of: dict[str, str] = {}
+    active: Counter[str] = Counter()
+    inside: list[str] = []
+    for step in range(80):
+        if rng.random() < 0.6:
+            name = str(step)
+            tenant = tenant_of[name] = rng.choice(list(weights))
+            if not arrive(gate, step, name, name, tenant=tenant, weight=weights[tenant]):
+                inside.append(name)
+                active[tenant] += 1
+        elif inside:
+            name = inside.pop(rng.randrange(len(inside)))
+            gate.leave(step, WorkflowId(name))
+            gate.over(WorkflowId(name))
+            active[tenant_of[name]] -= 1
+        waiting = {tenant_of[one.call.id] for one in gate}
+        total = sum(weights[tenant] for tenant in weights if active[tenant] or tenant in waiting)
+        for one in gate.release(step):
+            enter(gate, step, one)
+            inside.append(one.call.id)
+            tenant = one.call.tenant
+            share = max(math.ceil(limit * weights[tenant] / total - 1e-9), 1)
+            assert active.total() < limit or active[tenant] < share
+            active[tenant] += 1
+        assert gate.active == active.total()

@@ -38,16 +38,16 @@ def nested(kind: descriptor.Descriptor) -> Nested:
 def check_entries(raw: bytes, fields: Nested, most: int = MOST_ENTRIES) -> None:
     """Raises `BadRequest` if a message has more than `most` entries, and `DecodeError` if it is none."""
     try:
-        _count(raw, 0, len(raw), fields, most)
+        if _count(raw, 0, len(raw), fields, most) < 0:
+            raise BadRequest(f"the message has more than {most} entries; send fewer")
     except IndexError as error:
         raise message.DecodeError("the message ends within a field") from error
 
 
 def _count(raw: bytes, at: int, end: int, fields: Nested, left: int) -> int:
-    """Counts the entries between two offsets; returns how many more there may be."""
-    while at < end:
-        if left == 0:
-            raise BadRequest(f"the message has more than {MOST_ENTRIES} entries; send them in several messages")
+    """Counts the entries between two offsets, while there may be more; returns how many more there may be, -1 if there are
+    too many."""
+    while at < end and left >= 0:
         left -= 1
         tag, at = _varint(raw, at)
         wire = tag & 7
@@ -56,7 +56,7 @@ def _count(raw: bytes, at: int, end: int, fields: Nested, left: int) -> int:
             if at + size > end:
                 raise message.DecodeError("a field is longer than its message")
             if (inner := fields.get(tag >> 3)) is not None:
-                left = _count(raw, at, at + size, inner, left)
+                left = _count(raw, at, at + size, inner, left)  # nothing is counted once there are too many
             at += size
         elif wire == _VARINT:
             _, at = _varint(raw, at)
@@ -89,14 +89,20 @@ class Messages(grpc.aio.ServerInterceptor):
     def __init__(self, most_bytes: int) -> None:
         self._left_bytes = most_bytes
         self._one_large = asyncio.Lock()
+        services = inference_pb2.DESCRIPTOR.services_by_name.values()
+        self._nested = {
+            f"/{service.full_name}/{method.name}": nested(method.input_type)
+            for service in services
+            for method in service.methods
+        }
+        """Of the message that each method takes."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
         handler = await continuation(call)
-        package, _, method = call.method[1:].partition("/")
-        service = inference_pb2.DESCRIPTOR.services_by_name.get(package.rpartition(".")[2])
-        if handler is None or service is None or service.full_name != package:
+        fields = self._nested.get(call.method)
+        if handler is None or fields is None:
             return handler
-        fields, decode = nested(service.methods_by_name[method].input_type), handler.request_deserializer
+        decode = handler.request_deserializer
 
         async def one(raw: bytes, context: grpc_answers.Context) -> Any:
             async with self._decoded(raw, fields, decode, context) as request:
@@ -114,8 +120,9 @@ class Messages(grpc.aio.ServerInterceptor):
     async def _decoded(
         self, raw: bytes, fields: Nested, decode: Callable[[bytes], Any], context: Any
     ) -> AsyncIterator[Any]:
-        """The message, whose bytes count while the call runs."""
+        """The message, whose bytes count while the call runs, and until it is decoded."""
         self._left_bytes -= len(raw)
+        thread: asyncio.Future[Any] | None = None
         try:
             try:
                 if self._left_bytes < 0:
@@ -123,8 +130,10 @@ class Messages(grpc.aio.ServerInterceptor):
                 if len(raw) <= LARGE_BYTES:
                     request = decode(raw)
                 else:
-                    async with self._one_large:
-                        request = await asyncio.to_thread(_decode, raw, fields, decode)
+                    await self._one_large.acquire()
+                    thread = asyncio.get_running_loop().run_in_executor(None, _decode, raw, fields, decode)
+                    thread.add_done_callback(lambda _: self._one_large.release())
+                    request = await asyncio.shield(thread)  # a thread goes on when its call is cancelled
                 if isinstance(context, grpc_authentication.CallerContext):
                     context.check_class(request)
             except message.DecodeError:
@@ -134,7 +143,13 @@ class Messages(grpc.aio.ServerInterceptor):
                 await grpc_answers.abort(context, error)
             yield request
         finally:
-            self._left_bytes += len(raw)
+            if thread is None or thread.done():
+                self._give_back(len(raw))
+            else:
+                thread.add_done_callback(lambda _: self._give_back(len(raw)))
+
+    def _give_back(self, size: int) -> None:
+        self._left_bytes += size
 
 
 def _decode(raw: bytes, fields: Nested, decode: Callable[[bytes], Any]) -> Any:

@@ -30,6 +30,8 @@ MOST_MEMORIZED_HEADS = 64
 FIRST_WINDOW_BYTES = 65_535
 """Of a peer that has not said otherwise."""
 MOST_WINDOW_BYTES = MOST_STREAM = 2**31 - 1
+CUT_S = 1.0
+"""For the last frames to leave when a connection ends."""
 SILENT_S, PROBE_S, PROBES = 30, 10, 3
 """A connection that is silent for so long is probed by TCP, so often, before it counts as lost."""
 
@@ -192,6 +194,8 @@ class Connection(asyncio.Protocol):
         self._last = 0
         """The last stream of the peer."""
         self._is_asked = False
+        self._updates = 0
+        """Updates of windows that the data sent so far give the peer reason for: one of the stream's, one of its own."""
         self._allowance = frame_allowance.FrameAllowance()
 
     # The transport.
@@ -221,13 +225,12 @@ class Connection(asyncio.Protocol):
         except h2.ConnectionBroken as broken:
             logger.warning("the connection of a proxy breaks the protocol: %s", broken)
             self._go_away(broken.code, last=self._last)
-            self._transport.close()
+            self._reset_all()
+            self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.connections.discard(self)
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            self._reset(stream)
+        self._reset_all()
 
     def write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -244,9 +247,10 @@ class Connection(asyncio.Protocol):
         self._go_away(h2.NO_ERROR, last=self._last)
 
     def close(self) -> None:
-        """Ends the connection once all is written."""
+        """Ends the connection once all is written, or soon if the peer does not read it."""
         if self._transport is not None:
             self._transport.close()
+            asyncio.get_running_loop().call_later(CUT_S, self._transport.abort)
 
     # Streams.
 
@@ -256,6 +260,7 @@ class Connection(asyncio.Protocol):
             return False
         stream.window -= size
         self.window -= size
+        self._updates += 2
         return True
 
     def forget(self, stream: Stream) -> None:
@@ -268,6 +273,11 @@ class Connection(asyncio.Protocol):
                 stream.handler.on_reset()
             except Exception:
                 logger.exception("a handler failed")
+
+    def _reset_all(self) -> None:
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            self._reset(stream)
 
     def _go_away(self, code: int, *, last: int) -> None:
         self.write(h2.frame(h2.GOAWAY, 0, 0, last.to_bytes(4) + code.to_bytes(4)))
@@ -300,22 +310,19 @@ class Connection(asyncio.Protocol):
                 self._on_data(stream, flags, payload)
             elif kind == h2.HEADERS:
                 self._on_head_frame(stream, flags, payload)
-            elif kind in (
-                h2.RST_STREAM,
-                h2.WINDOW_UPDATE,
-                h2.SETTINGS,
-                h2.PING,
-            ):
+            elif kind in (h2.RST_STREAM, h2.WINDOW_UPDATE, h2.SETTINGS, h2.PING):
                 self._on_control(kind, stream, flags, payload)
             elif kind == h2.CONTINUATION:
                 self._on_continuation(flags, payload)
             elif kind == h2.PUSH_PROMISE:
                 raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "a client pushes nothing")
+            else:
+                self._allowance.spend()
         self._data = data[at:]
 
     def _on_data(self, number: int, flags: int, payload: bytes) -> None:
-        size = len(payload)
-        if not size and not flags & h2.END_STREAM:
+        size, content = len(payload), h2.unpadded(flags, payload)
+        if not content and not flags & h2.END_STREAM:
             self._allowance.spend()
         self._unread += size
         if self._unread >= 8 * WINDOW_BYTES:
@@ -330,7 +337,7 @@ class Connection(asyncio.Protocol):
         if stream.unread >= WINDOW_BYTES // 2:
             self.write(h2.frame(h2.WINDOW_UPDATE, 0, number, stream.unread.to_bytes(4)))
             stream.unread = 0
-        self._deliver(stream, _unpadded(flags, payload), last=bool(flags & h2.END_STREAM))
+        self._deliver(stream, content, last=bool(flags & h2.END_STREAM))
 
     def _deliver(self, stream: Stream, payload: bytes, *, last: bool) -> None:
         """Gives the handler the messages that are whole now."""
@@ -370,7 +377,7 @@ class Connection(asyncio.Protocol):
             handler.on_reset()
 
     def _on_head_frame(self, number: int, flags: int, payload: bytes) -> None:
-        block = _unpadded(flags, payload)
+        block = h2.unpadded(flags, payload)
         if flags & h2.WITH_PRIORITY:
             block = block[5:]
         if flags & h2.END_HEADERS:
@@ -385,9 +392,11 @@ class Connection(asyncio.Protocol):
         block += payload
         if len(block) > MOST_HEAD_BYTES:
             raise h2.ConnectionBroken(h2.ENHANCE_YOUR_CALM, "a head is too large")
-        if flags & h2.END_HEADERS:
-            self._head = None
-            self._on_head(number, first, bytes(block))
+        if not flags & h2.END_HEADERS:
+            self._allowance.spend()
+            return
+        self._head = None
+        self._on_head(number, first, bytes(block))
 
     def _on_head(self, number: int, flags: int, block: bytes) -> None:
         path = self._path(block)
@@ -395,6 +404,8 @@ class Connection(asyncio.Protocol):
         if stream is not None:  # trailers, of which gRPC's clients have none
             if flags & h2.END_STREAM:
                 self._deliver(stream, b"", last=True)
+            else:
+                self._allowance.spend()
             return
         if number % 2 == 0 or number <= self._last:
             raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, f"stream {number} cannot be opened")
@@ -449,9 +460,10 @@ class Connection(asyncio.Protocol):
         elif kind == h2.RST_STREAM:
             stream = self._streams.pop(number, None)
             if stream is not None:
-                if not stream.answered:
-                    self._allowance.spend()
+                answered = stream.answered
                 self._reset(stream)
+                if not answered:
+                    self._allowance.spend()
         else:
             self._on_window_update(number, int.from_bytes(payload) & MOST_WINDOW_BYTES)
 
@@ -469,6 +481,10 @@ class Connection(asyncio.Protocol):
         self._flush()
 
     def _on_window_update(self, number: int, more: int) -> None:
+        if self._updates > 0:
+            self._updates -= 1
+        else:
+            self._allowance.spend()
         if number == 0:
             self.window += more
             if not more or self.window > MOST_WINDOW_BYTES:
@@ -481,11 +497,3 @@ class Connection(asyncio.Protocol):
     def _flush(self) -> None:
         for stream in list(self._streams.values()):
             stream.flush()
-
-
-def _unpadded(flags: int, payload: bytes) -> bytes:
-    if not flags & h2.PADDED:
-        return payload
-    if not payload or payload[0] >= len(payload):
-        raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "a frame is nothing but padding")
-    return payload[1 : len(payload) - payload[0]]

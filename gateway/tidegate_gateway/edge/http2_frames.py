@@ -19,6 +19,15 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return FRAME.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
 
 
+def unpadded(flags: int, payload: bytes) -> bytes:
+    """The content of a frame of data or of a head. Raises `ConnectionBroken`."""
+    if not flags & PADDED:
+        return payload
+    if not payload or payload[0] >= len(payload):
+        raise ConnectionBroken(PROTOCOL_ERROR, "a frame is nothing but padding")
+    return payload[1 : len(payload) - payload[0]]
+
+
 class ConnectionBroken(Exception):
     """The peer does not keep to the protocol; the connection ends with this code."""
 

@@ -23,7 +23,9 @@ class ReadingTurns:
             asyncio.get_running_loop().call_soon(self._next)
 
     def _next(self) -> None:
-        for _ in range(min(AT_ONCE, len(self._line))):
-            self._line.popleft()()
-        if self._line:
-            asyncio.get_running_loop().call_soon(self._next)
+        try:
+            for _ in range(min(AT_ONCE, len(self._line))):
+                self._line.popleft()()
+        finally:
+            if self._line:
+                asyncio.get_running_loop().call_soon(self._next)

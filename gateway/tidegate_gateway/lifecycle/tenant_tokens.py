@@ -1,6 +1,7 @@
 """Has a tenant used its tokens for this minute? Books tokens in the store, and settles the difference when a call ends.
 
-Without the store no tokens are counted: serving goes before metering.
+Without the store no tokens are counted: serving goes before metering. A command that the store does not answer is not
+repeated, because the store may have carried it out.
 """
 
 import asyncio
@@ -66,6 +67,6 @@ class TenantTokens:
             return 0.0
         try:
             return await store.spend(tenant.name, tokens, tenant.tokens_per_minute, used=used)
-        except store_contract.Unavailable:
-            self._link.up = False
+        except store_contract.Unavailable as error:
+            self._link.failed(error)
             return 0.0

@@ -211,13 +211,13 @@ class RelQueryRunner:
         sees this row."""
         if self._draining() or not self._link.up:
             return
-        relquery = self._core.next_row(self._clock(), self._limits)
-        if relquery is None:
-            return
-        self._core.rows.start(relquery)
-        turn = self._running[relquery].turn
-        if turn is not None and not turn.done():
-            turn.set_result(None)
+        while (relquery := self._core.next_row(self._clock(), self._limits)) is not None:
+            turn = self._running[relquery].turn
+            if turn is not None and not turn.done():
+                self._core.rows.start(relquery)
+                turn.set_result(None)
+                return
+            self._core.rows.withdraw(relquery)  # its task ends, so its row would never end
 
     async def _look(self) -> None:
         self._give_turn()

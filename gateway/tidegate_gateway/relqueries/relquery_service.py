@@ -118,10 +118,8 @@ class RelQueries:
         try:
             record = await self._ask(lambda store: store.create(new, owned=owned), new.id, by)
         finally:
-            with contextlib.suppress(error_table.GatewayError):
-                await self._ask(
-                    lambda store: store.drop(upload, by=tenant)
-                )  # there are none if they became the relQuery's
+            with contextlib.suppress(error_table.GatewayError):  # there are no rows if they became the relQuery's
+                await self._ask(lambda store: store.drop(upload, by=tenant))
         self._runner.adopt(record)
         return record
 

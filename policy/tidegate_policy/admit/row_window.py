@@ -35,7 +35,7 @@ class RowLimits:
     window: int
     """Rows of one relQuery under way."""
     in_flight: int
-    """Rows of all relQueries under way; tenants share them equally, and so do the relQueries of a tenant."""
+    """Rows of all relQueries under way, floors aside; tenants share them equally, and so do the relQueries of a tenant."""
     floor: int
     """Rows of one tenant that may always be under way."""
     waiting: int
@@ -143,7 +143,7 @@ class RowWindow:
             return None
         if asking[0][0] < limits.floor:
             return asking[0][-1]
-        if waiting > limits.waiting or not room:
+        if waiting > limits.waiting or not room or self.rows >= limits.in_flight:
             return None
         busy = sum(item.rows * item.busy for item in self._relqueries.values())
         for entry in asking:

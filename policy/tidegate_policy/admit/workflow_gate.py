@@ -76,6 +76,8 @@ class WorkflowGate:
         """The workflow of each held call."""
         self._tenants: dict[str, _Tenant] = {}
         """The tenants with active or held workflows."""
+        self._weights = 0.0
+        """The sum of their weights."""
         self._tenant_of: dict[WorkflowId, str] = {}
         """The tenant of each active workflow."""
         self._arrivals = 0
@@ -160,9 +162,7 @@ class WorkflowGate:
         self._busy[workflow] = self._busy.get(workflow, 0) + 1
         self._idle.pop(workflow, None)
         self._pauses.pop(workflow, None)
-        if workflow not in self._tenant_of:
-            self._tenant_of[workflow] = tenant
-            self._tenant(tenant, weight).active += 1
+        self._activate(workflow, tenant, self._tenant(tenant, weight))
 
     def leave(self, now: float, workflow: WorkflowId) -> None:
         """A call that had entered has left."""
@@ -192,14 +192,13 @@ class WorkflowGate:
         """The calls of the workflows that may start now. The caller calls `enter` for each."""
         items: list[QueuedRequest] = []
         limit = self._end_pauses(now)
-        starting: dict[str, int] = {}
-        """Workflows of each tenant that start now and do not count as active before the caller calls `enter`."""
         while self._held:
-            tenant = self._next_tenant(limit, starting)
-            if tenant is None:
+            name = self._next_tenant(limit)
+            if name is None:
                 break
-            workflow = heapq.heappop(self._tenants[tenant].order)[2]
-            starting[tenant] = starting.get(tenant, 0) + 1
+            tenant = self._tenants[name]
+            workflow = heapq.heappop(tenant.order)[2]
+            self._activate(workflow, name, tenant)
             held = self._held[workflow]
             for call_id in held.items:
                 del self._workflow_of[call_id]
@@ -211,25 +210,27 @@ class WorkflowGate:
         """The instant at which a workflow has paused for so long that another one may start; None = none waits."""
         return next(iter(self._pauses.values())) + PAUSE_S if self._held and self._pauses else None
 
-    def _next_tenant(self, limit: int | None, starting: dict[str, int]) -> str | None:
-        """The tenant whose workflow starts next; None if none may start. `starting` workflows of each tenant start too."""
-        free = limit is None or self.active + sum(starting.values()) < limit
-        waiting: list[tuple[float, tuple[float, int, WorkflowId], str]] = []
+    def _next_tenant(self, limit: int | None) -> str | None:
+        """The tenant whose workflow starts next; None if none may start."""
+        free = limit is None or self.active < limit
+        first: tuple[float, tuple[float, int, WorkflowId], str] | None = None
         for name, known in self._tenants.items():
-            if known.held:
+            if known.held and (free or limit is None or known.active < self._share(known, limit)):
                 while not self._is_held(known.order[0]):
                     heapq.heappop(known.order)
-                waiting.append(((known.active + starting.get(name, 0)) / known.weight, known.order[0], name))
-        for _, _, name in sorted(waiting):
-            known = self._tenants[name]
-            if free or limit is None or known.active + starting.get(name, 0) < self._share(known, limit):
-                return name
-        return None
+                place = (known.active / known.weight, known.order[0], name)
+                if first is None or place < first:
+                    first = place
+        return None if first is None else first[2]
 
     def _share(self, tenant: _Tenant, limit: int) -> int:
         """Workflows that the tenant may have active whatever the others do: at least one."""
-        total = sum(known.weight for known in self._tenants.values())
-        return math.ceil(limit * tenant.weight / total - ROUNDING)
+        return max(math.ceil(limit * tenant.weight / self._weights - ROUNDING), 1)
+
+    def _activate(self, workflow: WorkflowId, name: str, tenant: _Tenant) -> None:
+        if workflow not in self._tenant_of:
+            self._tenant_of[workflow] = name
+            tenant.active += 1
 
     def _end_pauses(self, now: float) -> int | None:
         """Ends the pauses that are over, if there is a limit; returns the limit."""
@@ -258,14 +259,17 @@ class WorkflowGate:
         """The tenant, of whom a call with this weight has come."""
         known = self._tenants.get(name)
         if known is None:
-            known = self._tenants[name] = _Tenant(max(weight, LEAST_WEIGHT))
-        known.weight = max(weight, LEAST_WEIGHT)
+            known = self._tenants[name] = _Tenant(0.0)
+        weight = max(weight, LEAST_WEIGHT)
+        self._weights += weight - known.weight
+        known.weight = weight
         return known
 
     def _forget_if_gone(self, name: str) -> None:
         tenant = self._tenants[name]
         if not tenant.active and not tenant.held:
             del self._tenants[name]
+            self._weights = self._weights - tenant.weight if self._tenants else 0.0
 
     def _is_held(self, entry: tuple[float, int, WorkflowId]) -> bool:
         held = self._held.get(entry[2])
