@@ -6,6 +6,7 @@ command is in force when the call returns.
 
 import asyncio
 import concurrent.futures
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -50,10 +51,13 @@ class LoopGovernor:
     def watch(self) -> control_contract.Watch:
         core = self._engine.core
         recorder = self.in_loop(lambda: core.watch(time.monotonic()))
-        return engine_status.Watch(
-            cut=lambda: self.in_loop(lambda: core.cut(time.monotonic(), recorder)),
-            close=lambda: self.in_loop(lambda: core.unwatch(recorder)),
-        )
+
+        def close() -> None:
+            """A stream that was cancelled may be closed after the engine and its event loop have ended."""
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(core.unwatch, recorder)
+
+        return engine_status.Watch(cut=lambda: self.in_loop(lambda: core.cut(time.monotonic(), recorder)), close=close)
 
     def in_loop(self, function: Callable[[], T]) -> T:
         """Runs a function in the engine's event loop and returns its result, or raises its exception."""

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from tidegate_control import control_server
 from tidegate_policy import cost, labels
+from tidegate_policy.engine import engine_status
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepFacts, StepPlan
 from tidegate_policy.model import Call, CallId
@@ -263,6 +264,14 @@ async def test_reports_count_every_call_once(rig: Rig) -> None:
             finished += (await reports.read()).finished
     reports.cancel()
     assert finished == 6
+
+
+def test_a_watch_may_be_closed_after_its_engine_has_ended() -> None:
+    async def watch() -> engine_status.Watch:
+        engine, loop = realtime.RealtimeEngine(COST, policy="fcfs"), asyncio.get_running_loop()
+        return await loop.run_in_executor(None, loop_governor.LoopGovernor(engine, "test", loop).watch)
+
+    asyncio.run(watch()).close()
 
 
 async def test_tokens_come_at_the_pace_of_the_profile(rig: Rig) -> None:

@@ -40,6 +40,10 @@ class Node:
         """Makes the images of a docker archive available to pods (imagePullPolicy: Never or IfNotPresent)."""
         _ctr(self.folder, "images", "import", "--no-unpack", str(archive))
 
+    def name_image(self, image: str, name: str) -> None:
+        """Gives an image of the node a further name."""
+        _ctr(self.folder, "images", "tag", "--force", image, name)
+
     def run(self, name: str, command: Sequence[str | pathlib.Path], ready: Callable[[], bool]) -> None:
         """Starts a program of this machine in the node's network, and waits until it is ready. It ends with the node."""
         self._processes.start(name, command)
