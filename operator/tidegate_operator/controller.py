@@ -2,8 +2,8 @@
 them.
 
 Events of kopf's watches go into the watch cache and put their pool into the queues. A reconcile first asks the cache
-whether there is something to write. Only if there is, or if the cache is unconfirmed, it reads the API server. Each pool is
-checked again after a while without an event.
+whether there is something to write. A status is written from the cache. Before an object is written, and while the cache is
+unconfirmed, the API server is read. Each pool is checked again after a while without an event.
 """
 
 import asyncio
@@ -133,7 +133,10 @@ class Controller:
             return None
         if self._cache.is_confirmed(key):
             known = await self._cache.pool(*key), await self._cache.children(*key), await self._cache.pods(*key)
-            if reconcile.is_settled(*known, rules=self._rules, now=now()):
+            report = reconcile.pending_report(*known, rules=self._rules, now=now())
+            if report is not None:
+                if body is not None and report:
+                    self._cache.on_written(await reconcile.write_report(self._api, body, report))
                 return self._next_check_s(known[2])
         found = await self._cache.refresh(key, self._api)
         result = await reconcile.carry_out(self._api, *found, rules=self._rules, now=now())

@@ -89,9 +89,9 @@ class MortalCluster:
         self._write()
         await self._real.delete(reference, uid)
 
-    async def apply_status(self, namespace: str, name: str, body: Json, *, writer: str) -> None:
+    async def apply_status(self, namespace: str, name: str, body: Json, *, writer: str) -> Json:
         self._write()
-        await self._real.apply_status(namespace, name, body, writer=writer)
+        return await self._real.apply_status(namespace, name, body, writer=writer)
 
     async def record(self, event: pool_status.Event) -> None:
         self._write()

@@ -109,7 +109,7 @@ async def carry_out(
     try:
         pool = spec.parse(body, rules.known)
     except spec.InvalidSpecError as error:
-        await _write_report(api, body, _report(body, children, pods, _invalid(error), now, lines=lines))
+        await write_report(api, body, _report(body, children, pods, _invalid(error), now, lines=lines))
         return Result.SETTLED
     if (total := replica_allocation.total_to_state(body)) is not None:
         await api.state_replicas(pool.namespace, pool.name, total)
@@ -136,28 +136,47 @@ async def carry_out(
         pending_deletion = {}
     names = {reference.name for reference in pending_deletion}
     waiting = {**dict.fromkeys(names, "stays until the others are ready"), **_waiting(staged)}
-    await _write_report(api, body, _report(body, current.values(), pods, problems, now, waiting=waiting, lines=lines))
+    await write_report(api, body, _report(body, current.values(), pods, problems, now, waiting=waiting, lines=lines))
     return Result.REJECTED if len(problems) > len(staged.problems) else Result.SETTLED
 
 
-def is_settled(
+def pending_report(
     body: Json | None, children: Sequence[Json], pods: Sequence[Json], *, rules: Rules, now: datetime.datetime
-) -> bool:
-    """Whether `carry_out` would write nothing for a pool, children and pods that are up to date. Not while weights are
-    downloaded, because their progress must be asked for."""
+) -> Json | None:
+    """The part of the status that `carry_out` would write for a pool, children and pods that are up to date, if it would
+    write nothing else; empty if it would write nothing at all. None if the objects must be looked at: while weights are
+    downloaded, because their progress must be asked for, and while the pool is degraded, because only a write shows whether
+    it still is."""
     if body is None or "deletionTimestamp" in body["metadata"] or owner_of(body) is None:
-        return False
-    if rules.is_foreign(body) or weight_status.downloading(pods):
-        return False
+        return None
+    if rules.is_foreign(body) or weight_status.downloading(pods) or replica_allocation.total_to_state(body) is not None:
+        return None
     try:
         pool = spec.parse(body, rules.known)
     except spec.InvalidSpecError as error:
-        return not _is_news(body, _report(body, children, pods, _invalid(error), now))
-    staged = rollout.staged(body, _desired(pool, rules, children), children, pods)
-    todo = plan.steps(pool.uid, staged.desired, children)
-    waiting = _waiting(staged)
-    report = _report(body, children, pods, staged.problems, now, waiting=waiting)
-    return todo == plan.NOTHING and not _is_news(body, report) and replica_allocation.total_to_state(body) is None
+        report = _report(body, children, pods, _invalid(error), now)
+    else:
+        staged = rollout.staged(body, _desired(pool, rules, children), children, pods)
+        if plan.steps(pool.uid, staged.desired, children) != plan.NOTHING:
+            return None
+        report = _report(body, children, pods, staged.problems, now, waiting=_waiting(staged))
+    if not _is_news(body, report):
+        return {}
+    return None if _is_degraded(body) else report
+
+
+async def write_report(api: cluster.Cluster, body: Json, report: Json) -> Json:
+    """Writes what a reconcile states of a pool to its status, if that changes it, and records events of what turned.
+    Returns the pool as it is then. Raises ClusterError."""
+    metadata = body["metadata"]
+    before = {item["type"]: item for item in body.get("status", {}).get("conditions", ())}
+    for condition in report["conditions"]:
+        if event := _event(metadata, before.get(condition["type"], {}), condition):
+            log.info("%s/%s: %s: %s", metadata["namespace"], metadata["name"], event.reason, event.message)
+            await api.record(event)
+    if _is_news(body, report):
+        return await api.apply_status(metadata["namespace"], metadata["name"], report, writer=WRITER)
+    return body
 
 
 def _desired(pool: spec.Pool, rules: Rules, children: Iterable[Json]) -> Sequence[Json]:
@@ -240,15 +259,9 @@ def _is_news(body: Json, report: Json) -> bool:
     return pool_status.changed(body.get("status", {}), report, owns=COUNTED)
 
 
-async def _write_report(api: cluster.Cluster, body: Json, report: Json) -> None:
-    metadata = body["metadata"]
-    before = {item["type"]: item for item in body.get("status", {}).get("conditions", ())}
-    for condition in report["conditions"]:
-        if event := _event(metadata, before.get(condition["type"], {}), condition):
-            log.info("%s/%s: %s: %s", metadata["namespace"], metadata["name"], event.reason, event.message)
-            await api.record(event)
-    if _is_news(body, report):
-        await api.apply_status(metadata["namespace"], metadata["name"], report, writer=WRITER)
+def _is_degraded(body: Json) -> bool:
+    conditions = body.get("status", {}).get("conditions", ())
+    return any(item["type"] == "Degraded" and item["status"] == "True" for item in conditions)
 
 
 def _event(metadata: Json, before: Json, condition: Json) -> pool_status.Event | None:

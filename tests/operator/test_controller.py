@@ -1,10 +1,11 @@
 """The controller's queues, without a cluster."""
 
 import asyncio
+import collections
 import contextlib
 import itertools
 
-from tidegate_operator import cluster, controller, operator_doubles
+from tidegate_operator import cluster, controller, operator_doubles, reconcile
 from tidegate_operator.cluster import watch_cache
 
 from . import conftest
@@ -120,3 +121,48 @@ def test_a_pool_of_any_owner_that_was_deleted_while_its_watch_was_down_is_forgot
     in_virtual_time(run())
     assert cache.keys(None) == set()
     assert api.lists == 2
+
+
+class Counting:
+    """Counts the requests of each method to the API server."""
+
+    def __init__(self, real):
+        self._real, self.asked = real, collections.Counter()
+
+    def __getattr__(self, name):
+        method = getattr(self._real, name)
+
+        async def counted(*arguments, **named):
+            self.asked[name] += 1
+            return await method(*arguments, **named)
+
+        return counted
+
+
+async def test_a_change_that_concerns_the_status_alone_is_one_write_and_no_read(cluster, kubectl, namespace, rules):
+    """The events are told here, in place of watches."""
+    kubectl("create", "-f", "-", body=operator_doubles.pool(nodePools=[{"name": "a"}]))
+    async with asyncio.timeout(120):
+        while not is_ready(await cluster.pool(namespace, "chat")):
+            await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=controller.now())
+            await asyncio.sleep(0.2)
+    api, cache, key = Counting(cluster), watch_cache.WatchCache(), (namespace, "chat")
+    controlling = controller.Controller(api, cache, rules, SlowSteering(), NoScaling(), NoCanaries(), resync_s=3600)
+    controlling.on_pool("ADDED", await cluster.pool(namespace, "chat"))
+    assert await controlling._reconcile(key) is not None
+    assert api.asked["children"] == 1, "what the cache does not know is read"
+    api.asked.clear()
+    names = {(child["kind"], child["metadata"]["name"]): child for child in await cache.children(*key)}
+    engine = names["Deployment", "chat-engine-a"]
+    controlling.on_child("MODIFIED", {**engine, "status": {**engine["status"], "readyReplicas": 0}})
+    await controlling._reconcile(key)
+    assert api.asked == {"apply_status": 1}
+    assert not is_ready(await cluster.pool(namespace, "chat"))
+    assert not is_ready(await cache.pool(*key)), "the next decision sees the status that was written"
+    await controlling._reconcile(key)
+    assert api.asked == {"apply_status": 1}
+
+
+def is_ready(body):
+    conditions = body.get("status", {}).get("conditions", ())
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)

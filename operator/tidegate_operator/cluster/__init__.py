@@ -72,8 +72,9 @@ class Cluster(Reader, PoolLister, Protocol):
     async def delete(self, reference: objects.Reference, uid: str) -> None:
         """Deletes the object with this uid, and in the background what it owns; no error when it does not exist."""
 
-    async def apply_status(self, namespace: str, name: str, body: Json, *, writer: str) -> None:
-        """States everything that `writer` reports in the pool's status; the fields of other writers stay."""
+    async def apply_status(self, namespace: str, name: str, body: Json, *, writer: str) -> Json:
+        """States everything that `writer` reports in the pool's status; the fields of other writers stay. Returns the
+        pool as it is then."""
 
     async def record(self, event: pool_status.Event) -> None:
         """Posts an event. Posting the same event twice has the effect of posting it once."""

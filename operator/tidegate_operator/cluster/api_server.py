@@ -142,10 +142,10 @@ class ApiServer:
             if not is_gone_or_replaced:
                 raise _translate(error) from error
 
-    async def apply_status(self, namespace: str, name: str, body: Json, *, writer: str) -> None:
+    async def apply_status(self, namespace: str, name: str, body: Json, *, writer: str) -> Json:
         path = f"{POOLS.path(namespace, name)}/status"
         try:
-            await self._apply(path, {**_pool(name), "status": body}, writer)
+            return await self._apply(path, {**_pool(name), "status": body}, writer)
         except RejectedError as error:
             unknown = set(UNDECLARED.findall(str(error)))
             if not unknown:
@@ -157,7 +157,7 @@ class ApiServer:
                     ", ".join(sorted(unknown)),
                 )
             known = {key: value for key, value in body.items() if key not in unknown}
-            await self._apply(path, {**_pool(name), "status": known}, writer)
+            return await self._apply(path, {**_pool(name), "status": known}, writer)
 
     async def record(self, event: pool_status.Event) -> None:
         body = event.manifest(controller=child_metadata.MANAGED_BY, instance=self._instance)

@@ -1,7 +1,7 @@
 """The pools, their children and their pods, as kopf's watches last reported them.
 
 The cache answers the reads that repeat while nothing changes, so an idle pool causes no request to the API server. It is
-not an authority for writes: a reconcile that has something to write reads the API server first (`refresh`).
+not an authority for writes of objects: a reconcile that has some to write reads the API server first (`refresh`).
 
 A watch that starts again lists its objects and reports no object that was deleted in the meantime. So every listing
 event makes the pool's entry unconfirmed, and `refresh` replaces an unconfirmed entry by what the API server answers. An
@@ -99,6 +99,13 @@ class WatchCache:
             elif entry.pool is not None and entry.pool["metadata"]["uid"] == body["metadata"]["uid"]:
                 entry.pool = None
         return key
+
+    def on_written(self, body: Json) -> None:
+        """Takes in a ServingPool as a write has left it, before its event comes. A pool that was deleted stays so."""
+        entry = self._entries.get((body["metadata"]["namespace"], body["metadata"]["name"]))
+        if entry is not None and entry.pool is not None and entry.pool["metadata"]["uid"] == body["metadata"]["uid"]:
+            entry.pool = body
+            entry.events += 1
 
     def on_child(self, event_type: str | None, body: Json) -> Key:
         """Takes in an event of a labelled object of a kind that pools own. Returns the key of the pool in its label."""
