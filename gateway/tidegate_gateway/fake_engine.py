@@ -21,6 +21,8 @@ class FakeEngine:
     """How the engine behaves, and which requests it got; tests change the behaviour while the engine runs."""
 
     model: str = "fake"
+    adapters: tuple[str, ...] = ()
+    """Names of further models that it lists."""
     tokens: int = 4
     prompt_tokens: int = 7
     token_s: float = 0.0
@@ -200,7 +202,8 @@ class FakeEngine:
         return web.Response(status=200 if self.healthy else 503)
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+        names = (self.model, *self.adapters)
+        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
 
     async def show_metrics(self, request: web.Request) -> web.StreamResponse:
         page = f'vllm:num_requests_running{{engine="0"}} {self.running}\nvllm:num_requests_waiting{{engine="0"}} 0\n'

@@ -68,6 +68,15 @@ class Devices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A LoRA adapter of the model."""
+
+    name: str
+    """In requests."""
+    weights: weight_source.Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodePool:
     name: str
     replicas: int
@@ -83,6 +92,8 @@ class NodePool:
     profile: str | None
     weights: weight_source.Source | None
     """None lets vLLM resolve the model's name."""
+    adapters: tuple[Adapter, ...]
+    """Those that its engines load."""
     engine: Engine
     """`spec.engine` with the node pool's own settings on top."""
 
@@ -130,7 +141,18 @@ def node_pool(item: Json, common: Json, model: Json) -> NodePool:
         cost_weight=float(item["costWeight"]),
         profile=item.get("profile"),
         weights=None if uri is None else weight_source.parse(uri),
+        adapters=_adapters(item, model),
         engine=engine(_overridden(common, item)),
+    )
+
+
+def _adapters(item: Json, model: Json) -> tuple[Adapter, ...]:
+    declared = model.get("adapters", ())
+    chosen = item.get("adapters", [adapter["name"] for adapter in declared])
+    return tuple(
+        Adapter(name=adapter["name"], weights=weight_source.parse(adapter["uri"]))
+        for adapter in declared
+        if adapter["name"] in chosen
     )
 
 

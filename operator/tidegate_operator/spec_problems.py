@@ -79,6 +79,7 @@ def find(spec: _Json, known: Known) -> Iterator[Problem]:
     yield from _rule_problems(spec["gateway"]["dispatch"], known.rules)
     yield from _profile_problems(spec["nodePools"], known.profiles)
     yield from _weight_problems(spec)
+    yield from _adapter_problems(spec)
     yield from _workflow_problems(spec.get("workflows", ()))
     if "api" in spec["gateway"] and not known.gateway_api:
         yield Problem(
@@ -92,6 +93,7 @@ def _weight_problems(spec: _Json) -> Iterator[Problem]:
     named = [
         ("spec.model.uri", spec["model"]),
         *((f"spec.nodePools[{item['name']}].uri", item) for item in spec["nodePools"]),
+        *((f"spec.model.adapters[{item['name']}].uri", item) for item in spec["model"].get("adapters", ())),
     ]
     for field, item in named:
         try:
@@ -99,6 +101,22 @@ def _weight_problems(spec: _Json) -> Iterator[Problem]:
                 weight_source.parse(item["uri"])
         except ValueError as error:
             yield Problem(field=field, why=f"{error}: write a URI such as hf://OWNER/NAME or hostpath:///FOLDER")
+
+
+def _adapter_problems(spec: _Json) -> Iterator[Problem]:
+    """A CEL rule over the adapters of every node pool would cost more than the API server permits."""
+    declared = [item["name"] for item in spec["model"].get("adapters", ())]
+    for item in spec["nodePools"]:
+        for name in item.get("adapters", ()):
+            if name not in declared:
+                field = f"spec.nodePools[{item['name']}].adapters"
+                yield Problem(field=field, why=f"spec.model.adapters has no {name!r}; add it there")
+    if declared:
+        named = [("spec.engine.args", spec["engine"])]
+        named += [(f"spec.nodePools[{item['name']}].args", item) for item in spec["nodePools"]]
+        for field, item in named:
+            if any(argument.partition("=")[0] == "--lora-modules" for argument in item.get("args", ())):
+                yield Problem(field=field, why="spec.model.adapters sets --lora-modules: declare all adapters there")
 
 
 def _number_problems(spec: _Json) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ store.
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidegate_policy import budget, immutable, policies
@@ -228,7 +228,7 @@ class GatewayCore:
 
     # Events of a call.
 
-    def on_arrival(self, now: float, call: Call, only: frozenset[EngineId] | None = None) -> list[Action]:
+    def on_arrival(self, now: float, call: Call, only: Container[EngineId] | None = None) -> list[Action]:
         """The call came in; it may go to the engines of `only`, to all if that is None."""
         self.offered.add(call)
         return self._seen(now, self.dispatcher.on_arrival(now, call, only))

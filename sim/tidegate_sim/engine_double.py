@@ -36,6 +36,9 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="tidegate sim-engine", description="A simulated engine.", allow_abbrev=False)
     made.add_argument("--profile", default="a100-70b-tp8", help="cost profile that paces the engine")
     made.add_argument("--model", default="sim", help="model name that it serves")
+    made.add_argument(
+        "--adapter", action="append", default=[], metavar="NAME", help="a further model name that it serves; repeatable"
+    )
     made.add_argument("--host", default="127.0.0.1")
     made.add_argument("--port", type=int, default=8000, help="HTTP port; 0 picks a free one (default: 8000)")
     made.add_argument(
@@ -99,7 +102,8 @@ async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
         model, policy=options.policy, regulators=regulators.create(engine_settings.names(options.regulators))
     )
     simulated = openai_double.SimulatedEngine(
-        engine, openai_double.Identity(model=options.model, profile=options.profile)
+        engine,
+        openai_double.Identity(model=options.model, profile=options.profile, adapters=tuple(options.adapter)),
     )
     runner = web.AppRunner(
         simulated.app, access_log=None, handler_cancellation=True, shutdown_timeout=options.shutdown_timeout

@@ -30,6 +30,12 @@ class Identity:
 
     model: str
     profile: str
+    adapters: tuple[str, ...] = ()
+    """Further models that it serves, at the same pace."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return (self.model, *self.adapters)
 
 
 class SimulatedEngine:
@@ -61,7 +67,7 @@ class SimulatedEngine:
     async def _response(self, request: web.Request) -> web.StreamResponse:
         try:
             body = responses_double.as_chat(await request.read())
-            parsed = sim_request.parse(body, chat=True, model=self.identity.model)
+            parsed = sim_request.parse(body, chat=True, models=self.identity.models)
         except sim_request.BadRequest as error:
             return _rejection(error)
         head = {**self._head(request, parsed), "id": f"resp_{uuid.uuid4().hex}"}
@@ -78,7 +84,7 @@ class SimulatedEngine:
 
     async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         try:
-            parsed = sim_request.parse(await request.read(), chat=chat, model=self.identity.model)
+            parsed = sim_request.parse(await request.read(), chat=chat, models=self.identity.models)
         except sim_request.BadRequest as error:
             return _rejection(error)
         head = self._head(request, parsed)
@@ -104,7 +110,7 @@ class SimulatedEngine:
             "id": f"{name}-{request_id}",
             "object": kind,
             "created": int(time.time()),
-            "model": self.identity.model,
+            "model": parsed.model,
         }
 
     async def _words(self, parsed: sim_request.SimRequest) -> AsyncIterator[tuple[int, str]]:
@@ -120,8 +126,8 @@ class SimulatedEngine:
             yield index, word if done == 1 else f" {word}"
 
     async def _models(self, _: web.Request) -> web.Response:
-        model = {"id": self.identity.model, "object": "model", "owned_by": "tidegate-sim", "max_model_len": 131072}
-        return web.json_response({"object": "list", "data": [model]})
+        common = {"object": "model", "owned_by": "tidegate-sim", "max_model_len": 131072}
+        return web.json_response({"object": "list", "data": [{"id": name, **common} for name in self.identity.models]})
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response()

@@ -6,6 +6,7 @@ all others. It rejects the bodies that vLLM rejects.
 
 import asyncio
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -26,6 +27,7 @@ GREEDY = 1e-5
 class SimRequest:
     """A validated request body."""
 
+    model: str
     calls: tuple[Call, ...]
     """One for each choice of the answer: `n` for the first prompt, `n` for the second, and so on."""
     output_tokens: int
@@ -49,16 +51,17 @@ class BadRequest(ValueError):
         self.param = param
 
 
-def parse(body: bytes, *, chat: bool, model: str) -> SimRequest:
-    """The request in `body`. Raises `BadRequest`."""
+def parse(body: bytes, *, chat: bool, models: Sequence[str]) -> SimRequest:
+    """The request in `body`, to an engine that serves `models`, of which the first is the default. Raises `BadRequest`."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise BadRequest("the body must be a JSON object")
-    if fields.get("model") not in (model, None):
-        raise BadRequest(f"this engine serves {model!r}, not {fields['model']!r}", param="model")
+    model = fields.get("model") or models[0]
+    if model not in models:
+        raise BadRequest(f"this engine serves {', '.join(map(repr, models))}, not {model!r}", param="model")
     lengths = [_chat_tokens(fields.get("messages"))] if chat else _prompt_lengths(fields.get("prompt"))
     limit = _at_least_1(fields, "max_completion_tokens") if chat else None
     if limit is None:
@@ -79,6 +82,7 @@ def parse(body: bytes, *, chat: bool, model: str) -> SimRequest:
         raise BadRequest("stream_options must be an object", param="stream_options")
     now = asyncio.get_running_loop().time()
     return SimRequest(
+        model=model,
         calls=tuple(
             labels.read(
                 now,

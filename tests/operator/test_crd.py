@@ -113,6 +113,22 @@ BAD_EDITS = {
     "a name that no Service could have": ({"nodePools": [{"name": "A_1"}]}, "write a name of lower-case letters"),
     "two node pools of one name": ({"nodePools": [{"name": "a"}, {"name": "a"}]}, "Duplicate value"),
     "two classes of one name": ({"classes": [{"name": "x"}, {"name": "x"}]}, "Duplicate value"),
+    "an adapter with the name of the model": (
+        {"model": {"name": "demo", "adapters": [{"name": "demo", "uri": "file:///a"}]}},
+        "an adapter has the name of the model: give it another one",
+    ),
+    "an adapter from a store without a cache": (
+        {"model": {"name": "demo", "adapters": [{"name": "sql", "uri": "s3://adapters/sql"}]}}, "add spec.model.cache",
+    ),
+    "a revision of an adapter without a cache": (
+        {"model": {"name": "demo", "adapters": [{"name": "sql", "uri": "hf://o/sql@v2"}]}}, "add spec.model.cache",
+    ),
+    "an adapter whose name no request can have": (
+        {"model": {"name": "demo", "adapters": [{"name": "a b", "uri": "file:///a"}]}}, "write an adapter's name",
+    ),
+    "two adapters of one name": (
+        {"model": {"name": "demo", "adapters": [{"name": "a", "uri": "file:///a"}] * 2}}, "Duplicate value",
+    ),
     "fewer GPUs than tensor-parallel parts": (
         node_pool(gpus=2, tensorParallel=4),
         "gpus is less than tensorParallel: each part of the model needs a GPU of its own",

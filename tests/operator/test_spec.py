@@ -176,6 +176,20 @@ def test_an_argument_that_another_field_sets_is_reported(argument, sentence):
     assert problem.startswith("spec.nodePools[a100].args: ")
 
 
+def test_an_adapter_that_is_not_declared_is_reported_with_its_node_pool():
+    node_pools = [{**stored()["spec"]["nodePools"][0], "adapters": ["sql"]}]
+    assert problems(nodePools=node_pools) == [
+        "spec.nodePools[a100].adapters: spec.model.adapters has no 'sql'; add it there"
+    ]
+
+
+def test_declared_adapters_and_those_of_arguments_exclude_each_other():
+    engine = {**stored()["spec"]["engine"], "args": ["--enable-lora", "--lora-modules", "a=/a"]}
+    declared = {"name": "demo", "adapters": [{"name": "sql", "uri": "file:///sql"}]}
+    (problem,) = problems(engine=engine, model=declared)
+    assert problem.startswith("spec.engine.args: spec.model.adapters sets --lora-modules")
+
+
 @pytest.mark.parametrize("uri", ["file:///", "file:////", "hostpath:////", "ftp://host/model"])
 def test_a_stored_uri_that_names_no_weights_is_a_problem_of_its_field(uri):
     (problem,) = problems(model={"name": "demo", "uri": uri})

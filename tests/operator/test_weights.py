@@ -113,6 +113,64 @@ def test_simulated_engines_download_nothing():
     assert "--model=demo" in found["containers"][0]["args"]
 
 
+ADAPTERS = [
+    {"name": "sql", "uri": "s3://adapters/sql"},
+    {"name": "chat", "uri": "pvc://claim/chat"},
+    {"name": "team/x", "uri": "file:///baked/in, by=hand"},
+]
+
+
+def loras(container):
+    """Path by name of the adapters that vLLM is told of."""
+    at = container["args"].index("--lora-modules")
+    modules = [json.loads(word) for word in container["args"][at + 1 :] if word.startswith("{")]
+    assert {module["base_model_name"] for module in modules} == {"demo"}
+    return {module["name"]: module["path"] for module in modules}
+
+
+def test_adapters_come_from_the_cache_from_volumes_and_from_the_image():
+    found = pod(**model("hf://Qwen/Qwen3-8B", cache=CACHE, adapters=ADAPTERS))
+    (engine,) = found["containers"]
+    assert "--enable-lora" in engine["args"]
+    assert "--max-loras=3" in engine["args"]
+    assert [item["name"] for item in found["initContainers"]] == ["weights", "adapter-0"]
+    paths = loras(engine)
+    assert paths["sql"].startswith("/weights/s3-adapters-sql-")
+    assert (paths["chat"], paths["team/x"]) == ("/adapters/1/chat", "/baked/in, by=hand")
+    mounts = {item["mountPath"]: item["name"] for item in engine["volumeMounts"]}
+    assert (mounts["/weights"], mounts["/adapters/1"]) == ("tidegate-weights", "tidegate-adapter-1")
+    claim = named(found["volumes"], "tidegate-adapter-1")["persistentVolumeClaim"]
+    assert claim == {"claimName": "claim", "readOnly": True}
+    assert len({item["name"] for item in found["volumes"]}) == len(found["volumes"])
+
+
+def test_vllm_downloads_adapters_too_where_there_is_no_cache():
+    adapters = [{"name": "sql", "uri": "hf://o/sql"}]
+    found = pod(**model("pvc://claim", secretRef={"name": "hub"}, adapters=adapters))
+    (engine,) = found["containers"]
+    assert loras(engine) == {"sql": "o/sql"}
+    assert engine["envFrom"] == [{"secretRef": {"name": "hub"}}]
+    assert "initContainers" not in found
+
+
+def test_a_node_pool_loads_the_adapters_that_it_names():
+    found = test_render.body()["spec"]["nodePools"]
+    found = [{**item, "adapters": ["chat"] if item["name"] == "a100" else []} for item in found]
+    (engine,) = pod(nodePools=found, **model("hf://Qwen/Qwen3-8B", cache=CACHE, adapters=ADAPTERS))["containers"]
+    assert loras(engine) == {"chat": "/adapters/0/chat"}
+    every = test_render.manifests(nodePools=found, **model("hf://a/b", cache=CACHE, adapters=ADAPTERS))
+    others = [item for item in every if item["kind"] == "Deployment" and "engine-a100" not in item["metadata"]["name"]]
+    assert "--enable-lora" not in json.dumps(others)
+
+
+def test_simulated_engines_serve_the_adapters_by_name():
+    engine = {**test_render.body()["spec"]["engine"], "kind": "sim"}
+    (container,) = pod(engine=engine, **model("hf://a/b", cache=CACHE, adapters=ADAPTERS))["containers"]
+    assert [word for word in container["args"] if word.startswith("--adapter=")] == [
+        "--adapter=sql", "--adapter=chat", "--adapter=team/x",
+    ]  # fmt: skip
+
+
 def test_downloads_can_pull_their_image_beside_the_engines_own_secrets():
     engine = {**test_render.body()["spec"]["engine"], "imagePullSecrets": [{"name": "own"}]}
     images = dataclasses.replace(test_render.IMAGES, pull_secrets=("registry", "own"))

@@ -266,6 +266,24 @@ async def test_reports_count_every_call_once(rig: Rig) -> None:
     assert finished == 6
 
 
+async def test_an_adapter_is_served_under_its_name() -> None:
+    engine = realtime.RealtimeEngine(COST, policy="fcfs")
+    identity = openai_double.Identity(model="m", profile="test", adapters=("sql",))
+    runner = web.AppRunner(openai_double.SimulatedEngine(engine, identity).app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    stepping = asyncio.create_task(engine.run())
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as http:
+        async with http.get("/v1/models") as response:
+            assert [item["id"] for item in (await response.json())["data"]] == ["m", "sql"]
+        for model, status in (("sql", 200), ("m", 200), ("other", 400)):
+            async with http.post("/v1/completions", json={"model": model, "prompt": "x", "max_tokens": 1}) as response:
+                answer = await response.json()
+                assert (response.status, answer.get("model")) == (status, model if status == 200 else None)
+    stepping.cancel()
+    await runner.cleanup()
+
+
 def test_a_watch_may_be_closed_after_its_engine_has_ended() -> None:
     async def watch() -> engine_status.Watch:
         engine, loop = realtime.RealtimeEngine(COST, policy="fcfs"), asyncio.get_running_loop()
@@ -288,7 +306,7 @@ def test_labels_survive_the_wire() -> None:
     body = json.dumps({"prompt": "x", "max_tokens": 20, "vllm_xargs": labels.write(0.0, call)}).encode()
 
     async def parse() -> Call:
-        return sim_request.parse(body, chat=False, model="m").calls[0]
+        return sim_request.parse(body, chat=False, models=["m"]).calls[0]
 
     read = asyncio.run(parse())
     assert (read.tenant, read.output_predicted) == ("t", 9)

@@ -74,7 +74,7 @@ def test_a_required_tool_is_called_with_arguments_of_its_schema(choice: Any, nam
 async def test_a_form_without_a_stub_is_rejected_with_its_field(fields: dict[str, Any], param: str) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "?"}], **fields}).encode()
     with pytest.raises(sim_request.BadRequest, match="simulated engines have no answer of this form") as rejected:
-        sim_request.parse(body, chat=True, model="m")
+        sim_request.parse(body, chat=True, models=["m"])
     assert rejected.value.param == param
 
 

@@ -4,7 +4,7 @@ What decisions need of an engine (its cost model, its health, the work of other 
 """
 
 import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from tidegate_gateway.lifecycle import placement
@@ -32,6 +32,10 @@ class EngineDirectory:
         self._placements = placements
         self.models: list[str] = []
         """Every model that some engine lists (adapters included)."""
+        self._listing: dict[str, set[EngineId]] = {}
+        """The engines that list each model."""
+        self._everywhere: frozenset[str] = frozenset()
+        """The models that all engines list which list any."""
         self._engines: dict[EngineId, EngineReport] = {}
         self._others: Mapping[EngineId, Backlog] = {}
 
@@ -47,6 +51,11 @@ class EngineDirectory:
     def endpoint(self, engine: EngineId) -> str:
         """The address of the engine as proxies write it: IP:port."""
         return urllib.parse.urlsplit(self.url(engine)).netloc.rpartition("@")[2]
+
+    def listing(self, model: str) -> Container[EngineId] | None:
+        """The engines that list the model, which follow what engines list later; None if all engines list it that list
+        any."""
+        return None if model in self._everywhere else self._listing.get(model)
 
     def engines_at(self, endpoints: Iterable[str]) -> frozenset[EngineId]:
         """The engines at these addresses."""
@@ -85,4 +94,16 @@ class EngineDirectory:
             self._placements.on_others(others)
 
     def _list_models(self) -> None:
-        self.models = sorted({model for engine in self._engines.values() for model in engine.models})
+        found: dict[str, set[EngineId]] = {}
+        for engine in self._engines.values():
+            for model in engine.models:
+                found.setdefault(model, set()).add(engine.id)
+        for model, engines in self._listing.items():  # calls that wait have these sets
+            engines.clear()
+            if model in found:
+                engines |= found[model]
+                found[model] = engines
+        self._listing = found
+        listing_any = sum(bool(engine.models) for engine in self._engines.values())
+        self._everywhere = frozenset(model for model, engines in found.items() if len(engines) == listing_any)
+        self.models = sorted(found)

@@ -7,7 +7,7 @@ the placement only. All decisions are the core's.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from tidegate_gateway.lifecycle import watchdog
 from tidegate_gateway.observe import background_loop, call_record, prometheus_metrics, recent_decisions
@@ -37,7 +37,7 @@ class Placement:
         self._offer: asyncio.Future[core_actions.Send] = asyncio.get_running_loop().create_future()
         self._trouble: error_table.EngineTrouble | None = None
 
-    def enter(self, only: frozenset[EngineId] | None = None) -> None:
+    def enter(self, only: Container[EngineId] | None = None) -> None:
         """Passes the call to the core. It may go to these engines only; None = to all."""
         self._placements.enter(self, only)
         if self._offer.done():
@@ -227,7 +227,7 @@ class Placements:
 
     # Reports of placements.
 
-    def enter(self, placement: Placement, only: frozenset[EngineId] | None) -> None:
+    def enter(self, placement: Placement, only: Container[EngineId] | None) -> None:
         self._in_progress[placement.call.id] = placement
         self._act(self.core.on_arrival(self.clock(), placement.call, only))
 

@@ -119,7 +119,7 @@ def _pod(
     )
     shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": engine.shared_memory}}
     fields = {**accelerators.pod_fields(node_pool), **engine.pod_fields, **weights.pod_fields()}
-    if weights.init_containers and "imagePullSecrets" in engine.pod_fields:
+    if weights.pod_fields() and "imagePullSecrets" in engine.pod_fields:
         more = ({"name": secret} for secret in download_image.pull_secrets)
         fields["imagePullSecrets"] = pods.last_by("name", *engine.pod_fields["imagePullSecrets"], *more)
     return pods.pod(
@@ -164,6 +164,8 @@ def _simulated(pool: spec.Pool, node_pool: node_pool_spec.NodePool) -> Iterator[
     yield f"--control=0.0.0.0:{child_metadata.CONTROL_PORT}"
     yield f"--speed={pool.engine.sim_speed:g}"
     yield f"--shutdown-timeout={pool.engine.drain_s}"
+    for adapter in node_pool.adapters:
+        yield f"--adapter={adapter.name}"
     if node_pool.profile:
         yield f"--profile={node_pool.profile}"
 

@@ -1,4 +1,5 @@
-"""How the weights of a node pool reach its engines: a volume, a mount, and what runs before the engine.
+"""How the weights of a model and of its adapters reach the engines of a node pool: volumes, mounts, and what runs before
+the engine.
 
 Weights that are downloaded into a cache come by an init container, which is `tidegate weights` in the image of gateways,
 so engine images need nothing for it. The engine then reads the copy, and never writes to the volume. The init container
@@ -6,7 +7,8 @@ requests the CPU and the memory of the engine, so a pod that is Guaranteed stays
 images (`oci://`) by itself. Without a cache vLLM downloads from the hub, to the pod's own disk.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +20,22 @@ CONTAINER = "weights"
 """Name of the init container."""
 VOLUME, FOLDER = "tidegate-weights", "/weights"
 REPORT = "/dev/termination-log"
+MOST_IN_A_STEP = 4
+"""Adapters whose calls vLLM runs in one step (--max-loras), unless the engine's arguments say otherwise."""
 _SMALL = {"requests": {"cpu": "500m", "memory": "512Mi"}}
 """Resources of the download where the engine has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """Weights in a pod."""
+
+    path: str
+    """Where the engine reads them; a name for vLLM to resolve if nothing is mounted."""
+    volume: Mapping[str, Any] | None = None
+    mount: Mapping[str, Any] | None = None
+    """Of the engine."""
+    init_container: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,21 +47,20 @@ class EngineWeights:
     env: Sequence[Mapping[str, Any]] = ()
     variables_of: str | None = None
     """Secret whose keys become variables of the engine."""
-    volume: Mapping[str, Any] | None = None
-    """The source of the volume that the engine mounts at `FOLDER`."""
-    init_containers: Sequence[Mapping[str, Any]] = ()
+    copies: Sequence[Copy] = ()
 
-    def volumes(self) -> list[dict[str, Any]]:
-        return [{"name": VOLUME, **self.volume}] if self.volume else []
+    def volumes(self) -> list[Mapping[str, Any]]:
+        return _by_name(copy.volume for copy in self.copies)
 
-    def mounts(self) -> list[dict[str, Any]]:
-        return [{"name": VOLUME, "mountPath": FOLDER, "readOnly": True}] if self.volume else []
+    def mounts(self) -> list[Mapping[str, Any]]:
+        return _by_name(copy.mount for copy in self.copies)
 
     def container_fields(self) -> dict[str, Any]:
         return _variables_of(self.variables_of)
 
     def pod_fields(self) -> dict[str, Any]:
-        return {"initContainers": list(self.init_containers)} if self.init_containers else {}
+        found = [copy.init_container for copy in self.copies if copy.init_container is not None]
+        return {"initContainers": found} if found else {}
 
 
 NONE = EngineWeights()
@@ -53,51 +68,109 @@ NONE = EngineWeights()
 
 def is_downloaded(pool: spec.Pool, node_pool: node_pool_spec.NodePool) -> bool:
     """Whether the pods of the node pool download weights into a cache before their engines start."""
-    source = node_pool.weights
-    comes_from_afar = source is not None and source.scheme in weight_source.DOWNLOADED
-    return comes_from_afar and pool.model.cache is not None and not node_pool.engine.simulated
+    return any(source is not None and _is_cached(pool, node_pool, source) for source in _sources(node_pool))
 
 
 def of(pool: spec.Pool, node_pool: node_pool_spec.NodePool, image: pods.Image) -> EngineWeights:
     """`image` is that of the download."""
     source, model = node_pool.weights, pool.model
+    resolved = [one for one in _sources(node_pool) if _is_resolved_by_vllm(pool, node_pool, one)]
+    adapters = [
+        _copy(pool, node_pool, adapter.weights, image, name=f"adapter-{number}", folder=f"/adapters/{number}")
+        for number, adapter in enumerate(node_pool.adapters)
+    ]
+    copies = adapters
     if source is None:
-        return _by_vllm(model.name, "", model)
-    if is_downloaded(pool, node_pool):
-        return _cached(pool, node_pool, source, image)
-    if source.scheme == "hf":
-        return _by_vllm(source.location, source.detail, model)
-    if source.scheme == "file":
-        return EngineWeights(arguments=(f"--model={source.location}",))
-    volumes: Mapping[str, Mapping[str, Any]] = {
-        "pvc": {"persistentVolumeClaim": {"claimName": source.location, "readOnly": True}},
-        "oci": {"image": {"reference": source.location}},
-        "hostpath": {"hostPath": {"path": source.location, "type": "Directory"}},
-    }
-    return EngineWeights(arguments=(_model(source.detail),), volume=volumes[source.scheme])
+        arguments: tuple[str, ...] = (f"--model={model.name}",)
+    elif source in resolved:
+        revisions = (f"--revision={source.detail}",) if source.detail != weight_source.DEFAULT_REVISION else ()
+        arguments = (f"--model={source.location}", *revisions)
+    else:
+        weights = _copy(pool, node_pool, source, image, name=CONTAINER, folder=FOLDER)
+        arguments, copies = (f"--model={weights.path}",), [weights, *adapters]
+    return EngineWeights(
+        arguments=(*arguments, *_loras(pool, node_pool, [copy.path for copy in adapters])),
+        env=[{"name": "HF_ENDPOINT", "value": model.endpoint}] if resolved and model.endpoint else (),
+        variables_of=model.secret if resolved else None,
+        copies=copies,
+    )
+
+
+def _sources(node_pool: node_pool_spec.NodePool) -> list[weight_source.Source | None]:
+    return [node_pool.weights, *(adapter.weights for adapter in node_pool.adapters)]
+
+
+def _is_resolved_by_vllm(
+    pool: spec.Pool, node_pool: node_pool_spec.NodePool, source: weight_source.Source | None
+) -> bool:
+    """Whether vLLM gets the weights from the hub."""
+    return source is None or (source.scheme == "hf" and not _is_cached(pool, node_pool, source))
+
+
+def _is_cached(pool: spec.Pool, node_pool: node_pool_spec.NodePool, source: weight_source.Source) -> bool:
+    comes_from_afar = source.scheme in weight_source.DOWNLOADED
+    return comes_from_afar and pool.model.cache is not None and not node_pool.engine.simulated
 
 
 def _variables_of(secret: str | None) -> dict[str, Any]:
     return {"envFrom": [{"secretRef": {"name": secret}}]} if secret else {}
 
 
-def _model(folder: str) -> str:
-    return f"--model={FOLDER}/{folder}".rstrip("/")
+def _by_name(items: Iterable[Mapping[str, Any] | None]) -> list[Mapping[str, Any]]:
+    """Each item once. Copies in a cache share its volume."""
+    return list({item["name"]: item for item in items if item is not None}.values())
 
 
-def _by_vllm(name: str, revision: str, model: spec.Model) -> EngineWeights:
-    revisions = (f"--revision={revision}",) if revision not in ("", weight_source.DEFAULT_REVISION) else ()
-    env = [{"name": "HF_ENDPOINT", "value": model.endpoint}] if model.endpoint else []
-    return EngineWeights(arguments=(f"--model={name}", *revisions), env=env, variables_of=model.secret)
+def _loras(pool: spec.Pool, node_pool: node_pool_spec.NodePool, paths: Sequence[str]) -> tuple[str, ...]:
+    """Each adapter in JSON, the only form in which a path may have any character."""
+    if not paths:
+        return ()
+    modules = [
+        json.dumps({"name": adapter.name, "path": path, "base_model_name": pool.model.name})
+        for adapter, path in zip(node_pool.adapters, paths, strict=True)
+    ]
+    return ("--enable-lora", f"--max-loras={min(len(paths), MOST_IN_A_STEP)}", "--lora-modules", *modules)
+
+
+def _copy(
+    pool: spec.Pool,
+    node_pool: node_pool_spec.NodePool,
+    source: weight_source.Source,
+    image: pods.Image,
+    *,
+    name: str,
+    folder: str,
+) -> Copy:
+    """The weights of `source`, at `folder` in the engine unless they are in the cache."""
+    if _is_cached(pool, node_pool, source):
+        return _cached(pool, node_pool, source, image, name=name)
+    if source.scheme in ("hf", "file"):
+        return Copy(path=source.location)
+    volumes: Mapping[str, Mapping[str, Any]] = {
+        "pvc": {"persistentVolumeClaim": {"claimName": source.location, "readOnly": True}},
+        "oci": {"image": {"reference": source.location}},
+        "hostpath": {"hostPath": {"path": source.location, "type": "Directory"}},
+    }
+    volume = f"tidegate-{name}"
+    return Copy(
+        path=f"{folder}/{source.detail}".rstrip("/"),
+        volume={"name": volume, **volumes[source.scheme]},
+        mount={"name": volume, "mountPath": folder, "readOnly": True},
+    )
 
 
 def _cached(
-    pool: spec.Pool, node_pool: node_pool_spec.NodePool, source: weight_source.Source, image: pods.Image
-) -> EngineWeights:
+    pool: spec.Pool,
+    node_pool: node_pool_spec.NodePool,
+    source: weight_source.Source,
+    image: pods.Image,
+    *,
+    name: str,
+) -> Copy:
     model, cache = pool.model, pool.model.cache
     assert cache is not None
     container = pods.container(
-        CONTAINER,
+        name,
         image=image,
         ports={},
         command=["tidegate", "weights"],
@@ -115,8 +188,9 @@ def _cached(
     )
     claim = {"persistentVolumeClaim": {"claimName": cache.claim}}
     folder = {"hostPath": {"path": cache.host_path, "type": "Directory"}}
-    return EngineWeights(
-        arguments=(_model(source.folder(model.endpoint)),),
-        volume=folder if cache.claim is None else claim,
-        init_containers=[container],
+    return Copy(
+        path=f"{FOLDER}/{source.folder(model.endpoint)}",
+        volume={"name": VOLUME, **(folder if cache.claim is None else claim)},
+        mount={"name": VOLUME, "mountPath": FOLDER, "readOnly": True},
+        init_container=container,
     )

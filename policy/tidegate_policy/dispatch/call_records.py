@@ -1,5 +1,6 @@
 """What the dispatcher remembers of each call: while the call waits, and while the call is at an engine."""
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from tidegate_policy import policies
@@ -20,8 +21,8 @@ class Out:
     """Tokens that the policy was told of."""
     avoid: frozenset[EngineId] = frozenset()
     """Engines that have failed the call."""
-    only: frozenset[EngineId] | None = None
-    """The engines that the call may go to; None = all."""
+    only: Container[EngineId] | None = None
+    """The engines that the call may go to, which may become others while it waits; None = all."""
     answered: bool = False
     """The engine has sent the first token."""
 
@@ -37,8 +38,8 @@ class Waiting:
     attempt: int = 1
     avoid: set[EngineId] = field(default_factory=set)
     """Engines that have failed the call."""
-    only: frozenset[EngineId] | None = None
-    """The engines that the call may go to; None = all."""
+    only: Container[EngineId] | None = None
+    """The engines that the call may go to, which may become others while it waits; None = all."""
 
     def allows(self, engine: EngineId) -> bool:
         """Whether the call may go to the engine."""

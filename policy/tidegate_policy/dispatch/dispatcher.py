@@ -12,7 +12,7 @@ engine that has room (late binding).
 import heapq
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tidegate_policy import policies
@@ -131,7 +131,7 @@ class Dispatcher:
 
     # Events.
 
-    def on_arrival(self, now: float, call: Call, only: frozenset[EngineId] | None = None) -> list[Action]:
+    def on_arrival(self, now: float, call: Call, only: Container[EngineId] | None = None) -> list[Action]:
         """A call came in. It is sent, waits, or is shed with a reason. It may go to the engines of `only`; None = to
         all."""
         if self._draining:
