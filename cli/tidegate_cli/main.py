@@ -21,7 +21,7 @@ COMPONENTS = {
     "engine": ("tidegate_engine.vllm_server", "run vLLM with Tidegate's scheduler; vLLM's flags pass through"),
     "sim-engine": ("tidegate_sim.engine_double", "a simulated engine with vLLM's HTTP API"),
     "weights": ("tidegate_operator.weights.weights_command", "download the weights of a model into a cache"),
-    "bench": ("tidegate_sim.bench", "evaluate policies in virtual time with vLLM's real scheduler"),
+    "bench": ("tidegate_sim.bench", "evaluate policies in virtual time, with vLLM's scheduler or a fast model of it"),
 }
 COMMANDS = {
     "gateway": ("tidegate_cli.gateway_command", "the gateway, as its container runs it"),

@@ -133,7 +133,7 @@ class Dispatch:
     """The choice of an engine for a call."""
 
     rule: str = "least-delay"
-    """The dispatch rule: least-delay, score (HexGen eq 4), or a common rule: round-robin, least-requests,
+    """The dispatch rule: least-delay, earliest-finish, score (HexGen eq 4), or a common rule: round-robin, least-requests,
     weighted-least-requests, power-of-two, bounded-affinity, cache-aware, prefix-score."""
     alpha: float | Literal["auto"] = "auto"
     """For `score`: 0 = load alone, 1 = speed alone; auto = 0.2 (decision 25)."""

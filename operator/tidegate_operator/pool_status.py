@@ -1,7 +1,8 @@
 """The status of a pool: its conditions, counts and events, computed from the objects that exist.
 
-Pure. Two writers share a pool's status by server-side apply, and each states its own part: `reconcile` (counts, Ready,
-Progressing, Degraded) and `pool_steering` (active policy, attainment, PolicyStable). So neither overwrites the other.
+Pure. Several writers share a pool's status by server-side apply, and each states its own part: `reconcile` (counts, Ready,
+Progressing, Degraded), `pool_steering` (active policy, attainment, PolicyStable), `pool_scaling` and `pool_canary`. So none
+overwrites another.
 
     Available     calls are served: at least one engine, one gateway and the store are ready
     Ready         every part runs as the spec asks

@@ -79,6 +79,17 @@ async def test_large_messages_pass_both_windows(up: Any) -> None:
         assert not client.own_backlog()
 
 
+async def test_a_call_that_is_held_for_an_engine_asks_for_the_time_that_it_is_held(up: Any) -> None:
+    queue = {"hold": "60s", "ttl": "1s"}
+    async with up(listen=LISTEN, queue=queue) as client, grpc.aio.insecure_channel(client.ext_proc) as channel:
+        call = ext_proc_pb2_grpc.ExternalProcessorStub(channel).Process()
+        for message in messages(b'{"model": "fake", "prompt": "x"}'):
+            await call.write(message)
+        assert (await call.read()).HasField("request_headers")
+        assert (await call.read()).override_message_timeout.ToTimedelta().total_seconds() > 60
+        call.cancel()
+
+
 @pytest.mark.parametrize("trailers", [False, True])
 async def test_a_body_in_parts_is_answered_in_order(up: Any, trailers: bool) -> None:
     head, body = messages(b'{"model": "fake", "prompt": "%s"}' % (b"0123456789" * 20_000))

@@ -1,7 +1,7 @@
 """A double of an S3-compatible object store, and one of the Hugging Face hub, as far as a download uses them.
 
-Standard library only, so that a pod can run this file too: `python object_store.py BUCKET FOLDER PORT` serves a folder
-with its checksums.
+Standard library only, so that a pod can run this file too: `python object_store.py PORT BUCKET/NAME=FOLDER ...` serves
+folders with their checksums.
 """
 
 import hashlib
@@ -177,13 +177,16 @@ def running(handler: type[Handler], contents: dict[str, bytes]) -> Iterator[Stor
             server.shutdown()
 
 
+def with_checksums(name: str, folder: pathlib.Path) -> dict[str, bytes]:
+    """The files of a folder by their paths in the store, and SHA256SUMS."""
+    files = {f"{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    sums = "".join(f"{hashlib.sha256(body).hexdigest()}  {path}\n" for path, body in files.items())
+    return {f"{name}/{path}": body for path, body in {**files, "SHA256SUMS": sums.encode()}.items()}
+
+
 if __name__ == "__main__":
-    bucket, folder, number = sys.argv[1:]
-    files = {
-        f"{bucket}/{path.relative_to(folder)}": path.read_bytes()
-        for path in pathlib.Path(folder).rglob("*")
-        if path.is_file()
-    }
-    sums = (f"{hashlib.sha256(body).hexdigest()}  {path.removeprefix(f'{bucket}/')}\n" for path, body in files.items())
-    files[f"{bucket}/SHA256SUMS"] = "".join(sums).encode()
-    Store(S3, files, int(number), "0.0.0.0").serve_forever()
+    contents: dict[str, bytes] = {}
+    for word in sys.argv[2:]:
+        name, _, folder = word.partition("=")
+        contents |= with_checksums(name, pathlib.Path(folder))
+    Store(S3, contents, int(sys.argv[1]), "0.0.0.0").serve_forever()

@@ -21,11 +21,14 @@ def tell(story: e2e_cluster.Story, cluster: e2e_cluster.Cluster, vllm: str) -> N
         "the weights are cached, and an engine that starts later downloads nothing", lambda: warm_start(cluster)
     )
     story.check("sensible text from the real model", lambda: real_chat(cluster))
+    story.check("another text from the model with the adapter", lambda: adapted_chat(cluster))
     story.check("our scheduler runs inside vLLM, under the pool's policy", lambda: real_state(cluster))
 
 
 def start_store(cluster: e2e_cluster.Cluster) -> str:
-    """An S3-compatible store in a pod, which serves the demo model from this machine's disk."""
+    """An S3-compatible store in a pod, which serves the demo model and an adapter from this machine's disk."""
+    folders = {"smollm2": readable_model(), "shifted": adapter(readable_model())}
+    served = [f"models/{name}=/{name}" for name in folders]
     store = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -35,19 +38,22 @@ def start_store(cluster: e2e_cluster.Cluster) -> str:
                 {
                     "name": "store",
                     "image": e2e_cluster.LOCAL_IMAGES[0],
-                    "command": ["python", "-c", OBJECT_STORE.read_text(), "models/smollm2", "/model", "9000"],
+                    "command": ["python", "-c", OBJECT_STORE.read_text(), "9000", *served],
                     "ports": [{"containerPort": 9000}],
                     "readinessProbe": {"tcpSocket": {"port": 9000}, "periodSeconds": 1},
-                    "volumeMounts": [{"name": "model", "mountPath": "/model", "readOnly": True}],
+                    "volumeMounts": [{"name": name, "mountPath": f"/{name}", "readOnly": True} for name in folders],
                 }
             ],
-            "volumes": [{"name": "model", "hostPath": {"path": str(readable_model()), "type": "Directory"}}],
+            "volumes": [
+                {"name": name, "hostPath": {"path": str(folder), "type": "Directory"}}
+                for name, folder in folders.items()
+            ],
         },
     }
     cluster.kubectl("apply", "-n", e2e_cluster.WORK, "-f", "-", stdin=json.dumps(store))
     cluster.kubectl("expose", "-n", e2e_cluster.WORK, "pod/store", "--port=9000")
     cluster.kubectl("wait", "-n", e2e_cluster.WORK, "pod/store", "--for=condition=Ready", "--timeout=60s")
-    return "s3://models/smollm2"
+    return ", ".join(f"s3://models/{name}" for name in folders)
 
 
 def weights_folder() -> pathlib.Path:
@@ -74,6 +80,7 @@ def apply_real_pool(cluster: e2e_cluster.Cluster, vllm: str) -> str:
                 "uri": "s3://models/smollm2",
                 "endpoint": f"http://store.{e2e_cluster.WORK}.svc:9000",
                 "cache": {"hostPath": str(weights_folder())},
+                "adapters": [{"name": "shifted", "uri": "s3://models/shifted"}],
                 "maxModelLen": 2048,
             },
             "engine": {
@@ -112,9 +119,11 @@ def warm_start(cluster: e2e_cluster.Cluster) -> str:
     cluster.kubectl("delete", "-n", e2e_cluster.WORK, "pod", "-l", selector, "--now")
     cluster.kubectl("wait", "-n", e2e_cluster.WORK, "spool/real", "--for=condition=Ready=False", "--timeout=30s")
     cluster.kubectl("wait", "-n", e2e_cluster.WORK, "spool/real", "--for=condition=Ready", "--timeout=420s")
-    lines = cluster.kubectl("logs", "-n", e2e_cluster.WORK, "-l", selector, "-c", "weights").strip()
-    e2e_cluster.expect(lines.endswith("are in the cache") and "\n" not in lines, lines)
-    return lines
+    told = []
+    for container in ("weights", "adapter-0"):
+        told.append(cluster.kubectl("logs", "-n", e2e_cluster.WORK, "-l", selector, "-c", container).strip())
+        e2e_cluster.expect(told[-1].endswith("are in the cache") and "\n" not in told[-1], told[-1])
+    return "\n".join(told)
 
 
 def readable_model() -> pathlib.Path:
@@ -135,6 +144,41 @@ def real_chat(cluster: e2e_cluster.Cluster) -> str:
     answer = e2e_cluster.ask(cluster, "chat", e2e_cluster.REAL_GATEWAY, "smollm2", "What is the capital of France?")
     e2e_cluster.expect(
         answer["status"] == 200 and "Paris" in answer["text"] and answer["streamed"] == answer["text"], answer
+    )
+    return json.dumps(answer)
+
+
+def adapter(model: pathlib.Path) -> pathlib.Path:
+    """A LoRA adapter of the model with random weights, which every user of this machine can read."""
+    import safetensors.torch
+    import torch
+
+    config = json.loads((model / "config.json").read_text())
+    width, rank = config["hidden_size"], 8
+    values = width // config["num_attention_heads"] * config["num_key_value_heads"]
+    random = torch.Generator().manual_seed(0)
+    weights = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, outputs in (("q_proj", width), ("v_proj", values)):
+            module = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{module}.lora_A.weight"] = 0.05 * torch.randn(rank, width, generator=random)
+            weights[f"{module}.lora_B.weight"] = 0.05 * torch.randn(outputs, rank, generator=random)
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, "bias": "none"}
+    settings |= {"target_modules": ["q_proj", "v_proj"], "base_model_name_or_path": "smollm2"}
+    folder = images.folder().parent / "e2e-adapter"
+    folder.mkdir(exist_ok=True)
+    safetensors.torch.save_file(weights, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    return folder
+
+
+def adapted_chat(cluster: e2e_cluster.Cluster) -> str:
+    question = "What is the capital of France?"
+    answer = e2e_cluster.ask(cluster, "chat", e2e_cluster.REAL_GATEWAY, "shifted", question)
+    e2e_cluster.expect(
+        answer["status"] == 200 and "Paris" not in answer["text"] and answer["streamed"] == answer["text"], answer
     )
     return json.dumps(answer)
 

@@ -275,7 +275,8 @@ class Exchange:
     def _on_wait(self, call: Call) -> None:
         """Asks Envoy for the time that the call may wait."""
         gateway = self._picker.gateway
-        left_s = gateway.settings.queue.ttl_s if call.deadline_at_s is None else call.deadline_at_s - gateway.clock()
+        expires_at_s = gateway.core.dispatcher.expires_at_s(call.id)
+        left_s = 0.0 if expires_at_s is None else expires_at_s - gateway.clock()
         self._stream.send(ext_proc_messages.more_time(min(max(left_s, 0.0) + MARGIN_S, LONGEST_EXTENSION_S)))
 
     def _send_choice(self, carried: handed_over.HandedOver) -> None:

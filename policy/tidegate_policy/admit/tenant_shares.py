@@ -121,8 +121,6 @@ class TenantShares:
         self._seen = 0
         self._service_s = 0.0
         self._demand_s = 0.0
-        self.share = 1.0
-        """The share of the pool's calls that this gateway has sent."""
 
     def __len__(self) -> int:
         """Held calls."""
@@ -137,7 +135,7 @@ class TenantShares:
         """Sequences that saturate the pool; infinite while that is unknown."""
         if not self._bounded or self._seen < FIRST_CALLS or self._demand_s <= 0.0:
             return math.inf
-        return self.share * self._service_s / self._demand_s
+        return self._service_s / self._demand_s
 
     def observe(self, service_s: float, demand_s: float) -> None:
         """A call was answered that takes `service_s` seconds alone, and `demand_s` of the whole pool."""

@@ -81,8 +81,6 @@ class WorkflowGate:
         self._tenant_of: dict[WorkflowId, str] = {}
         """The tenant of each active workflow."""
         self._arrivals = 0
-        self.share = 1.0
-        """The share of the pool's calls that this gateway has sent."""
 
     def __len__(self) -> int:
         """Held calls."""
@@ -98,7 +96,7 @@ class WorkflowGate:
         """Workflows of all tenants that may be active; None = any number."""
         if not self._bounded or self._finished < FIRST_WORKFLOWS or self._demand_s <= 0.0:
             return None
-        return max(round(HEADROOM * self.share * self._path_s / self._demand_s), 1)
+        return max(round(HEADROOM * self._path_s / self._demand_s), 1)
 
     @property
     def active(self) -> int:

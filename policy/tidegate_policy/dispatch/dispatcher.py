@@ -129,6 +129,11 @@ class Dispatcher:
         expires_at_s, starts_at_s = self._next_expiry_at_s(), self.gate.next_start_at_s()
         return min((at_s for at_s in (expires_at_s, starts_at_s) if at_s is not None), default=None)
 
+    def expires_at_s(self, call_id: CallId) -> float | None:
+        """The instant at which the call is shed unless it has got an engine; None if it does not wait."""
+        waiting = self._waiting.get(call_id)
+        return None if waiting is None else waiting.expires_at_s
+
     # Events.
 
     def on_arrival(self, now: float, call: Call, only: Container[EngineId] | None = None) -> list[Action]:
