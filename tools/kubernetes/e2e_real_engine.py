@@ -161,8 +161,8 @@ def adapter(model: pathlib.Path) -> pathlib.Path:
     for layer in range(config["num_hidden_layers"]):
         for name, outputs in (("q_proj", width), ("v_proj", values)):
             module = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            weights[f"{module}.lora_A.weight"] = 0.05 * torch.randn(rank, width, generator=random)
-            weights[f"{module}.lora_B.weight"] = 0.05 * torch.randn(outputs, rank, generator=random)
+            weights[f"{module}.lora_A.weight"] = 0.15 * torch.randn(rank, width, generator=random)
+            weights[f"{module}.lora_B.weight"] = 0.15 * torch.randn(outputs, rank, generator=random)
     settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, "bias": "none"}
     settings |= {"target_modules": ["q_proj", "v_proj"], "base_model_name_or_path": "smollm2"}
     folder = images.folder().parent / "e2e-adapter"
@@ -175,12 +175,14 @@ def adapter(model: pathlib.Path) -> pathlib.Path:
 
 
 def adapted_chat(cluster: e2e_cluster.Cluster) -> str:
-    question = "What is the capital of France?"
-    answer = e2e_cluster.ask(cluster, "chat", e2e_cluster.REAL_GATEWAY, "shifted", question)
-    e2e_cluster.expect(
-        answer["status"] == 200 and "Paris" not in answer["text"] and answer["streamed"] == answer["text"], answer
+    base, adapted = (
+        e2e_cluster.ask(cluster, "chat", e2e_cluster.REAL_GATEWAY, model, "What is the capital of France?")
+        for model in ("smollm2", "shifted")
     )
-    return json.dumps(answer)
+    e2e_cluster.expect(
+        adapted["status"] == 200 and adapted["text"] != base["text"] and adapted["streamed"] == adapted["text"], adapted
+    )
+    return json.dumps(adapted)
 
 
 def real_state(cluster: e2e_cluster.Cluster) -> str:
