@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tidegate_gateway import fake_engine
+from tidegate_gateway.engines import health_check
 
 
 async def test_calls_for_an_adapter_go_to_the_engines_that_list_it(up: Any) -> None:
@@ -74,3 +75,11 @@ async def test_rows_of_a_relquery_go_where_their_model_is(up: Any, model: str) -
             assert b'"completed"' in await response.read()
         assert len(with_it.bodies) + len(without.bodies) == 12
         assert model == "fake" or not without.bodies
+
+
+async def test_an_engine_that_lists_very_many_models_is_believed_for_the_first_ones(up: Any) -> None:
+    names = tuple(f"adapter-{i}" for i in range(20_000))
+    async with fake_engine.engine(adapters=names) as engine, up(engine) as client:
+        assert len(client.gateway.directory.models) == health_check.MOST_MODELS
+        assert (await client.ask(model="adapter-0"))[0] == 200
+        assert (await client.ask(model="adapter-19999"))[0] == 404

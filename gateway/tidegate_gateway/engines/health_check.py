@@ -31,6 +31,8 @@ MOST_LANES = 20
 """Lanes of an engine's queue that are shown."""
 MODELS_EVERY = 30
 """Health checks between two readings of /v1/models."""
+MOST_MODELS = 256
+"""Models of one engine: the model itself, and its adapters. Further ones are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +237,7 @@ async def _page(response: aiohttp.ClientResponse) -> bytes:
 
 def _models(page: bytes) -> tuple[str, ...]:
     try:
-        rows = orjson.loads(page)["data"]
+        rows = orjson.loads(page)["data"][:MOST_MODELS]
         return tuple(row["id"] for row in rows if isinstance(row["id"], str))
     except (orjson.JSONDecodeError, LookupError, TypeError):
         return ()
