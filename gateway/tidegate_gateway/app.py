@@ -18,7 +18,15 @@ from typing import Any
 
 import tidegate_profiles
 from tidegate_gateway import gateway_settings, open_files, running_gateway, settings_reload
-from tidegate_gateway.edge import admin_api, ext_proc, grpc_api, http_api, http_listener, port_encryption
+from tidegate_gateway.edge import (
+    admin_api,
+    ext_proc,
+    grpc_api,
+    http_api,
+    http_listener,
+    listen_address,
+    port_encryption,
+)
 from tidegate_gateway.engines import discovery, health_check
 from tidegate_gateway.lifecycle import engine_connections
 from tidegate_gateway.observe import tracing_spans
@@ -159,9 +167,9 @@ async def _site(
         return None
     limits = gateway.settings.limits
     server = http_listener.Server(routes, limits, leaving=lambda: gateway.draining, guard=guard, encryption=encryption)
-    opened = await asyncio.get_running_loop().create_server(server, host, port, backlog=1024)
+    opened = await asyncio.get_running_loop().create_server(server, listen_address.bound(host), port, backlog=1024)
     stack.push_async_callback(http_listener.close, opened, server)
-    return f"{host}:{opened.sockets[0].getsockname()[1]}"
+    return listen_address.shown(host, opened.sockets[0].getsockname()[1])
 
 
 async def _grpc(

@@ -212,7 +212,7 @@ class FakeEngine:
 
 
 @contextlib.asynccontextmanager
-async def engine(**behaviour: Any) -> AsyncIterator[FakeEngine]:
+async def engine(*, host: str = "127.0.0.1", **behaviour: Any) -> AsyncIterator[FakeEngine]:
     """A fake engine on a loopback port."""
     fake = FakeEngine(**behaviour)
     application = web.Application(client_max_size=MOST_BODY_BYTES)
@@ -226,8 +226,8 @@ async def engine(**behaviour: Any) -> AsyncIterator[FakeEngine]:
     runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
-        fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        await web.TCPSite(runner, host, 0, backlog=1024).start()
+        fake.url = f"http://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}"
         yield fake
     finally:
         await runner.cleanup()

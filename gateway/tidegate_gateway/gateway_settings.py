@@ -35,7 +35,7 @@ class Listen:
     """The addresses and ports of the gateway."""
 
     host: str = "127.0.0.1"
-    """Address of the client ports; loopback by default."""
+    """Address of the client ports; loopback by default. "::" is every address, of IPv6 and of IPv4."""
     port: int = 8000
     """HTTP; 0 picks a free one."""
     status_page: bool = True

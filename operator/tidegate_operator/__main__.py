@@ -114,6 +114,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="write HTTPRoutes, InferencePools and InferenceObjectives for pools with gateway.api",
     )
+    add("--ipv6", action="store_true", help="ports listen on addresses of IPv6 too, for clusters whose pods have them")
     add("--check", action="store_true", help="only check that an operator acts and may list the pools, and end")
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     return made
@@ -168,7 +169,7 @@ async def run(options: argparse.Namespace) -> None:
         client.ApiClient() as api,
         client.ApiClient() as leasing,  # its requests wait for no others
         aiohttp.ClientSession() as session,
-        liveness.served(options.health_port, options.metrics_port, metrics),
+        liveness.served(options.health_port, options.metrics_port, metrics, ipv6=options.ipv6),
     ):
         server = api_server.ApiServer(api, instance=options.identity, gateway_api=options.gateway_api)
         if options.gateway_api:
@@ -208,6 +209,7 @@ async def _act(
             namespace=options.prometheus_namespace,
             pod_labels=dict(options.prometheus_pod_label),
         ),
+        ipv6=options.ipv6,
     )
     cache = watch_cache.WatchCache()
 

@@ -13,8 +13,11 @@ from tidegate_operator import operator_metrics
 
 
 @contextlib.asynccontextmanager
-async def served(health_port: int, metrics_port: int, metrics: operator_metrics.OperatorMetrics) -> AsyncIterator[None]:
-    """Serves both ports on every address while the context is open: the kubelet connects from outside the pod."""
+async def served(
+    health_port: int, metrics_port: int, metrics: operator_metrics.OperatorMetrics, *, ipv6: bool = False
+) -> AsyncIterator[None]:
+    """Serves both ports on every address of IPv4, and of IPv6 if wanted, while the context is open: the kubelet connects
+    from outside the pod."""
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -23,18 +26,22 @@ async def served(health_port: int, metrics_port: int, metrics: operator_metrics.
         text, content_type = metrics.exposition(request.headers.get("accept", ""))
         return web.Response(body=text, headers={"content-type": content_type})
 
-    async with _listening(health_port, "/healthz", healthz), _listening(metrics_port, "/metrics", exposition):
+    host = None if ipv6 else "0.0.0.0"  # None: of IPv6 and of IPv4
+    async with (
+        _listening(host, health_port, "/healthz", healthz),
+        _listening(host, metrics_port, "/metrics", exposition),
+    ):
         yield
 
 
 @contextlib.asynccontextmanager
-async def _listening(port: int, path: str, handler: Handler) -> AsyncIterator[None]:
+async def _listening(host: str | None, port: int, path: str, handler: Handler) -> AsyncIterator[None]:
     app = web.Application()
     app.router.add_get(path, handler)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "0.0.0.0", port).start()
+        await web.TCPSite(runner, host, port).start()
         yield
     finally:
         await runner.cleanup()

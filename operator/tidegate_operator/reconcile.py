@@ -48,6 +48,8 @@ class Rules:
     operator: str
     """Namespace and Lease of the operator, which mark the pools that it owns."""
     prometheus: scraping.Scraping = render.NO_PROMETHEUS
+    ipv6: bool = False
+    """Whether pods have addresses of IPv6."""
 
     def is_foreign(self, body: Json) -> bool:
         """Whether another operator owns the pool."""
@@ -187,6 +189,7 @@ def _desired(pool: spec.Pool, rules: Rules, children: Iterable[Json]) -> Sequenc
         images=rules.images,
         operator_namespace=rules.operator_namespace,
         prometheus=rules.prometheus,
+        ipv6=rules.ipv6,
     )
 
 

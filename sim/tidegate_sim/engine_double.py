@@ -113,7 +113,8 @@ async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stopped.set)
     try:
-        await web.TCPSite(runner, options.host, options.port, backlog=BACKLOG).start()
+        everywhere = options.host == "::"  # of IPv4 too, as for vLLM
+        await web.TCPSite(runner, None if everywhere else options.host, options.port, backlog=BACKLOG).start()
         control, stop_control = _control(loop_governor.LoopGovernor(engine, options.profile, loop), options.control)
         host, port = runner.addresses[0][:2]
         sys.stderr.write(f"simulated engine {options.profile}: http://{host}:{port}, EngineControl at {control}\n")

@@ -100,6 +100,13 @@ def test_digests_reach_the_images_of_pools(helm):
     assert f"--engine-image=tidegate-engine@{DIGEST}" in arguments
 
 
+@pytest.mark.parametrize(("value", "expected"), [("true", True), ("false", False)])
+def test_the_operator_is_told_of_ipv6(helm, value, expected):
+    (deployment,) = of_kind(template(helm, f"ipv6={value}"), "Deployment")
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert ("--ipv6" in arguments) is expected
+
+
 def test_the_pod_of_helm_test_checks_the_operator_with_its_own_account(helm):
     manifests = template(helm, "namespaces.names={a,b}")
     (deployment,) = of_kind(manifests, "Deployment")

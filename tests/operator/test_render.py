@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import pathlib
 
 import pytest
@@ -25,11 +26,10 @@ def body(**changes):
     return {"metadata": metadata, "spec": {**yaml.safe_load(text)["spec"], **changes}}
 
 
-def manifests(*, images=IMAGES, **changes):
+def manifests(*, images=IMAGES, ipv6=False, **changes):
     pool = spec.parse(body(**changes), KNOWN)
-    return list(
-        render.manifests(pool, replica_allocation.desired(pool), images=images, operator_namespace="tidegate-system")
-    )
+    counts = replica_allocation.desired(pool)
+    return list(render.manifests(pool, counts, images=images, operator_namespace="tidegate-system", ipv6=ipv6))
 
 
 def pick(found, kind, name):
@@ -227,3 +227,12 @@ def test_pull_secrets_reach_every_pod_and_a_pools_secrets_replace_them_for_its_e
     assert set(map(tuple, secrets().values())) == {("registry",)}
     own = secrets(engine={**body()["spec"]["engine"], "imagePullSecrets": [{"name": "own"}]})
     assert (own["chat-engine-a100"], own["chat-gateway"]) == (["own"], ["registry"])
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sim"])
+def test_with_ipv6_no_port_of_a_pool_is_left_to_ipv4_alone(kind):
+    engine = {**body()["spec"]["engine"], "kind": kind}
+    assert "0.0.0.0" in json.dumps(manifests(engine=engine))
+    found = manifests(engine=engine, ipv6=True)
+    assert "0.0.0.0" not in json.dumps(found)
+    assert {"--host=::", "--control=[::]:9001"} <= set(engine_container(found)["args"])

@@ -24,6 +24,7 @@ from tidegate_gateway.edge import (
     http_api,
     http_listener,
     http_messages,
+    listen_address,
 )
 from tidegate_gateway.lifecycle import handed_over
 from tidegate_gateway.openai import endpoint_registry, error_table
@@ -68,9 +69,10 @@ async def serving(
     )
     gateway.leaving.append(server.ask_to_leave)
     loop = asyncio.get_running_loop()
-    listening = await loop.create_server(server, host, port, backlog=1024, ssl=encryption)
+    bound = listen_address.bound(host)
+    listening = await loop.create_server(server, bound, port, backlog=1024, ssl=encryption)
     try:
-        yield f"{host}:{listening.sockets[0].getsockname()[1]}"
+        yield listen_address.shown(host, listening.sockets[0].getsockname()[1])
     finally:
         listening.close()
         server.leave()

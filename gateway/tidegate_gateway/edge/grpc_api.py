@@ -15,7 +15,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tidegate_gateway import running_gateway
-from tidegate_gateway.edge import grpc_authentication, grpc_inference, grpc_messages, grpc_workflows, relquery_grpc
+from tidegate_gateway.edge import (
+    grpc_authentication,
+    grpc_inference,
+    grpc_messages,
+    grpc_workflows,
+    listen_address,
+    relquery_grpc,
+)
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 HEALTH_S = 0.2
@@ -66,7 +73,7 @@ async def serving(
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    where = f"{host}:{port}"
+    where = listen_address.shown(host, port)
     try:
         bound = server.add_secure_port(where, credentials) if credentials else server.add_insecure_port(where)
     except RuntimeError as error:
@@ -75,7 +82,7 @@ async def serving(
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(_health(gateway, checks))
         try:
-            yield f"{host}:{bound}"
+            yield listen_address.shown(host, bound)
         finally:
             watching.cancel()
             await server.stop(STOP_S)

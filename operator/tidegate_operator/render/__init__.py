@@ -47,8 +47,10 @@ def manifests(
     images: Images,
     operator_namespace: str,
     prometheus: scraping.Scraping = NO_PROMETHEUS,
+    ipv6: bool = False,
 ) -> tuple[Manifest, ...]:
-    """All objects of `pool`. `counts` is the number of engines of each node pool (`replica_allocation.desired`)."""
+    """All objects of `pool`. `counts` is the number of engines of each node pool (`replica_allocation.desired`).
+    With `ipv6` the ports listen on every address, of IPv6 too; else on those of IPv4."""
     gateway_image = images.image(pool.gateway.image or images.tidegate)
 
     def engine_image(engine: node_pool_spec.Engine) -> pods.Image:
@@ -56,7 +58,7 @@ def manifests(
         return images.image(engine.image or default, engine.pull_policy)
 
     return (
-        *store_statefulset.manifests(pool, image=images.image(images.tidegate)),
+        *store_statefulset.manifests(pool, image=images.image(images.tidegate), ipv6=ipv6),
         *engine_deployments.manifests(
             pool,
             counts,
@@ -64,12 +66,14 @@ def manifests(
             download_image=gateway_image,
             operator_namespace=operator_namespace,
             prometheus=prometheus,
+            host="::" if ipv6 else "0.0.0.0",
         ),
         *gateway_deployment.manifests(
             pool,
             image=gateway_image,
             operator_namespace=operator_namespace,
             prometheus=prometheus,
+            host="::" if ipv6 else "0.0.0.0",
         ),
         *gateway_api.manifests(pool),
     )

@@ -5,7 +5,7 @@ engines. All engines share an account and a NetworkPolicy that admits only the g
 vLLM's endpoints ask for no key. The control port asks for the token in the pool's Secret.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from tidegate_control import pool_token
@@ -35,14 +35,18 @@ def manifests(
     download_image: pods.Image,
     operator_namespace: str,
     prometheus: scraping.Scraping,
+    host: str,
 ) -> Iterator[child_metadata.Manifest]:
+    """`host` is the address on which the ports listen."""
     yield child_metadata.service_account(pool, COMPONENT)
     yield _network_policy(pool, operator_namespace, prometheus)
     for node_pool in pool.node_pools:
         name = child_metadata.engine_name(pool, node_pool.name)
         yield prometheus.announced(_service(pool, node_pool, name), child_metadata.HTTP_PORT)
         yield child_metadata.disruption_budget(pool, name, COMPONENT, node_pool.name)
-        yield _deployment(pool, node_pool, name, counts[node_pool.name], image_of(node_pool.engine), download_image)
+        yield _deployment(
+            pool, node_pool, name, counts[node_pool.name], image_of(node_pool.engine), download_image, host
+        )
 
 
 def _service(pool: spec.Pool, node_pool: node_pool_spec.NodePool, name: str) -> child_metadata.Manifest:
@@ -63,6 +67,7 @@ def _deployment(
     replicas: int,
     image: pods.Image,
     download_image: pods.Image,
+    host: str,
 ) -> child_metadata.Manifest:
     selector = child_metadata.selector(pool.name, COMPONENT, node_pool.name)
     downloads = pool.model.cache if engine_weights.is_downloaded(pool, node_pool) else None
@@ -80,18 +85,19 @@ def _deployment(
                     "labels": {"app.kubernetes.io/name": "tidegate-engine", **selector},
                     "annotations": dict(node_pool.engine.placement.annotations),
                 },
-                "spec": _pod(pool, node_pool, image, download_image),
+                "spec": _pod(pool, node_pool, image, download_image, host),
             },
         },
     )  # fmt: skip
 
 
 def _pod(
-    pool: spec.Pool, node_pool: node_pool_spec.NodePool, image: pods.Image, download_image: pods.Image
+    pool: spec.Pool, node_pool: node_pool_spec.NodePool, image: pods.Image, download_image: pods.Image, host: str
 ) -> dict[str, Any]:
     engine, name = node_pool.engine, child_metadata.component_name(pool, COMPONENT)
     weights = engine_weights.NONE if engine.simulated else engine_weights.of(pool, node_pool, download_image)
-    arguments = _simulated(pool, node_pool) if engine.simulated else _vllm(pool, node_pool, weights)
+    listen = _listen(host)
+    arguments = _simulated(pool, node_pool, listen) if engine.simulated else _vllm(pool, node_pool, weights, listen)
     container = pods.container(
         "engine",
         image=image,
@@ -137,13 +143,25 @@ def _pod(
     )
 
 
-def _vllm(pool: spec.Pool, node_pool: node_pool_spec.NodePool, weights: engine_weights.EngineWeights) -> Iterator[str]:
+def _listen(host: str) -> tuple[str, ...]:
+    control = f"[{host}]" if ":" in host else host
+    return (
+        f"--host={host}",
+        f"--port={child_metadata.HTTP_PORT}",
+        f"--control={control}:{child_metadata.CONTROL_PORT}",
+    )
+
+
+def _vllm(
+    pool: spec.Pool,
+    node_pool: node_pool_spec.NodePool,
+    weights: engine_weights.EngineWeights,
+    listen: Iterable[str],
+) -> Iterator[str]:
     """Arguments of `tidegate engine`: --control and the arguments of `vllm serve`."""
     yield from weights.arguments
     yield f"--served-model-name={pool.model.name}"
-    yield "--host=0.0.0.0"
-    yield f"--port={child_metadata.HTTP_PORT}"
-    yield f"--control=0.0.0.0:{child_metadata.CONTROL_PORT}"
+    yield from listen
     yield f"--tensor-parallel-size={node_pool.tensor_parallel}"
     yield f"--shutdown-timeout={pool.engine.drain_s}"
     # A last limit behind the gateways' own limits: a full engine answers 503, and the gateway tries another one.
@@ -157,11 +175,9 @@ def _vllm(pool: spec.Pool, node_pool: node_pool_spec.NodePool, weights: engine_w
         yield f"--profile={node_pool.profile}"
 
 
-def _simulated(pool: spec.Pool, node_pool: node_pool_spec.NodePool) -> Iterator[str]:
+def _simulated(pool: spec.Pool, node_pool: node_pool_spec.NodePool, listen: Iterable[str]) -> Iterator[str]:
     yield f"--model={pool.model.name}"
-    yield "--host=0.0.0.0"
-    yield f"--port={child_metadata.HTTP_PORT}"
-    yield f"--control=0.0.0.0:{child_metadata.CONTROL_PORT}"
+    yield from listen
     yield f"--speed={pool.engine.sim_speed:g}"
     yield f"--shutdown-timeout={pool.engine.drain_s}"
     for adapter in node_pool.adapters:

@@ -32,19 +32,19 @@ LEAVE_S = 5
 it stops."""
 
 
-def settings(pool: spec.Pool) -> dict[str, Any]:
+def settings(pool: spec.Pool, host: str = "0.0.0.0") -> dict[str, Any]:
     """The settings file of `tidegate gateway --config`; the gateway's `settings` module documents the keys."""
     further = dict(pool.gateway.further)
     return {
         "model": pool.model.name,
         "listen": {
-            "host": "0.0.0.0",
+            "host": host,
             "port": child_metadata.HTTP_PORT,
             "grpcPort": child_metadata.GRPC_PORT,
             **({"extProcPort": child_metadata.EXT_PROC_PORT} if pool.gateway.api else {}),
-            "adminHost": "0.0.0.0",
+            "adminHost": host,
             "adminPort": child_metadata.ADMIN_PORT,
-            "metricsHost": "0.0.0.0",
+            "metricsHost": host,
             "metricsPort": child_metadata.METRICS_PORT,
             "statusPage": False,
             "clientMetrics": False,
@@ -120,10 +120,11 @@ def _cost(engine: node_pool_spec.Engine, node_pool: node_pool_spec.NodePool) -> 
 
 
 def manifests(
-    pool: spec.Pool, *, image: pods.Image, operator_namespace: str, prometheus: scraping.Scraping
+    pool: spec.Pool, *, image: pods.Image, operator_namespace: str, prometheus: scraping.Scraping, host: str
 ) -> Iterator[child_metadata.Manifest]:
+    """`host` is the address on which the ports listen."""
     name, selector = child_metadata.component_name(pool, COMPONENT), child_metadata.selector(pool.name, COMPONENT)
-    config = settings(pool)
+    config = settings(pool, host)
     yield child_metadata.service_account(pool, COMPONENT)
     yield child_metadata.manifest(pool, "v1", "ConfigMap", name, COMPONENT, data={"gateway.yaml": _text(config)})
     public = child_metadata.manifest(

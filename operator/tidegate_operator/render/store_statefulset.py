@@ -16,7 +16,7 @@ COMPONENT = "valkey"
 PORT = 6379
 DATA = "/data"
 _ARGUMENTS = (
-    f"--bind 0.0.0.0 --port {PORT} --protected-mode no --dir {DATA} --appendonly yes --appendfsync everysec "
+    f"--port {PORT} --protected-mode no --dir {DATA} --appendonly yes --appendfsync everysec "
     "--maxmemory-policy noeviction"
 )
 _SHELL = """exec valkey-server "$@" - <<END
@@ -31,7 +31,7 @@ def url(pool: spec.Pool) -> str:
     return pool.store.url or f"redis://{child_metadata.component_name(pool, COMPONENT)}.{pool.namespace}.svc:{PORT}/0"
 
 
-def manifests(pool: spec.Pool, *, image: pods.Image) -> Iterator[child_metadata.Manifest]:
+def manifests(pool: spec.Pool, *, image: pods.Image, ipv6: bool) -> Iterator[child_metadata.Manifest]:
     if pool.store.url is not None:
         return
     name, selector = child_metadata.component_name(pool, COMPONENT), child_metadata.selector(pool.name, COMPONENT)
@@ -64,21 +64,21 @@ def manifests(pool: spec.Pool, *, image: pods.Image) -> Iterator[child_metadata.
                     "labels": {"app.kubernetes.io/name": "tidegate-valkey", **selector},
                     **({"annotations": dict(notes)} if (notes := pool.store.placement.annotations) else {}),
                 },
-                "spec": _pod(pool, image),
+                "spec": _pod(pool, image, ipv6=ipv6),
             },
             **({"volumeClaimTemplates": [_claim(*pool.store.storage)]} if pool.store.storage else {}),
         },
     )  # fmt: skip
 
 
-def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
+def _pod(pool: spec.Pool, image: pods.Image, *, ipv6: bool) -> dict[str, Any]:
     probe = {"tcpSocket": {"port": "valkey"}, "periodSeconds": 5, "timeoutSeconds": 3}
     container = pods.container(
         "valkey",
         image=image,
         ports={"valkey": PORT},
         command=["/bin/sh", "-c", _SHELL, "valkey"],
-        args=[*_ARGUMENTS.split(), "--save", ""],
+        args=["--bind", *(("*", "-::*") if ipv6 else ("0.0.0.0",)), *_ARGUMENTS.split(), "--save", ""],
         env=[child_metadata.secret_variable(pool, "STORE_PASSWORD", child_metadata.PASSWORD_KEY)],
         mounts=[{"name": "data", "mountPath": DATA}],
         resources={"requests": {"cpu": "100m", "memory": "128Mi"}},
