@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate_gateway import gateway_settings
+from tidegate_gateway import gateway_settings, loop_steps
 from tidegate_gateway.openai import error_table
 from tidegate_gateway.relqueries import row_tables, row_template
 
@@ -18,7 +18,7 @@ BOUNDS = gateway_settings.RelQueries()
 
 def collector(template: str = "{{a}}", **bounds: Any) -> row_tables.RowCollector:
     return row_tables.RowCollector(
-        row_template.parse(template), gateway_settings.RelQueries(**bounds), row_tables.Steps()
+        row_template.parse(template), gateway_settings.RelQueries(**bounds), loop_steps.LoopSteps()
     )
 
 
@@ -31,7 +31,9 @@ def read(kind: row_tables.Format, table: bytes, template: str = "{{a}}", **bound
 def read_json(raw: bytes, template: str = "{{a}}", **bounds: Any) -> list[Any]:
     async def whole() -> list[Any]:
         rows = collector(template, **bounds)
-        _, items = await row_tables.split_document(raw, gateway_settings.RelQueries(**bounds).rows, row_tables.Steps())
+        _, items = await row_tables.split_document(
+            raw, gateway_settings.RelQueries(**bounds).rows, loop_steps.LoopSteps()
+        )
         await row_tables.read_json_rows(raw, items, rows)
         return [orjson.loads(row) for row in rows.rows]
 
@@ -155,7 +157,7 @@ async def test_other_work_has_its_turns_while_a_large_table_is_read(kind: Any) -
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "json"])
 async def test_tables_that_are_read_together_take_no_longer_turns(kind: Any) -> None:
-    steps, most, known = row_tables.Steps(), 0, 0
+    steps, most, known = loop_steps.LoopSteps(), 0, 0
     collectors = [row_tables.RowCollector(row_template.parse("{{a}}"), BOUNDS, steps) for _ in range(8)]
     csv, lines = b"a\n" + b"1\n" * 5000, b'{"a":1}\n' * 5000
 

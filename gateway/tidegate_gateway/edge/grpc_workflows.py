@@ -33,10 +33,10 @@ class Workflows(inference_pb2_grpc.WorkflowsServicer):
                 grpc_requests.requester(grpc_answers.metadata(context)),
                 request.limit or workflow_service.LISTED,
             )
-            records, more = await self._workflows.listed(request.state or None, limit, by)
+            shown, more = await self._workflows.listed(request.state or None, limit, by, _workflow)
         except error_table.GatewayError as error:
             await grpc_answers.abort(context, error)
-        return inference_pb2.ListWorkflowsResponse(workflows=map(_workflow, records), has_more=more)
+        return inference_pb2.ListWorkflowsResponse(workflows=shown, has_more=more)
 
     async def CompleteStage(
         self, request: inference_pb2.CompleteStageRequest, context: Context

@@ -180,8 +180,8 @@ class HttpApi:
                 raise error_table.BadRequest("a list takes state and limit, each once", param=name[:64])
             query[name] = value
         limit = http_headers.whole_number(query.get("limit", str(workflow_service.LISTED)))
-        records, more = await self._workflows.listed(query.get("state"), limit or 0, http_requester.of(request))
-        shown = list(map(workflow_view.as_json, records))
+        by = http_requester.of(request)
+        shown, more = await self._workflows.listed(query.get("state"), limit or 0, by, workflow_view.as_json)
         return http_messages.reply({"object": "list", "data": shown, "has_more": more})
 
     async def _cancel(self, request: http_messages.Request, workflow: str) -> http_messages.Response:

@@ -67,10 +67,10 @@ class PageState:
         """The newest workflows as timelines; None without a store, or while it does not answer."""
         by = workflow_service.Requester(tenant=tenant)
         try:
-            records, _ = await self._gateway.workflows.listed(None, SHOWN_WORKFLOWS, by)
+            shown, _ = await self._gateway.workflows.listed(None, SHOWN_WORKFLOWS, by, timeline)
         except error_table.GatewayError:
             return None
-        return list(map(timeline, records))
+        return shown
 
 
 def whole(gateway: running_gateway.Gateway, newest: list[dict[str, Any]] | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tidegate_gateway import gateway_settings
+from tidegate_gateway import gateway_settings, loop_steps
 from tidegate_gateway.lifecycle import engine_directory
 from tidegate_gateway.openai import engine_fields, error_table, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
@@ -70,7 +70,7 @@ class RelQueries:
         fields: engine_fields.EngineFields,
     ) -> None:
         self.bounds = settings.relqueries
-        self.steps = row_tables.Steps()
+        self.steps = loop_steps.LoopSteps()
         """Of the readers of rows."""
         self._link = link
         self._store = store

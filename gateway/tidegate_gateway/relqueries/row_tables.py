@@ -4,7 +4,6 @@ Every reader gives rows to a `RowCollector`, which checks each row against the t
 the first wrong row. A row is counted from 0, as in its result. An error names the row, and for files its line.
 """
 
-import asyncio
 import csv
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -13,6 +12,7 @@ from typing import Any, Literal
 import orjson
 
 from tidegate_gateway import gateway_settings
+from tidegate_gateway.loop_steps import LoopSteps
 from tidegate_gateway.openai import parsed_request
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.relqueries import row_template
@@ -34,22 +34,10 @@ _ROWS = re.compile(rb"\s*:\s*\[")
 _QUOTE = ord('"')
 
 
-class Steps:
-    """The readers of a gateway share the event loop: one step of one of them runs between two turns of other work, however
-    many tables are read at a time."""
-
-    def __init__(self) -> None:
-        self._one = asyncio.Lock()
-
-    async def next(self) -> None:
-        async with self._one:
-            await asyncio.sleep(0)
-
-
 class RowCollector:
     """The checked rows of one relQuery."""
 
-    def __init__(self, template: row_template.Template, bounds: gateway_settings.RelQueries, steps: Steps) -> None:
+    def __init__(self, template: row_template.Template, bounds: gateway_settings.RelQueries, steps: LoopSteps) -> None:
         self.rows: list[bytes] = []
         self.bytes = 0
         self.steps = steps
@@ -93,7 +81,9 @@ async def slices(table: bytes, first: int = 0, end: int | None = None) -> AsyncI
         yield table[start : min(start + SLICE_BYTES, end)]
 
 
-async def split_document(raw: bytes, most_rows: int, steps: Steps) -> tuple[dict[str, Any], list[Any] | list[slice]]:
+async def split_document(
+    raw: bytes, most_rows: int, steps: LoopSteps
+) -> tuple[dict[str, Any], list[Any] | list[slice]]:
     """A JSON object and the items of its list `rows`: as values from a small document, else as slices of the document.
     Raises `BadRequest`."""
     if len(raw) <= WHOLE_BYTES:
@@ -140,7 +130,7 @@ async def read_json_rows(raw: bytes, items: list[Any] | list[slice], rows: RowCo
     await read_rows(parsed, rows)
 
 
-async def _row_slices(raw: bytes, most: int, steps: Steps) -> tuple[int, int, list[slice]] | None:
+async def _row_slices(raw: bytes, most: int, steps: LoopSteps) -> tuple[int, int, list[slice]] | None:
     """Where the list `rows` begins and ends, and each of its objects; None if there is none. The objects themselves are
     checked when they are parsed, so this looks at brackets and quotes only."""
     depth = tokens = quote_at = rows_at = last_end = begin = 0

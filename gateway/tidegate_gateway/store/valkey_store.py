@@ -23,7 +23,7 @@ from redis import asyncio as valkey
 from redis import backoff, exceptions
 from redis.asyncio import retry
 
-from tidegate_gateway import gateway_settings, stage_declaration
+from tidegate_gateway import gateway_settings, loop_steps, stage_declaration
 from tidegate_gateway.store import store_answers, store_contract, turns
 from tidegate_policy.model import Backlog, EngineId
 
@@ -37,7 +37,7 @@ OWN_MS = 60_000
 SCRIPTS = ("workflow", "list", "share", "spend", "relquery")
 LAPSED = 100
 """Overdue workflows that are ended before a list is read."""
-PAGE_BYTES = 1024 * 1024
+PAGE_BYTES = 256 * 1024
 """Of the records in one list."""
 MOST_CANCELLED = 1000
 """Cancelled workflows that one exchange reports."""
@@ -52,6 +52,7 @@ class Valkey:
         if settings.url is None:
             raise ValueError("a store needs its url")
         self.gateway = gateway
+        self._steps = loop_steps.LoopSteps()
         self._settings = settings
         # The password has its own setting, so that it is never part of a url that could be logged.
         address = settings.url.replace("valkeys://", "rediss://").replace("valkey://", "redis://")
@@ -142,7 +143,11 @@ class Valkey:
         keys = [self.key(f"created:{each}:{by}" if by else f"created:{each}") for each in wanted]
         answer = await self.run("list", keys, [limit, self.key("workflow:"), PAGE_BYTES], by=by or "")
         now_ms, more, *found = cast("list[Any]", answer)
-        return [store_answers.record(orjson.loads(raw) | {"now_ms": now_ms}) for raw in found], bool(more)
+
+        def record(raw: bytes) -> store_contract.Record:
+            return store_answers.record(orjson.loads(raw) | {"now_ms": now_ms})
+
+        return await self._steps.convert(found, record), bool(more)
 
     async def expire(self, limit: int) -> None:
         seconds, microseconds = await self.guard(self.client.time())

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import orjson
 
-from tidegate_gateway import gateway_settings, stage_declaration
+from tidegate_gateway import gateway_settings, loop_steps, stage_declaration
 from tidegate_gateway.observe import background_loop, prometheus_metrics
 from tidegate_gateway.openai import error_table, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
@@ -75,6 +75,7 @@ class Workflows:
         """`ends` keeps the ends that the store could not take. `over` takes each workflow whose end this gateway has
         recorded, and whether it is done."""
         self._over = over
+        self._steps = loop_steps.LoopSteps()
         self._link = link
         self._metrics = metrics
         self.set_templates(templates)
@@ -180,14 +181,18 @@ class Workflows:
             await asyncio.sleep(look_s)
             look_s = min(1.5 * look_s, MOST_LOOK_S)
 
-    async def listed(self, state: str | None, limit: int, by: Requester) -> tuple[list[store_contract.Record], bool]:
-        """The newest workflows, of one state or of all, at most `limit`, and whether there are more."""
+    async def listed(
+        self, state: str | None, limit: int, by: Requester, view: Callable[[store_contract.Record], T]
+    ) -> tuple[list[T], bool]:
+        """The newest workflows as `view` shows them, of one state or of all: at most `limit` and 256 KiB of records, and
+        whether there are more."""
         if state is not None and state not in store_contract.STATES:
             raise BadRequest(f"state must be one of {', '.join(store_contract.STATES)}", param="state")
         if not 1 <= limit <= MOST_LISTED:
             raise BadRequest(f"limit must be a whole number from 1 to {MOST_LISTED}", param="limit")
         subject = _Subject(workflow="", names=by.names)
-        return await self._ask(lambda store: store.listed(state, limit, by=by.tenant), subject)
+        records, more = await self._ask(lambda store: store.listed(state, limit, by=by.tenant), subject)
+        return await self._steps.convert(records, view), more
 
     async def complete_stage(self, workflow: str, stage: str, by: Requester) -> store_contract.Record:
         """Ends a stage (a tool step, or the last of its undeclared calls)."""
