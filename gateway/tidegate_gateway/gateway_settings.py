@@ -263,7 +263,7 @@ class Limits:
     their own, because a local proxy brings all clients from there."""
     choices: int = 16
     """`n` times the prompts of one call: each choice is a sequence in the engine."""
-    answer_bytes: int = 64 * 1024 * 1024
+    answer_bytes: int = 16 * 1024 * 1024
     """An answer that is not streamed."""
 
 

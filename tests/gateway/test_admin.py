@@ -1,11 +1,13 @@
 """The admin port: state for people, and one truth about the policy for all gateways."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from tidegate_control import control_contract, control_server
 from tidegate_gateway import fake_engine
+from tidegate_gateway.observe import prometheus_metrics
 
 
 async def put(client: Any, body: Any) -> tuple[int, Any]:
@@ -183,3 +185,26 @@ async def test_an_engine_that_rejects_the_token_serves_calls_and_is_named_once_i
             await until(lambda: all(health.policy == "priority" for health in known.values()))
     finally:
         stop()
+
+
+async def test_requests_for_metrics_at_the_same_time_share_one_text(up: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+    exposition = prometheus_metrics.Metrics.exposition
+
+    def counted(self: prometheus_metrics.Metrics, accept: str = "") -> tuple[bytes, str]:
+        nonlocal made
+        made += 1
+        return exposition(self, accept)
+
+    monkeypatch.setattr(prometheus_metrics.Metrics, "exposition", counted)
+    async with up(store=False) as client:
+
+        async def scrape(accept: str) -> str:
+            async with client.http.get(f"{client.url}/metrics", headers={"accept": accept}) as response:
+                return response.headers["content-type"].partition(";")[0] + str(response.status)
+
+        kinds = ["text/plain", "application/openmetrics-text; version=1.0.0", "a/b", "c/d"]
+        found = await asyncio.gather(*(scrape(kinds[i % 4]) for i in range(200)))
+        assert set(found) == {"text/plain200", "application/openmetrics-text200"}
+        assert made < 40
+        assert (await scrape("")).endswith("200")

@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from tidegate_gateway.lifecycle import engine_connections
+from tidegate_gateway import gateway_settings, reading_turns
+from tidegate_gateway.lifecycle import engine_client, engine_connections
+from tidegate_gateway.openai import endpoint_registry, error_table, parsed_request, request_fields
 
 REQUEST = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi"
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello"
@@ -182,3 +184,50 @@ async def test_an_answer_that_nobody_reads_stops_the_engine(pool: engine_connect
 async def test_nobody_listens(pool: engine_connections.EngineConnections) -> None:
     with pytest.raises(engine_connections.ConnectionLost, match="takes no connections"):
         await asked(pool, "http://127.0.0.1:1")
+
+
+async def test_engines_that_send_much_are_read_in_turns(
+    pool: engine_connections.EngineConnections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn, read = 0, dict[int, int]()
+    received = engine_connections.EngineConnection.data_received
+
+    def counted(self: engine_connections.EngineConnection, data: bytes) -> None:
+        if len(data) > engine_connections.TURN_BYTES:
+            read[turn] = read.get(turn, 0) + 1
+        received(self, data)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(engine_connections.EngineConnection, "data_received", counted)
+    answers, piece = 20, b"1\r\nx\r\n" * 50_000
+    counting = asyncio.create_task(count_turns())
+    async with engine(CHUNKED, piece, b"0\r\n\r\n") as serving:
+        found = await asyncio.gather(*(asked(pool, serving.url) for _ in range(answers)))
+    counting.cancel()
+    assert {len(body) for _, _, body in found} == {50_000}
+    # Whoever has sent little for a while is read once before it joins the line.
+    few = 2 * reading_turns.AT_ONCE
+    assert sum(max(0, count - few) for count in read.values()) <= 2 * answers
+
+
+async def test_large_answers_are_bounded_in_sum() -> None:
+    limits = gateway_settings.Limits(bodies_bytes=3 * 1024 * 1024)
+    connections = engine_connections.EngineConnections(connect_s=2.0)
+    client = engine_client.EngineClient(connections, limits=limits)
+    completions = next(kind for kind in endpoint_registry.ENDPOINTS if kind.path == "/v1/completions")
+    body = {"model": "m", "prompt": "x"}
+    request = parsed_request.from_body(completions, body, request_fields.RequestFields(), most_choices=1)
+    large = b'{"choices": [{"text": "%s"}]}' % (b"x" * 2 * 1024 * 1024)
+    begin = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(large)
+    async with engine(begin + large[:-2], large[-2:]) as serving:
+        opening = [client.open(serving.url, request, b"hi", {}) for _ in range(6)]
+        found = await asyncio.gather(*opening, return_exceptions=True)
+        shed = [one for one in found if isinstance(one, error_table.Shed)]
+        assert 0 < len(shed) < 6
+        assert (await client.open(serving.url, request, b"hi", {})).first == large, "nothing stays counted"
+    connections.close()

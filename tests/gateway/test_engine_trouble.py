@@ -145,6 +145,14 @@ async def test_comments_are_no_tokens(up: Any) -> None:
         assert events[-2]["error"]["code"] == "engine_timeout"
 
 
+@pytest.mark.parametrize("idle", [b":\n\n", b"\n\n"])
+async def test_a_stream_of_nothing_but_comments_and_blank_lines_is_cut(up: Any, idle: bytes) -> None:
+    token = b'data: {"choices":[{"text":"w"}]}\n\n'
+    async with endless(token, 100 * idle) as url, up({"url": url}) as client:
+        events = await stream(client)
+        assert events[-2]["error"]["code"] == "engine_failed"
+
+
 async def test_a_stream_that_ignores_the_bound_on_its_tokens_is_cut(up: Any) -> None:
     token = b'data: {"choices":[{"text":"w"}]}\n\n'
     async with endless(token, token) as url, up({"url": url}) as client:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tidegate_gateway import fake_engine
-from tidegate_gateway.edge import http_connection, http_messages, reading_turns
+from tidegate_gateway import fake_engine, reading_turns
+from tidegate_gateway.edge import http_connection, http_messages
 
 CLIENTS, BYTES = 30, 1024 * 1024
 BEGIN = 2 * http_connection.LARGE_BYTES

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from google.protobuf import descriptor, message
 
-from tidegate_gateway.edge import grpc_answers, grpc_authentication
+from tidegate_gateway.edge import grpc_answers, grpc_authentication, unread_answers
 from tidegate_gateway.openai import error_table
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy.model import DropReason
@@ -88,6 +88,7 @@ class Messages(grpc.aio.ServerInterceptor):
 
     def __init__(self, most_bytes: int) -> None:
         self._left_bytes = most_bytes
+        self._left_answer_bytes = unread_answers.MOST_BYTES
         self._one_large = asyncio.Lock()
         services = inference_pb2.DESCRIPTOR.services_by_name.values()
         self._nested = {
@@ -106,7 +107,9 @@ class Messages(grpc.aio.ServerInterceptor):
 
         async def one(raw: bytes, context: grpc_answers.Context) -> Any:
             async with self._decoded(raw, fields, decode, context) as request:
-                return await handler.unary_unary(request, context)
+                answer = await handler.unary_unary(request, context)
+            await self._count_answer(answer.ByteSize(), context)
+            return answer
 
         async def many(raw: bytes, context: grpc_answers.Context) -> None:
             async with self._decoded(raw, fields, decode, context) as request:
@@ -147,6 +150,19 @@ class Messages(grpc.aio.ServerInterceptor):
                 self._give_back(len(raw))
             else:
                 thread.add_done_callback(lambda _: self._give_back(len(raw)))
+
+    async def _count_answer(self, size: int, context: Any) -> None:
+        """A long answer counts until its client has read it."""
+        if size <= unread_answers.LONG_BYTES:
+            return
+        if size > self._left_answer_bytes:
+            await grpc_answers.abort(context, error_table.Shed(DropReason.SATURATED))
+        self._left_answer_bytes -= size
+
+        def read(_: Any) -> None:
+            self._left_answer_bytes += size
+
+        context.add_done_callback(read)
 
     def _give_back(self, size: int) -> None:
         self._left_bytes += size

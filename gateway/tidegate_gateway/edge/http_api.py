@@ -32,6 +32,9 @@ from tidegate_gateway.openai import (
 )
 from tidegate_gateway.workflows import workflow_declaration, workflow_service, workflow_view
 
+TEXTS_PER_S = 20.0
+"""Texts of the metrics. Each takes some milliseconds."""
+
 
 class HttpApi:
     """The handlers of one gateway."""
@@ -42,6 +45,10 @@ class HttpApi:
         self._workflows = gateway.workflows
         self._page = page_state.PageState(gateway, takes_calls=takes_calls)
         self._requests = call_requests.CallRequests(gateway.settings.limits.choices)
+        self._loop = asyncio.get_running_loop()
+        self._texts: dict[str, asyncio.Future[http_messages.Response]] = {}
+        """Texts of the metrics that are to be made, by content type."""
+        self._next_text_at_s = 0.0
 
     def routes(self) -> http_listener.Routes:
         """The client port: only these paths exist."""
@@ -222,11 +229,24 @@ class HttpApi:
         return http_messages.reply({"status": status, "reasons": reasons}, code)
 
     async def metrics(self, request: http_messages.Request) -> http_messages.Response:
+        """Requests that come before the text is made share it, and it is made `TEXTS_PER_S` times a second at most."""
+        accept = request.header("accept")
+        kind = self._gateway.metrics.content_type(accept)
+        text = self._texts.get(kind)
+        if text is None:
+            text = self._texts[kind] = asyncio.ensure_future(self._metrics_text(accept, kind))
+        return await asyncio.shield(text)
+
+    async def _metrics_text(self, accept: str, kind: str) -> http_messages.Response:
+        now = self._loop.time()
+        self._next_text_at_s = at_s = max(now, self._next_text_at_s + 1 / TEXTS_PER_S)
+        await asyncio.sleep(at_s - now)
+        del self._texts[kind]
         gateway = self._gateway
         store_up = gateway.link.up or gateway.link.store is None
         gateway.metrics.observe(gateway.clock(), gateway.core, store_up=store_up)
         gateway.metrics.tasks.set(len(asyncio.all_tasks()))
-        text, content_type = gateway.metrics.exposition(request.header("accept"))
+        text, content_type = gateway.metrics.exposition(accept)
         return http_messages.Response(body=text, content_type=content_type)
 
     async def _state(self, request: http_messages.Request) -> http_messages.Response:

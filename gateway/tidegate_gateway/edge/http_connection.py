@@ -210,9 +210,6 @@ class Connection(asyncio.Protocol):
         if rest:
             self.data_received(rest)
 
-    def eof_received(self) -> None:
-        return None  # the transport closes
-
     def pause_writing(self) -> None:
         self._full = True
 
@@ -439,6 +436,7 @@ class Connection(asyncio.Protocol):
             transport.write(data)
         while self._full:
             left = transport.get_write_buffer_size()
+            self._listener.unread.enter(transport)
             self._drained = self._loop.create_future()
             try:
                 async with asyncio.timeout(self._limits.write_s):
@@ -448,6 +446,7 @@ class Connection(asyncio.Protocol):
                     raise ConnectionResetError("the client does not read its answer") from error
             finally:
                 self._drained = None
+                self._listener.unread.leave(transport)
         if transport.is_closing():
             raise ConnectionResetError("the connection is lost")
 
@@ -469,8 +468,8 @@ class Connection(asyncio.Protocol):
     def _on_timer(self) -> None:
         self._timer = None
         if self._ignoring:
-            return
-        if self._loop.time() < self._limit_at_s - 0.001:
+            pass
+        elif self._loop.time() < self._limit_at_s - 0.001:
             self._timer = self._loop.call_at(self._limit_at_s, self._on_timer)
         elif self._in_body and not self._paused:
             self._reject(
@@ -486,7 +485,7 @@ class Connection(asyncio.Protocol):
                 self.abort()
             else:
                 self._limit(HANG_UP_LOOK_S)
-        # Otherwise an answer is being made. The wait for the next request sets a limit again.
+        # Otherwise an answer is being made, and the wait for the next request sets a limit again.
 
     def _reject(self, error: error_table.GatewayError) -> None:
         """Nothing more is parsed; the error is answered after the requests before it."""

@@ -14,8 +14,8 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from tidegate_gateway import gateway_settings
-from tidegate_gateway.edge import http_connection, http_messages, reading_turns
+from tidegate_gateway import gateway_settings, reading_turns
+from tidegate_gateway.edge import http_connection, http_messages, unread_answers
 from tidegate_gateway.openai.error_table import BadRequest
 
 Handler = Callable[..., Awaitable[http_messages.Response | None]]
@@ -109,6 +109,7 @@ class Server:
         """The connections without a request whose head has arrived, those that wait longest first."""
         self._of_address: collections.Counter[str] = collections.Counter()
         self.turns = reading_turns.ReadingTurns()
+        self.unread = unread_answers.UnreadAnswers()
         self.body_bytes = 0
         """Bytes of the bodies of all requests that arrive or are being answered."""
         self._routes = routes

@@ -14,11 +14,14 @@ from collections.abc import Mapping
 from tidegate_gateway import gateway_settings
 from tidegate_gateway.lifecycle import engine_connections
 from tidegate_gateway.openai import bounded_json, endpoint, error_table, event_stream, parsed_request
+from tidegate_policy.model import DropReason
 
 REST_S = 0.2
 """For an engine to end its answer after the end marker."""
 ABSENT = 501
 """vLLM's answer where its model does not have the endpoint: as a 404, it is no failure of the engine."""
+LARGE_BYTES = 1024 * 1024
+"""Of an answer that is not streamed; the bytes of larger ones are bounded in sum."""
 MOST_PARTS = 2_000_000
 """Lists, objects and fields of an answer; the log probabilities of a long answer have some hundred thousand."""
 
@@ -81,6 +84,8 @@ class EngineClient:
     def __init__(self, connections: engine_connections.EngineConnections, *, limits: gateway_settings.Limits) -> None:
         self._connections = connections
         self._limits = limits
+        self._large_bytes = 0
+        """Of the answers beyond `LARGE_BYTES` that are being read."""
 
     async def open(
         self, url: str, request: parsed_request.ParsedRequest, body: bytes, headers: Mapping[str, str]
@@ -125,14 +130,30 @@ class EngineClient:
         self, connection: engine_connections.EngineConnection, kind: endpoint.Endpoint, meter: event_stream.Meter
     ) -> Reply:
         chunks: list[bytes] = []
-        size = 0
-        while chunk := await connection.read():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > self._limits.answer_bytes:
-                too_large = f"the engine's answer is larger than {self._limits.answer_bytes} bytes"
-                raise error_table.EngineTrouble(too_large)
-        content = b"".join(chunks)
+        size = counted = 0
+        try:
+            while chunk := await connection.read():
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > self._limits.answer_bytes:
+                    too_large = f"the engine's answer is larger than {self._limits.answer_bytes} bytes"
+                    raise error_table.EngineTrouble(too_large)
+                if size > counted + LARGE_BYTES:
+                    self._large_bytes += size - counted
+                    counted = size
+                    if self._large_bytes > self._limits.bodies_bytes:
+                        raise error_table.Shed(DropReason.SATURATED)
+            return self._read(connection, b"".join(chunks), kind, meter)
+        finally:
+            self._large_bytes -= counted
+
+    def _read(
+        self,
+        connection: engine_connections.EngineConnection,
+        content: bytes,
+        kind: endpoint.Endpoint,
+        meter: event_stream.Meter,
+    ) -> Reply:
         meter.done = True
         if 400 <= connection.status < 500 or connection.status == ABSENT:
             return Reply(connection, first=content, meter=meter)  # the request is at fault, whatever the engine says

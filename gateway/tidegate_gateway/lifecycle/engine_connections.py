@@ -16,12 +16,17 @@ from typing import cast
 
 import httptools
 
+from tidegate_gateway import reading_turns
+
 KEEPALIVE_S = 3.0
 """Idle connections are closed before vLLM's server does (5 s), so that no call is written to a closing one."""
 SWEEP_S = 1.0
 """Between two looks for connections that have been idle too long."""
 HEAD_BYTES = 64 * 1024
 """The longest head of an answer, and the most bytes between two parts of its body."""
+TURN_BYTES = 8 * 1024
+"""A connection that brings more at once reads on in turn with the others that do, so that engines which send much, or much
+that is dear to read, hold up nothing else."""
 UNREAD_BYTES = 16 * 1024
 """Bytes of an answer that wait for their reader before the connection stops reading. The kernel keeps about as many."""
 
@@ -37,12 +42,14 @@ class EngineConnection(asyncio.Protocol):
         "_ended",
         "_frame_bytes",
         "_framed",
+        "_in_line",
         "_keeps",
         "_lost",
         "_on_idle",
         "_parser",
         "_paused",
         "_transport",
+        "_turns",
         "_unread",
         "_unread_bytes",
         "_waiter",
@@ -52,8 +59,10 @@ class EngineConnection(asyncio.Protocol):
         "status",
     )
 
-    def __init__(self, on_idle: Callable[["EngineConnection"], None]) -> None:
+    def __init__(self, on_idle: Callable[["EngineConnection"], None], turns: reading_turns.ReadingTurns) -> None:
         """`on_idle` takes the connection back when it can carry another request."""
+        self._turns = turns
+        self._in_line = False
         self.busy = False
         self.idle_since_s = 0.0
         self.status = 0
@@ -95,7 +104,8 @@ class EngineConnection(asyncio.Protocol):
         self._unread_bytes = 0
         if self._paused and self._transport is not None:
             self._paused = False
-            self._transport.resume_reading()
+            if not self._in_line:
+                self._transport.resume_reading()
         return data
 
     @property
@@ -141,6 +151,15 @@ class EngineConnection(asyncio.Protocol):
             self._lose(error)
         if self._waiter is not None:
             self._wake()
+        if len(data) > TURN_BYTES and not self._in_line and self._transport is not None and self._lost is None:
+            self._in_line = True
+            self._transport.pause_reading()
+            self._turns.join(self._read_on)
+
+    def _read_on(self) -> None:
+        self._in_line = False
+        if not self._paused and self._transport is not None:
+            self._transport.resume_reading()
 
     def eof_received(self) -> None:
         if self.status and not self._framed and not self._ended:
@@ -215,6 +234,7 @@ class EngineConnections:
 
     def __init__(self, *, connect_s: float) -> None:
         self._connect_s = connect_s
+        self._turns = reading_turns.ReadingTurns()
         self._idle: dict[str, collections.deque[EngineConnection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._tls: ssl.SSLContext | None = None
@@ -261,7 +281,7 @@ class EngineConnections:
         try:
             async with asyncio.timeout(self._connect_s):
                 _, connection = await loop.create_connection(
-                    lambda: EngineConnection(idles),
+                    lambda: EngineConnection(idles, self._turns),
                     where.hostname or "",
                     where.port or (443 if secure else 80),
                     ssl=self._tls if secure else None,

@@ -321,6 +321,11 @@ class Metrics:
         encode, content_type = exposition.choose_encoder(accept)
         return encode(self.registry), content_type
 
+    def content_type(self, accept: str) -> str:
+        """Of the text for a client that accepts this. There are few of them."""
+        content_type: str = exposition.choose_encoder(accept)[1]
+        return content_type
+
 
 def _slo_outcome(record: call_record.CallRecord, *, met: bool) -> recent_service.Outcome | None:
     """The outcome of a call that had a target; None for a call without one, or whose end is the client's doing."""

@@ -15,6 +15,8 @@ from tidegate_gateway.openai.endpoint import Endpoint
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 MORE_EVENTS = 16
 """Events of a choice that carry no token, such as the one with the role, and a reserve."""
+COMMENTS, COMMENTS_PER_TOKEN = 1000, 16
+"""Comments and empty events of a stream. Servers and proxies send one in some seconds of silence."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,6 +65,7 @@ class Tap:
         self._wants_usage = wants_usage
         self._markers = dialect.usage_markers + dialect.error_markers
         self._rest = b""
+        self._comments = 0
 
     def feed(self, data: bytes) -> bytes:
         """The whole events that `data` completes, as they came. Raises `NotEvents`."""
@@ -84,9 +87,13 @@ class Tap:
         if self.meter.tokens > self.meter.most_events:
             raise NotEvents("more events than the request allows tokens")
         kept = rest
-        for event in rest.split(boundary):
-            if event and not self._keep(event):
+        for event in rest[: -len(boundary)].split(boundary) if rest else ():
+            if not event or event.startswith(b":"):
+                self._comments += 1
+            elif not self._keep(event):
                 kept = kept.replace(event + boundary, b"", 1)
+        if self._comments > COMMENTS + COMMENTS_PER_TOKEN * self.meter.tokens:
+            raise NotEvents("comments without end")
         return block if kept is rest else block[: len(block) - len(rest)] + kept
 
     def _plain(self, block: bytes) -> tuple[int, bytes]:

@@ -1,4 +1,4 @@
-"""Connections that send large bodies are read in turns, so that one turn of the event loop reads few bytes, however many
+"""Connections that bring many bytes are read in turns, so that one turn of the event loop reads few bytes, however many
 connections have some."""
 
 import asyncio
@@ -10,7 +10,7 @@ AT_ONCE = 2
 
 
 class ReadingTurns:
-    """The line of the connections of a listener. A connection stops reading when it joins the line; one that sends
+    """A line of connections. A connection stops reading when it joins the line; one that sends
     nothing is not in it, so a slow client holds up nobody."""
 
     def __init__(self) -> None:

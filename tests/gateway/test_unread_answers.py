@@ -1,0 +1,106 @@
+"""What clients do not read is bounded in sum, and those that take nothing make room."""
+
+import asyncio
+import socket
+from typing import Any
+
+import grpc
+import pytest
+
+from tidegate_gateway import fake_engine
+from tidegate_gateway.edge import unread_answers
+from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
+
+LONG = 100 * 1024
+
+
+class Transport(asyncio.Transport):
+    """A connection whose client has these bytes to take."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left, self.cut = left, False
+
+    def get_write_buffer_size(self) -> int:
+        return self.left
+
+    def abort(self) -> None:
+        self.cut = True
+
+
+def test_clients_that_take_nothing_make_room_before_those_that_take_something() -> None:
+    unread = unread_answers.UnreadAnswers(10 * LONG)
+    waiting = [Transport(LONG) for _ in range(10)]
+    for one in waiting:
+        unread.enter(one)
+    for one in waiting[:5]:
+        one.left -= 1
+    unread.enter(Transport(LONG))
+    assert [one.cut for one in waiting] == [False] * 5 + [True, True] + [False] * 3
+    assert unread.bytes == 9 * LONG
+
+
+def test_whoever_waits_longest_makes_room_if_all_take_something() -> None:
+    unread = unread_answers.UnreadAnswers(10 * LONG)
+    waiting = [Transport(LONG) for _ in range(10)]
+    for one in waiting:
+        unread.enter(one)
+        one.left -= 1
+    last = Transport(2 * LONG)
+    unread.enter(last)
+    assert last.cut, "it takes nothing"
+    assert not any(one.cut for one in waiting[1:])
+
+
+def test_short_rests_do_not_count() -> None:
+    unread = unread_answers.UnreadAnswers(10 * LONG)
+    one = Transport(unread_answers.LONG_BYTES)
+    unread.enter(one)
+    assert unread.bytes == 0
+    unread.leave(one)
+    assert unread.bytes == 0
+
+
+async def test_a_client_that_reads_gets_its_long_answer_although_many_others_do_not_read(
+    up: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread_answers.UnreadAnswers.__init__, "__defaults__", (4 * 1024 * 1024,))
+    body = b'{"model": "fake", "prompt": "x", "max_tokens": 400000}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    loop, sockets = asyncio.get_running_loop(), []
+    async with fake_engine.engine(tokens=400_000) as engine, up(engine, store=False) as client:
+        host, port = client.url.removeprefix("http://").split(":")
+        try:
+            for _ in range(6):
+                one = socket.socket()
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                one.setblocking(False)
+                sockets.append(one)
+                await loop.sock_connect(one, (host, int(port)))
+                await loop.sock_sendall(one, head + body)
+            await until(lambda: engine.served == 6, within_s=60)
+            status, answer, _ = await client.ask("/v1/completions", prompt="x", max_tokens=400_000)
+            assert status == 200
+            assert len(answer["choices"][0]["text"]) > 2_000_000
+        finally:
+            for one in sockets:
+                one.close()
+
+
+async def test_long_answers_of_grpc_have_a_bound_while_they_are_not_read(
+    up: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread_answers, "LONG_BYTES", 100)
+    monkeypatch.setattr(unread_answers, "MOST_BYTES", 2_000)
+    async with up(listen={"grpcPort": 0}) as client, grpc.aio.insecure_channel(client.grpc) as channel:
+        stub = inference_pb2_grpc.WorkflowsStub(channel)
+        for number in range(20):
+            await stub.Create(inference_pb2.CreateWorkflowRequest(id=f"w{number}", deadline_ms=60_000))
+        for _ in range(10):  # an answer that was read counts no longer
+            assert len((await stub.List(inference_pb2.ListWorkflowsRequest(limit=10))).workflows) == 10
+        monkeypatch.setattr(unread_answers, "LONG_BYTES", 0)
+        for number in range(20, 120):
+            await stub.Create(inference_pb2.CreateWorkflowRequest(id=f"w{number}", deadline_ms=60_000))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.List(inference_pb2.ListWorkflowsRequest(limit=1000))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
