@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from tidegate_gateway.edge import http2_connection
+from tidegate_gateway.edge import http2_connection, http2_stream
 from tidegate_proto.envoy import ext_proc_pb2
 
 PATH = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -50,7 +50,7 @@ class FixedAnswers:
 class OwnWire:
     """One stream over the gateway's own framing."""
 
-    def __init__(self, answers: FixedAnswers, stream: http2_connection.Stream) -> None:
+    def __init__(self, answers: FixedAnswers, stream: http2_stream.Stream) -> None:
         self._answers, self._stream = answers, stream
 
     def on_message(self, message: bytes) -> None:
@@ -74,7 +74,7 @@ async def main() -> None:
         await grpc_wire(answers, options.port)
         return
 
-    def own(stream: http2_connection.Stream) -> http2_connection.Handler:
+    def own(stream: http2_stream.Stream) -> http2_stream.Handler:
         return OwnWire(answers, stream)
 
     server = http2_connection.Server(

@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 from test_port_encryption import certificate
 
 from tidegate_gateway import fake_engine
-from tidegate_gateway.edge import ext_proc_messages, frame_allowance, http2_connection, http2_frames
+from tidegate_gateway.edge import (
+    ext_proc_messages,
+    frame_allowance,
+    http2_connection,
+    http2_frames,
+    http2_stream,
+    unread_answers,
+)
 from tidegate_proto.envoy import ext_proc_pb2, ext_proc_pb2_grpc
 
 SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
@@ -203,6 +210,9 @@ class Transport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.closed
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def close(self) -> None:
         self.closed = True
 
@@ -229,7 +239,7 @@ ECHOES: list["Echo"] = []
 class Echo:
     """Sends back what comes."""
 
-    def __init__(self, stream: http2_connection.Stream) -> None:
+    def __init__(self, stream: http2_stream.Stream) -> None:
         self.stream = stream
         self.resets = 0
         ECHOES.append(self)
@@ -386,6 +396,31 @@ async def test_a_peer_that_breaks_the_protocol_and_reads_nothing_is_cut_off(monk
     assert (transport.closed, transport.aborted) == (True, False)
     await asyncio.sleep(0.01)
     assert transport.aborted
+
+
+def test_a_peer_whose_windows_hold_back_too_much_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unread_answers.UnreadAnswers.__init__, "__defaults__", (300_000,))
+    made, transport = connection()
+    settings = struct.pack(">HI", http2_frames.INITIAL_WINDOW_SIZE, 0)
+    made.data_received(http2_frames.PREFACE + http2_frames.frame(http2_frames.SETTINGS, 0, 0, settings))
+    answer = b"\0" + (90_000).to_bytes(4) + bytes(90_000)
+    for number in (1, 3, 5):
+        parts = [answer[at : at + 16_000] for at in range(0, len(answer), 16_000)]
+        made.data_received(
+            opened(number) + b"".join(http2_frames.frame(http2_frames.DATA, 0, number, x) for x in parts)
+        )
+    assert made._server.unread.bytes == 3 * 90_005
+    reset = http2_frames.frame(http2_frames.RST_STREAM, 0, 3, bytes(4))
+    made.data_received(reset)
+    assert made._server.unread.bytes == 2 * 90_005
+    assert not transport.aborted
+    for number in (7, 9):
+        made.data_received(
+            opened(number) + b"".join(http2_frames.frame(http2_frames.DATA, 0, number, x) for x in parts)
+        )
+    assert transport.aborted
+    made.connection_lost(None)
+    assert made._server.unread.bytes == 0
 
 
 def test_streams_that_are_reset_after_their_answer_are_no_flood() -> None:

@@ -21,6 +21,7 @@ from tidegate_gateway.edge import (
     framing_errors,
     grpc_health_check,
     http2_connection,
+    http2_stream,
     http_api,
     http_listener,
     http_messages,
@@ -98,7 +99,7 @@ class Picker:
         calls = [http_listener.Route(method="POST", path=path, handler=_carried) for path in _CALLS]
         self.routes = http_listener.Routes([*calls, *handlers.requests_but_calls()])
 
-    def exchange(self, stream: http2_connection.Stream) -> "Exchange":
+    def exchange(self, stream: http2_stream.Stream) -> "Exchange":
         made = Exchange(self, stream)
         self.exchanges.add(made)
         return made
@@ -119,7 +120,7 @@ async def _carried(request: http_messages.Request) -> http_messages.Response:
 class Exchange:
     """One HTTP request that passes through Envoy, from its headers to its end."""
 
-    def __init__(self, picker: Picker, stream: http2_connection.Stream) -> None:
+    def __init__(self, picker: Picker, stream: http2_stream.Stream) -> None:
         self._picker = picker
         self._stream = stream
         self._request: http_messages.Request | None = None
@@ -144,7 +145,7 @@ class Exchange:
         try:
             sent = ext_proc_pb2.ProcessingRequest.FromString(message_bytes)
         except message.DecodeError:
-            self._finish(http2_connection.INVALID_ARGUMENT, f"these bytes are not a message of {SERVICE}")
+            self._finish(http2_stream.INVALID_ARGUMENT, f"these bytes are not a message of {SERVICE}")
             return
         if self._refused:
             return
@@ -167,7 +168,7 @@ class Exchange:
                 case "response_trailers":
                     self._stream.send(ext_proc_messages.LAST_TRAILERS_GO_ON)
                 case _:
-                    self._finish(http2_connection.INVALID_ARGUMENT, "a message carries nothing")
+                    self._finish(http2_stream.INVALID_ARGUMENT, "a message carries nothing")
         except error_table.GatewayError as error:
             self._refuse(error)
 
@@ -224,7 +225,7 @@ class Exchange:
 
     def _on_body(self, part: ext_proc_pb2.HttpBody) -> None:
         if self._request is None or self._task is not None:
-            self._finish(http2_connection.INVALID_ARGUMENT, "a body comes out of turn")
+            self._finish(http2_stream.INVALID_ARGUMENT, "a body comes out of turn")
             return
         data = part.body
         self._body += data
@@ -240,7 +241,7 @@ class Exchange:
     def _on_whole(self) -> None:
         """The whole request is here."""
         if self._request is None or self._task is not None:
-            self._finish(http2_connection.INVALID_ARGUMENT, "a request comes out of turn")
+            self._finish(http2_stream.INVALID_ARGUMENT, "a request comes out of turn")
             return
         self._request.body, self._body = bytes(self._body), bytearray()
         self._task = asyncio.get_running_loop().create_task(self._serve(self._request))
@@ -315,7 +316,7 @@ class Exchange:
                 error.row.status, {"Content-Type": "application/json", **error.headers()}, error.body(), error.code
             )
         elif error.code in ("workflow_ended", "engine_timeout"):
-            self._finish(http2_connection.ABORTED, error.message)
+            self._finish(http2_stream.ABORTED, error.message)
         else:
             self._finish()
 
@@ -328,7 +329,7 @@ class Exchange:
         self._stream.send(ext_proc_messages.immediate(status, lower, body, f"tidegate_{details}"))
         self._let_go_of_body()
 
-    def _finish(self, code: int = http2_connection.OK, why: str = "") -> None:
+    def _finish(self, code: int = http2_stream.OK, why: str = "") -> None:
         self._refused = True
         self._stream.finish(code, why)
         self._over()

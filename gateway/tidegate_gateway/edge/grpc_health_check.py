@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from google.protobuf import message
 from grpc_health.v1 import health_pb2
 
-from tidegate_gateway.edge import http2_connection
+from tidegate_gateway.edge import http2_stream
 
 PATH = "/grpc.health.v1.Health/Check"
 
@@ -16,7 +16,7 @@ class HealthCheck:
     def __init__(self, services: Mapping[str, Callable[[], bool]]) -> None:
         self._services = services
 
-    def one(self, stream: http2_connection.Stream) -> http2_connection.Handler:
+    def one(self, stream: http2_stream.Stream) -> http2_stream.Handler:
         """The handler of one call."""
         return _Check(self, stream)
 
@@ -30,7 +30,7 @@ class HealthCheck:
 
 
 class _Check:
-    def __init__(self, health: HealthCheck, stream: http2_connection.Stream) -> None:
+    def __init__(self, health: HealthCheck, stream: http2_stream.Stream) -> None:
         self._health, self._stream = health, stream
 
     def on_message(self, message_bytes: bytes) -> None:
@@ -38,7 +38,7 @@ class _Check:
             self._stream.send(self._health.answer(message_bytes))
             self._stream.finish()
         except message.DecodeError:
-            self._stream.finish(http2_connection.INVALID_ARGUMENT, "these bytes are not a HealthCheckRequest")
+            self._stream.finish(http2_stream.INVALID_ARGUMENT, "these bytes are not a HealthCheckRequest")
 
     def on_half_close(self) -> None:
         self._stream.finish()

@@ -10,19 +10,16 @@ import asyncio
 import logging
 import socket
 import struct
-import urllib.parse
 from collections.abc import Callable, Mapping
-from typing import Protocol, cast
+from typing import cast
 
 import hpack
 
-from tidegate_gateway.edge import frame_allowance
+from tidegate_gateway.edge import frame_allowance, http2_stream, unread_answers
 from tidegate_gateway.edge import http2_frames as h2
 
 logger = logging.getLogger("tidegate.gateway")
 
-MOST_FRAME_BYTES = 16_384
-"""Of a frame's payload: the size that every peer supports."""
 WINDOW_BYTES = 1 << 20
 """How much may arrive on a stream before it is acknowledged; a connection has sixteen times as much."""
 MOST_HEAD_BYTES = 32 * 1024
@@ -35,109 +32,7 @@ CUT_S = 1.0
 SILENT_S, PROBE_S, PROBES = 30, 10, 3
 """A connection that is silent for so long is probed by TCP, so often, before it counts as lost."""
 
-OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, ABORTED, UNIMPLEMENTED, INTERNAL = 0, 3, 8, 10, 12, 13
-"""Codes of gRPC."""
 _SETTING = struct.Struct(">HI")
-
-
-def _literal(name: bytes, value: bytes) -> bytes:
-    """A header that is not compressed and that the peer does not memorize; both parts are shorter than 127 bytes."""
-    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-
-_STATUS_200 = b"\x88"
-_HEAD = _STATUS_200 + _literal(b"content-type", b"application/grpc")
-_WELL = _literal(b"grpc-status", b"0")
-
-
-class Handler(Protocol):
-    """Answers one stream. Its methods return at once."""
-
-    def on_message(self, message: bytes) -> None:
-        """A whole message came."""
-
-    def on_half_close(self) -> None:
-        """The peer sends no further message."""
-
-    def on_reset(self) -> None:
-        """The peer has ended the stream, or its connection is lost; nothing can be sent any more."""
-
-
-class Stream:
-    """One gRPC call of the peer."""
-
-    __slots__ = (
-        "_begun",
-        "_connection",
-        "_trailers",
-        "_unsent",
-        "half_closed",
-        "handler",
-        "id",
-        "partial",
-        "unread",
-        "window",
-    )
-
-    def __init__(self, connection: "Connection", number: int, window: int) -> None:
-        self.id = number
-        self.handler: Handler | None = None
-        self.window = window
-        """Bytes that the peer takes on this stream."""
-        self.half_closed = False
-        self.partial = bytearray()
-        """The beginning of a message that has not arrived as a whole."""
-        self.unread = 0
-        """Bytes that arrived and are not acknowledged."""
-        self._connection = connection
-        self._begun = False
-        self._unsent = bytearray()
-        self._trailers: bytes | None = None
-
-    @property
-    def answered(self) -> bool:
-        """A message or the end has been sent."""
-        return self._begun or self._trailers is not None
-
-    def send(self, message: bytes) -> None:
-        """Sends one message. A stream that has ended ignores it."""
-        if self._trailers is not None:
-            return
-        head = b"" if self._begun else h2.frame(h2.HEADERS, h2.END_HEADERS, self.id, _HEAD)
-        self._begun = True
-        size = len(message) + 5
-        data = b"\x00" + len(message).to_bytes(4) + message
-        if not self._unsent and size <= MOST_FRAME_BYTES and self._connection.spend(self, size):
-            self._connection.write(head + h2.frame(h2.DATA, 0, self.id, data))
-            return
-        if head:
-            self._connection.write(head)
-        self._unsent += data
-        self.flush()
-
-    def finish(self, code: int = OK, message: str = "") -> None:
-        """Ends the stream with a status, once all messages are sent."""
-        if self._trailers is not None:
-            return
-        status = _WELL if code == OK else _literal(b"grpc-status", b"%d" % code)
-        if message:
-            status += _literal(b"grpc-message", urllib.parse.quote(message, safe=" ,:;.'()")[:120].encode())
-        self._trailers = status if self._begun else _HEAD + status
-        self.flush()
-
-    def flush(self) -> None:
-        """Sends what the peer's windows allow."""
-        while self._unsent:
-            size = min(len(self._unsent), MOST_FRAME_BYTES, self.window, self._connection.window)
-            if size <= 0 or not self._connection.spend(self, size):
-                return
-            self._connection.write(h2.frame(h2.DATA, 0, self.id, bytes(self._unsent[:size])))
-            del self._unsent[:size]
-        if self._trailers is not None:
-            self._connection.write(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, self.id, self._trailers))
-            if not self.half_closed:
-                self._connection.write(h2.frame(h2.RST_STREAM, 0, self.id, h2.NO_ERROR.to_bytes(4)))
-            self._connection.forget(self)
 
 
 class Server:
@@ -145,7 +40,7 @@ class Server:
 
     def __init__(
         self,
-        methods: Mapping[str, Callable[[Stream], Handler]],
+        methods: Mapping[str, Callable[[http2_stream.Stream], http2_stream.Handler]],
         *,
         most_message_bytes: int,
         most_streams: int,
@@ -157,6 +52,7 @@ class Server:
         self.most_streams = most_streams
         self.most_connections = most_connections
         self.connections: set[Connection] = set()
+        self.unread = unread_answers.UnreadAnswers()
 
     def __call__(self) -> "Connection":
         return Connection(self)
@@ -179,7 +75,7 @@ class Connection(asyncio.Protocol):
         self.window = FIRST_WINDOW_BYTES
         """Bytes that the peer takes on all streams together."""
         self._server = server
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, http2_stream.Stream] = {}
         self._transport: asyncio.Transport | None = None
         self._data = b""
         self._began = False
@@ -193,6 +89,9 @@ class Connection(asyncio.Protocol):
         self._unread = 0
         self._last = 0
         """The last stream of the peer."""
+        self._full = False  # the kernel does not take what was written
+        self._unsent_bytes = 0
+        """Of all streams, beyond the windows of the peer."""
         self._is_asked = False
         self._updates = 0
         """Updates of windows that the data sent so far give the peer reason for: one of the stream's, one of its own."""
@@ -231,10 +130,31 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._server.connections.discard(self)
         self._reset_all()
+        if self._transport is not None:
+            self._server.unread.leave(self._transport)
 
     def write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
+            if self._full:
+                self._server.unread.enter(self._transport, self._unsent_bytes)
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self.hold(0)
+
+    def hold(self, change: int) -> None:
+        """The peer's windows hold back so many bytes more, or fewer, than before."""
+        self._unsent_bytes += change
+        if self._transport is None:
+            return
+        if self._unsent_bytes or self._full:
+            self._server.unread.enter(self._transport, self._unsent_bytes)
+        else:
+            self._server.unread.leave(self._transport)
 
     def ask_to_leave(self) -> None:
         """Asks the peer to open further streams elsewhere (RFC 9113, 6.8: the first of two GOAWAY frames)."""
@@ -254,7 +174,7 @@ class Connection(asyncio.Protocol):
 
     # Streams.
 
-    def spend(self, stream: Stream, size: int) -> bool:
+    def spend(self, stream: http2_stream.Stream, size: int) -> bool:
         """Takes `size` bytes out of the peer's windows; False if they have less."""
         if size > stream.window or size > self.window:
             return False
@@ -263,11 +183,12 @@ class Connection(asyncio.Protocol):
         self._updates += 2
         return True
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: http2_stream.Stream) -> None:
         """The stream is over."""
         self._streams.pop(stream.id, None)
 
-    def _reset(self, stream: Stream) -> None:
+    def _reset(self, stream: http2_stream.Stream) -> None:
+        stream.drop()
         if stream.handler is not None:
             try:
                 stream.handler.on_reset()
@@ -297,7 +218,7 @@ class Connection(asyncio.Protocol):
         while end - at >= 9:
             high, low, kind, flags, stream = h2.FRAME.unpack_from(data, at)
             size = high << 16 | low
-            if size > MOST_FRAME_BYTES:
+            if size > h2.MOST_FRAME_BYTES:
                 raise h2.ConnectionBroken(h2.FRAME_SIZE_ERROR, f"a frame has {size} bytes")
             if end - at < 9 + size:
                 break
@@ -339,7 +260,7 @@ class Connection(asyncio.Protocol):
             stream.unread = 0
         self._deliver(stream, content, last=bool(flags & h2.END_STREAM))
 
-    def _deliver(self, stream: Stream, payload: bytes, *, last: bool) -> None:
+    def _deliver(self, stream: http2_stream.Stream, payload: bytes, *, last: bool) -> None:
         """Gives the handler the messages that are whole now."""
         handler, partial = stream.handler, stream.partial
         if handler is None:
@@ -357,10 +278,11 @@ class Connection(asyncio.Protocol):
                 while len(partial) >= 5 and stream.id in self._streams:
                     size = int.from_bytes(partial[1:5])
                     if partial[0]:
-                        stream.finish(UNIMPLEMENTED, "compressed messages are not supported")
+                        stream.finish(http2_stream.UNIMPLEMENTED, "compressed messages are not supported")
                     elif size > self._server.most_message_bytes:
                         stream.finish(
-                            RESOURCE_EXHAUSTED, f"a message has at most {self._server.most_message_bytes} bytes"
+                            http2_stream.RESOURCE_EXHAUSTED,
+                            f"a message has at most {self._server.most_message_bytes} bytes",
                         )
                     elif len(partial) < 5 + size:
                         break
@@ -373,7 +295,7 @@ class Connection(asyncio.Protocol):
                 handler.on_half_close()
         except Exception:
             logger.exception("a handler failed")
-            stream.finish(INTERNAL, "the handler failed; the log of the server says why")
+            stream.finish(http2_stream.INTERNAL, "the handler failed; the log of the server says why")
             handler.on_reset()
 
     def _on_head_frame(self, number: int, flags: int, payload: bytes) -> None:
@@ -414,13 +336,13 @@ class Connection(asyncio.Protocol):
             self._allowance.spend()
             self.write(h2.frame(h2.RST_STREAM, 0, number, h2.REFUSED_STREAM.to_bytes(4)))
             return
-        stream = Stream(self, number, self._stream_window)
+        stream = http2_stream.Stream(self, number, self._stream_window)
         self._streams[number] = stream
         method = self._server.methods.get(path)
         if method is None:
             self._allowance.spend()
             stream.half_closed = bool(flags & h2.END_STREAM)
-            stream.finish(UNIMPLEMENTED, f"there is no {path[:60]} here")
+            stream.finish(http2_stream.UNIMPLEMENTED, f"there is no {path[:60]} here")
             return
         stream.handler = method(stream)
         if flags & h2.END_STREAM:

@@ -10,6 +10,8 @@ MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 3, 4, 5
 NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR = 0, 1, 3, 6
 REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
 
+MOST_FRAME_BYTES = 16_384
+"""Of a frame's payload: the size that every peer supports."""
 FRAME = struct.Struct(">BHBBI")
 """The head of a frame: 24 bits of length in two parts, kind, flags, and the stream."""
 

@@ -19,13 +19,14 @@ class UnreadAnswers:
         """The bytes that were left when the wait began."""
         self.bytes = 0
 
-    def enter(self, transport: asyncio.Transport) -> None:
-        """The connection waits for its client."""
-        left = transport.get_write_buffer_size()
+    def enter(self, transport: asyncio.Transport, more: int = 0) -> None:
+        """The connection waits for its client, or goes on to wait, with `more` bytes than its transport has."""
+        left = transport.get_write_buffer_size() + more
         if left <= LONG_BYTES:
+            self.leave(transport)
             return
+        self.bytes += left - self._waiting.get(transport, 0)
         self._waiting[transport] = left
-        self.bytes += left
         if self.bytes > self._most_bytes:
             self._make_room()
 
