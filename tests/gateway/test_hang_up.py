@@ -82,9 +82,9 @@ async def test_hanging_up_leaves_its_workflow_stage_open(up: Any, until: Any) ->
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_does_not_read_any_kind_of_answer_is_cut(up: Any, until: Any, stream: bool) -> None:
-    text = b"x" * 30_000_000
+    text = b"x" * 15_000_000
     event = b'data: {"choices":[{"text":"' + text[:1_000_000] + b'"}]}\n\n'
-    garbage = event * 30 + b"data: [DONE]\n\n" if stream else b'{"choices":[{"text":"' + text + b'"}]}'
+    garbage = event * 15 + b"data: [DONE]\n\n" if stream else b'{"choices":[{"text":"' + text + b'"}]}'
     limits, listen = {"write": "300ms", "connections": 1}, {"metricsPort": 0}
     async with fake_engine.engine(garbage=garbage) as engine, up(engine, limits=limits, listen=listen) as client:
         host, port = client.url.removeprefix("http://").split(":")
@@ -111,7 +111,7 @@ async def test_a_client_that_does_not_read_any_kind_of_answer_is_cut(up: Any, un
 
 
 async def test_a_client_that_reads_slowly_gets_all_of_its_answer(up: Any) -> None:
-    answer = b'{"choices":[{"text":"' + b"x" * 20_000_000 + b'"}]}'
+    answer = b'{"choices":[{"text":"' + b"x" * 15_000_000 + b'"}]}'
     async with fake_engine.engine(garbage=answer) as engine, up(engine, limits={"write": "300ms"}) as client:
         body = {"model": "fake", "prompt": "x"}
         async with client.http.post(client.url + "/v1/completions", json=body) as response:

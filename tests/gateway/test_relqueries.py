@@ -8,7 +8,7 @@ import pytest
 import relquery_requests
 
 from tidegate_gateway import fake_engine
-from tidegate_gateway.relqueries import row_results
+from tidegate_gateway.relqueries import relquery_runner, row_results
 
 PATH = "/v1/relqueries"
 
@@ -223,6 +223,21 @@ async def test_a_row_whose_prompt_is_too_large_has_an_error_and_the_others_go_on
         assert results[7]["error"]["code"] == "body_too_large"
         assert "has 500500 bytes, and at most 100000" in results[7]["error"]["message"]
         assert len(engine.bodies) == 9
+
+
+async def test_rows_with_large_prompts_of_a_tenant_are_sent_one_after_the_other(up: Any, until: Any) -> None:
+    large = relquery_requests.body(6, template="{{city}} " * 100, stream=False)
+    for row in large["rows"]:
+        row["city"] = "x" * (relquery_runner.LARGE_PROMPT_BYTES // 90)
+    async with fake_engine.engine(first_s=0.1) as engine, up(engine, relqueries={"floor": 8}) as client:
+        for tenant in ("a", "b"):
+            status, _, _ = await client.send("POST", PATH, json=large, headers={"x-tidegate-tenant": tenant})
+            assert status == 201
+        most = 0
+        while engine.served < 12:
+            most = max(most, engine.running)
+            await asyncio.sleep(0.01)
+        assert most == 2, "one of each tenant"
 
 
 async def test_tenants_share_the_rows_in_flight_however_many_relqueries_they_have(up: Any, until: Any) -> None:

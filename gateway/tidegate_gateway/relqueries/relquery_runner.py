@@ -9,16 +9,18 @@ turn.
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import random
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import orjson
 
-from tidegate_gateway import gateway_settings
+from tidegate_gateway import gateway_settings, loop_steps
 from tidegate_gateway.lifecycle import calls
 from tidegate_gateway.observe import background_loop, prometheus_metrics
 from tidegate_gateway.openai import error_table
@@ -31,6 +33,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger("tidegate.gateway")
 
+LARGE_PROMPT_BYTES = 256 * 1024
 PAGE_ROWS = 64
 """Rows that are read at once."""
 LOOK_S = 0.05
@@ -88,6 +91,9 @@ class RelQueryRunner:
         self._draining = draining
         self._clock = clock
         self._running: dict[str, Running] = {}
+        self._one_large: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        """By tenant, while one of its rows with a large prompt is under way or waits."""
+        self._steps = loop_steps.LoopSteps()
         self._loops: background_loop.BackgroundLoops | None = None
         self._group: asyncio.TaskGroup | None = None
 
@@ -277,16 +283,17 @@ class RelQueryRunner:
         """The result of a row; None if the time of the relQuery, or of this gateway, is over before there is one."""
         failures = 0
         while not self._draining():
-            now = self._clock()
-            left_s = running.ends_at_s - now
-            if left_s <= 0:
-                return None
-            deadline_s = None if spec.deadline_s is None else left_s
             try:
-                spec.check_prompt(values, self._most_prompt_bytes)
-                request = spec.call(values, group=running.id, rows=running.record.total, left_s=deadline_s)
-                async with self._calls.answer(now, request) as answer:
-                    return row_results.read(number, answer.reply)
+                size = spec.prompt_bytes(values, self._most_prompt_bytes)
+                async with self._room_for_prompt(running.record.tenant, size):
+                    now = self._clock()
+                    left_s = running.ends_at_s - now
+                    if left_s <= 0:
+                        return None
+                    deadline_s = None if spec.deadline_s is None else left_s
+                    request = spec.call(values, group=running.id, rows=running.record.total, left_s=deadline_s)
+                    async with self._calls.answer(now, request) as answer:
+                        return row_results.read(number, answer.reply)
             except error_table.BadRequest as error:
                 return row_results.failed(number, error)
             except error_table.EngineTrouble as error:
@@ -298,6 +305,18 @@ class RelQueryRunner:
                 retry_s = error.retry_after_s
             await asyncio.sleep(min(max(retry_s or 0.0, LEAST_RETRY_S), MOST_RETRY_S) * random.uniform(0.75, 1.25))
         return None
+
+    @contextlib.asynccontextmanager
+    async def _room_for_prompt(self, tenant: str, size: int) -> AsyncIterator[None]:
+        """Rows of a tenant with large prompts are sent one after the other, because a small relQuery may have a large
+        prompt in each row."""
+        if size <= LARGE_PROMPT_BYTES:
+            yield
+            return
+        one = self._one_large.setdefault(tenant, asyncio.Lock())
+        async with one:
+            await self._steps.next()
+            yield
 
     async def _record(
         self, store: relquery_store.RelQueryStore, running: Running, number: int, result: row_results.RowResult

@@ -52,8 +52,8 @@ class RelQuerySpec:
         request = parsed_request.from_body(self.kind, body, fields, most_choices=1)
         return dataclasses.replace(request, group=group, group_size=rows)
 
-    def check_prompt(self, values: Sequence[str], most_bytes: int) -> None:
-        """Checks the size of a row's prompt before it is made. Raises `BadRequest`."""
+    def prompt_bytes(self, values: Sequence[str], most_bytes: int) -> int:
+        """The size of a row's prompt, before it is made. Raises `BadRequest` if it is larger than `most_bytes`."""
         found = self.template.prompt_bytes(values)
         if found > most_bytes:
             raise BadRequest(
@@ -62,6 +62,7 @@ class RelQuerySpec:
                 param="template",
                 code="body_too_large",
             )
+        return found
 
     def stored(self) -> bytes:
         """The spec for the store."""

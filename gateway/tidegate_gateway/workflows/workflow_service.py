@@ -20,7 +20,7 @@ from tidegate_gateway.observe import background_loop, prometheus_metrics
 from tidegate_gateway.openai import error_table, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.store import store_contract, store_link
-from tidegate_gateway.workflows import call_ends, store_requests, workflow_declaration
+from tidegate_gateway.workflows import call_ends, store_requests, workflow_declaration, workflow_looks
 from tidegate_policy import immutable
 from tidegate_policy.model import WorkflowId
 
@@ -76,6 +76,7 @@ class Workflows:
         recorded, and whether it is done."""
         self._over = over
         self._steps = loop_steps.LoopSteps()
+        self._looks: workflow_looks.WorkflowLooks[store_contract.Record] = workflow_looks.WorkflowLooks()
         self._link = link
         self._metrics = metrics
         self.set_templates(templates)
@@ -171,9 +172,10 @@ class Workflows:
         seen: store_contract.Record | None = None
         look_s = LEAST_LOOK_S
         while True:
-            record = await self.get(workflow, by)
+            record = await self._looks.look((workflow, by), by.tenant, lambda: self.get(workflow, by))
             same = dataclasses.replace(record, now_ms=0)
             if same != seen:
+                await self._steps.next()  # many watchers may have a large record to show
                 yield record
                 seen, look_s = same, LEAST_LOOK_S
             if record.state != "running":

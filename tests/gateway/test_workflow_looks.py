@@ -1,0 +1,53 @@
+"""Looks at workflows that are watched: shared, and paced for each tenant."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from tidegate_gateway.workflows import workflow_looks
+
+
+async def test_watchers_of_the_same_workflow_share_a_look_that_has_not_begun() -> None:
+    looks: workflow_looks.WorkflowLooks[int] = workflow_looks.WorkflowLooks()
+    begun = 0
+
+    async def look() -> int:
+        nonlocal begun
+        begun += 1
+        return begun
+
+    assert await asyncio.gather(*(looks.look("w", "t", look) for _ in range(500))) == [1] * 500
+    assert await looks.look("w", "t", look) == 2
+
+
+async def test_a_tenant_with_many_watches_delays_its_own_looks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workflow_looks, "LOOKS_PER_S", 2.0)
+    looks: workflow_looks.WorkflowLooks[str] = workflow_looks.WorkflowLooks()
+    seen: Counter[str] = Counter()
+
+    async def look(tenant: str) -> str:
+        seen[tenant] += 1
+        return tenant
+
+    many = [asyncio.create_task(looks.look(("flood", i), "flood", lambda: look("flood"))) for i in range(1000)]
+    await asyncio.sleep(0)
+    assert await looks.look("w", "honest", lambda: look("honest")) == "honest"
+    assert seen["flood"] <= 2
+    for one in many:
+        one.cancel()
+
+
+async def test_an_error_reaches_every_watcher_and_the_next_look_is_a_new_one() -> None:
+    looks: workflow_looks.WorkflowLooks[int] = workflow_looks.WorkflowLooks()
+
+    async def fails() -> int:
+        raise LookupError("a test")
+
+    found = await asyncio.gather(*(looks.look("w", None, fails) for _ in range(3)), return_exceptions=True)
+    assert [type(one) for one in found] == [LookupError] * 3
+
+    async def well() -> int:
+        return 1
+
+    assert await looks.look("w", None, well) == 1
