@@ -213,6 +213,12 @@ class Transport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
 
@@ -339,6 +345,7 @@ FLOODS = [
     "settings",
     "empty data",
     "padded data",
+    "small data",
     "refused streams",
     "unknown methods",
     "further heads",
@@ -368,6 +375,8 @@ async def test_a_flood_of_frames_that_bring_no_call_ends_the_connection(kind: st
                 sent = frame(http2_frames.DATA, 0, 1)
             case "padded data":
                 sent = frame(http2_frames.DATA, http2_frames.PADDED, 1, b"\x01\x00")
+            case "small data":
+                sent = frame(http2_frames.DATA, 0, 1, b"\0") * 10
             case "refused streams":
                 sent = opened(number)
             case "unknown methods":
@@ -398,7 +407,7 @@ async def test_a_peer_that_breaks_the_protocol_and_reads_nothing_is_cut_off(monk
     assert transport.aborted
 
 
-def test_a_peer_whose_windows_hold_back_too_much_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_whose_windows_hold_back_too_much_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unread_answers.UnreadAnswers.__init__, "__defaults__", (300_000,))
     made, transport = connection()
     settings = struct.pack(">HI", http2_frames.INITIAL_WINDOW_SIZE, 0)
@@ -430,6 +439,16 @@ def test_streams_that_are_reset_after_their_answer_are_no_flood() -> None:
         message = http2_frames.frame(http2_frames.DATA, 0, number, b"\0\0\0\0\1x")
         reset = http2_frames.frame(http2_frames.RST_STREAM, 0, number, bytes(4))
         made.data_received(opened(number) + message + reset)
+    assert not transport.is_closing()
+
+
+def test_a_stream_may_bring_its_messages_in_some_small_frames() -> None:
+    made, transport = connection()
+    made.data_received(http2_frames.PREFACE)
+    message = b"\0\0\0\0\1x"
+    for number in range(1, 600, 2):
+        sent = b"".join(http2_frames.frame(http2_frames.DATA, 0, number, bytes([byte])) for byte in 2 * message)
+        made.data_received(opened(number) + sent + http2_frames.frame(http2_frames.DATA, 1, number, b""))
     assert not transport.is_closing()
 
 

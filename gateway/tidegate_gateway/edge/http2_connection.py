@@ -15,6 +15,7 @@ from typing import cast
 
 import hpack
 
+from tidegate_gateway import reading_turns
 from tidegate_gateway.edge import frame_allowance, http2_stream, unread_answers
 from tidegate_gateway.edge import http2_frames as h2
 
@@ -27,6 +28,10 @@ MOST_MEMORIZED_HEADS = 64
 FIRST_WINDOW_BYTES = 65_535
 """Of a peer that has not said otherwise."""
 MOST_WINDOW_BYTES = MOST_STREAM = 2**31 - 1
+SMALL_BYTES, SMALL_PER_STREAM, MOST_SMALL = 64, 16, 1000
+"""Frames of data with fewer bytes; so many for each stream, and so many beyond them on a connection."""
+TURN_BYTES = 64 * 1024
+"""A connection that brings more at once reads on in turn with the others that do."""
 CUT_S = 1.0
 """For the last frames to leave when a connection ends."""
 SILENT_S, PROBE_S, PROBES = 30, 10, 3
@@ -53,6 +58,7 @@ class Server:
         self.most_connections = most_connections
         self.connections: set[Connection] = set()
         self.unread = unread_answers.UnreadAnswers()
+        self.turns = reading_turns.ReadingTurns()
 
     def __call__(self) -> "Connection":
         return Connection(self)
@@ -93,6 +99,8 @@ class Connection(asyncio.Protocol):
         self._unsent_bytes = 0
         """Of all streams, beyond the windows of the peer."""
         self._is_asked = False
+        self._small = 0
+        """Small frames of data beyond those that the streams explain."""
         self._updates = 0
         """Updates of windows that the data sent so far give the peer reason for: one of the stream's, one of its own."""
         self._allowance = frame_allowance.FrameAllowance()
@@ -126,6 +134,14 @@ class Connection(asyncio.Protocol):
             self._go_away(broken.code, last=self._last)
             self._reset_all()
             self.close()
+            return
+        if len(data) > TURN_BYTES:
+            self._transport.pause_reading()
+            self._server.turns.join(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.connections.discard(self)
@@ -245,6 +261,10 @@ class Connection(asyncio.Protocol):
         size, content = len(payload), h2.unpadded(flags, payload)
         if not content and not flags & h2.END_STREAM:
             self._allowance.spend()
+        elif len(content) < SMALL_BYTES:
+            self._small += 1
+            if self._small > MOST_SMALL:
+                raise h2.ConnectionBroken(h2.ENHANCE_YOUR_CALM, "the data come in too small frames")
         self._unread += size
         if self._unread >= 8 * WINDOW_BYTES:
             self.write(h2.frame(h2.WINDOW_UPDATE, 0, 0, self._unread.to_bytes(4)))
@@ -332,6 +352,7 @@ class Connection(asyncio.Protocol):
         if number % 2 == 0 or number <= self._last:
             raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, f"stream {number} cannot be opened")
         self._last = number
+        self._small = max(self._small - SMALL_PER_STREAM, 0)
         if len(self._streams) >= self._server.most_streams:
             self._allowance.spend()
             self.write(h2.frame(h2.RST_STREAM, 0, number, h2.REFUSED_STREAM.to_bytes(4)))
