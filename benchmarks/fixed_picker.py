@@ -78,7 +78,7 @@ async def main() -> None:
         return OwnWire(answers, stream)
 
     server = http2_connection.Server(
-        {PATH: own}, most_message_bytes=1 << 24, most_streams=10_000, most_connections=1000
+        {PATH: own}, most_message_bytes=1 << 24, most_partial_bytes=1 << 28, most_streams=10_000, most_connections=1000
     )
     listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", options.port)
     await listening.serve_forever()

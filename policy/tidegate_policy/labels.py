@@ -30,6 +30,10 @@ _NUMERAL = 32
 """Characters of the longest text that is read as a number."""
 
 
+MOST_MS = 2.0**53
+"""A longer time would not keep its value in JSON."""
+
+
 def write(now: float, call: Call) -> dict[str, Label]:
     """The labels of a call that leaves for an engine at `now`."""
     labels: dict[str, Label | None] = {
@@ -186,4 +190,6 @@ def _number(value: object) -> float | None:
 
 
 def _ms(instant_or_duration_s: float | None, now: float = 0.0) -> int | None:
-    return None if instant_or_duration_s is None else round((instant_or_duration_s - now) * 1000)
+    if instant_or_duration_s is None:
+        return None
+    return round(min(max((instant_or_duration_s - now) * 1000, -MOST_MS), MOST_MS))

@@ -262,7 +262,9 @@ class Echo:
 
 def connection() -> tuple[http2_connection.Connection, Transport]:
     ECHOES.clear()
-    server = http2_connection.Server({"/echo": Echo}, most_message_bytes=100_000, most_streams=10, most_connections=1)
+    server = http2_connection.Server(
+        {"/echo": Echo}, most_message_bytes=100_000, most_partial_bytes=300_000, most_streams=10, most_connections=1
+    )
     made, transport = server(), Transport()
     made.connection_made(transport)
     return made, transport
@@ -442,6 +444,34 @@ def test_streams_that_are_reset_after_their_answer_are_no_flood() -> None:
         reset = http2_frames.frame(http2_frames.RST_STREAM, 0, number, bytes(4))
         made.data_received(opened(number) + message + reset)
     assert not transport.is_closing()
+
+
+async def test_messages_that_do_not_arrive_as_a_whole_are_bounded_in_sum() -> None:
+    made, transport = connection()
+    server, frame = made._server, http2_frames.frame
+    made.data_received(http2_frames.PREFACE)
+    begin, part = b"\0" + (99_000).to_bytes(4), bytes(16_000)
+    for number in range(1, 13, 2):
+        pieces = [begin, *[part] * 5]
+        made.data_received(opened(number) + b"".join(frame(http2_frames.DATA, 0, number, piece) for piece in pieces))
+        assert server.partial_bytes <= server.most_partial_bytes
+    assert b"grpc-status\x018" in transport.written, "RESOURCE_EXHAUSTED"
+    assert server.partial_bytes == 3 * 80_005
+    made.data_received(frame(http2_frames.RST_STREAM, 0, 1, bytes(4)))
+    assert server.partial_bytes == 2 * 80_005
+    made.connection_lost(None)
+    assert server.partial_bytes == 0
+
+
+def test_a_new_connection_takes_the_place_of_one_without_streams() -> None:
+    first, one = connection()
+    made, two = first._server(), Transport()
+    made.connection_made(two)
+    assert (one.aborted, two.aborted) == (True, False)
+    made.data_received(http2_frames.PREFACE + opened(1))
+    third = Transport()
+    first._server().connection_made(third)
+    assert (two.aborted, third.aborted) == (False, True)
 
 
 def test_a_stream_may_bring_its_messages_in_some_small_frames() -> None:

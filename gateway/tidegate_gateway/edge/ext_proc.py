@@ -65,6 +65,7 @@ async def serving(
     server = http2_connection.Server(
         {f"/{SERVICE}/Process": picker.exchange, grpc_health_check.PATH: health.one},
         most_message_bytes=limits.body_bytes + PROTOCOL_BYTES,
+        most_partial_bytes=limits.bodies_bytes,
         most_streams=limits.connections,
         most_connections=limits.connections,
     )

@@ -31,6 +31,10 @@ KEEPALIVE_S, ANSWERED_S = 30, 10
 IDLE_S = 60
 """A connection without calls is closed after so long; clients connect again by themselves."""
 STOP_S = 1.0
+STREAMS = 1000
+"""Calls of one connection at a time; clients keep further ones back."""
+AHEAD_BYTES = 16 * 1024
+"""Of a message that no call has asked for yet."""
 UNREAD_BYTES = 4096
 """Bytes of a stream that wait here for a slow client. A token takes ten times its bytes, and gRPC's own bound is 64 KiB."""
 SERVICES = tuple(service.full_name for service in inference_pb2.DESCRIPTOR.services_by_name.values())
@@ -53,6 +57,8 @@ async def serving(
         maximum_concurrent_rpcs=limits.connections,
         options=[
             ("grpc.max_receive_message_length", limits.body_bytes),
+            ("grpc.max_concurrent_streams", STREAMS),
+            ("grpc.http2.lookahead_bytes", AHEAD_BYTES),
             ("grpc.so_reuseport", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),

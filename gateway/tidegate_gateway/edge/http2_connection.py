@@ -48,6 +48,7 @@ class Server:
         methods: Mapping[str, Callable[[http2_stream.Stream], http2_stream.Handler]],
         *,
         most_message_bytes: int,
+        most_partial_bytes: int,
         most_streams: int,
         most_connections: int,
     ) -> None:
@@ -56,7 +57,10 @@ class Server:
         self.most_message_bytes = most_message_bytes
         self.most_streams = most_streams
         self.most_connections = most_connections
-        self.connections: set[Connection] = set()
+        self.most_partial_bytes = most_partial_bytes
+        self.partial_bytes = 0
+        """Of the messages that have not arrived as a whole."""
+        self.connections: dict[Connection, None] = {}
         self.unread = unread_answers.UnreadAnswers()
         self.turns = reading_turns.ReadingTurns()
 
@@ -110,9 +114,12 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         if len(self._server.connections) >= self._server.most_connections:
-            self._transport.abort()
-            return
-        self._server.connections.add(self)
+            idle = next((one for one in self._server.connections if not one.has_streams), None)
+            if idle is None:
+                self._transport.abort()
+                return
+            idle.abort()
+        self._server.connections[self] = None
         known = transport.get_extra_info("socket")
         if known is not None and known.family in (socket.AF_INET, socket.AF_INET6):
             known.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -144,7 +151,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._server.connections.discard(self)
+        self._server.connections.pop(self, None)
         self._reset_all()
         if self._transport is not None:
             self._server.unread.leave(self._transport)
@@ -171,6 +178,16 @@ class Connection(asyncio.Protocol):
             self._server.unread.enter(self._transport, self._unsent_bytes)
         else:
             self._server.unread.leave(self._transport)
+
+    @property
+    def has_streams(self) -> bool:
+        return bool(self._streams)
+
+    def abort(self) -> None:
+        """Cuts the connection."""
+        if self._transport is not None:
+            self._server.connections.pop(self, None)
+            self._transport.abort()
 
     def ask_to_leave(self) -> None:
         """Asks the peer to open further streams elsewhere (RFC 9113, 6.8: the first of two GOAWAY frames)."""
@@ -202,9 +219,15 @@ class Connection(asyncio.Protocol):
     def forget(self, stream: http2_stream.Stream) -> None:
         """The stream is over."""
         self._streams.pop(stream.id, None)
+        self._count(stream, 0)
+
+    def _count(self, stream: http2_stream.Stream, partial_bytes: int) -> None:
+        self._server.partial_bytes += partial_bytes - stream.counted
+        stream.counted = partial_bytes
 
     def _reset(self, stream: http2_stream.Stream) -> None:
         stream.drop()
+        self._count(stream, 0)
         if stream.handler is not None:
             try:
                 stream.handler.on_reset()
@@ -317,6 +340,13 @@ class Connection(asyncio.Protocol):
             logger.exception("a handler failed")
             stream.finish(http2_stream.INTERNAL, "the handler failed; the log of the server says why")
             handler.on_reset()
+        if stream.id in self._streams:
+            self._count(stream, len(partial))
+            if self._server.partial_bytes > self._server.most_partial_bytes:
+                partial.clear()
+                self._count(stream, 0)
+                stream.finish(http2_stream.RESOURCE_EXHAUSTED, "too much is arriving; send the call again later")
+                handler.on_reset()
 
     def _on_head_frame(self, number: int, flags: int, payload: bytes) -> None:
         block = h2.unpadded(flags, payload)

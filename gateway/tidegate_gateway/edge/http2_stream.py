@@ -43,6 +43,7 @@ class Stream:
         "_connection",
         "_trailers",
         "_unsent",
+        "counted",
         "half_closed",
         "handler",
         "id",
@@ -59,6 +60,8 @@ class Stream:
         self.half_closed = False
         self.partial = bytearray()
         """The beginning of a message that has not arrived as a whole."""
+        self.counted = 0
+        """Its bytes in the sum of its server."""
         self.unread = 0
         """Bytes that arrived and are not acknowledged."""
         self._connection = connection

@@ -284,7 +284,8 @@ class Connection(asyncio.Protocol):
         )
         self._request = request
         self._in_body = True
-        self._listener.unoccupied.pop(self, None)
+        if self._idle_before:
+            self._listener.waits(self)
         framing_errors.check_headers(request)
         self._listener.find(request)
         self._most_body_bytes = self._limits.body_bytes
@@ -316,6 +317,7 @@ class Connection(asyncio.Protocol):
         self._request = None
         self._in_body = False
         self._frame_bytes = 0
+        self._listener.unoccupied.pop(self, None)
         request.body = b"".join(self._body)  # nearly every body comes in one piece, which is not copied
         request.body_bytes = self._body_bytes
         self._body, self._body_bytes = [], 0
@@ -348,7 +350,7 @@ class Connection(asyncio.Protocol):
             while not waiting:
                 if not self._in_body:
                     self._limit(self._limits.idle_s)
-                    self._listener.unoccupied[self] = None
+                    self._listener.waits(self)
                 self._arrived = self._loop.create_future()
                 await self._arrived
             item = waiting.popleft()
@@ -485,7 +487,6 @@ class Connection(asyncio.Protocol):
                 self.abort()
             else:
                 self._limit(HANG_UP_LOOK_S)
-        # Otherwise an answer is being made, and the wait for the next request sets a limit again.
 
     def _reject(self, error: error_table.GatewayError) -> None:
         """Nothing more is parsed; the error is answered after the requests before it."""

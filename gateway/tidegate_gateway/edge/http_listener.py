@@ -106,7 +106,7 @@ class Server:
         self.limits = limits
         self.connections: set[http_connection.Connection] = set()
         self.unoccupied: dict[http_connection.Connection, None] = {}
-        """The connections without a request whose head has arrived, those that wait longest first."""
+        """The connections without a whole request, those that wait longest first for its head, or for its body."""
         self._of_address: collections.Counter[str] = collections.Counter()
         self.turns = reading_turns.ReadingTurns()
         self.unread = unread_answers.UnreadAnswers()
@@ -124,7 +124,7 @@ class Server:
 
     def opened(self, connection: http_connection.Connection) -> bool:
         """A client connected; False if there are too many of its address. If there are too many in all, the connection
-        that has waited longest for its next request is closed, so idle connections keep no client out."""
+        that has waited longest for a head or a body is closed, so idle and slow connections keep no client out."""
         self.connections.add(connection)
         self._of_address[connection.address] += 1
         most = self.limits.connections_per_address
@@ -138,6 +138,11 @@ class Server:
             oldest.close()
         self.unoccupied[connection] = None
         return True
+
+    def waits(self, connection: http_connection.Connection) -> None:
+        """The connection waits from now on for the head of a request, or for its body."""
+        self.unoccupied.pop(connection, None)
+        self.unoccupied[connection] = None
 
     def closed(self, connection: http_connection.Connection) -> None:
         """A connection is gone."""

@@ -15,6 +15,8 @@ from tidegate_policy.model import Call
 
 PRIORITY_EPOCH_S = 1_767_225_600.0
 """2026-01-01: `priority` is the latest start in milliseconds since then, so that all gateways agree on it."""
+MOST_PRIORITY = 2.0**53
+"""A larger number would not keep its value in JSON."""
 ENGINE_KNOBS = ("priority", "request_id", "kv_transfer_params", "kv_hints", "session_id", "data_parallel_rank")
 """Body fields that address the engine behind the gateway; the gateway removes them from a client's body."""
 
@@ -54,7 +56,8 @@ def write(
     labelled = dict(body)
     labelled["vllm_xargs"] = {**(body.get("vllm_xargs") or {}), **labels.write(now, call)}
     latest_start_s = wall_s + (call.due_or_patience_at_s - service_s - now)
-    labelled["priority"] = round((latest_start_s - PRIORITY_EPOCH_S) * 1000)
+    priority = (latest_start_s - PRIORITY_EPOCH_S) * 1000
+    labelled["priority"] = round(min(max(priority, -MOST_PRIORITY), MOST_PRIORITY))
     if ask_for_usage:
         labelled["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
     return _dumps(labelled)

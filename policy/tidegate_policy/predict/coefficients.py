@@ -3,12 +3,14 @@
 Recursive least squares with forgetting over the terms of `cost.CostModel`. A time far outside the present error is an
 outlier and is not learned, unless many follow each other. When the errors lean to one side for long, the engine itself
 has changed: then all coefficients are as uncertain as at first, so that the change is shared by all of them. No
-coefficient becomes negative. The error is measured on each time before the time is learned.
+coefficient becomes negative, or larger than any engine's. Where times that fit no engine have spoilt the arithmetic, the
+estimate begins anew. The error is measured on each time before the time is learned.
 
 Two estimates use it. In an engine each time is one step (`step_cost`). In a gateway each time is a part of a stream
 (`engine_cost`).
 """
 
+import math
 from dataclasses import replace
 
 from tidegate_policy.cost import CostModel
@@ -23,6 +25,13 @@ NEW_REGIME = 24
 TYPICAL = (1.0, 512.0, 65536.0, 16.0, 8192.0)
 """Typical size of each term's quantity in one step. It scales the terms, so that one uncertainty fits them all."""
 
+MOST_S = 100.0
+"""No term of a typical step takes longer."""
+MOST_QUANTITY = 1e7
+"""Times in which an engine did more than so many typical steps' worth of a term are not learned: a prompt of a million
+tokens attends to less, and the squares of larger numbers leave no digits for the others."""
+ABSURD, MOST_ABSURD = 100.0, 8
+"""After so many times in a row whose prediction is wrong by this factor the estimate begins anew."""
 LEANING, NEWEST = 0.2, 0.1
 """The mean relative error, with its sign, beyond which the engine has changed; and the weight of the newest error in it."""
 
@@ -34,11 +43,13 @@ class Coefficients:
     """The estimate of one engine."""
 
     __slots__ = (
+        "_absurd",
         "_ceilings",
         "_covariance",
         "_doubt",
         "_errors",
         "_first",
+        "_first_weights",
         "_forgetting",
         "_lean",
         "_outliers",
@@ -55,9 +66,10 @@ class Coefficients:
         self._first = first
         self._doubt, self._forgetting, self._trusting = doubt, forgetting, trusting
         coefficients = (first.step_s, first.prefill_s, first.attention_s, first.decode_s, first.context_s)
-        self._weights = [value * size for value, size in zip(coefficients, TYPICAL, strict=True)]
+        self._first_weights = [value * size for value, size in zip(coefficients, TYPICAL, strict=True)]
+        self._weights = list(self._first_weights)
         self._errors = latest_errors.LatestErrors(KEPT_ERRORS)
-        self._outliers = 0
+        self._outliers = self._absurd = 0
         self._lean = 0.0
         self._ceilings: list[float] = []
         self._covariance: list[list[float]] = []
@@ -82,6 +94,8 @@ class Coefficients:
         """The work `terms` took `seconds`, which are wrong by about `noise_s` and by `share` of the prediction. Returns
         False for an outlier."""
         x = [value / size for value, size in zip(terms, TYPICAL, strict=True)]
+        if max(x) > MOST_QUANTITY:
+            return False
         predicted_s = sum(weight * value for weight, value in zip(self._weights, x, strict=True))
         miss_s = abs(predicted_s - seconds)
         surprise = miss_s / max(min(predicted_s, seconds), 1e-9)
@@ -94,7 +108,11 @@ class Coefficients:
         self._lean += NEWEST * (min(max(seconds / max(predicted_s, 1e-9) - 1.0, -1.0), 1.0) - self._lean)
         if self.learned >= self._trusting and abs(self._lean) > LEANING:
             self._doubt_all()
-        self._learn(x, seconds - predicted_s, (noise_s + share * predicted_s) ** 2)
+        self._absurd = self._absurd + 1 if surprise > ABSURD else 0
+        if self._absurd > MOST_ABSURD:
+            self._begin_anew()
+        else:
+            self._learn(x, seconds - predicted_s, (noise_s + share * predicted_s) ** 2)
         self.learned += 1
         return True
 
@@ -119,16 +137,29 @@ class Coefficients:
         self._covariance = [[self._ceilings[i] if i == j else 0.0 for j in range(5)] for i in range(5)]
         self._lean = 0.0
 
+    def _begin_anew(self) -> None:
+        self._weights = list(self._first_weights)
+        self._absurd = 0
+        self._doubt_all()
+
     def _learn(self, x: list[float], residual_s: float, noise: float) -> None:
         rows, forgetting = self._covariance, self._forgetting
         gains = [sum(row[j] * x[j] for j in range(5)) for row in rows]
-        scale = forgetting * noise + sum(x[i] * gains[i] for i in range(5))
+        spread = sum(x[i] * gains[i] for i in range(5))
+        scale = forgetting * noise + spread
+        if not (spread >= 0.0 and 0.0 < scale < math.inf):
+            self._begin_anew()
+            return
         for i in range(5):
             gain = gains[i] / scale
-            self._weights[i] = max(self._weights[i] + gain * residual_s, 0.0)
+            self._weights[i] = min(max(self._weights[i] + gain * residual_s, 0.0), MOST_S)
             row = rows[i]
             for j in range(5):
                 row[j] = (row[j] - gain * gains[j]) / forgetting
+        # Rounding may leave a variance that is none, from which errors would grow without end.
+        if not all(0.0 <= rows[i][i] < math.inf and self._weights[i] < math.inf for i in range(5)):
+            self._begin_anew()
+            return
         # Without this bound, forgetting would inflate the terms that present work does not exercise.
         for i in range(5):
             if rows[i][i] > self._ceilings[i]:
