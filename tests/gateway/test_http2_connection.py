@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import hpack
+import http2_peer
 import orjson
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,11 +20,8 @@ from test_port_encryption import certificate
 from tidegate_gateway import fake_engine
 from tidegate_gateway.edge import (
     ext_proc_messages,
-    frame_allowance,
     http2_connection,
     http2_frames,
-    http2_stream,
-    unread_answers,
 )
 from tidegate_proto.envoy import ext_proc_pb2, ext_proc_pb2_grpc
 
@@ -197,37 +195,8 @@ async def test_bytes_that_are_no_protocol_end_the_connection(up: Any, sent: byte
             assert await health(channel, "liveness") == SERVING
 
 
-class Transport(asyncio.Transport):
-    """Keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written, self.closed, self.aborted = b"", False, False
-
-    def write(self, data: Any) -> None:
-        self.written += data
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.closed = True
-
-    def abort(self) -> None:
-        self.closed = self.aborted = True
-
-
 def test_equal_heads_are_read_anew_when_the_table_of_the_decoder_has_changed() -> None:
-    made, _ = connection()
+    made, _ = http2_peer.connection()
     encoder = hpack.Encoder()
     first = encoder.encode([(":path", "/first")])  # the table holds it from here on
     read = http2_connection.Connection._path
@@ -239,40 +208,9 @@ def test_equal_heads_are_read_anew_when_the_table_of_the_decoder_has_changed() -
     assert read(made, same) == "/second", "the same bytes name the newest entry of the table"
 
 
-ECHOES: list["Echo"] = []
-
-
-class Echo:
-    """Sends back what comes."""
-
-    def __init__(self, stream: http2_stream.Stream) -> None:
-        self.stream = stream
-        self.resets = 0
-        ECHOES.append(self)
-
-    def on_message(self, message: bytes) -> None:
-        self.stream.send(message)
-
-    def on_half_close(self) -> None:
-        self.stream.finish()
-
-    def on_reset(self) -> None:
-        self.resets += 1
-
-
-def connection() -> tuple[http2_connection.Connection, Transport]:
-    ECHOES.clear()
-    server = http2_connection.Server(
-        {"/echo": Echo}, most_message_bytes=100_000, most_partial_bytes=300_000, most_streams=10, most_connections=1
-    )
-    made, transport = server(), Transport()
-    made.connection_made(transport)
-    return made, transport
-
-
 @given(data=st.lists(st.binary(max_size=60)), begins=st.booleans())
 async def test_any_bytes_are_answered_or_end_the_connection(data: list[bytes], begins: bool) -> None:
-    made, _ = connection()
+    made, _ = http2_peer.connection()
     made.data_received(http2_frames.PREFACE if begins else b"")
     for piece in data:
         made.data_received(piece)
@@ -286,7 +224,7 @@ frames = st.builds(
 
 @given(sent=st.lists(frames, max_size=12))
 async def test_any_frames_are_answered_or_end_the_connection(sent: list[bytes]) -> None:
-    made, _ = connection()
+    made, _ = http2_peer.connection()
     made.data_received(http2_frames.PREFACE + b"".join(sent))
     made.connection_lost(None)
 
@@ -301,7 +239,7 @@ async def test_messages_come_back_whole_however_they_are_cut(
     texts: list[bytes], cuts: list[int], window: int, more: int
 ) -> None:
     """The peer's window is small, and it opens by `more` whenever nothing comes."""
-    made, transport = connection()
+    made, transport = http2_peer.connection()
     frame = http2_frames.frame
     settings = struct.pack(">HI", http2_frames.INITIAL_WINDOW_SIZE, window)
     block = hpack.Encoder().encode([(":method", "POST"), (":path", "/echo")])
@@ -333,171 +271,3 @@ def echoed(written: bytes) -> tuple[bytes, bool]:
         ended |= kind == http2_frames.HEADERS and bool(flags & http2_frames.END_STREAM)
         at += 9 + size
     return data, ended
-
-
-def opened(number: int) -> bytes:
-    """A stream of the method /echo."""
-    path = hpack.Encoder().encode([(b":path", b"/echo")], huffman=False)
-    return http2_frames.frame(http2_frames.HEADERS, http2_frames.END_HEADERS, number, path)
-
-
-FLOODS = [
-    "resets",
-    "pings",
-    "settings",
-    "empty data",
-    "padded data",
-    "small data",
-    "refused streams",
-    "unknown methods",
-    "further heads",
-    "parts of a head",
-    "updates of windows",
-    "priorities",
-    "unknown kinds",
-]
-
-
-@pytest.mark.parametrize("kind", FLOODS)
-async def test_a_flood_of_frames_that_bring_no_call_ends_the_connection(kind: str) -> None:
-    made, transport = connection()
-    frame = http2_frames.frame
-    made.data_received(http2_frames.PREFACE + opened(1))
-    if kind == "parts of a head":
-        made.data_received(frame(http2_frames.HEADERS, 0, 3))
-    for number in range(3, 100 * frame_allowance.BURST, 2):  # the allowance fills up with time
-        if transport.is_closing():
-            break
-        match kind:
-            case "resets":
-                sent = opened(number) + frame(http2_frames.RST_STREAM, 0, number, bytes(4))
-            case "pings":
-                sent = frame(http2_frames.PING, 0, 0, bytes(8))
-            case "settings":
-                sent = frame(http2_frames.SETTINGS, 0, 0)
-            case "empty data":
-                sent = frame(http2_frames.DATA, 0, 1)
-            case "padded data":
-                sent = frame(http2_frames.DATA, http2_frames.PADDED, 1, b"\x01\x00")
-            case "small data":
-                sent = frame(http2_frames.DATA, 0, 1, b"\0") * 10
-            case "refused streams":
-                sent = opened(number)
-            case "unknown methods":
-                sent = opened(number).replace(b"/echo", b"/none")
-            case "further heads":
-                sent = opened(1)
-            case "parts of a head":
-                sent = frame(http2_frames.CONTINUATION, 0, 3)
-            case "updates of windows":
-                sent = frame(http2_frames.WINDOW_UPDATE, 0, 0, (1).to_bytes(4))
-            case "priorities":
-                sent = frame(http2_frames.PRIORITY, 0, 1, bytes(5))
-            case _:
-                sent = frame(99, 0, 0)
-        made.data_received(sent)
-    assert transport.is_closing()
-    assert transport.written[-4:] == http2_frames.ENHANCE_YOUR_CALM.to_bytes(4)
-    assert ECHOES
-    assert [echo.resets for echo in ECHOES] == [1] * len(ECHOES)
-
-
-async def test_a_peer_that_breaks_the_protocol_and_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http2_connection, "CUT_S", 0.0)
-    made, transport = connection()
-    made.data_received(b"GET / HTTP/1.1\r\n\r\n")
-    assert (transport.closed, transport.aborted) == (True, False)
-    await asyncio.sleep(0.01)
-    assert transport.aborted
-
-
-async def test_a_peer_whose_windows_hold_back_too_much_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unread_answers.UnreadAnswers.__init__, "__defaults__", (300_000,))
-    made, transport = connection()
-    settings = struct.pack(">HI", http2_frames.INITIAL_WINDOW_SIZE, 0)
-    made.data_received(http2_frames.PREFACE + http2_frames.frame(http2_frames.SETTINGS, 0, 0, settings))
-    answer = b"\0" + (90_000).to_bytes(4) + bytes(90_000)
-    for number in (1, 3, 5):
-        parts = [answer[at : at + 16_000] for at in range(0, len(answer), 16_000)]
-        made.data_received(
-            opened(number) + b"".join(http2_frames.frame(http2_frames.DATA, 0, number, x) for x in parts)
-        )
-    assert made._server.unread.bytes == 3 * 90_005
-    reset = http2_frames.frame(http2_frames.RST_STREAM, 0, 3, bytes(4))
-    made.data_received(reset)
-    assert made._server.unread.bytes == 2 * 90_005
-    assert not transport.aborted
-    for number in (7, 9):
-        made.data_received(
-            opened(number) + b"".join(http2_frames.frame(http2_frames.DATA, 0, number, x) for x in parts)
-        )
-    assert transport.aborted
-    made.connection_lost(None)
-    assert made._server.unread.bytes == 0
-
-
-def test_streams_that_are_reset_after_their_answer_are_no_flood() -> None:
-    made, transport = connection()
-    made.data_received(http2_frames.PREFACE)
-    for number in range(1, 4 * frame_allowance.BURST, 2):
-        message = http2_frames.frame(http2_frames.DATA, 0, number, b"\0\0\0\0\1x")
-        reset = http2_frames.frame(http2_frames.RST_STREAM, 0, number, bytes(4))
-        made.data_received(opened(number) + message + reset)
-    assert not transport.is_closing()
-
-
-async def test_messages_that_do_not_arrive_as_a_whole_are_bounded_in_sum() -> None:
-    made, transport = connection()
-    server, frame = made._server, http2_frames.frame
-    made.data_received(http2_frames.PREFACE)
-    begin, part = b"\0" + (99_000).to_bytes(4), bytes(16_000)
-    for number in range(1, 13, 2):
-        pieces = [begin, *[part] * 5]
-        made.data_received(opened(number) + b"".join(frame(http2_frames.DATA, 0, number, piece) for piece in pieces))
-        assert server.partial_bytes <= server.most_partial_bytes
-    assert b"grpc-status\x018" in transport.written, "RESOURCE_EXHAUSTED"
-    assert server.partial_bytes == 3 * 80_005
-    made.data_received(frame(http2_frames.RST_STREAM, 0, 1, bytes(4)))
-    assert server.partial_bytes == 2 * 80_005
-    made.connection_lost(None)
-    assert server.partial_bytes == 0
-
-
-def test_a_new_connection_takes_the_place_of_one_without_streams() -> None:
-    first, one = connection()
-    made, two = first._server(), Transport()
-    made.connection_made(two)
-    assert (one.aborted, two.aborted) == (True, False)
-    made.data_received(http2_frames.PREFACE + opened(1))
-    third = Transport()
-    first._server().connection_made(third)
-    assert (two.aborted, third.aborted) == (False, True)
-
-
-def test_a_stream_may_bring_its_messages_in_some_small_frames() -> None:
-    made, transport = connection()
-    made.data_received(http2_frames.PREFACE)
-    message = b"\0\0\0\0\1x"
-    for number in range(1, 600, 2):
-        sent = b"".join(http2_frames.frame(http2_frames.DATA, 0, number, bytes([byte])) for byte in 2 * message)
-        made.data_received(opened(number) + sent + http2_frames.frame(http2_frames.DATA, 1, number, b""))
-    assert not transport.is_closing()
-
-
-def test_the_allowance_of_frames_fills_up_with_time() -> None:
-    now_s = 0.0
-    allowance = frame_allowance.FrameAllowance(lambda: now_s)
-
-    def spent() -> int:
-        count = 0
-        with contextlib.suppress(http2_frames.ConnectionBroken):
-            while count < 2 * frame_allowance.BURST:
-                allowance.spend()
-                count += 1
-        return count
-
-    assert spent() == frame_allowance.BURST
-    now_s = 10 / frame_allowance.PER_S
-    assert spent() == 10
-    now_s = 3600.0
-    assert spent() == frame_allowance.BURST

@@ -1,0 +1,74 @@
+"""A connection to the picker's port without a socket, for tests."""
+
+import asyncio
+from typing import Any
+
+import hpack
+
+from tidegate_gateway.edge import http2_connection, http2_frames, http2_stream
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written, self.closed, self.aborted = b"", False, False
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+
+ECHOES: list["Echo"] = []
+
+
+class Echo:
+    """Sends back what comes."""
+
+    def __init__(self, stream: http2_stream.Stream) -> None:
+        self.stream = stream
+        self.resets = 0
+        ECHOES.append(self)
+
+    def on_message(self, message: bytes) -> None:
+        self.stream.send(message)
+
+    def on_half_close(self) -> None:
+        self.stream.finish()
+
+    def on_reset(self) -> None:
+        self.resets += 1
+
+
+def connection() -> tuple[http2_connection.Connection, Transport]:
+    ECHOES.clear()
+    server = http2_connection.Server(
+        {"/echo": Echo}, most_message_bytes=100_000, most_partial_bytes=300_000, most_streams=10, most_connections=1
+    )
+    made, transport = server(), Transport()
+    made.connection_made(transport)
+    return made, transport
+
+
+def opened(number: int) -> bytes:
+    """A stream of the method /echo."""
+    path = hpack.Encoder().encode([(b":path", b"/echo")], huffman=False)
+    return http2_frames.frame(http2_frames.HEADERS, http2_frames.END_HEADERS, number, path)
