@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from tidegate_gateway.edge import http2_connection, http2_stream
+from tidegate_gateway.edge import http2_connection, http2_stream, unread_answers
 from tidegate_proto.envoy import ext_proc_pb2
 
 PATH = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -78,7 +78,12 @@ async def main() -> None:
         return OwnWire(answers, stream)
 
     server = http2_connection.Server(
-        {PATH: own}, most_message_bytes=1 << 24, most_partial_bytes=1 << 28, most_streams=10_000, most_connections=1000
+        {PATH: own},
+        most_message_bytes=1 << 24,
+        most_partial_bytes=1 << 28,
+        unread=unread_answers.UnreadAnswers(),
+        most_streams=10_000,
+        most_connections=1000,
     )
     listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", options.port)
     await listening.serve_forever()

@@ -15,17 +15,22 @@ class ReadingTurns:
 
     def __init__(self) -> None:
         self._line: collections.deque[Callable[[], None]] = collections.deque()
+        self._scheduled = False
 
     def join(self, resume: Callable[[], None]) -> None:
         """`resume` is called when it is the connection's turn to read on."""
         self._line.append(resume)
-        if len(self._line) == 1:
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._line and not self._scheduled:
+            self._scheduled = True
             asyncio.get_running_loop().call_soon(self._next)
 
     def _next(self) -> None:
+        self._scheduled = False
         try:
             for _ in range(min(AT_ONCE, len(self._line))):
-                self._line.popleft()()
+                self._line.popleft()()  # which may join the line again
         finally:
-            if self._line:
-                asyncio.get_running_loop().call_soon(self._next)
+            self._schedule()

@@ -136,7 +136,8 @@ class Controller:
             report = reconcile.pending_report(*known, rules=self._rules, now=now())
             if report is not None:
                 if body is not None and report:
-                    self._cache.on_written(await reconcile.write_report(self._api, body, report))
+                    events = self._cache.events(key)
+                    self._cache.on_written(await reconcile.write_report(self._api, body, report), since=events)
                 return self._next_check_s(known[2])
         found = await self._cache.refresh(key, self._api)
         result = await reconcile.carry_out(self._api, *found, rules=self._rules, now=now())

@@ -5,7 +5,7 @@ from typing import Any
 
 import hpack
 
-from tidegate_gateway.edge import http2_connection, http2_frames, http2_stream
+from tidegate_gateway.edge import http2_connection, http2_frames, http2_stream, unread_answers
 
 
 class Transport(asyncio.Transport):
@@ -61,7 +61,12 @@ class Echo:
 def connection() -> tuple[http2_connection.Connection, Transport]:
     ECHOES.clear()
     server = http2_connection.Server(
-        {"/echo": Echo}, most_message_bytes=100_000, most_partial_bytes=300_000, most_streams=10, most_connections=1
+        {"/echo": Echo},
+        most_message_bytes=100_000,
+        most_partial_bytes=300_000,
+        unread=unread_answers.UnreadAnswers(),
+        most_streams=10,
+        most_connections=1,
     )
     made, transport = server(), Transport()
     made.connection_made(transport)

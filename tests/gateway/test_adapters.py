@@ -7,6 +7,7 @@ import pytest
 
 from tidegate_gateway import fake_engine
 from tidegate_gateway.engines import health_check
+from tidegate_policy.model import EngineId
 
 
 async def test_calls_for_an_adapter_go_to_the_engines_that_list_it(up: Any) -> None:
@@ -83,3 +84,38 @@ async def test_an_engine_that_lists_very_many_models_is_believed_for_the_first_o
         assert len(client.gateway.directory.models) == health_check.MOST_MODELS
         assert (await client.ask(model="adapter-0"))[0] == 200
         assert (await client.ask(model="adapter-19999"))[0] == 404
+
+
+async def test_a_call_that_waits_for_an_adapter_goes_to_no_engine_that_comes_without_it(up: Any, until: Any) -> None:
+    async with (
+        fake_engine.engine(adapters=("sql",), first_s=0.5) as busy,
+        fake_engine.engine(adapters=("sql",)) as later,
+        up(busy, later, dispatch={"cap": 1}) as client,
+    ):
+        ids = [EngineId(engine.url.removeprefix("http://")) for engine in (busy, later)]
+        later.adapters = ()
+        await until(lambda: ids[1] not in client.gateway.directory.listing("sql"))
+        later.healthy = False
+        await until(lambda: client.accepting() == ids[:1])
+        waiting = [asyncio.create_task(client.ask(model="sql")) for _ in range(3)]
+        await until(lambda: client.gateway.core.dispatcher.waiting == 2)
+        later.healthy = True
+        assert {status for status, _, _ in await asyncio.gather(*waiting)} == {200}
+        assert len(busy.bodies) == 3
+        assert not later.bodies
+
+
+async def test_calls_that_wait_go_on_after_a_list_of_models_was_unreadable(up: Any, until: Any) -> None:
+    async with (
+        fake_engine.engine(adapters=("sql",), first_s=1.5) as only,
+        fake_engine.engine() as other,
+        up(only, other, dispatch={"cap": 1}) as client,
+    ):
+        waiting = [asyncio.create_task(client.ask(model="sql")) for _ in range(2)]
+        await until(lambda: client.gateway.core.dispatcher.waiting == 1)
+        only.adapters = ()
+        await until(lambda: "sql" not in client.gateway.directory.models)
+        only.adapters = ("sql",)
+        await until(lambda: "sql" in client.gateway.directory.models)
+        assert {status for status, _, _ in await asyncio.gather(*waiting)} == {200}
+        assert not other.bodies

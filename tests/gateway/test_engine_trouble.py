@@ -153,6 +153,14 @@ async def test_a_stream_of_nothing_but_comments_and_blank_lines_is_cut(up: Any, 
         assert events[-2]["error"]["code"] == "engine_failed"
 
 
+async def test_line_ends_of_both_kinds_may_mix_in_a_stream(up: Any) -> None:
+    stream_ = b": ping\r\n\r\n" + b'data: {"choices":[{"text":"w"}]}\n\n' + b": ping\r\n\r\ndata: [DONE]\n\n"
+    async with fake_engine.engine(garbage=stream_) as engine, up(engine) as client:
+        body = {"model": "fake", "prompt": "x", "stream": True}
+        async with client.http.post(client.url + "/v1/completions", json=body) as response:
+            assert (await response.read()).endswith(b"data: [DONE]\n\n")
+
+
 async def test_a_stream_that_ignores_the_bound_on_its_tokens_is_cut(up: Any) -> None:
     token = b'data: {"choices":[{"text":"w"}]}\n\n'
     async with endless(token, token) as url, up({"url": url}) as client:

@@ -15,7 +15,7 @@ FLOODS = [
     "settings",
     "empty data",
     "padded data",
-    "small data",
+    "late data",
     "refused streams",
     "unknown methods",
     "further heads",
@@ -47,8 +47,9 @@ async def test_a_flood_of_frames_that_bring_no_call_ends_the_connection(kind: st
                 sent = frame(http2_frames.DATA, 0, 1)
             case "padded data":
                 sent = frame(http2_frames.DATA, http2_frames.PADDED, 1, b"\x01\x00")
-            case "small data":
-                sent = frame(http2_frames.DATA, 0, 1, b"\0") * 10
+            case "late data":
+                sent = http2_peer.opened(number) + frame(http2_frames.RST_STREAM, 0, number, bytes(4)) * (number == 3)
+                sent = (sent if number == 3 else b"") + frame(http2_frames.DATA, 0, 3, b"x") * http2_connection.LATE
             case "refused streams":
                 sent = http2_peer.opened(number)
             case "unknown methods":
@@ -79,9 +80,9 @@ async def test_a_peer_that_breaks_the_protocol_and_reads_nothing_is_cut_off(monk
     assert transport.aborted
 
 
-async def test_a_peer_whose_windows_hold_back_too_much_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unread_answers.UnreadAnswers.__init__, "__defaults__", (300_000,))
+async def test_a_peer_whose_windows_hold_back_too_much_is_cut_off() -> None:
     made, transport = http2_peer.connection()
+    made._server.unread = unread_answers.UnreadAnswers(300_000, 300_000)
     settings = struct.pack(">HI", http2_frames.INITIAL_WINDOW_SIZE, 0)
     made.data_received(http2_frames.PREFACE + http2_frames.frame(http2_frames.SETTINGS, 0, 0, settings))
     answer = b"\0" + (90_000).to_bytes(4) + bytes(90_000)
@@ -144,14 +145,33 @@ def test_a_new_connection_takes_the_place_of_one_without_streams() -> None:
     assert (two.aborted, third.aborted) == (False, True)
 
 
-def test_a_stream_may_bring_its_messages_in_some_small_frames() -> None:
+async def test_a_stream_whose_data_come_in_very_many_small_frames_ends_and_the_others_go_on() -> None:
     made, transport = http2_peer.connection()
-    made.data_received(http2_frames.PREFACE)
-    message = b"\0\0\0\0\1x"
-    for number in range(1, 600, 2):
-        sent = b"".join(http2_frames.frame(http2_frames.DATA, 0, number, bytes([byte])) for byte in 2 * message)
-        made.data_received(http2_peer.opened(number) + sent + http2_frames.frame(http2_frames.DATA, 1, number, b""))
+    frame = http2_frames.frame
+    made.data_received(http2_frames.PREFACE + http2_peer.opened(1) + http2_peer.opened(3))
+    begin = b"\0" + (90_000).to_bytes(4)
+    made.data_received(frame(http2_frames.DATA, 0, 1, begin))
+    for _ in range(http2_connection.MOST_SMALL // 1000 + 2):
+        made.data_received(frame(http2_frames.DATA, 0, 1, b"x") * 1000)
+    assert b"grpc-status\x018" in transport.written, "RESOURCE_EXHAUSTED"
+    assert [echo.resets for echo in http2_peer.ECHOES] == [1, 0]
+    made.data_received(frame(http2_frames.DATA, 0, 3, b"\0\0\0\0\1x"))
+    assert transport.written.endswith(b"\0\0\0\0\1x")
     assert not transport.is_closing()
+
+
+async def test_one_turn_of_the_event_loop_reads_few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http2_connection, "TURN_FRAMES", 100)
+    made, transport = http2_peer.connection()
+    message = http2_frames.frame(http2_frames.DATA, 0, 1, b"\0\0\0\0\1x")
+    made.data_received(http2_frames.PREFACE + http2_peer.opened(1) + message * 1000)
+    first = transport.written.count(message)
+    assert first < 100
+    async with asyncio.timeout(20):
+        while transport.written.count(message) < 1000:
+            before = transport.written.count(message)
+            await asyncio.sleep(0)
+            assert transport.written.count(message) - before <= 200
 
 
 def test_the_allowance_of_frames_fills_up_with_time() -> None:

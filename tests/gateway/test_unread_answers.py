@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from typing import Any
 
 import grpc
@@ -28,32 +29,55 @@ class Transport(asyncio.Transport):
         self.cut = True
 
 
-def test_clients_that_take_nothing_make_room_before_those_that_take_something() -> None:
-    unread = unread_answers.UnreadAnswers(10 * LONG)
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_clients_that_have_taken_nothing_for_a_while_make_room() -> None:
+    clock = Clock()
+    unread = unread_answers.UnreadAnswers(10 * LONG, 20 * LONG, clock)
     waiting = [Transport(LONG) for _ in range(10)]
     for one in waiting:
         unread.enter(one)
+    clock.now_s = unread_answers.PATIENCE_S
     for one in waiting[:5]:
         one.left -= 1
-    unread.enter(Transport(LONG))
-    assert [one.cut for one in waiting] == [False] * 5 + [True, True] + [False] * 3
-    assert unread.bytes == 9 * LONG
+    newest = Transport(LONG)
+    unread.enter(newest)
+    assert [one.cut for one in waiting] == [False] * 5 + [True] + [False] * 4
+    assert not newest.cut
+    assert unread.bytes == 10 * LONG - 5
 
 
-def test_whoever_waits_longest_makes_room_if_all_take_something() -> None:
-    unread = unread_answers.UnreadAnswers(10 * LONG)
-    waiting = [Transport(LONG) for _ in range(10)]
+def test_answers_that_began_just_now_are_cut_above_the_second_bound_only() -> None:
+    unread = unread_answers.UnreadAnswers(2 * LONG, 4 * LONG, Clock())
+    waiting = [Transport(LONG) for _ in range(5)]
     for one in waiting:
         unread.enter(one)
-        one.left -= 1
-    last = Transport(2 * LONG)
-    unread.enter(last)
-    assert last.cut, "it takes nothing"
-    assert not any(one.cut for one in waiting[1:])
+    assert [one.cut for one in waiting] == [True] + [False] * 4
+    assert unread.bytes == 4 * LONG
+
+
+def test_what_a_transport_does_not_have_yet_counts_too() -> None:
+    clock = Clock()
+    unread = unread_answers.UnreadAnswers(2 * LONG, 4 * LONG, clock)
+    slow = Transport(0)
+    unread.enter(slow, 2 * LONG)
+    clock.now_s = unread_answers.PATIENCE_S
+    unread.enter(slow, 2 * LONG - 10)  # it has taken something
+    unread.enter(Transport(LONG))
+    assert not slow.cut
+    clock.now_s *= 2
+    unread.enter(Transport(LONG))
+    assert slow.cut
 
 
 def test_short_rests_do_not_count() -> None:
-    unread = unread_answers.UnreadAnswers(10 * LONG)
+    unread = unread_answers.UnreadAnswers()
     one = Transport(unread_answers.LONG_BYTES)
     unread.enter(one)
     assert unread.bytes == 0
@@ -64,7 +88,7 @@ def test_short_rests_do_not_count() -> None:
 async def test_a_client_that_reads_gets_its_long_answer_although_many_others_do_not_read(
     up: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread_answers.UnreadAnswers.__init__, "__defaults__", (4 * 1024 * 1024,))
+    monkeypatch.setattr(unread_answers.UnreadAnswers.__init__, "__defaults__", (4_000_000, 4_000_000, time.monotonic))
     body = b'{"model": "fake", "prompt": "x", "max_tokens": 400000}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     loop, sockets = asyncio.get_running_loop(), []

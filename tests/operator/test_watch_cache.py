@@ -128,3 +128,18 @@ async def test_a_change_that_the_operator_did_not_make_is_undone(kubectl, instal
     eventually(lambda: "chat-gateway" in kubectl("get", "networkpolicy", "-o", "name"))
     kubectl("patch", "service/chat-gateway", "--type=merge", "-p", '{"spec": {"type": "NodePort"}}')
     eventually(lambda: kubectl("get", "service/chat-gateway", "-o", "jsonpath={.spec.type}") == "ClusterIP")
+
+
+async def test_a_pool_as_it_was_written_takes_the_place_of_no_newer_event():
+    cache = watch_cache.WatchCache()
+    cache.on_pool("ADDED", body("chat", kind="ServingPool", spec=1))
+    since = cache.events(KEY)
+    cache.on_pool("MODIFIED", body("chat", kind="ServingPool", spec=2))
+    cache.on_written(body("chat", kind="ServingPool", spec=1, status="new"), since=since)
+    assert (await cache.pool(*KEY))["spec"] == 2
+    cache.on_written(body("chat", kind="ServingPool", spec=2, status="new"), since=cache.events(KEY))
+    assert (await cache.pool(*KEY))["status"] == "new"
+    since = cache.events(KEY)
+    cache.on_pool("DELETED", body("chat", kind="ServingPool"))
+    cache.on_written(body("chat", kind="ServingPool", spec=2), since=since)
+    assert await cache.pool(*KEY) is None

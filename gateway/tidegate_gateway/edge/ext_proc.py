@@ -26,6 +26,7 @@ from tidegate_gateway.edge import (
     http_listener,
     http_messages,
     listen_address,
+    unread_answers,
 )
 from tidegate_gateway.lifecycle import handed_over
 from tidegate_gateway.openai import endpoint_registry, error_table
@@ -66,6 +67,7 @@ async def serving(
         {f"/{SERVICE}/Process": picker.exchange, grpc_health_check.PATH: health.one},
         most_message_bytes=limits.body_bytes + PROTOCOL_BYTES,
         most_partial_bytes=limits.bodies_bytes,
+        unread=unread_answers.UnreadAnswers(limits.bodies_bytes, 3 * limits.bodies_bytes),
         most_streams=limits.connections,
         most_connections=limits.connections,
     )

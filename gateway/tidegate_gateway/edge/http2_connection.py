@@ -28,9 +28,11 @@ MOST_MEMORIZED_HEADS = 64
 FIRST_WINDOW_BYTES = 65_535
 """Of a peer that has not said otherwise."""
 MOST_WINDOW_BYTES = MOST_STREAM = 2**31 - 1
-SMALL_BYTES, SMALL_PER_STREAM, MOST_SMALL = 64, 16, 1000
-"""Frames of data with fewer bytes; so many for each stream, and so many beyond them on a connection."""
-TURN_BYTES = 64 * 1024
+SMALL_BYTES, MOST_SMALL = 64, 16_384
+"""A stream may have so many frames of data with fewer bytes."""
+LATE = 50
+"""So many frames of data for streams that have ended cost as much as one frame that brings no call."""
+TURN_BYTES, TURN_FRAMES = 64 * 1024, 2000
 """A connection that brings more at once reads on in turn with the others that do."""
 CUT_S = 1.0
 """For the last frames to leave when a connection ends."""
@@ -49,6 +51,7 @@ class Server:
         *,
         most_message_bytes: int,
         most_partial_bytes: int,
+        unread: unread_answers.UnreadAnswers,
         most_streams: int,
         most_connections: int,
     ) -> None:
@@ -61,7 +64,7 @@ class Server:
         self.partial_bytes = 0
         """Of the messages that have not arrived as a whole."""
         self.connections: dict[Connection, None] = {}
-        self.unread = unread_answers.UnreadAnswers()
+        self.unread = unread
         self.turns = reading_turns.ReadingTurns()
 
     def __call__(self) -> "Connection":
@@ -103,8 +106,11 @@ class Connection(asyncio.Protocol):
         self._unsent_bytes = 0
         """Of all streams, beyond the windows of the peer."""
         self._is_asked = False
-        self._small = 0
-        """Small frames of data beyond those that the streams explain."""
+        self._late = 0
+        """Frames of data for streams that have ended."""
+        self._more = False
+        """Whole frames have arrived that wait for the connection's turn."""
+        self._in_line = False
         self._updates = 0
         """Updates of windows that the data sent so far give the peer reason for: one of the stream's, one of its own."""
         self._allowance = frame_allowance.FrameAllowance()
@@ -142,12 +148,16 @@ class Connection(asyncio.Protocol):
             self._reset_all()
             self.close()
             return
-        if len(data) > TURN_BYTES:
+        if (self._more or len(data) > TURN_BYTES) and not self._in_line:
+            self._in_line = True
             self._transport.pause_reading()
             self._server.turns.join(self._read_on)
 
     def _read_on(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        self._in_line = False
+        if self._more:
+            self.data_received(b"")
+        if not self._in_line and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -253,8 +263,12 @@ class Connection(asyncio.Protocol):
                 self._data = data
                 return
             self._began, at = True, len(h2.PREFACE)
-        end = len(data)
+        end, frames, self._more = len(data), 0, False
         while end - at >= 9:
+            frames += 1
+            if frames > TURN_FRAMES:
+                self._more = True
+                break
             high, low, kind, flags, stream = h2.FRAME.unpack_from(data, at)
             size = high << 16 | low
             if size > h2.MOST_FRAME_BYTES:
@@ -284,10 +298,6 @@ class Connection(asyncio.Protocol):
         size, content = len(payload), h2.unpadded(flags, payload)
         if not content and not flags & h2.END_STREAM:
             self._allowance.spend()
-        elif len(content) < SMALL_BYTES:
-            self._small += 1
-            if self._small > MOST_SMALL:
-                raise h2.ConnectionBroken(h2.ENHANCE_YOUR_CALM, "the data come in too small frames")
         self._unread += size
         if self._unread >= 8 * WINDOW_BYTES:
             self.write(h2.frame(h2.WINDOW_UPDATE, 0, 0, self._unread.to_bytes(4)))
@@ -296,7 +306,16 @@ class Connection(asyncio.Protocol):
         if stream is None:
             if number > self._last:
                 raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "data of a stream that was not opened")
-            return  # it ended here while the data were on their way
+            self._late += 1  # it ended here while the data were on their way
+            if not self._late % LATE:
+                self._allowance.spend()
+            return
+        if len(content) < SMALL_BYTES:
+            stream.small += 1
+            if stream.small > MOST_SMALL:
+                stream.finish(http2_stream.RESOURCE_EXHAUSTED, "the data come in too small frames")
+                self._reset(stream)
+                return
         stream.unread += size
         if stream.unread >= WINDOW_BYTES // 2:
             self.write(h2.frame(h2.WINDOW_UPDATE, 0, number, stream.unread.to_bytes(4)))
@@ -382,7 +401,6 @@ class Connection(asyncio.Protocol):
         if number % 2 == 0 or number <= self._last:
             raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, f"stream {number} cannot be opened")
         self._last = number
-        self._small = max(self._small - SMALL_PER_STREAM, 0)
         if len(self._streams) >= self._server.most_streams:
             self._allowance.spend()
             self.write(h2.frame(h2.RST_STREAM, 0, number, h2.REFUSED_STREAM.to_bytes(4)))

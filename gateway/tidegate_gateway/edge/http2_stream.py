@@ -48,6 +48,7 @@ class Stream:
         "handler",
         "id",
         "partial",
+        "small",
         "unread",
         "window",
     )
@@ -60,6 +61,8 @@ class Stream:
         self.half_closed = False
         self.partial = bytearray()
         """The beginning of a message that has not arrived as a whole."""
+        self.small = 0
+        """Small frames of data that came."""
         self.counted = 0
         """Its bytes in the sum of its server."""
         self.unread = 0

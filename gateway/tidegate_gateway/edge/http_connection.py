@@ -350,7 +350,7 @@ class Connection(asyncio.Protocol):
             while not waiting:
                 if not self._in_body:
                     self._limit(self._limits.idle_s)
-                    self._listener.waits(self)
+                self._listener.waits(self)
                 self._arrived = self._loop.create_future()
                 await self._arrived
             item = waiting.popleft()

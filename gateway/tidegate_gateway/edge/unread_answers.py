@@ -2,44 +2,78 @@
 read none of them do not fill the memory."""
 
 import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 LONG_BYTES = 64 * 1024
 """Shorter rests of answers do not count."""
-MOST_BYTES = 64 * 1024 * 1024
-LEFT_PART = 0.9
-"""So much of the bound is left in use once room was made."""
+SOFT_BYTES, MOST_BYTES = 64 * 1024 * 1024, 256 * 1024 * 1024
+"""Above the first, clients that take nothing are cut; above the second, whoever waits longest."""
+PATIENCE_S = 2.0
+"""A client that has taken something within this time takes its answer."""
+
+
+@dataclass(slots=True)
+class _Rest:
+    """What a client has not taken of an answer."""
+
+    bytes: int
+    more: int
+    """Those of `bytes` that its transport does not have yet."""
+    taken_at_s: float
+    """When it became smaller, or began."""
 
 
 class UnreadAnswers:
     """The connections of a listener whose clients have not taken all of an answer, those that wait longest first."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
-        self._waiting: dict[asyncio.Transport, int] = {}
-        """The bytes that were left when the wait began."""
+    def __init__(
+        self,
+        soft_bytes: int = SOFT_BYTES,
+        most_bytes: int = MOST_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._soft_bytes, self._most_bytes = soft_bytes, most_bytes
+        self._clock = clock
+        self._waiting: dict[asyncio.Transport, _Rest] = {}
         self.bytes = 0
 
     def enter(self, transport: asyncio.Transport, more: int = 0) -> None:
         """The connection waits for its client, or goes on to wait, with `more` bytes than its transport has."""
-        left = transport.get_write_buffer_size() + more
-        if left <= LONG_BYTES:
+        size = transport.get_write_buffer_size() + more
+        if size <= LONG_BYTES:
             self.leave(transport)
             return
-        self.bytes += left - self._waiting.get(transport, 0)
-        self._waiting[transport] = left
-        if self.bytes > self._most_bytes:
+        self._note(transport, size, more)
+        if self.bytes > self._soft_bytes:
             self._make_room()
 
     def leave(self, transport: asyncio.Transport) -> None:
         """It waits no longer."""
-        self.bytes -= self._waiting.pop(transport, 0)
+        rest = self._waiting.pop(transport, None)
+        if rest is not None:
+            self.bytes -= rest.bytes
+
+    def _note(self, transport: asyncio.Transport, size: int, more: int) -> None:
+        rest = self._waiting.get(transport)
+        if rest is None:
+            rest = self._waiting[transport] = _Rest(0, more, self._clock())
+        elif size < rest.bytes:
+            rest.taken_at_s = self._clock()
+        self.bytes += size - rest.bytes
+        rest.bytes, rest.more = size, more
 
     def _make_room(self) -> None:
-        """Cuts connections: first those whose clients take nothing, then whoever waits longest."""
-        for may_progress in (False, True):
-            for transport, left in list(self._waiting.items()):
-                if self.bytes <= LEFT_PART * self._most_bytes:
-                    return
-                if may_progress or transport.get_write_buffer_size() == left:
-                    self.leave(transport)
-                    transport.abort()
+        impatient_s = self._clock() - PATIENCE_S
+        for transport, rest in list(self._waiting.items()):
+            self._note(transport, transport.get_write_buffer_size() + rest.more, rest.more)
+            if rest.taken_at_s <= impatient_s and self.bytes > self._soft_bytes:
+                self._cut(transport)
+        for transport in list(self._waiting):
+            if self.bytes > self._most_bytes:
+                self._cut(transport)
+
+    def _cut(self, transport: asyncio.Transport) -> None:
+        self.leave(transport)
+        transport.abort()

@@ -4,6 +4,7 @@ What decisions need of an engine (its cost model, its health, the work of other 
 """
 
 import urllib.parse
+import weakref
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,10 @@ class EngineReport:
     models: tuple[str, ...] = ()
 
 
+class _Engines(set[EngineId]):
+    """A set that a dictionary can hold weakly."""
+
+
 class EngineDirectory:
     """All engines of this gateway."""
 
@@ -32,10 +37,10 @@ class EngineDirectory:
         self._placements = placements
         self.models: list[str] = []
         """Every model that some engine lists (adapters included)."""
-        self._listing: dict[str, set[EngineId]] = {}
-        """The engines that list each model."""
-        self._everywhere: frozenset[str] = frozenset()
-        """The models that all engines list which list any."""
+        self._bases: frozenset[str] = frozenset()
+        """The models that engines list first: the others are adapters."""
+        self._listing: weakref.WeakValueDictionary[str, _Engines] = weakref.WeakValueDictionary()
+        """The engines that list each adapter of which a call waits or is out."""
         self._engines: dict[EngineId, EngineReport] = {}
         self._others: Mapping[EngineId, Backlog] = {}
 
@@ -53,9 +58,14 @@ class EngineDirectory:
         return urllib.parse.urlsplit(self.url(engine)).netloc.rpartition("@")[2]
 
     def listing(self, model: str) -> Container[EngineId] | None:
-        """The engines that list the model, which follow what engines list later; None if all engines list it that list
-        any."""
-        return None if model in self._everywhere else self._listing.get(model)
+        """The engines that list an adapter, which follow what engines list later; None for a model itself, which every
+        engine has that may get calls."""
+        if not self.models or model in self._bases:
+            return None
+        engines = self._listing.get(model)
+        if engines is None:
+            engines = self._listing[model] = _Engines(one.id for one in self._engines.values() if model in one.models)
+        return engines
 
     def engines_at(self, endpoints: Iterable[str]) -> frozenset[EngineId]:
         """The engines at these addresses."""
@@ -94,16 +104,8 @@ class EngineDirectory:
             self._placements.on_others(others)
 
     def _list_models(self) -> None:
-        found: dict[str, set[EngineId]] = {}
-        for engine in self._engines.values():
-            for model in engine.models:
-                found.setdefault(model, set()).add(engine.id)
+        self.models = sorted({model for engine in self._engines.values() for model in engine.models})
+        self._bases = frozenset(engine.models[0] for engine in self._engines.values() if engine.models)
         for model, engines in self._listing.items():  # calls that wait have these sets
             engines.clear()
-            if model in found:
-                engines |= found[model]
-                found[model] = engines
-        self._listing = found
-        listing_any = sum(bool(engine.models) for engine in self._engines.values())
-        self._everywhere = frozenset(model for model, engines in found.items() if len(engines) == listing_any)
-        self.models = sorted(found)
+            engines.update(one.id for one in self._engines.values() if model in one.models)

@@ -81,13 +81,18 @@ class Tap:
                     raise NotEvents(f"an event of more than {MAX_EVENT_BYTES} bytes")
                 return b""
             block, self._rest = data[:end], data[end:]
-        boundary = b"\r\n\r\n" if b"\r" in block and b"\r\n\r\n" in block else b"\n\n"
+        boundary = b"\n\n"
+        if b"\r" in block and b"\r\n\r\n" in block:
+            if boundary in block:  # both kinds of line ends
+                block = block.replace(b"\r\n\r\n", boundary)
+            else:
+                boundary = b"\r\n\r\n"
         plain, rest = self._plain(block)
         self.meter.tokens += plain
         if self.meter.tokens > self.meter.most_events:
             raise NotEvents("more events than the request allows tokens")
         kept = rest
-        for event in rest[: -len(boundary)].split(boundary) if rest else ():
+        for event in rest.removesuffix(boundary).split(boundary) if rest else ():
             if not event or event.startswith(b":"):
                 self._comments += 1
             elif not self._keep(event):

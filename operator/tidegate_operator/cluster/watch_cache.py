@@ -100,10 +100,15 @@ class WatchCache:
                 entry.pool = None
         return key
 
-    def on_written(self, body: Json) -> None:
-        """Takes in a ServingPool as a write has left it, before its event comes. A pool that was deleted stays so."""
+    def events(self, key: Key) -> int:
+        """How many events of the pool have come, for `on_written`."""
+        return self._entry(key).events
+
+    def on_written(self, body: Json, *, since: int) -> None:
+        """Takes in a ServingPool as a write has left it, before its event comes, if no event has come since the count
+        was `since`: such an event may be newer."""
         entry = self._entries.get((body["metadata"]["namespace"], body["metadata"]["name"]))
-        if entry is not None and entry.pool is not None and entry.pool["metadata"]["uid"] == body["metadata"]["uid"]:
+        if entry is not None and entry.events == since:
             entry.pool = body
             entry.events += 1
 

@@ -27,9 +27,9 @@ TYPICAL = (1.0, 512.0, 65536.0, 16.0, 8192.0)
 
 MOST_S = 100.0
 """No term of a typical step takes longer."""
-MOST_QUANTITY = 1e7
-"""Times in which an engine did more than so many typical steps' worth of a term are not learned: a prompt of a million
-tokens attends to less, and the squares of larger numbers leave no digits for the others."""
+MOST_QUANTITY = 2e7
+"""Times in which an engine did more than so many typical steps' worth of a term are not learned: two prompts of a million
+tokens attend to less, and the squares of larger numbers leave no digits for the others."""
 ABSURD, MOST_ABSURD = 100.0, 8
 """After so many times in a row whose prediction is wrong by this factor the estimate begins anew."""
 LEANING, NEWEST = 0.2, 0.1
@@ -108,7 +108,7 @@ class Coefficients:
         self._lean += NEWEST * (min(max(seconds / max(predicted_s, 1e-9) - 1.0, -1.0), 1.0) - self._lean)
         if self.learned >= self._trusting and abs(self._lean) > LEANING:
             self._doubt_all()
-        self._absurd = self._absurd + 1 if surprise > ABSURD else 0
+        self._absurd = self._absurd + 1 if surprise > ABSURD and self.learned >= self._trusting else 0
         if self._absurd > MOST_ABSURD:
             self._begin_anew()
         else:
