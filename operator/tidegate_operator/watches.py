@@ -3,7 +3,8 @@
 kopf ends all its watches when one of them is refused: the namespace was deleted, and the operator's rights with it, or the
 cluster has no ServingPool resource. So each namespace has kopf's watches of its own, in a thread of its own, because kopf
 cancels the other tasks of its event loop when it ends. Watches that ended start again as soon as the API server lists the
-namespace's pools.
+namespace's pools. The API server does not always end the watches of a resource that was deleted, so a deleted pool is a
+reason to look whether the resource is still there.
 """
 
 import asyncio
@@ -28,6 +29,8 @@ LONGEST_PAUSE_S = 60.0
 """Most time between two starts of watches that fail at once."""
 LASTED_S = 60.0
 """Time after which watches count as having worked."""
+DOUBTS_S = (1.0, 2.0, 5.0, 15.0, 60.0)
+"""After a pool was deleted: times between looks whether the cluster still has the resource."""
 STOP_S = 2.0
 """Most time that a shutdown waits for the threads."""
 
@@ -38,9 +41,13 @@ class Events:
     def __init__(self, loop: asyncio.AbstractEventLoop, receiver: handlers.Receiver) -> None:
         self._loop = loop
         self._receiver = receiver
+        self.deleted = asyncio.Event()
+        """A pool was deleted, perhaps with the resource."""
 
     def on_pool(self, event_type: str | None, body: Json) -> None:
         self._pass(self._receiver.on_pool, event_type, body)
+        if event_type == "DELETED":
+            self._pass(self.deleted.set)
 
     def on_child(self, event_type: str | None, body: Json) -> None:
         self._pass(self._receiver.on_child, event_type, body)
@@ -67,6 +74,11 @@ async def keep(
     while True:
         try:
             await server.check_pools(namespace)
+            if reported:
+                log.info("%s is served again", where)
+                reported = ""
+            began_at_s = asyncio.get_running_loop().time()
+            why = await _watch(namespace, server, receiver)
         except cluster.ClusterError as error:
             if isinstance(error, cluster.RejectedError):  # else the API server does not answer, and may still have them
                 forget(namespace)
@@ -75,20 +87,17 @@ async def keep(
             reported = str(error)
             await asyncio.sleep(RETRY_S)
             continue
-        if reported:
-            log.info("%s is served again", where)
-            reported = ""
-        began_at_s = asyncio.get_running_loop().time()
-        why = await _watch(namespace, receiver)
         lasted = asyncio.get_running_loop().time() - began_at_s >= LASTED_S
         failures = 1 if lasted else failures + 1
         log.warning("the watches of %s ended and start again: %s", where, why)
         await asyncio.sleep(min(PAUSE_S * 2 ** min(failures - 1, 10), LONGEST_PAUSE_S))
 
 
-async def _watch(namespace: str | None, receiver: handlers.Receiver) -> str:
-    """Runs kopf's watches in a thread until they end; returns the reason. A cancellation stops them."""
+async def _watch(namespace: str | None, server: cluster.PoolLister, receiver: handlers.Receiver) -> str:
+    """Runs kopf's watches in a thread until they end; returns the reason. A cancellation stops them. Raises
+    `cluster.RejectedError` when the API server rejects a list of the pools."""
     loop = asyncio.get_running_loop()
+    events = Events(loop, receiver)
     stop = threading.Event()
     ended: asyncio.Future[str] = loop.create_future()
 
@@ -98,7 +107,7 @@ async def _watch(namespace: str | None, receiver: handlers.Receiver) -> str:
 
     def run() -> None:
         try:
-            asyncio.run(_kopf(namespace, Events(loop, receiver), stop))
+            asyncio.run(_kopf(namespace, events, stop))
             why = "kopf ended"
         except Exception as error:  # noqa: BLE001  # reported in one line by `keep`
             why = f"{type(error).__name__}: {error}"
@@ -107,15 +116,36 @@ async def _watch(namespace: str | None, receiver: handlers.Receiver) -> str:
 
     thread = threading.Thread(target=run, name=f"watches of {namespace or 'all namespaces'}", daemon=True)
     thread.start()
+    rejected = asyncio.create_task(_rejected(namespace, server, events.deleted))
     try:
-        return await asyncio.shield(ended)
+        either: set[asyncio.Future[Any]] = {ended, rejected}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            raise rejected.result()
+        return ended.result()
     finally:
+        rejected.cancel()
         if not ended.done():
             stop.set()
             async with contextlib.AsyncExitStack() as stack:
                 stack.enter_context(contextlib.suppress(TimeoutError))
                 await stack.enter_async_context(asyncio.timeout(STOP_S))
                 await asyncio.shield(ended)
+
+
+async def _rejected(namespace: str | None, server: cluster.PoolLister, deleted: asyncio.Event) -> cluster.RejectedError:
+    """Waits until pools were deleted and the API server rejects a list of them; returns the rejection."""
+    while True:
+        await deleted.wait()
+        deleted.clear()
+        for wait_s in DOUBTS_S:
+            await asyncio.sleep(wait_s)
+            try:
+                await server.check_pools(namespace)
+            except cluster.RejectedError as error:
+                return error
+            except cluster.ClusterError:
+                continue  # the API server does not answer, which says nothing
 
 
 async def _kopf(namespace: str | None, events: Events, stop: threading.Event) -> None:

@@ -1,11 +1,14 @@
 """Trouble in one served namespace, or with the ServingPool resource itself, stays where it is."""
 
+import asyncio
+import contextlib
 import json
+import types
 
 import pytest
 import yaml
 
-from tidegate_operator import operator_doubles
+from tidegate_operator import cluster, operator_doubles, watches
 
 from .conftest import CRD, install, make_namespace
 
@@ -48,14 +51,55 @@ def test_pools_are_served_again_when_their_resource_was_deleted_and_came_back(
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
     try:
         plane.kubectl("delete", "crd", "servingpools.tidegate.dev", "--timeout=60s")
-        # The API server ends the watches of a resource once all other requests for it have ended, or after two minutes.
-        eventually(lambda: "the cluster has no ServingPool resource" in installed.said("first"), timeout_s=200.0)
+        eventually(lambda: "the cluster has no ServingPool resource" in installed.said("first"), timeout_s=120.0)
     finally:
         plane.add_kinds(CRD, "tidegate.dev/v1alpha1")
     eventually(lambda: f"namespace {namespace} is served again" in installed.said("first"), timeout_s=120.0)
     kubectl("apply", "-f", "-", body=operator_doubles.pool("again"))
     kubectl("wait", "spool/again", "--for=condition=Ready", "--timeout=60s")
     assert "Traceback" not in installed.said("first")
+
+
+class Lister:
+    """An API server that lists pools until their resource is deleted."""
+
+    has_resource = True
+
+    async def check_pools(self, namespace):
+        if not self.has_resource:
+            raise cluster.RejectedError("the cluster has no ServingPool resource")
+
+
+async def test_watches_that_outlive_their_resource_end_after_a_pool_was_deleted(monkeypatch):
+    begun, forgotten, lister = [], [], Lister()
+
+    async def endless(namespace, events, stop):
+        begun.append(events)
+        while not stop.is_set():
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(watches, "_kopf", endless)
+    monkeypatch.setattr(watches, "DOUBTS_S", (0.01, 0.01))
+    monkeypatch.setattr(watches, "RETRY_S", 0.01)
+    monkeypatch.setattr(watches, "PAUSE_S", 0.01)
+    receiver = types.SimpleNamespace(on_pool=lambda *_: None, on_child=lambda *_: None, on_pod=lambda *_: None)
+    keeping = asyncio.create_task(watches.keep("prod", lister, receiver, forget=forgotten.append))
+    async with asyncio.timeout(30):
+        while not begun:
+            await asyncio.sleep(0.01)
+        begun[0].on_pool("DELETED", {})
+        await asyncio.sleep(0.2)
+        assert len(begun) == 1, "the resource is there: the watches go on"
+        lister.has_resource = False
+        begun[0].on_pool("DELETED", {})
+        while not forgotten:
+            await asyncio.sleep(0.01)
+        lister.has_resource = True
+        while len(begun) < 2:
+            await asyncio.sleep(0.01)
+    keeping.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await keeping
 
 
 def written(plane, user):
