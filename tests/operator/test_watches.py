@@ -37,7 +37,8 @@ def test_a_served_namespace_that_is_deleted_stops_nothing_in_the_others(
         kubectl("wait", "spool/chat", "--for=jsonpath={.status.engines}=1/1", "--timeout=60s")
         said = operator.said("one") + operator.said("two")
         assert "Traceback" not in said
-        assert said.count("is not served") == 1
+        assert operator.said("one").count("is not served") <= 1, "it may have looked after the pool was deleted"
+        assert operator.said("two").count("is not served") == 1
     finally:
         operator.stop()
 
