@@ -192,7 +192,12 @@ class Store:
     """A file that keeps the ends of calls which the store could not take; a gateway that was killed reads it when it
     starts again. One file for each gateway; null = such ends wait in memory only."""
     retention_s: float = 3600.0
-    """How long the store keeps the record of an ended workflow and the answer to an Idempotency-Key."""
+    """How long the store keeps the record of an ended workflow and the answers to its Idempotency-Keys."""
+    tenant_bytes: int = 128 * 1024 * 1024
+    """Workflows of one tenant in the store, about 1.5 KiB for one with three stages. Above, those that ended first are
+    removed before their retention is over; when none has ended, new ones are shed."""
+    total_bytes: int = 1024 * 1024 * 1024
+    """Workflows of all tenants in the store; above, the same happens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,8 +32,6 @@ T = TypeVar("T")
 logger = logging.getLogger("tidegate.gateway")
 
 SCHEMA = "v1"
-OWN_MS = 60_000
-"""How long the answer to a key of our own is stored; a command is sent again at once or never."""
 SCRIPTS = ("workflow", "list", "share", "spend", "relquery")
 LAPSED = 100
 """Overdue workflows that are ended before a list is read."""
@@ -243,24 +241,14 @@ class Valkey:
             "retention_ms": round(self._settings.retention_s * 1000),
             "most_stages": stage_declaration.MOST_STAGES,
             "most_calls": store_contract.MOST_CALLS,
+            "most_tenant_bytes": self._settings.tenant_bytes,
+            "most_bytes": self._settings.total_bytes,
             **arguments,
         }
-        key = ""
         if once is not None:
             key = hashlib.sha256(f"{once.scope}\0{once.key}".encode()).hexdigest()
-            kept_ms = arguments["retention_ms"] if once.scope else OWN_MS
-            arguments |= {"key": once.key, "print": once.print, "kept_ms": kept_ms}
-        keys = [
-            self.key(f"workflow:{workflow}"),
-            *map(self.key, store_contract.STATES),
-            self.key(f"once:{key}"),
-            self.key(f"calls:{arguments['gateway']}"),
-            self.key(f"members:{workflow}"),
-            self.key(f"answered:{workflow}"),
-            self.key("ends"),
-            self.key(f"forgotten:{workflow}"),
-            self.key("created"),
-        ]
+            arguments |= {"key": key, "print": once.print, "repeatable": bool(once.scope)}
+        keys = [self._prefix, self.key(f"once:{arguments.get('key', '')}")]
         by = str(arguments.get("tenant") or arguments.get("by") or "")
         answer = orjson.loads(cast("bytes", await self.run("workflow", keys, [operation, _encoded(arguments)], by=by)))
         if "error" in answer:

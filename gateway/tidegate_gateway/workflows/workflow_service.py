@@ -22,7 +22,7 @@ from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.store import store_contract, store_link
 from tidegate_gateway.workflows import call_ends, store_requests, workflow_declaration, workflow_looks
 from tidegate_policy import immutable
-from tidegate_policy.model import WorkflowId
+from tidegate_policy.model import DropReason, WorkflowId
 
 logger = logging.getLogger("tidegate.gateway")
 
@@ -32,6 +32,12 @@ HOUSEKEEPING_S, FLUSH_S = 0.5, 0.05
 """Between two rounds of housekeeping; while ends wait for the store."""
 LEAST_LOOK_S, MOST_LOOK_S = 0.05, 0.5
 """Between two looks at a workflow that is watched: soon after a change, and without changes."""
+FULL = {
+    DropReason.TENANT_LIMIT.value: "the tenant's workflows have too many bytes in the store; wait until some have ended",
+    DropReason.SATURATED.value: "the workflows of all tenants have too many bytes in the store; try later",
+}
+RETRY_S = 5.0
+"""Until the store may have room again."""
 BATCH = 100
 """Records that one round of housekeeping touches."""
 LISTED, MOST_LISTED = 100, 1000
@@ -108,8 +114,9 @@ class Workflows:
                 ),
                 _Subject(workflow=workflow, stage=stage, names=fields.names, by_call=True),
             )
-        except (asyncio.CancelledError, error_table.Shed):
-            if asked:
+        except (asyncio.CancelledError, error_table.Shed) as error:
+            full = isinstance(error, error_table.Shed) and error.reason in FULL
+            if asked and not full:
                 self._later(workflow, call, ok=False)  # the store may have taken it all the same
             raise
         return Membership(stage=stage, call=call, record=record)
@@ -274,6 +281,8 @@ def once(key: str | None, tenant: str | None, operation: str, body: bytes = b"{}
 
 def _rejection(error: store_contract.Rejected, subject: _Subject) -> error_table.GatewayError:
     """The store's rejection as an error of the API, with the header or field that it is about."""
+    if error.code in FULL:
+        return error_table.Shed(DropReason(error.code), retry_after_s=RETRY_S, message=FULL[error.code])
     workflow, stage, names = subject.workflow, subject.stage, subject.names
     at_id, at_stage = (names.workflow, names.stage) if subject.by_call else ("id", "stage")
     sentence, param = {

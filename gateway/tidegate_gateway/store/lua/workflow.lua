@@ -1,12 +1,15 @@
 -- One atomic change to one workflow. Nothing is written before everything has been checked.
 --
--- KEYS: 1 the record; 2-5 ids by state: running (scored by the end of their grace), done, cancelled, expired (by the change);
---       6 the stored answer for an Idempotency-Key; 7 ids of workflows in which the calling gateway has calls;
---       8 the calls that run: id -> stage, newline, gateway, and for one with an Idempotency-Key newline, key;
---       9 the calls that ended well and may be repeated: stage, newline, key;
---       10 the ends that no gateway has counted yet: [template, outcome];
---       11 the calls of gateways that seemed dead, as in 8: they run no more, but a good end still counts;
---       12 the prefix of the indexes for lists: ids by state, as in 2-5, scored by their creation.
+-- KEYS: 1 the prefix of the pool's keys, under which are
+--       `workflow:ID` the record; `running`, `done`, `cancelled`, `expired` ids by state (running ones by the end of their
+--       grace, others by their end), and `created:STATE` the same ids by creation; each also with `:TENANT` behind it;
+--       `members:ID` the calls that run: call -> stage, newline, gateway, and for one with an Idempotency-Key newline, key;
+--       `answered:ID` the calls that ended well and may be repeated: stage, newline, key;
+--       `forgotten:ID` the calls of gateways that seemed dead, as in `members`: they run no more, but a good end counts;
+--       `answers:ID` the requests that had an Idempotency-Key: hash of the key -> print of the body, and the answer;
+--       `calls:GATEWAY` ids of workflows in which a gateway has calls; `ends` those that no gateway has counted yet:
+--       [template, outcome]; `sizes` id -> its bytes (`parse_size`); `totals` the sums of these, of all and of each tenant;
+--       2 the id of the workflow that an earlier creation with this Idempotency-Key made.
 -- ARGV: 1 the operation, 2 its arguments as JSON; `by` is the tenant that the request names, if it names one.
 -- Answers JSON: the record with `now_ms`, or {"error": code, ...}.
 --
@@ -14,11 +17,18 @@
 -- `after` is a string of names separated by newlines, because an empty Lua table would come back as an object. All
 -- instants are this server's milliseconds: clocks of gateways play no part.
 
-local record, idempotency, mine, calls, answered, ends = KEYS[1], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local forgotten, created = KEYS[11], KEYS[12]
-local index = { running = KEYS[2], done = KEYS[3], cancelled = KEYS[4], expired = KEYS[5] }
 local args = cjson.decode(ARGV[2])
+local once = KEYS[2]
+
+local function key(kind, id) return KEYS[1] .. kind .. ':' .. id end
+
+local record, answered, forgotten = key('workflow', args.id), key('answered', args.id), key('forgotten', args.id)
+local calls, mine, ends = key('members', args.id), key('calls', args.gateway), KEYS[1] .. 'ends'
+local sizes, totals = KEYS[1] .. 'sizes', KEYS[1] .. 'totals'
 local longest_ms = 8 * 24 * 3600 * 1000 -- the longest deadline, and a day
+local OVERHEAD = 768 -- bytes of a workflow's keys and entries in the indexes
+local OVERHEAD_OF_KEY = 256 -- bytes of the entries for one Idempotency-Key
+local MOST_REMOVED = 20 -- workflows that one request removes
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -26,6 +36,33 @@ local function fail(code, more)
   more = more or {}
   more.error = code
   return cjson.encode(more)
+end
+
+-- What an entry of `sizes` says: the bytes of the record and of its entries in the indexes, the bytes that are kept for
+-- Idempotency-Keys, the key of the creation, the tenant.
+local function parse_size(id)
+  local bytes, kept, creation, tenant = string.match(redis.call('HGET', sizes, id) or '0 0 - ', '^(%d+) (%d+) (%S+) (.*)$')
+  return tonumber(bytes), tonumber(kept), creation, tenant
+end
+
+local function add_to_totals(tenant, bytes)
+  redis.call('HINCRBY', totals, 'bytes', bytes)
+  if redis.call('HINCRBY', totals, 'bytes:' .. tenant, bytes) <= 0 then redis.call('HDEL', totals, 'bytes:' .. tenant) end
+end
+
+-- Counts the bytes of a workflow; `kept` more are kept for keys, among them that of the creation if `creation` is given.
+local function charge(doc, text, kept, creation)
+  local bytes, kept_before, creation_before = parse_size(doc.id)
+  local now = text and math.ceil(#text / 256) * 256 + OVERHEAD or bytes
+  if now == bytes and kept == 0 then return end
+  local entry = { now, kept_before + kept, creation or creation_before, doc.tenant }
+  redis.call('HSET', sizes, doc.id, table.concat(entry, ' '))
+  add_to_totals(doc.tenant, now - bytes + kept)
+end
+
+local function uncharge(id)
+  local bytes, kept, _, tenant = parse_size(id)
+  if redis.call('HDEL', sizes, id) == 1 then add_to_totals(tenant, -bytes - kept) end
 end
 
 local function find(doc, name)
@@ -76,7 +113,7 @@ local function release(doc, id, ok)
   local runs = redis.call('HGET', calls, id)
   local call = runs or redis.call('HGET', forgotten, id)
   if not call then return nil end
-  local name, gateway, key = string.match(call, '^([^\n]*)\n([^\n]*)\n?(.*)$')
+  local name, gateway, call_key = string.match(call, '^([^\n]*)\n([^\n]*)\n?(.*)$')
   local stage = find(doc, name)
   redis.call('HDEL', runs and calls or forgotten, id)
   if runs then
@@ -85,7 +122,10 @@ local function release(doc, id, ok)
   end
   stage.failing, stage.ended_ms = not ok, now_ms
   if ok then doc.answered_ms = now_ms end
-  if ok and (key == '' or redis.call('SADD', answered, name .. '\n' .. key) == 1) then stage.done = stage.done + 1 end
+  if ok and (call_key == '' or redis.call('SADD', answered, name .. '\n' .. call_key) == 1) then
+    stage.done = stage.done + 1
+    if call_key ~= '' then charge(doc, nil, #name + #call_key + OVERHEAD_OF_KEY) end
+  end
   settle_stage(doc, stage)
   return call
 end
@@ -127,27 +167,57 @@ end
 
 -- The indexes of a state, all workflows' and its tenant's: each by its instant, and by creation.
 local function both(state, tenant)
-  local everyones = { index[state], created .. ':' .. state }
-  if tenant == '' then return { everyones } end
+  local everyones = { KEYS[1] .. state, key('created', state) }
   return { everyones, { everyones[1] .. ':' .. tenant, everyones[2] .. ':' .. tenant } }
 end
 
--- Puts a workflow into the indexes of its state; those whose records have lapsed leave them, a thousand at a time.
-local function list(doc, instant_ms, kept_ms)
-  for _, keys in ipairs(both(doc.state, doc.tenant)) do
-    redis.call('ZADD', keys[1], instant_ms, doc.id)
-    redis.call('ZADD', keys[2], doc.created_ms, doc.id)
-    local lapsed = redis.call('ZRANGEBYSCORE', keys[1], '-inf', now_ms - args.retention_ms, 'LIMIT', 0, 1000)
-    for _, key in ipairs(keys) do
-      if #lapsed > 0 then redis.call('ZREM', key, unpack(lapsed)) end
-      redis.call('PEXPIRE', key, kept_ms)
+-- Puts a workflow into the indexes of its state; those whose records have lapsed leave them, two hundred at a time.
+local function list(doc, instant_ms)
+  for _, names in ipairs(both(doc.state, doc.tenant)) do
+    redis.call('ZADD', names[1], instant_ms, doc.id)
+    redis.call('ZADD', names[2], doc.created_ms, doc.id)
+    local lapsed = redis.call('ZRANGEBYSCORE', names[1], '-inf', now_ms - args.retention_ms, 'LIMIT', 0, 200)
+    for _, id in ipairs(lapsed) do uncharge(id) end
+    for _, name in ipairs(names) do
+      if #lapsed > 0 then redis.call('ZREM', name, unpack(lapsed)) end
+      redis.call('PEXPIRE', name, longest_ms)
     end
   end
+  for _, name in ipairs({ sizes, totals }) do redis.call('PEXPIRE', name, longest_ms) end
 end
 
 local function unlist(state, tenant, id)
-  for _, keys in ipairs(both(state, tenant)) do
-    for _, key in ipairs(keys) do redis.call('ZREM', key, id) end
+  for _, names in ipairs(both(state, tenant)) do
+    for _, name in ipairs(names) do redis.call('ZREM', name, id) end
+  end
+end
+
+-- Removes the workflow that ended first, of a tenant (':TENANT') or of all (''); false if none has ended.
+local function remove_oldest(whose)
+  local oldest, state, ended_ms
+  for _, each in ipairs({ 'done', 'cancelled', 'expired' }) do
+    local first = redis.call('ZRANGE', KEYS[1] .. each .. whose, 0, 0, 'WITHSCORES')
+    if first[1] and not (ended_ms and ended_ms <= tonumber(first[2])) then
+      oldest, state, ended_ms = first[1], each, tonumber(first[2])
+    end
+  end
+  if not oldest then return false end
+  local _, _, creation, tenant = parse_size(oldest)
+  redis.call('UNLINK', key('workflow', oldest), key('answered', oldest), key('answers', oldest), key('once', creation))
+  unlist(state, tenant, oldest)
+  uncharge(oldest)
+  return true
+end
+
+-- Which bound leaves no room for more of a tenant: 'tenant-limit', 'saturated' or nil. Workflows that have ended make room
+-- before their retention is over, the oldest first.
+local function full(tenant)
+  for left = MOST_REMOVED, 0, -1 do
+    local own, all = unpack(redis.call('HMGET', totals, 'bytes:' .. tenant, 'bytes'))
+    local code = tonumber(own or 0) >= args.most_tenant_bytes and 'tenant-limit'
+      or tonumber(all or 0) >= args.most_bytes and 'saturated'
+      or nil
+    if not code or left == 0 or not remove_oldest(code == 'saturated' and '' or ':' .. tenant) then return code end
   end
 end
 
@@ -156,19 +226,22 @@ local function save(doc, before)
   local ttl_ms = args.retention_ms
   if doc.state == 'running' then
     ttl_ms = ttl_ms + math.max(doc.deadline_ms - now_ms, 0) + args.grace_ms
-    list(doc, doc.deadline_ms + args.grace_ms, longest_ms)
+    if not before then list(doc, doc.deadline_ms + args.grace_ms) end
     redis.call('PEXPIRE', calls, ttl_ms)
     redis.call('PEXPIRE', forgotten, ttl_ms)
   elseif before ~= doc.state then
     redis.call('DEL', calls, forgotten)
     unlist('running', doc.tenant, doc.id)
-    list(doc, now_ms, args.retention_ms)
+    list(doc, now_ms)
     redis.call('RPUSH', ends, cjson.encode({ doc.template, doc.outcome }))
     redis.call('LTRIM', ends, -100000, -1)
     redis.call('PEXPIRE', ends, args.retention_ms)
   end
   redis.call('PEXPIRE', answered, ttl_ms)
-  redis.call('SET', record, cjson.encode(doc), 'PX', ttl_ms)
+  redis.call('PEXPIRE', key('answers', doc.id), ttl_ms)
+  local text = cjson.encode(doc)
+  redis.call('SET', record, text, 'PX', ttl_ms)
+  charge(doc, text, 0)
 end
 
 -- The record of a running workflow; else nil, the rejection, and the record if there is one.
@@ -182,10 +255,22 @@ end
 
 local function answer(doc)
   doc.now_ms = now_ms
-  local text = cjson.encode(doc)
-  if args.key then
-    redis.call('SET', idempotency, cjson.encode({ print = args.print, answer = text }), 'PX', args.kept_ms)
-  end
+  return cjson.encode(doc)
+end
+
+-- The answer to a request that has changed the workflow. It is kept for the request's key, if it has one of the client's
+-- and there is room; a command of the gateway itself that arrives twice gets the record as it is.
+local function answer_change(doc)
+  local text = answer(doc)
+  local no_room = args.repeatable and full(doc.tenant)
+  if not args.key or redis.call('EXISTS', record) == 0 then return text end
+  local ttl_ms = redis.call('PTTL', record)
+  local kept = cjson.encode({ print = args.print, answer = args.repeatable and not no_room and text or nil })
+  redis.call('HSET', key('answers', doc.id), args.key, kept)
+  redis.call('PEXPIRE', key('answers', doc.id), ttl_ms)
+  local creates = ARGV[1] == 'create'
+  if creates then redis.call('SET', once, doc.id, 'PX', ttl_ms) end
+  charge(doc, nil, #kept + OVERHEAD_OF_KEY, creates and args.key or nil)
   return text
 end
 
@@ -226,15 +311,18 @@ local operations = {}
 
 function operations.create()
   if redis.call('EXISTS', record) == 1 then return fail('workflow_exists') end
+  local no_room = full(args.tenant)
+  if no_room then return fail(no_room) end
   local doc = create(args.stages, #args.stages > 0)
   for _, stage in ipairs(doc.stages) do stage.declared = true end
   save(doc)
-  return answer(doc)
+  return answer_change(doc)
 end
 
 function operations.join()
   local doc, late = load()
-  if not doc then
+  local known = doc ~= nil
+  if not known then
     local foreign = late
     if foreign or not args.deadline_ms then return fail('workflow_not_found') end
     doc = create({}, false)
@@ -246,6 +334,8 @@ function operations.join()
   if doc.state ~= 'running' then return fail('workflow_ended', { state = doc.state }) end
   local stage = find(doc, args.stage)
   if stage and over_for_good(doc, stage) then return fail('stage_already_done') end
+  local no_room = not (known and stage and not args.call_key) and full(doc.tenant)
+  if no_room then return fail(no_room) end
   if not stage then
     if #doc.stages >= args.most_stages then return fail('too_many_stages') end
     stage = extend(doc, args.stage)
@@ -259,7 +349,7 @@ function operations.join()
     doc.owners[args.gateway] = (doc.owners[args.gateway] or 0) + 1
   end
   redis.call('HDEL', forgotten, args.call)
-  save(doc)
+  save(doc, known and 'running' or nil)
   redis.call('SADD', mine, doc.id)
   redis.call('PEXPIRE', mine, longest_ms)
   return answer(doc)
@@ -315,7 +405,7 @@ function operations.complete_stage()
   stage.over, stage.completed, stage.failing = true, true, false
   settle(doc)
   save(doc, 'running')
-  return answer(doc)
+  return answer_change(doc)
 end
 
 function operations.complete()
@@ -325,7 +415,7 @@ function operations.complete()
   for _, stage in ipairs(doc.stages) do stage.over = true end
   finish(doc, 'done')
   save(doc, 'running')
-  return answer(doc)
+  return answer_change(doc)
 end
 
 function operations.cancel()
@@ -349,12 +439,17 @@ function operations.get()
   return answer(doc)
 end
 
+-- A request with the key of an earlier one.
 if args.key then
-  local stored = redis.call('GET', idempotency)
-  if stored then
-    stored = cjson.decode(stored)
-    if stored.print ~= args.print then return fail('idempotency_key_reused') end
-    return stored.answer
+  local id = redis.call('GET', once) or args.id
+  local kept = redis.call('HGET', key('answers', id), args.key)
+  if kept then
+    kept = cjson.decode(kept)
+    if kept.print ~= args.print then return fail('idempotency_key_reused') end
+    if kept.answer then return kept.answer end
+    record = key('workflow', id)
+    local doc = load()
+    return doc and answer(doc) or fail('workflow_not_found')
   end
 end
 return operations[ARGV[1]]()
