@@ -11,6 +11,7 @@ import logging
 import pathlib
 import signal
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ from tidegate_gateway.store import prompt_stream, relquery_store, store_contract
 from tidegate_gateway.workflows import call_ends
 
 logger = logging.getLogger("tidegate.gateway")
+
+SWITCH_S = 0.0005
+"""How long a thread that decodes a large message holds up the event loop."""
 
 ASK_AGAIN_S = 1.0
 """While a gateway announces that it leaves."""
@@ -63,6 +67,7 @@ async def run(settings: gateway_settings.Settings, *, file: pathlib.Path | None 
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         gc.collect()
         gc.freeze()  # what a start leaves stays; a full collection would pause all clients for tens of milliseconds
+        sys.setswitchinterval(SWITCH_S)
         logger.info("gateway listens on %s (gRPC %s, admin %s)", bound.http, bound.grpc, bound.admin)
         await stopped.wait()
         logger.info("gateway drains %d calls", bound.gateway.placements.in_progress)

@@ -21,7 +21,7 @@ from tidegate_gateway import access_settings, settings_decoder, settings_file, s
 from tidegate_gateway.settings_decoder import BadSettings
 from tidegate_policy import gateway_core, policies
 from tidegate_policy.admit import entitlements, outliers
-from tidegate_policy.dispatch import dispatcher, prefix_index, routing, rules
+from tidegate_policy.dispatch import prefix_index, routing, rules, waiting_limits
 
 AUTO_ALPHA = 0.2
 """The meaning of `alpha: auto`; HexGen's best values lie between 0.1 and 0.4."""
@@ -382,7 +382,7 @@ def core_settings(settings: Settings) -> gateway_core.CoreSettings:
         ),
         max_inflight=dispatch.cap,
         learn_costs=dispatch.learn_costs,
-        limits=dispatcher.Limits(
+        limits=waiting_limits.Limits(
             max_waiting=settings.queue.max_requests,
             ttl_s=settings.queue.ttl_s,
             hold_s=settings.queue.hold_s,

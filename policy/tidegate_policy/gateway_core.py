@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from tidegate_policy import budget, immutable, policies
 from tidegate_policy.admit import entitlements, fairness, outliers, promises, retries, row_window
-from tidegate_policy.dispatch import core_actions, dispatcher, engine_table, traffic_split
+from tidegate_policy.dispatch import call_records, core_actions, dispatcher, engine_table, traffic_split, waiting_limits
 from tidegate_policy.dispatch.core_actions import Action
 from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_policy.model import Backlog, Call, CallId, DropReason, EngineId, StageState, Workflow, WorkflowId
@@ -34,7 +34,7 @@ class CoreSettings:
     policy: str = policies.DEFAULT
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     max_inflight: engine_table.MaxInflight = "auto"
-    limits: dispatcher.Limits = field(default_factory=dispatcher.Limits)
+    limits: waiting_limits.Limits = field(default_factory=waiting_limits.Limits)
     ejection: outliers.OutlierSettings = field(default_factory=outliers.OutlierSettings)
     retry: retries.RetrySettings = field(default_factory=retries.RetrySettings)
     classes: Sequence[entitlements.SloClass] = ()
@@ -73,7 +73,7 @@ class WorkflowFacts:
 
     id: WorkflowId
     scope: str
-    """The template, else the tenant."""
+    """The template of the tenant, else the tenant: no tenant changes what is predicted of another one's workflows."""
     deadline_at_s: float
     cutoff_at_s: float | None
     """The instant after which answers are worthless: the deadline and its grace; None = never."""
@@ -158,7 +158,7 @@ class GatewayCore:
             raise UnknownSloClass(f"class {facts.slo_class!r} is unknown; known are {known}")
         name = facts.slo_class or self._default_class
         slo_class = self._classes.get(name) or entitlements.SloClass(name=name)
-        if slo_class.sheddable and (self.dispatcher.waiting >= self._crowded or self._must_wait(now, facts)):
+        if slo_class.sheddable and (self._is_crowded(facts.tenant) or self._must_wait(now, facts)):
             return DropReason.SATURATED
         prompt_tokens = facts.prompt_tokens
         if prompt_tokens is None:
@@ -215,6 +215,14 @@ class GatewayCore:
             rest_s=granted.rest_s,
         )
 
+    def _is_crowded(self, tenant: str) -> bool:
+        """Half of the queue is full, and the tenant has its part of that."""
+        if self.dispatcher.waiting < self._crowded:
+            return False
+        counts = self.dispatcher.waiting_by_class_and_tenant
+        own = sum(count for (_, each), count in counts.items() if each == tenant)
+        return own >= self._crowded / len({tenant, *(each for _, each in counts)})
+
     def promise(self, draft: promises.Draft, grant: promises.StageGrant | None) -> Call:
         """The call with all that it is promised. The caller passes it to `on_arrival`, or to `on_cancel` when it is
         withdrawn."""
@@ -262,7 +270,7 @@ class GatewayCore:
         if admitted is None:
             return
         bounded = None if urgency is None else max(urgency, admitted.draft.tenant.max_urgency)
-        admitted.call = dispatcher.with_prediction(
+        admitted.call = call_records.with_prediction(
             admitted.call, output_predicted=output_predicted, output_upper=output_upper, urgency=bounded
         )
         self.dispatcher.on_prediction(now, admitted.call)

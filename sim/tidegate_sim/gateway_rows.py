@@ -1,11 +1,11 @@
 """The rows that other suites compare with: routers as others have them, in front of vLLM's first come, first served."""
 
 from tidegate_policy import gateway_core
-from tidegate_policy.dispatch import dispatcher
+from tidegate_policy.dispatch import waiting_limits
 from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_sim import cell
 
-NO_ADMISSION = dispatcher.Limits(bound_workflows=False, share_among_tenants=False)
+NO_ADMISSION = waiting_limits.Limits(bound_workflows=False, share_among_tenants=False)
 """No bound on the active workflows, and no shares of tenants."""
 
 

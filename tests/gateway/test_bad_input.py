@@ -263,7 +263,7 @@ async def test_a_body_over_the_limit_is_413(up: Any) -> None:
 
 
 async def test_the_bodies_of_all_requests_have_one_bound(up: Any, until: Any) -> None:
-    limits = {"bodiesBytes": 50_000}
+    limits = {"bodiesBytes": 75_000}
     async with fake_engine.engine(first_s=3600) as engine, up(engine, store=False, limits=limits) as client:
         first = asyncio.create_task(client.ask(user="x" * 40_000))
         await until(lambda: engine.running == 1)

@@ -7,23 +7,30 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf import message
+from google.protobuf import message, struct_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate_gateway import fake_engine
-from tidegate_gateway.edge import grpc_messages
+from tidegate_gateway.edge import grpc_messages, message_entries
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 LISTEN = {"grpcPort": 0}
-GENERATE = grpc_messages.nested(inference_pb2.GenerateRequest.DESCRIPTOR)
-MANY = grpc_messages.MOST_ENTRIES + 1
+GENERATE = message_entries.nested(inference_pb2.GenerateRequest.DESCRIPTOR)
+MANY = grpc_messages.MOST_ENTRIES["GenerateRequest"] + 1
 
 
 def conversation(texts: list[tuple[str, str]]) -> inference_pb2.GenerateRequest:
     messages = [inference_pb2.Message(role=role, content=content) for role, content in texts]
     return inference_pb2.GenerateRequest(model="m", messages=inference_pb2.Messages(messages=messages))
+
+
+def varint(number: int) -> bytes:
+    found = b""
+    while number >= 0x80:
+        found, number = found + bytes([number & 0x7F | 0x80]), number >> 7
+    return found + bytes([number])
 
 
 @given(texts=st.lists(st.tuples(st.text(), st.text(min_size=200)), max_size=5), stops=st.lists(st.text(), max_size=5))
@@ -35,9 +42,9 @@ def test_the_entries_of_a_message_are_all_counted(texts: list[tuple[str, str]], 
     fields = len(stops) + len(request.ListFields()) - bool(stops)
     entries = fields + sum(1 + bool(role) + bool(content) for role, content in texts)
     raw = request.SerializeToString()
-    grpc_messages.check_entries(raw, GENERATE, most=entries)
+    assert message_entries.count(raw, GENERATE, entries) == entries
     with pytest.raises(BadRequest, match="entries"):
-        grpc_messages.check_entries(raw, GENERATE, most=entries - 1)
+        message_entries.count(raw, GENERATE, entries - 1)
 
 
 @given(texts=st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=3), cut=st.integers(1, 5))
@@ -47,15 +54,32 @@ def test_whatever_is_counted_is_what_protobuf_reads(texts: list[tuple[str, str]]
         inference_pb2.GenerateRequest.FromString(raw)
     except message.DecodeError:
         with pytest.raises(message.DecodeError):
-            grpc_messages.check_entries(raw, GENERATE)
+            message_entries.count(raw, GENERATE, MANY - 1)
     else:
-        grpc_messages.check_entries(raw, GENERATE)
+        message_entries.count(raw, GENERATE, MANY - 1)
 
 
 @given(raw=st.binary(max_size=200))
 def test_any_bytes_are_counted_or_no_message(raw: bytes) -> None:
     with contextlib.suppress(message.DecodeError):
-        grpc_messages.check_entries(raw, GENERATE)
+        message_entries.count(raw, GENERATE, MANY - 1)
+
+
+def test_items_of_maps_count_where_they_are_asked_for_and_a_kind_may_contain_itself() -> None:
+    kind = message_entries.nested(struct_pb2.Struct.DESCRIPTOR, maps=True)
+    made = struct_pb2.Struct()
+    made.update({"a": [1, 2, 3]})
+    raw = made.SerializeToString()
+    # an item, its key, its value, the list of this, and three numbers in it
+    assert message_entries.count(raw, kind, 10) == 1 + 1 + 1 + 1 + 3 + 3
+    with pytest.raises(BadRequest, match="more than 5 entries"):
+        message_entries.count(raw, kind, 5)
+    deep = b""
+    for _ in range(200):
+        value = b"\x32" + varint(len(deep)) + deep  # a value that is a list
+        deep = b"\x0a" + varint(len(value)) + value  # the item of another list
+    with pytest.raises(message.DecodeError, match="100 times"):
+        message_entries.count(deep, message_entries.nested(struct_pb2.ListValue.DESCRIPTOR, maps=True), 10_000)
 
 
 @pytest.mark.parametrize("kind", ["messages", "texts to stop at"])

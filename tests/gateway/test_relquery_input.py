@@ -168,7 +168,7 @@ async def test_a_million_rows_are_one_clear_error(up: Any) -> None:
 
 
 async def test_a_stream_of_rows_does_not_keep_the_room_of_its_body(up: Any) -> None:
-    settings = {"limits": {"bodyBytes": 20_000, "bodiesBytes": 60_000}}
+    settings = {"limits": {"bodyBytes": 20_000, "bodiesBytes": 90_000}}
     padded = b"".join(b'{"city": "city %d", "more": "%s"}\n' % (i, b"x" * 500) for i in range(80))
     async with fake_engine.engine(hang=True) as engine, up(engine, **settings) as client:
         ids: list[str] = []

@@ -105,7 +105,7 @@ async def test_errors_name_fields_not_headers(up: Any) -> None:
 @pytest.mark.parametrize(
     ("stages", "param"),
     [
-        ([{"name": "a"}, {"name": "b", "after": ["a"] * 200_000}], "stages[1].after"),
+        ([{"name": "a"}, {"name": "b", "after": ["a"] * 5_000}], "stages[1].after"),
         ([{"name": "a"}, {"name": "b", "after": ["a", "a"]}], "stages[1].after"),
         ([{"name": f"s{i}"} for i in range(257)], "stages"),
         ([{"name": "a b"}], "stages[0].name"),
@@ -113,7 +113,7 @@ async def test_errors_name_fields_not_headers(up: Any) -> None:
         ([{"name": "a", "repeat": 1001}], "stages[0].repeat"),
     ],
     ids=[
-        "one name 200000 times",
+        "one name 5000 times",
         "one name twice",
         "too many stages",
         "a bad name",

@@ -15,9 +15,10 @@ from tidegate_policy import cost, policies
 from tidegate_policy.admit.outliers import OutlierSettings
 from tidegate_policy.admit.retries import Failure, RetrySettings
 from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
-from tidegate_policy.dispatch.dispatcher import Dispatcher, Limits
+from tidegate_policy.dispatch.dispatcher import Dispatcher
 from tidegate_policy.dispatch.engine_table import EngineFacts, EngineTable, Health
 from tidegate_policy.dispatch.routing import DispatchSettings
+from tidegate_policy.dispatch.waiting_limits import Limits
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, DropReason, EngineId, WorkflowId
 
 FAST = cost.CostModel(step_s=0.02, prefill_s=1e-4, max_batch=4)
@@ -462,3 +463,35 @@ def test_a_first_token_of_a_flooding_tenant_sends_its_next_call() -> None:
     (second,) = gate.on_first_token(1.0, first.call.id)
     assert second.call.yields
     assert gate.on_first_token(1.0, first.call.id) == [], "a first token counts once"
+
+
+def test_a_tenant_that_comes_later_is_served_although_another_one_has_all_places() -> None:
+    gate = dispatcher(max_inflight="auto", max_waiting=200)
+    for index in range(100):
+        gate.on_arrival(0.0, replace(call(f"flood-{index}", deadline_at_s=50.0), tenant="flood"))
+    limit = sum(item.limit or 0 for item in gate.table)
+    assert gate.inflight == limit
+    quiet = [sent(gate.on_arrival(1.0, replace(call(f"quiet-{i}"), tenant="quiet"))) for i in range(3)]
+    assert quiet == [["quiet-0"], ["quiet-1"], ["quiet-2"]]
+    more = [sent(gate.on_arrival(1.0, replace(call(f"quiet-{i}"), tenant="quiet"))) for i in range(3, 20)]
+    assert gate.inflight == limit + sum(max(2, (item.limit or 0) // 4) for item in gate.table), "and no more than that"
+    assert [] in more
+    assert gate.waiting + gate.inflight == 120
+
+
+def test_a_limit_of_the_settings_has_no_reserve() -> None:
+    gate = dispatcher(max_inflight=2)
+    for index in range(10):
+        gate.on_arrival(0.0, replace(call(f"flood-{index}"), tenant="flood"))
+    assert sent(gate.on_arrival(1.0, replace(call("quiet"), tenant="quiet"))) == []
+    assert sent(gate.on_end(2.0, CallId("flood-0"))) == ["quiet"], "but the next place is its"
+
+
+def test_a_full_queue_makes_room_for_a_tenant_that_was_not_there() -> None:
+    gate = dispatcher(max_inflight=1, max_waiting=20)
+    for index in range(22):
+        gate.on_arrival(0.0, replace(call(f"flood-{index}"), tenant="flood"))
+    actions = gate.on_arrival(1.0, replace(call("quiet"), tenant="quiet"))
+    assert shed(actions) == [DropReason.EVICTED]
+    assert gate.waiting == 20
+    assert shed(gate.on_arrival(1.0, replace(call("more"), tenant="flood"))) == [DropReason.SATURATED]

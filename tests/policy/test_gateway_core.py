@@ -11,6 +11,7 @@ from tidegate_policy.admit.promises import CallFacts, Claims
 from tidegate_policy.admit.retries import Failure
 from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.engine_table import EngineFacts, Health
+from tidegate_policy.dispatch.waiting_limits import Limits
 from tidegate_policy.gateway_core import (
     CallResult,
     CoreSettings,
@@ -105,6 +106,14 @@ def test_a_declared_stage_gets_a_share_of_its_workflows_time_and_an_undeclared_o
     made.remaining_work.observe(("t", "plan"), 3 * own_s)
     grant = made.stage_grant(0.0, undeclared, "plan", "m")
     assert (grant.due_at_s, grant.rest_s) == (pytest.approx(25.0), pytest.approx(3 * own_s))
+
+
+def test_calls_that_may_be_shed_are_shed_in_a_crowd_of_their_own_tenant_only() -> None:
+    made = core(max_inflight=1, limits=Limits(max_waiting=20), classes=(SloClass(name="batch", sheddable=True),))
+    for index in range(16):
+        arrived(made, f"flood-{index}", tenant="flood")
+    assert made.draft(0.0, facts("a", tenant="flood", slo_class="batch")) is DropReason.SATURATED
+    assert not isinstance(made.draft(0.0, facts("b", tenant="quiet", slo_class="batch")), DropReason)
 
 
 # Failures.

@@ -84,6 +84,35 @@ def test_while_all_tenants_flood_the_pool_all_have_headroom() -> None:
     assert min(shares._tenants[tenant].entered for tenant in ("one", "other")) == 36
 
 
+def test_before_the_places_are_measured_they_are_those_of_the_engines() -> None:
+    shares = TenantShares(policies.create("fcfs"), bounded=True, limits=lambda: 8.0)
+    entered(shares, 0.0, "quiet", 1)
+    assert entered(shares, 0.0, "flood", 100) == 8, "1.8 times half of the places"
+
+
+def test_calls_that_entered_while_their_tenant_was_alone_are_to_be_held_again_when_another_tenant_comes() -> None:
+    shares = taught(8)
+    entered(shares, 0.0, "flood", 50)
+    assert shares.surplus(0.1) == {}
+    assert shares.is_fair(0.1)
+    shares.competes(0.2, item("first", "quiet").call)
+    assert shares.surplus(0.2) == {"flood": 42}, "what the other one does not want is left to it"
+    assert shares.surplus(0.2) == {}, "not again at once"
+    entered(shares, 0.2, "quiet", 1)
+    assert not shares.is_fair(0.2)
+    assert shares.is_owed(0.2, "quiet")
+    assert not shares.is_owed(0.2, "flood")
+
+
+def test_the_weight_of_a_tenant_is_that_of_its_calls_of_late_and_not_of_the_newest_one() -> None:
+    shares = taught(100)
+    entered(shares, 0.0, "a", 90, weight=4.0)
+    entered(shares, 0.0, "b", 60, weight=4.0)
+    before = shares._bounds(0.1)[0]["b"]
+    entered(shares, 0.1, "a", 1, weight=1.0)
+    assert abs(shares._bounds(0.1)[0]["b"] - before) < 0.05 * before
+
+
 def held_under(policy: str) -> TenantShares:
     """Twelve calls of a tenant are held. The one that arrived last has the least work."""
     shares = taught(8, policy)

@@ -9,10 +9,11 @@ from tidegate_policy import cost, policies
 from tidegate_policy.admit.outliers import OutlierSettings
 from tidegate_policy.admit.retries import Failure, RetrySettings
 from tidegate_policy.dispatch.core_actions import Send
-from tidegate_policy.dispatch.dispatcher import Dispatcher, Limits
+from tidegate_policy.dispatch.dispatcher import Dispatcher
 from tidegate_policy.dispatch.engine_table import EngineFacts, EngineTable, Health
 from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_policy.dispatch.traffic_split import TrafficSplit
+from tidegate_policy.dispatch.waiting_limits import Limits
 from tidegate_policy.model import NO_BACKLOG, Call, CallId, EngineId, WorkflowId
 
 MODEL = cost.CostModel(step_s=0.02, prefill_s=1e-4, max_batch=4)

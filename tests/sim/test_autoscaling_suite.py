@@ -7,7 +7,7 @@ import pytest
 
 import tidegate_profiles
 from tidegate_policy import cost, gateway_core
-from tidegate_policy.dispatch import dispatcher
+from tidegate_policy.dispatch import waiting_limits
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.scale import call_load
 from tidegate_sim import cell, hpa, scale_traces, scaled_cell, scalers, suite, suites, trace_format
@@ -15,7 +15,7 @@ from tidegate_sim.trace_format import TraceCall
 
 COST = cost.CostModel(step_s=0.02, prefill_s=1e-4, decode_s=1e-4, kv_tokens=40_000, max_batch=32)
 KIND = scaled_cell.EngineKind(name="fast", cost=COST, gpus=2, gpu_price=3.0, start_s=60.0, high=6)
-ROW = cell.Row(gateway=gateway_core.CoreSettings(limits=dispatcher.Limits(hold_s=3600.0)), model="fast")
+ROW = cell.Row(gateway=gateway_core.CoreSettings(limits=waiting_limits.Limits(hold_s=3600.0)), model="fast")
 
 
 class Plan:

@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, cast
 
-from google.protobuf import message
+from google.protobuf import descriptor, message
 
 from tidegate_gateway import running_gateway
 from tidegate_gateway.edge import (
+    body_budget,
     call_requests,
     ext_proc_messages,
     framing_errors,
@@ -26,10 +27,11 @@ from tidegate_gateway.edge import (
     http_listener,
     http_messages,
     listen_address,
+    message_entries,
     unread_answers,
 )
 from tidegate_gateway.lifecycle import handed_over
-from tidegate_gateway.openai import endpoint_registry, error_table
+from tidegate_gateway.openai import endpoint_registry, error_table, http_headers
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy.model import Call, DropReason
 from tidegate_proto.envoy import ext_proc_pb2
@@ -89,6 +91,11 @@ async def serving(
             connection.close()
 
 
+LONG_BYTES, MOST_ENTRIES = 8 * 1024, 4096
+"""A longer message has at most so many entries: 128 headers, and the endpoints that a proxy allows."""
+_NESTED = message_entries.nested(cast("descriptor.Descriptor", ext_proc_pb2.ProcessingRequest.DESCRIPTOR), maps=True)
+
+
 class Picker:
     """What all exchanges share."""
 
@@ -96,8 +103,7 @@ class Picker:
         self.gateway = gateway
         self.requests = call_requests.CallRequests(gateway.settings.limits.choices)
         self.exchanges: set[Exchange] = set()
-        self.body_bytes = 0
-        """Bytes of the bodies of all requests that arrive or wait here."""
+        self.bodies = body_budget.BodyBudget(gateway.settings.limits.bodies_bytes)
         self.guard = handlers.guard
         calls = [http_listener.Route(method="POST", path=path, handler=_carried) for path in _CALLS]
         self.routes = http_listener.Routes([*calls, *handlers.requests_but_calls()])
@@ -130,8 +136,7 @@ class Exchange:
         self._head_headers: ext_proc_messages.Headers = []
         """All headers as they came, before a caller was bound."""
         self._body = bytearray()
-        self._charged = 0
-        """Bytes of the body that count in the picker's sum."""
+        self._bodies = picker.bodies.hold()
         self._most_body_bytes = 0
         self._streamed_both_ways = False
         self._answer_is_streamed = False
@@ -146,7 +151,12 @@ class Exchange:
 
     def on_message(self, message_bytes: bytes) -> None:
         try:
+            if len(message_bytes) > LONG_BYTES:
+                message_entries.count(message_bytes, _NESTED, MOST_ENTRIES)
             sent = ext_proc_pb2.ProcessingRequest.FromString(message_bytes)
+        except BadRequest as error:
+            self._finish(http2_stream.RESOURCE_EXHAUSTED, error.message)
+            return
         except message.DecodeError:
             self._finish(http2_stream.INVALID_ARGUMENT, f"these bytes are not a message of {SERVICE}")
             return
@@ -218,6 +228,7 @@ class Exchange:
         if route.streams:
             raise BadRequest(f"{request.path[:80]} is served at the HTTP port of the gateway only", code="not_found")
         self._picker.guard(request, route)
+        self._bodies.of(http_headers.named_tenant(request.headers))
         self._most_body_bytes = route.body_bytes or self._picker.gateway.settings.limits.body_bytes
         if sent.request_headers.end_of_stream:
             self._on_whole()
@@ -232,11 +243,10 @@ class Exchange:
             return
         data = part.body
         self._body += data
-        self._charged += len(data)
-        self._picker.body_bytes += len(data)
+        self._bodies.add(len(data))
         if len(self._body) > self._most_body_bytes:
             raise framing_errors.body_too_large(self._most_body_bytes)
-        if self._picker.body_bytes > self._picker.gateway.settings.limits.bodies_bytes:
+        if not self._bodies.fits:
             raise error_table.Shed(DropReason.SATURATED)
         if part.end_of_stream or not self._streamed_both_ways:
             self._on_whole()
@@ -338,8 +348,8 @@ class Exchange:
         self._over()
 
     def _let_go_of_body(self) -> None:
-        self._picker.body_bytes -= self._charged
-        self._charged, self._body = 0, bytearray()
+        self._bodies.release()
+        self._body = bytearray()
 
     def _over(self) -> None:
         self._let_go_of_body()

@@ -9,11 +9,14 @@ from collections.abc import Iterable, Mapping
 
 from google.protobuf import struct_pb2
 
+from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_proto.envoy import ext_proc_pb2
 
 DESTINATION = "x-gateway-destination-endpoint"
 SERVED = "x-gateway-destination-endpoint-served"
 SUBSET = "x-gateway-destination-endpoint-subset"
+MOST_SUBSET = 64 * 1024
+"""Characters of a subset that is a text."""
 LOAD_BALANCER, SUBSET_HINT = "envoy.lb", "envoy.lb.subset_hint"
 """Namespaces of metadata."""
 CHUNK_BYTES = 62_000
@@ -107,6 +110,8 @@ def subset(request: ext_proc_pb2.ProcessingRequest) -> list[str] | None:
     if SUBSET_HINT not in hint or SUBSET not in hint[SUBSET_HINT].fields:
         return None
     value = hint[SUBSET_HINT].fields[SUBSET]
+    if len(value.string_value) > MOST_SUBSET:
+        raise BadRequest(f"the subset of endpoints has more than {MOST_SUBSET} characters; give a list")
     texts = [each.string_value for each in value.list_value.values] or value.string_value.split(",")
     return [text.strip() for text in texts if text.strip()]
 

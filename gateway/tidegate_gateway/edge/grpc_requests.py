@@ -101,7 +101,7 @@ def fields(request: Scheduled, metadata: http_headers.Headers) -> request_fields
 def declaration(request: inference_pb2.CreateWorkflowRequest) -> workflow_declaration.WorkflowDeclaration:
     """The workflow that a client declares. Raises `BadRequest`."""
     try:
-        stage_declaration.check_sizes([stage.after for stage in request.stages])
+        stage_declaration.check_sizes([stage.after for stage in request.stages[: stage_declaration.MOST_STAGES + 1]])
     except stage_declaration.BadStages as error:
         raise workflow_declaration.bad_stages(error) from error
     stages = tuple(

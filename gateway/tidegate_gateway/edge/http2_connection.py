@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 import struct
+import time
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -32,8 +33,8 @@ SMALL_BYTES, MOST_SMALL = 64, 16_384
 """A stream may have so many frames of data with fewer bytes."""
 LATE = 50
 """So many frames of data for streams that have ended cost as much as one frame that brings no call."""
-TURN_BYTES, TURN_FRAMES = 64 * 1024, 2000
-"""A connection that brings more at once reads on in turn with the others that do."""
+TURN_BYTES, TURN_FRAMES, TURN_S = 64 * 1024, 2000, 0.005
+"""A connection that brings more at once, or what takes longer, reads on in turn with the others that do."""
 CUT_S = 1.0
 """For the last frames to leave when a connection ends."""
 SILENT_S, PROBE_S, PROBES = 30, 10, 3
@@ -264,9 +265,10 @@ class Connection(asyncio.Protocol):
                 return
             self._began, at = True, len(h2.PREFACE)
         end, frames, self._more = len(data), 0, False
+        until_s = time.monotonic() + TURN_S
         while end - at >= 9:
             frames += 1
-            if frames > TURN_FRAMES:
+            if frames > TURN_FRAMES or time.monotonic() > until_s:
                 self._more = True
                 break
             high, low, kind, flags, stream = h2.FRAME.unpack_from(data, at)

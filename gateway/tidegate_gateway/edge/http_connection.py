@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 import httptools
 
 from tidegate_gateway.edge import client_transport, framing_errors, http_messages
-from tidegate_gateway.openai import error_table
+from tidegate_gateway.openai import error_table, http_headers
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy.model import DropReason
 
@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._most_body_bytes = self._limits.body_bytes
-        self._charged = 0
+        self._bodies = listener.bodies.hold()
         self._request: http_messages.Request | None = None
         self._resumed: http_messages.Request | None = None
         self._limit_at_s = 0.0
@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
 
     def release_body(self) -> None:
         """The handler has let go of the body of the present request, long before its answer ends."""
-        self._charge(-self._served.body_bytes)
+        self._bodies.add(-self._served.body_bytes)
         self._served.body_bytes = 0
 
     @property
@@ -222,7 +222,7 @@ class Connection(asyncio.Protocol):
         if self not in self._listener.connections:
             return
         self._ignoring = True
-        self._charge(-self._charged)
+        self._bodies.release()
         self._body = []  # this object may wait long for the garbage collector, because it and its parser know each other
         self._waiting.clear()
         if self._present is not None:
@@ -288,6 +288,7 @@ class Connection(asyncio.Protocol):
             self._listener.waits(self)
         framing_errors.check_headers(request)
         self._listener.find(request)
+        self._bodies.of(http_headers.named_tenant(request.headers))
         self._most_body_bytes = self._limits.body_bytes
         if request.route is not None and request.route[0].body_bytes is not None:
             self._most_body_bytes = request.route[0].body_bytes
@@ -300,10 +301,10 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         self._body_bytes += len(data)
-        self._charge(len(data))
+        self._bodies.add(len(data))
         if self._body_bytes > self._most_body_bytes:
             raise framing_errors.body_too_large(self._most_body_bytes)
-        if self._listener.body_bytes > self._limits.bodies_bytes:
+        if not self._bodies.fits:
             raise error_table.Shed(DropReason.SATURATED)
         self._body.append(data)
         if len(self._body) > framing_errors.BODY_PIECES + self._body_bytes // framing_errors.PIECE_BYTES:
@@ -373,7 +374,7 @@ class Connection(asyncio.Protocol):
                 return
             self._present, item.body = None, b""
             if item.body_bytes and not self._transport.is_closing():
-                self._charge(-item.body_bytes)
+                self._bodies.add(-item.body_bytes)
             if not item.keeps:
                 self.close()
                 return
@@ -454,11 +455,6 @@ class Connection(asyncio.Protocol):
 
     # Limits.
 
-    def _charge(self, size: int) -> None:
-        """Counts bytes of bodies, from their arrival until their request is answered or its connection is lost."""
-        self._charged += size
-        self._listener.body_bytes += size
-
     def _limit(self, seconds: float) -> None:
         """Sets the limit of the present wait for the client. A timer that fires earlier stays as it is."""
         self._limit_at_s = at_s = self._loop.time() + seconds
@@ -493,7 +489,7 @@ class Connection(asyncio.Protocol):
         error.__traceback__ = error.__context__ = None  # its frames would keep the body
         self._ignoring = True
         self.unused = False
-        self._charge(-self._body_bytes)
+        self._bodies.add(-self._body_bytes)
         self._body, self._body_bytes = [], 0
         self._waiting.append(error)
         if self._arrived is not None and not self._arrived.done():

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from tidegate_gateway import gateway_settings, reading_turns
-from tidegate_gateway.edge import http_connection, http_messages, unread_answers
+from tidegate_gateway.edge import body_budget, http_connection, http_messages, unread_answers
 from tidegate_gateway.openai.error_table import BadRequest
 
 Handler = Callable[..., Awaitable[http_messages.Response | None]]
@@ -110,8 +110,7 @@ class Server:
         self._of_address: collections.Counter[str] = collections.Counter()
         self.turns = reading_turns.ReadingTurns()
         self.unread = unread_answers.UnreadAnswers()
-        self.body_bytes = 0
-        """Bytes of the bodies of all requests that arrive or are being answered."""
+        self.bodies = body_budget.BodyBudget(limits.bodies_bytes)
         self._routes = routes
         self._leaving = leaving
 

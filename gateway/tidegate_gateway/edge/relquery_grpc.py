@@ -1,5 +1,7 @@
 """RelQueries over gRPC; each method has the meaning of its HTTP route."""
 
+import contextlib
+
 import orjson
 
 from tidegate_gateway import running_gateway
@@ -34,7 +36,9 @@ class RelQueries(inference_pb2_grpc.RelQueriesServicer):
             self._relqueries.check(spec)
             rows = row_tables.RowCollector(spec.template, self._bounds, self._relqueries.steps)
             await self._read(request, rows)
+            request.Clear()  # gRPC keeps the message until the stream ends
             record = await self._relqueries.submit(spec, rows, by)
+            del rows
             await self._follow(context, record.id, 0, by)
         except error_table.GatewayError as error:
             await grpc_answers.abort(context, error)
@@ -76,14 +80,15 @@ class RelQueries(inference_pb2_grpc.RelQueriesServicer):
     ) -> None:
         """Writes the stream of a relQuery."""
         begun = False
-        async for page in self._relqueries.follow(relquery, after, by):
-            events = [] if begun else [_event(page.record)]
-            begun = True
-            events += [_row(number, result) for number, result in enumerate(page.results, page.after + 1)]
-            if page.results or page.final:
-                events.append(_event(page.record))
-            for event in events:
-                await grpc_answers.write(context, self._write_s, event)
+        async with contextlib.aclosing(self._relqueries.follow(relquery, after, by)) as pages:
+            async for page in pages:
+                if not begun:
+                    await grpc_answers.write(context, self._write_s, _event(page.record))
+                    begun = True
+                for number, result in enumerate(page.results, page.after + 1):
+                    await grpc_answers.write(context, self._write_s, _row(number, result))
+                if page.results or page.final:
+                    await grpc_answers.write(context, self._write_s, _event(page.record))
 
 
 def _event(record: relquery_store.RelQueryRecord) -> inference_pb2.RelQueryEvent:

@@ -5,6 +5,7 @@ and progress after each group of rows. The relQuery as it ended is the last obje
 goes on with `Last-Event-ID` or `after`.
 """
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -158,26 +159,26 @@ class RelQueryApi:
         """Writes the stream of a relQuery."""
         lines = LINES in request.header("accept")
         kind = LINES if lines else EVENTS + "; charset=utf-8"
-        pages = self._relqueries.follow(record.id, after, by)
-        page: relquery_service.Page | None = await anext(pages)  # an error now has a status of its own
-        await connection.begin(200, {"Content-Type": kind, "Cache-Control": "no-cache", **_headers(record)})
-        await connection.write(_block(lines, [orjson.dumps(relquery_view.as_json(record))]))
-        written_at_s = self._gateway.clock()
-        try:
-            while page is not None:
-                if page.results:
-                    block = _block(lines, page.results, page.after)
-                    block += _block(lines, [orjson.dumps(relquery_view.progress(page.record))])
-                    await connection.write(block)
-                    written_at_s = self._gateway.clock()
-                elif not lines and self._gateway.clock() > written_at_s + KEEP_ALIVE_S:
-                    await connection.write(b": the relQuery runs\n\n")
-                    written_at_s = self._gateway.clock()
-                record = page.record
-                page = await anext(pages, None)
-            last = orjson.dumps(relquery_view.as_json(record))
-        except error_table.GatewayError as error:
-            last = error.body()
+        async with contextlib.aclosing(self._relqueries.follow(record.id, after, by)) as pages:
+            page: relquery_service.Page | None = await anext(pages)  # an error now has a status of its own
+            await connection.begin(200, {"Content-Type": kind, "Cache-Control": "no-cache", **_headers(record)})
+            await connection.write(_block(lines, [orjson.dumps(relquery_view.as_json(record))]))
+            written_at_s = self._gateway.clock()
+            try:
+                while page is not None:
+                    if page.results:
+                        block = _block(lines, page.results, page.after)
+                        block += _block(lines, [orjson.dumps(relquery_view.progress(page.record))])
+                        await connection.write(block)
+                        written_at_s = self._gateway.clock()
+                    elif not lines and self._gateway.clock() > written_at_s + KEEP_ALIVE_S:
+                        await connection.write(b": the relQuery runs\n\n")
+                        written_at_s = self._gateway.clock()
+                    record = page.record
+                    page = await anext(pages, None)
+                last = orjson.dumps(relquery_view.as_json(record))
+            except error_table.GatewayError as error:
+                last = error.body()
         await connection.write(_block(lines, [last]) + (b"" if lines else b"data: [DONE]\n\n"), last=True)
 
 

@@ -81,6 +81,11 @@ def tenant(headers: Headers) -> str | None:
     return None if found is None else request_fields.text(found[1], found[0])
 
 
+def named_tenant(pairs: Iterable[tuple[str, str]]) -> str:
+    """The tenant that unchecked headers name in lower case, "" if they name none: for bounds, before a request is read."""
+    return next((value for name, value in pairs if _FIELD_OF.get(name) == "tenant"), "")
+
+
 def whole_number(value: str) -> int | None:
     """A whole number as a client writes it; None for anything else."""
     return int(value) if value.isascii() and value.isdigit() and len(value) <= 12 else None

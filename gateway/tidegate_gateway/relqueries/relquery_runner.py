@@ -9,7 +9,6 @@ turn.
 """
 
 import asyncio
-import contextlib
 import functools
 import logging
 import random
@@ -191,9 +190,14 @@ class RelQueryRunner:
         spec = relquery_submission.RelQuerySpec.from_store(raw)
         async with asyncio.TaskGroup() as rows:
             async for number, values in self._rows_left(store, running):
-                await self._turn(running)
+                one = await self._room_for_prompt(running.record.tenant, self._prompt_bytes(spec, values))
+                try:
+                    await self._turn(running)
+                except asyncio.CancelledError:
+                    _release(one)
+                    raise
                 row = rows.create_task(self._row(store, running, spec, number, values))
-                row.add_done_callback(lambda _: self._ended(running))
+                row.add_done_callback(functools.partial(self._row_ended, running, one))
                 await asyncio.sleep(0)  # one row for each turn of the event loop
 
     async def _turn(self, running: Running) -> None:
@@ -233,6 +237,10 @@ class RelQueryRunner:
         while True:
             await asyncio.sleep(LOOK_S)
             await loops.step("rows", self._look)
+
+    def _row_ended(self, running: Running, one: asyncio.Lock | None, _: asyncio.Task[None]) -> None:
+        _release(one)
+        self._ended(running)
 
     def _ended(self, running: Running) -> None:
         self._core.rows.end(running.id, running.record.tenant)
@@ -284,16 +292,15 @@ class RelQueryRunner:
         failures = 0
         while not self._draining():
             try:
-                size = spec.prompt_bytes(values, self._most_prompt_bytes)
-                async with self._room_for_prompt(running.record.tenant, size):
-                    now = self._clock()
-                    left_s = running.ends_at_s - now
-                    if left_s <= 0:
-                        return None
-                    deadline_s = None if spec.deadline_s is None else left_s
-                    request = spec.call(values, group=running.id, rows=running.record.total, left_s=deadline_s)
-                    async with self._calls.answer(now, request) as answer:
-                        return row_results.read(number, answer.reply)
+                spec.prompt_bytes(values, self._most_prompt_bytes)
+                now = self._clock()
+                left_s = running.ends_at_s - now
+                if left_s <= 0:
+                    return None
+                deadline_s = None if spec.deadline_s is None else left_s
+                request = spec.call(values, group=running.id, rows=running.record.total, left_s=deadline_s)
+                async with self._calls.answer(now, request) as answer:
+                    return row_results.read(number, answer.reply)
             except error_table.BadRequest as error:
                 return row_results.failed(number, error)
             except error_table.EngineTrouble as error:
@@ -306,17 +313,25 @@ class RelQueryRunner:
             await asyncio.sleep(min(max(retry_s or 0.0, LEAST_RETRY_S), MOST_RETRY_S) * random.uniform(0.75, 1.25))
         return None
 
-    @contextlib.asynccontextmanager
-    async def _room_for_prompt(self, tenant: str, size: int) -> AsyncIterator[None]:
+    def _prompt_bytes(self, spec: relquery_submission.RelQuerySpec, values: list[str]) -> int:
+        try:
+            return spec.prompt_bytes(values, self._most_prompt_bytes)
+        except error_table.BadRequest:
+            return 0  # it is no call; the row gets the error
+
+    async def _room_for_prompt(self, tenant: str, size: int) -> asyncio.Lock | None:
         """Rows of a tenant with large prompts are sent one after the other, because a small relQuery may have a large
-        prompt in each row."""
+        prompt in each row. Such a row takes the lock before it counts as under way."""
         if size <= LARGE_PROMPT_BYTES:
-            yield
-            return
+            return None
         one = self._one_large.setdefault(tenant, asyncio.Lock())
-        async with one:
+        await one.acquire()
+        try:
             await self._steps.next()
-            yield
+        except asyncio.CancelledError:
+            one.release()
+            raise
+        return one
 
     async def _record(
         self, store: relquery_store.RelQueryStore, running: Running, number: int, result: row_results.RowResult
@@ -333,6 +348,11 @@ class RelQueryRunner:
         self._metrics.relquery_rows.labels("completed" if result.ok else "failed").inc()
         if record.ended or record.owner != store.gateway:
             self.drop(running.id)
+
+
+def _release(one: asyncio.Lock | None) -> None:
+    if one is not None:
+        one.release()
 
 
 def _has(finished: bytes, number: int) -> bool:

@@ -7,11 +7,12 @@ them, so a client can go on at any gateway with the number of results that it ha
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tidegate_gateway import gateway_settings, loop_steps
+from tidegate_gateway import gateway_settings, loop_steps, tenant_pace
 from tidegate_gateway.lifecycle import engine_directory
 from tidegate_gateway.openai import engine_fields, error_table, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
@@ -28,6 +29,11 @@ FIRST_LOOK_S, MOST_LOOK_S = 0.05, 1.0
 """Between two looks at the results of a relQuery: soon after a result, and without results."""
 PUSH_BYTES = 512 * 1024
 """Bytes of rows that one command stores."""
+RESULTS_BYTES_PER_S = 32 * 1024 * 1024
+"""Of results that the clients of one tenant read."""
+PAGES_AT_ONCE = 8
+"""Pages that one tenant reads at a time; one above `LONG_BYTES` counts until its client has it."""
+LONG_BYTES = 64 * 1024
 RETRY_S = 60.0
 """When a tenant with too many relQueries may try again."""
 
@@ -41,6 +47,10 @@ class Page:
     """Each as JSON."""
     after: int
     """Results before this page."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(map(len, self.results))
 
     @property
     def last(self) -> int:
@@ -70,6 +80,9 @@ class RelQueries:
         fields: engine_fields.EngineFields,
     ) -> None:
         self.bounds = settings.relqueries
+        self._pace = tenant_pace.TenantPace(RESULTS_BYTES_PER_S, burst_s=1.0)
+        self._places: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
+        """By tenant, while a page is read."""
         self.steps = loop_steps.LoopSteps()
         """Of the readers of rows."""
         self._link = link
@@ -136,21 +149,35 @@ class RelQueries:
 
     async def page(self, relquery: str, after: int, by: workflow_service.Requester, *, most: int = PAGE_ROWS) -> Page:
         """The results that follow the first `after` ones, as far as they are there. Raises `GatewayError`."""
+        async with self._place_of(by.tenant):
+            return await self._read(relquery, after, by, most)
+
+    async def _read(self, relquery: str, after: int, by: workflow_service.Requester, most: int) -> Page:
         request_fields.name(relquery, "id")
         record, results = await self._ask(
             lambda store: store.results(relquery, after, most=most, by=by.tenant), relquery, by
         )
         if record.ended and after > record.completed + record.failed:
             raise BadRequest(f"relQuery {relquery!r} has {record.completed + record.failed} results", param="after")
-        return Page(record=record, results=results, after=after)
+        page = Page(record=record, results=results, after=after)
+        await self._pace.spend(by.tenant, page.bytes)
+        return page
 
-    async def follow(self, relquery: str, after: int, by: workflow_service.Requester) -> AsyncIterator[Page]:
+    def _place_of(self, tenant: str | None) -> asyncio.Semaphore:
+        """A tenant reads a few pages at a time, however many clients it has, because a page may be large."""
+        return self._places.setdefault(tenant or "", asyncio.Semaphore(PAGES_AT_ONCE))
+
+    async def follow(self, relquery: str, after: int, by: workflow_service.Requester) -> AsyncGenerator[Page, None]:
         """Pages of results until the relQuery has ended; the last page is final. A page may be empty. Raises
         `GatewayError`."""
         look_s = FIRST_LOOK_S
         while True:
-            page = await self.page(relquery, after, by)
-            yield page
+            async with self._place_of(by.tenant):
+                page = await self._read(relquery, after, by, PAGE_ROWS)
+                if page.bytes > LONG_BYTES:
+                    yield page  # the place is taken until the client has it
+            if page.bytes <= LONG_BYTES:
+                yield page
             if page.final:
                 return
             look_s = FIRST_LOOK_S if page.results else min(2 * look_s, MOST_LOOK_S)

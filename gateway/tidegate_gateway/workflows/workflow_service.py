@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import orjson
 
-from tidegate_gateway import gateway_settings, loop_steps, stage_declaration
+from tidegate_gateway import gateway_settings, loop_steps, stage_declaration, tenant_pace
 from tidegate_gateway.observe import background_loop, prometheus_metrics
 from tidegate_gateway.openai import error_table, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
@@ -38,6 +38,9 @@ FULL = {
 }
 RETRY_S = 5.0
 """Until the store may have room again."""
+SHOWN_BYTES_PER_S = 4 * 1024 * 1024
+"""Of records that the watches of one tenant compare and show. A watch of a large workflow by many clients shows changes
+later."""
 BATCH = 100
 """Records that one round of housekeeping touches."""
 LISTED, MOST_LISTED = 100, 1000
@@ -82,7 +85,8 @@ class Workflows:
         recorded, and whether it is done."""
         self._over = over
         self._steps = loop_steps.LoopSteps()
-        self._looks: workflow_looks.WorkflowLooks[store_contract.Record] = workflow_looks.WorkflowLooks()
+        self._looks: workflow_looks.WorkflowLooks[tuple[store_contract.Record, int]] = workflow_looks.WorkflowLooks()
+        self._shown = tenant_pace.TenantPace(SHOWN_BYTES_PER_S, burst_s=1.0)
         self._link = link
         self._metrics = metrics
         self.set_templates(templates)
@@ -178,8 +182,17 @@ class Workflows:
         """The workflow now and after each change, until it has ended. Raises `GatewayError`."""
         seen: store_contract.Record | None = None
         look_s = LEAST_LOOK_S
+        size = 0
+
+        async def look() -> tuple[store_contract.Record, int]:
+            record = await self.get(workflow, by)
+            return record, store_contract.size(record)
+
         while True:
-            record = await self._looks.look((workflow, by), by.tenant, lambda: self.get(workflow, by))
+            await self._shown.spend(by.tenant, size)
+            record, new_size = await self._looks.look((workflow, by), by.tenant, look)
+            await self._shown.spend(by.tenant, new_size - size)  # the first look, or the record has grown
+            size = new_size
             same = dataclasses.replace(record, now_ms=0)
             if same != seen:
                 await self._steps.next()  # many watchers may have a large record to show

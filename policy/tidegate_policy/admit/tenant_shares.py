@@ -5,15 +5,19 @@ whatever order calls wait. While several tenants are active and the pool is busy
 of `HEADROOM` times the places that saturate the pool. It may have more only as far as all tenants together want fewer
 places than saturate the pool (max-min). The headroom is for bursts. A tenant that floods the pool would use it all the
 time, so it has its max-min share alone, unless all tenants flood the pool. Calls beyond that wait here. Fairness decides
-how many calls of a tenant enter, and the scheduling policy decides which of them enter first. A tenant that is alone has
-no bound.
+how many calls of a tenant enter, and the scheduling policy decides which of them enter first.
+
+A tenant that is alone has no bound. When another one comes, the calls beyond the bounds that wait for engines are held
+again (`surplus`). The calls at engines stay there, so a tenant that has less than its part meanwhile may use places
+beyond the limits of the engines (`is_owed`).
 
 Places bound how much a flood slows the others, not how long a first token waits for a step that is full of the flood's
 prompts. So the held calls of a flooding tenant enter in such a way that each engine computes one of their prompts at a
 time, and they are marked: engines compute these prompts in small parts (`engine.yielding_prompts`).
 
 The places follow Little's law, as in `workflow_gate`: the pool completes one call in `demand_s` seconds when its engines
-batch as much as they may, and a call alone takes `service_s` seconds.
+batch as much as they may, and a call alone takes `service_s` seconds. Until that is known, the places are those of the
+engines' limits.
 """
 
 import math
@@ -33,14 +37,20 @@ FLOODING = 2.0
 ACTIVE_S = 30.0
 """A tenant without calls for longer does not compete."""
 FIRST_CALLS = 16
-"""Answers before there is a bound."""
+"""Answers before the places are measured."""
 NEWEST_WEIGHT = 0.02
+NEWEST_CLASS = 0.05
+"""The part of the newest call in the weight of its tenant, whose calls are of several classes."""
 LEAST_PLACES = 2
 """Of each tenant, so that a long call does not block the next one."""
 PROMPT_TIMES = 4.0
 """A call without a first token counts as computing its prompt for so many times the seconds that the prompt takes alone.
 The first token of an answer that is not streamed is not seen, and a prompt that yields takes more than its own time."""
 MAX_TENANTS = 1000
+HELD_AGAIN, HOLD_AGAIN_S = 1000, 0.1
+"""Calls that are held again at once, and the time until further ones are."""
+LOOK_S = 0.05
+"""How long it counts that no tenant has more than its bound."""
 
 
 class _HeldCalls:
@@ -96,7 +106,7 @@ class _HeldCalls:
 class _Tenant:
     held: _HeldCalls
     weight: float = 1.0
-    seen_at_s: float = 0.0
+    seen_at_s: float = -math.inf
     entered: int = 0
     """Sequences in the queue or at engines."""
     prompts: dict[CallId, float] = field(default_factory=dict)
@@ -110,8 +120,14 @@ class _Tenant:
 class TenantShares:
     """The tenants of one gateway."""
 
-    def __init__(self, policy: Policy, *, bounded: bool) -> None:
-        """Held calls of a tenant enter in the order of a policy like `policy`. Without `bounded` no call waits."""
+    def __init__(self, policy: Policy, *, bounded: bool, limits: Callable[[], float] = lambda: math.inf) -> None:
+        """Held calls of a tenant enter in the order of a policy like `policy`. Without `bounded` no call waits. `limits`
+        gives the sequences that the engines may have together."""
+        self._limits = limits
+        self._held_again_at_s = -math.inf
+        """The earliest instant at which calls may be held again."""
+        self._fair_until_s = -math.inf
+        """No tenant has more than its bound, as far as is known."""
         self._bounded = bounded
         self._policy = policy
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
@@ -132,9 +148,11 @@ class TenantShares:
 
     @property
     def places(self) -> float:
-        """Sequences that saturate the pool; infinite while that is unknown."""
-        if not self._bounded or self._seen < FIRST_CALLS or self._demand_s <= 0.0:
+        """Sequences that saturate the pool; infinite without bounds."""
+        if not self._bounded:
             return math.inf
+        if self._seen < FIRST_CALLS or self._demand_s <= 0.0:
+            return self._limits()
         return self._service_s / self._demand_s
 
     def observe(self, service_s: float, demand_s: float) -> None:
@@ -144,23 +162,69 @@ class TenantShares:
         self._service_s += weight * (service_s - self._service_s)
         self._demand_s += weight * (demand_s - self._demand_s)
 
-    def arrived(self, now: float, item: QueuedRequest) -> bool:
-        """Whether the call enters now. If not, it is held."""
-        name = item.call.tenant
+    def competes(self, now: float, call: Call) -> None:
+        """A call of the tenant has come in."""
+        name = call.tenant
         tenant = self._tenants.get(name)
         if tenant is None:
             tenant = self._tenants[name] = self._new_tenant()
             if len(self._tenants) > MAX_TENANTS:
                 self._forget_one()
-        tenant.weight, tenant.seen_at_s = max(item.call.weight, 1e-3), now
+        weight = max(call.weight, 1e-3)
+        if tenant.seen_at_s + ACTIVE_S <= now and not tenant.wanted:
+            tenant.weight = weight
+        self._fair_until_s = now
+        tenant.weight += NEWEST_CLASS * (weight - tenant.weight)
+        tenant.seen_at_s = now
         self._tenants.move_to_end(name)
+
+    def arrived(self, now: float, item: QueuedRequest) -> bool:
+        """Whether the call enters now. If not, it is held."""
+        self.competes(now, item.call)
+        tenant = self._tenants[item.call.tenant]
         if not tenant.held and (
-            self._entered < self.places or len(self._tenants) == 1 or tenant.entered < self._bounds(now)[0][name]
+            self._entered < self.places
+            or len(self._tenants) == 1
+            or tenant.entered < self._bounds(now)[0][item.call.tenant]
         ):
             return True
-        tenant.held.push(now, item)
-        self._held += 1
+        self.hold(now, item)
         return False
+
+    def hold(self, now: float, item: QueuedRequest) -> None:
+        """The call waits here; it has left if it had entered."""
+        self._tenants[item.call.tenant].held.push(now, item)
+        self._held += 1
+
+    def surplus(self, now: float) -> dict[str, int]:
+        """Sequences that tenants have beyond their bounds, because they were alone when these entered. Those that still
+        wait for engines are to be held again. Empty if no tenant has, and for a while after the last time."""
+        if now < self._held_again_at_s or self.is_fair(now):
+            return {}
+        bounds, _ = self._bounds(now)
+        found: dict[str, int] = {}
+        left = HELD_AGAIN
+        for name, bound in bounds.items():
+            beyond = self._tenants[name].entered - bound
+            if beyond >= 1.0 and left > 0:
+                found[name] = min(int(beyond), left)
+                left -= found[name]
+        self._held_again_at_s = now + HOLD_AGAIN_S
+        return found
+
+    def is_owed(self, now: float, name: str) -> bool:
+        """Whether the tenant has at most its part, while another one has more than it may have."""
+        return not self.is_fair(now) and self._tenants[name].entered <= self._bounds(now)[0].get(name, 0.0)
+
+    def is_fair(self, now: float) -> bool:
+        """No tenant has more than it may have."""
+        if len(self._tenants) < 2 or now < self._fair_until_s:
+            return True
+        bounds, _ = self._bounds(now)
+        fair = all(self._tenants[name].entered <= bound for name, bound in bounds.items())
+        if fair:
+            self._fair_until_s = now + LOOK_S
+        return fair
 
     def enter(self, item: QueuedRequest) -> None:
         """The call enters the queue, for the first time or after an engine failed it."""

@@ -13,11 +13,10 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from tidegate_policy import policies
 from tidegate_policy.admit import retries, tenant_shares, workflow_gate
-from tidegate_policy.dispatch import call_records, prefix_index, rules, traffic_split
+from tidegate_policy.dispatch import call_records, prefix_index, rules, traffic_split, waiting_limits
 from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.engine_table import Engine, EngineTable
 from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutableEngine, RoutingContext
@@ -26,24 +25,6 @@ from tidegate_policy.waiting_queue import WaitingQueue
 
 SLACK_EXPIRIES = 64
 """Expiries of calls that no longer wait, tolerated beyond one for each waiting call."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How many calls the gateway may hold, and for how long."""
-
-    max_waiting: int = 5000
-    """Calls that may wait in the gateway; the next one that would have to wait is shed as saturated."""
-    ttl_s: float = 60.0
-    """Seconds that a call without a deadline may wait in the gateway."""
-    hold_s: float = 0.0
-    """Seconds that a call may wait while no engine accepts calls, because an autoscaler starts one for it; 0 = such calls
-    are shed at once. A call with a deadline waits until its deadline."""
-    bound_workflows: bool = True
-    """Workflows beyond the number that saturates the pool wait before their first call; tenants share that number
-    (`admit.workflow_gate`)."""
-    share_among_tenants: bool = True
-    """While several tenants compete, calls beyond the share of their tenant wait (`admit.tenant_shares`)."""
 
 
 class Dispatcher:
@@ -55,7 +36,7 @@ class Dispatcher:
         *,
         policy: policies.Policy,
         settings: DispatchSettings,
-        limits: Limits,
+        limits: waiting_limits.Limits,
         retry: retries.RetrySettings,
         rng: random.Random,
     ) -> None:
@@ -65,7 +46,7 @@ class Dispatcher:
         self.prefixes = prefix_index.PrefixIndex(settings.prefix_entries)
         self._queue = WaitingQueue(policy)
         self.gate = workflow_gate.WorkflowGate(bounded=limits.bound_workflows)
-        self.tenants = tenant_shares.TenantShares(policy, bounded=limits.share_among_tenants)
+        self.tenants = tenant_shares.TenantShares(policy, bounded=limits.share_among_tenants, limits=engines.limits)
         self._warm: Sequence[RoutableEngine] = ()
         """The engines that have `cached_tokens` of the last call."""
         self._waiting: dict[CallId, call_records.Waiting] = {}
@@ -147,6 +128,8 @@ class Dispatcher:
             return [self._shed(call, DropReason.NO_ENGINES)]
         held = call.workflow is not None and self.gate.must_wait(now, call.workflow, call.tenant)
         actions: list[Action] = []
+        self.tenants.competes(now, call)
+        self._hold_again(now, self.tenants.surplus(now))
         if self.waiting >= self._limits.max_waiting and (held or not self._engines.with_room(now)):
             evicted = self.tenants.largest(now, call.tenant)
             if evicted is None:
@@ -301,7 +284,7 @@ class Dispatcher:
         actions: list[Action] = []
         passed_over = False
         while self._queue.candidates:
-            rooms = self._engines.with_room(now)
+            rooms = self._engines.with_room(now) or self._reserve(now)
             if not rooms:
                 break
             item = self._queue.peek()
@@ -331,6 +314,24 @@ class Dispatcher:
         """The workflow of the call may run, so the call waits for the share of its tenant, or for an engine."""
         if self.tenants.arrived(now, item):
             self._enqueue(now, item)
+
+    def _hold_again(self, now: float, surplus: dict[str, int]) -> None:
+        """Calls of tenants that are not alone any more wait for the shares of these, the last ones of the queue first."""
+        if not surplus:
+            return
+        for item in reversed([item for item in self._queue if item.call.tenant in surplus]):
+            tenant = item.call.tenant
+            if surplus[tenant] > 0:
+                surplus[tenant] -= item.call.sequences
+                self._queue.remove(item.call.id)
+                self._left(now, item.call)
+                self.tenants.hold(now, item)
+
+    def _reserve(self, now: float) -> list[Engine]:
+        """Room beyond the limits of the engines, if the next call is one of a tenant that has too few places."""
+        if self.tenants.is_fair(now) or not self.tenants.is_owed(now, self._queue.peek().call.tenant):
+            return []
+        return self._engines.with_reserve(now)
 
     def _enqueue(self, now: float, item: policies.QueuedRequest) -> None:
         self._enter(now, item)
@@ -488,13 +489,3 @@ class Dispatcher:
     def _shed(self, call: Call, reason: DropReason) -> Shed:
         shortest_s = min((engine.routable.queue_s for engine in self._engines), default=1.0)
         return Shed(call=call, reason=reason, retry_after_s=min(max(1.0, shortest_s), 60.0))
-
-
-def with_prediction(call: Call, *, output_predicted: int | None, output_upper: int | None, urgency: int | None) -> Call:
-    """The call with what a late prediction says; None keeps what is known."""
-    return replace(
-        call,
-        output_predicted=call.output_predicted if output_predicted is None else max(output_predicted, 1),
-        output_upper=call.output_upper if output_upper is None else output_upper,
-        urgency=call.urgency if urgency is None else urgency,
-    )

@@ -54,6 +54,10 @@ def max_inflight(setting: MaxInflight, model: CostModel) -> int | None:
     return setting
 
 
+def _with_reserve(limit: int) -> int:
+    return limit + max(2, limit // 4)
+
+
 class Engine:
     """One engine of the table."""
 
@@ -186,6 +190,16 @@ class EngineTable:
     def with_room(self, now: float) -> list[Engine]:
         """The engines of `accepting` that have room for another call."""
         return [item for item in self.accepting(now) if item.limit is None or item.routable.calls < item.limit]
+
+    def with_reserve(self, now: float) -> list[Engine]:
+        """The engines of `accepting` that have room beyond their automatic limits; a limit of the settings has none."""
+        if self._limit != "auto":
+            return []
+        return [item for item in self.accepting(now) if item.limit and item.routable.calls < _with_reserve(item.limit)]
+
+    def limits(self) -> float:
+        """Sequences that this gateway may have at all engines; infinite if one has no limit."""
+        return sum(math.inf if item.limit is None else item.limit for item in self)
 
     def on_attempt(self, now: float, engine: EngineId, *, ok: bool) -> float | None:
         """An engine did its part in a call, or failed it. Returns the seconds of the ejection that follows, if one does.

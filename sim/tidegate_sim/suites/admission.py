@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tidegate_policy import gateway_core
 from tidegate_policy.admit import outliers
-from tidegate_policy.dispatch import dispatcher, engine_table
+from tidegate_policy.dispatch import engine_table, waiting_limits
 from tidegate_policy.model import NO_BACKLOG, Call, CallId
 from tidegate_sim import bench_report, cell, paired_difference, pools, seeded_text2sql, suite
 from tidegate_sim.bench_report import Report
@@ -23,7 +23,7 @@ FIGURES = {"p95_s": "95% of workflows", "mean_s": "mean", "p50_s": "median"}
 
 
 def _row(*, bounded: bool) -> cell.Row:
-    return cell.Row(gateway=gateway_core.CoreSettings(limits=dispatcher.Limits(bound_workflows=bounded)))
+    return cell.Row(gateway=gateway_core.CoreSettings(limits=waiting_limits.Limits(bound_workflows=bounded)))
 
 
 ROWS: Mapping[str, cell.Row] = {UNBOUNDED: _row(bounded=False), BOUNDED: _row(bounded=True)}

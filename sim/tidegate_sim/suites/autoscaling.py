@@ -15,7 +15,7 @@ from statistics import fmean
 import tidegate_profiles
 from tidegate_policy import cost, gateway_core
 from tidegate_policy.admit import entitlements
-from tidegate_policy.dispatch import dispatcher
+from tidegate_policy.dispatch import waiting_limits
 from tidegate_sim import (
     azure_suite,
     bench_report,
@@ -97,7 +97,7 @@ class Autoscaling(azure_suite.AzureSuite):
         """The gateway and the engines are the same in all rows."""
         settings = gateway_core.CoreSettings(
             classes=(entitlements.SloClass(name="chat"),),
-            limits=dispatcher.Limits(hold_s=3600.0),
+            limits=waiting_limits.Limits(hold_s=3600.0),
         )
         return dict.fromkeys(SCALERS, cell.Row(gateway=settings))
 

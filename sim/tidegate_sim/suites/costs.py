@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from statistics import fmean
 
 from tidegate_policy import gateway_core
-from tidegate_policy.dispatch import dispatcher
+from tidegate_policy.dispatch import waiting_limits
 from tidegate_sim import beliefs, bench_report, cell, paired_difference, seeded_text2sql, slowdown, suite
 from tidegate_sim.bench_report import Report
 
@@ -18,7 +18,7 @@ LEARNED_CALLS = 200
 
 
 def _row(start: beliefs.Beliefs, *, learns: bool) -> cell.Row:
-    limits = dispatcher.Limits(bound_workflows=False)
+    limits = waiting_limits.Limits(bound_workflows=False)
     return cell.Row(gateway=gateway_core.CoreSettings(learn_costs=learns, limits=limits), profiles=start)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tidegate_policy import gateway_core
-from tidegate_policy.dispatch import dispatcher
+from tidegate_policy.dispatch import waiting_limits
 from tidegate_sim import bench_report, cell, paired_difference, suite
 from tidegate_sim.bench_report import Report
 from tidegate_sim.trace_format import TraceCall
@@ -26,7 +26,7 @@ FIGURES = {"p95_s": 0.95, "p50_s": 0.5}
 
 
 def _row(*, shares: bool) -> cell.Row:
-    return cell.Row(gateway=gateway_core.CoreSettings(limits=dispatcher.Limits(share_among_tenants=shares)))
+    return cell.Row(gateway=gateway_core.CoreSettings(limits=waiting_limits.Limits(share_among_tenants=shares)))
 
 
 ROWS: Mapping[str, cell.Row] = {"shares by tenant": _row(shares=True), "no shares": _row(shares=False)}

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import ClassVar
 
 from tidegate_policy import gateway_core, policies
-from tidegate_policy.dispatch import dispatcher
+from tidegate_policy.dispatch import waiting_limits
 from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_sim import bench_report, cell, gateway_rows, load_suite, pools, slowdown, suite, text2sql_workflows
 from tidegate_sim.bench_report import Report
@@ -69,7 +69,9 @@ def _rows() -> dict[str, cell.Row]:
         "ours, without the delay to others": _row("earliest-finish"),
         "ours, without the deadline filter": _with_gateway(ours, dispatch=unfiltered),
         "ours, without a cap": _with_gateway(ours, max_inflight=None),
-        "ours, without the bound on workflows": _with_gateway(ours, limits=dispatcher.Limits(bound_workflows=False)),
+        "ours, without the bound on workflows": _with_gateway(
+            ours, limits=waiting_limits.Limits(bound_workflows=False)
+        ),
         "ours, nothing learned before": replace(ours, learn=False),
         "ours, costs learned": _with_gateway(ours, learn_costs=True),
         "ours, costs 20% wrong": replace(ours, profiles="wrong-20"),

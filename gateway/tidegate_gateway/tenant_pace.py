@@ -1,0 +1,29 @@
+"""A pace for each tenant, so that the work of its requests together takes a bounded part of the event loop."""
+
+import asyncio
+
+MOST_TENANTS = 10_000
+"""Tenants whose pace is remembered."""
+
+
+class TenantPace:
+    """Units of work, such as bytes, of which each tenant may spend so many a second."""
+
+    def __init__(self, units_per_s: float, *, burst_s: float = 0.0) -> None:
+        """A tenant that has spent nothing may spend the units of `burst_s` seconds at once."""
+        self._units_per_s = units_per_s
+        self._burst_s = burst_s
+        self._paid_at_s: dict[str | None, float] = {}
+        """The instant at which all that each tenant has spent is paid."""
+
+    async def spend(self, tenant: str | None, units: float) -> None:
+        """Returns when what was spent before is paid. Those that wait go on in the order of their calls."""
+        if units <= 0:
+            return
+        now = asyncio.get_running_loop().time()
+        at_s = max(now, self._paid_at_s.get(tenant, now))
+        self._paid_at_s[tenant] = at_s + units / self._units_per_s
+        if len(self._paid_at_s) > MOST_TENANTS:
+            self._paid_at_s = {name: paid_at_s for name, paid_at_s in self._paid_at_s.items() if paid_at_s > now}
+        if at_s > now + self._burst_s:
+            await asyncio.sleep(at_s - now - self._burst_s)

@@ -1,0 +1,53 @@
+"""What one tenant may take of the gateway at a time: bytes of bodies, and bytes of what it reads."""
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate_gateway import tenant_pace
+from tidegate_gateway.edge import body_budget
+
+MANY = 900
+
+
+def test_a_tenant_that_fills_the_memory_leaves_room_for_the_others() -> None:
+    budget = body_budget.BodyBudget(MANY)
+    flood, honest = budget.hold("flood"), budget.hold("honest")
+    while flood.fits:
+        flood.add(1)
+    assert flood.bytes == MANY * 2 // 3 + 1
+    honest.add(MANY // 6)
+    assert honest.fits
+    assert not flood.fits
+    flood.release()
+    assert flood.fits
+    assert budget.bytes == MANY // 6
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc"), st.integers(0, 50)), max_size=50))
+def test_the_bytes_of_a_budget_are_those_of_its_bodies(steps: list[tuple[int, str, int]]) -> None:
+    budget = body_budget.BodyBudget(1000)
+    held = [budget.hold() for _ in range(4)]
+    for index, tenant, size in steps:
+        held[index].of(tenant)
+        held[index].add(size)
+        assert budget.bytes == sum(bodies.bytes for bodies in held)
+    for bodies in held:
+        bodies.release()
+    assert (budget.bytes, dict(budget._of_tenant)) == (0, {})
+
+
+async def test_a_tenant_that_spends_much_waits_and_the_others_do_not() -> None:
+    pace = tenant_pace.TenantPace(100.0, burst_s=1.0)
+    order: list[str] = []
+
+    async def spend(tenant: str, units: float) -> None:
+        await pace.spend(tenant, units)
+        order.append(tenant)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(4):
+            group.create_task(spend("flood", 60.0))  # 0, 0.6, 1.2 and 1.8 s, the first second of them at once
+        group.create_task(spend("honest", 60.0))
+    assert order == ["flood", "flood", "honest", "flood", "flood"]
