@@ -185,8 +185,7 @@ async def _grpc(
 ) -> str | None:
     if where.grpc_port is None:
         return None
-    credentials = encryption.grpc_credentials()
-    return await stack.enter_async_context(grpc_api.serving(gateway, where.host, where.grpc_port, credentials))
+    return await stack.enter_async_context(grpc_api.serving(gateway, where.host, where.grpc_port, encryption))
 
 
 async def _ext_proc(

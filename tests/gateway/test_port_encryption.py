@@ -5,7 +5,9 @@ import contextlib
 import datetime
 import ipaddress
 import pathlib
+import socket
 import ssl
+import struct
 from typing import Any
 
 import aiohttp
@@ -160,17 +162,55 @@ async def test_plain_text_gets_no_answer_and_the_port_lives_on(up: Any, tmp_path
 
 async def test_new_connections_get_a_renewed_certificate(up: Any, until: Any, tmp_path: pathlib.Path) -> None:
     tls = certificate(tmp_path, "first")
-    async with up(store=False, tls=tls) as client:
-        assert await shown(client.url) == "first"
+    credentials = grpc.ssl_channel_credentials((tmp_path / "tls.crt").read_bytes())
+    request = inference_pb2.GenerateRequest(model="fake", prompt="x", max_tokens=20)
+    async with (
+        fake_engine.engine(token_s=0.2, tokens=20) as engine,
+        up(engine, store=False, tls=tls, listen={"grpcPort": 0}) as client,
+        grpc.aio.secure_channel(client.grpc, credentials) as channel,
+    ):
+        assert await shown(client.url) == await shown(client.grpc) == "first"
+        stream = inference_pb2_grpc.InferenceStub(channel).Generate(request)
+        assert (await stream.read()).accepted.engine
         (tmp_path / "tls.key").write_text("cut off")
         await asyncio.sleep(0.2)
         assert await shown(client.url) == "first", "a certificate that cannot be used changes nothing"
         certificate(tmp_path, "second")
 
         async def renewed() -> bool:
-            return await shown(client.url) == "second"
+            return await shown(client.url) == await shown(client.grpc) == "second"
 
         await until(renewed)
+        rest = []
+        while (answer := await stream.read()) is not grpc.aio.EOF:
+            rest.append(answer)
+        assert rest[-1].finished.completion_tokens == 20, "a stream goes on"
+
+
+async def test_clients_that_end_their_handshakes_early_harm_nobody(up: Any, tmp_path: pathlib.Path) -> None:
+    tls = certificate(tmp_path)
+    async with up(store=False, tls=tls, listen={"grpcPort": 0}) as client:
+        for address in (client.url.removeprefix("http://"), client.grpc):
+            host, port = address.split(":")
+
+            async def churn(host: str = host, port: str = port) -> None:
+                for _ in range(40):
+                    _, writer = await asyncio.open_connection(host, int(port), ssl=trusting(tls))
+                    writer.transport.abort()
+                    with socket.create_connection((host, int(port))) as plain:
+                        plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+
+            await asyncio.gather(*(churn() for _ in range(10)))
+            assert await shown(address) == "gateway"
+
+
+async def test_a_port_with_tls_that_is_in_use_is_an_error(up: Any, tmp_path: pathlib.Path) -> None:
+    tls = certificate(tmp_path)
+    async with up(store=False, tls=tls, listen={"grpcPort": 0}) as client:
+        port = int(client.grpc.rsplit(":", 1)[1])
+        with pytest.raises(OSError, match="in use"):
+            async with up(store=False, tls=tls, listen={"grpcPort": port}):
+                pass
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ class PortEncryption:
         """Raises `BadSettings` for files that cannot be used."""
         self._settings = settings
         self._files: Files = (b"", b"")
+        self.version = 0
+        """How often the certificate has changed."""
         self.expires_at_s = 0.0
         """When the first certificate of the chain to expire does so, in seconds since 1970; 0 without TLS."""
         self._contexts: dict[Protocol, ssl.SSLContext] = {}
@@ -55,15 +57,11 @@ class PortEncryption:
         return context
 
     def grpc_credentials(self) -> grpc.ServerCredentials | None:
-        """For a gRPC port; each handshake takes the newest certificate. None = plain text."""
+        """For a gRPC port, with the certificate of now; another `version` needs others. None = plain text."""
         if not self.wanted:
             return None
-
-        def newest() -> grpc.ServerCertificateConfiguration:
-            chain, key = self._files
-            return grpc.ssl_server_certificate_configuration([(key, chain)])
-
-        return grpc.dynamic_ssl_server_credentials(newest(), newest)
+        chain, key = self._files
+        return grpc.ssl_server_credentials([(key, chain)])
 
     async def run(self, loops: background_loop.BackgroundLoops) -> None:
         """Reads the files again and again, until cancelled."""
@@ -95,6 +93,7 @@ class PortEncryption:
         if self._contexts:
             logger.info("the certificate of the client ports has changed")
         self._contexts, self._files = contexts, files
+        self.version += 1
         chain_of = x509.load_pem_x509_certificates(files[0])
         self.expires_at_s = min(each.not_valid_after_utc.timestamp() for each in chain_of)
 
