@@ -2,8 +2,9 @@
 anything is decoded."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
@@ -53,21 +54,32 @@ class Messages(grpc.aio.ServerInterceptor):
         kind = self._kinds.get(call.method)
         if handler is None or kind is None:
             return handler
-        decode = handler.request_deserializer
 
         async def one(raw: bytes, context: grpc_answers.Context) -> Any:
-            async with self._decoded(raw, kind, decode, context) as request:
-                answer = await handler.unary_unary(request, context)
-            await self._count_answer(answer.ByteSize(), context)
-            return answer
+            call = self._one(handler, raw, kind, context)
+            del raw
+            with _forgetting():
+                return await call
 
         async def many(raw: bytes, context: grpc_answers.Context) -> None:
-            async with self._decoded(raw, kind, decode, context) as request:
-                await handler.unary_stream(request, context)
+            call = self._many(handler, raw, kind, context)
+            del raw
+            with _forgetting():
+                await call
 
         if handler.response_streaming:
             return handler._replace(request_deserializer=None, unary_stream=many)
         return handler._replace(request_deserializer=None, unary_unary=one)
+
+    async def _one(self, handler: Any, raw: bytes, kind: _Kind, context: Any) -> Any:
+        async with self._decoded(raw, kind, handler.request_deserializer, context) as request:
+            answer = await handler.unary_unary(request, context)
+        await self._count_answer(answer.ByteSize(), context)
+        return answer
+
+    async def _many(self, handler: Any, raw: bytes, kind: _Kind, context: Any) -> None:
+        async with self._decoded(raw, kind, handler.request_deserializer, context) as request:
+            await handler.unary_stream(request, context)
 
     @asynccontextmanager
     async def _decoded(
@@ -115,6 +127,20 @@ class Messages(grpc.aio.ServerInterceptor):
             self._left_answer_bytes += size
 
         context.add_done_callback(read)
+
+
+@contextmanager
+def _forgetting() -> Iterator[None]:
+    """gRPC keeps the exception that ends a call in a cycle with the call, and with it all that the frames of the exception
+    know, such as the message. So the frames are cleared."""
+    try:
+        yield
+    except grpc.aio.AbortError as aborted:
+        ended: BaseException | None = aborted
+        while ended is not None:
+            traceback.clear_frames(ended.__traceback__)
+            ended = ended.__context__
+        raise
 
 
 def _check(held: body_budget.Bodies) -> None:

@@ -19,7 +19,7 @@ from tidegate_gateway.openai import (
     request_fields,
 )
 from tidegate_gateway.openai.error_table import BadRequest
-from tidegate_gateway.relqueries import relquery_submission
+from tidegate_gateway.relqueries import relquery_submission, row_template
 from tidegate_gateway.workflows import workflow_declaration, workflow_service
 from tidegate_proto.v1 import inference_pb2
 
@@ -66,7 +66,8 @@ def relquery(request: inference_pb2.SubmitRelQueryRequest) -> dict[str, Any]:
         case "text":
             document["template"] = request.text
         case "messages":
-            document["template"] = [{"role": item.role, "content": item.content} for item in request.messages.messages]
+            messages = request.messages.messages[: row_template.MOST_MESSAGES + 1]  # one too many is rejected
+            document["template"] = [{"role": item.role, "content": item.content} for item in messages]
         case _:
             raise BadRequest("give a template: text or messages", param="template")
     if request.HasField("max_tokens"):

@@ -53,8 +53,7 @@ class Connection(asyncio.Protocol):
         self._arrived: asyncio.Future[None] | None = None
         self._waiting: collections.deque[http_messages.Request | error_table.GatewayError] = collections.deque()
         self._drained: asyncio.Future[None] | None = None
-        self._full = False  # the client does not take what was written
-        self._ignoring = False  # nothing more is parsed
+        self._full = self._ignoring = False  # the client does not take what was written; nothing more is parsed
         self._paused = False  # nothing more is read while a request waits behind the present one
         self._in_line = False  # nothing more is read until it is this connection's turn
         self._held = b""  # the head of a stream that has not left yet
@@ -149,6 +148,7 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(1, 0)  # an answer has left when the kernel has all of it
         self._limit(self._limits.idle_s)
         self.task = self._loop.create_task(self._serve())
+        self.task.add_done_callback(self._forget_task)
 
     async def _encrypt(self, plain: asyncio.Transport, encryption: ssl.SSLContext) -> None:
         """Makes the TLS handshake. A client that fails it, or takes too long for it, is gone."""
@@ -344,6 +344,10 @@ class Connection(asyncio.Protocol):
         except Exception:
             logger.exception("a client connection failed")
             self.abort()
+
+    def _forget_task(self, task: asyncio.Task[None]) -> None:
+        """A cancelled task knows its frames, and they know this object: a cycle would keep all that they have."""
+        self.task = None
 
     async def _requests(self) -> None:
         waiting = self._waiting

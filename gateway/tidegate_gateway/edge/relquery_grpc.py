@@ -36,7 +36,6 @@ class RelQueries(inference_pb2_grpc.RelQueriesServicer):
             self._relqueries.check(spec)
             rows = row_tables.RowCollector(spec.template, self._bounds, self._relqueries.steps)
             await self._read(request, rows)
-            request.Clear()  # gRPC keeps the message until the stream ends
             record = await self._relqueries.submit(spec, rows, by)
             del rows
             await self._follow(context, record.id, 0, by)
