@@ -220,8 +220,8 @@ class GatewayCore:
         if self.dispatcher.waiting < self._crowded:
             return False
         counts = self.dispatcher.waiting_by_class_and_tenant
-        own = sum(count for (_, each), count in counts.items() if each == tenant)
-        return own >= self._crowded / len({tenant, *(each for _, each in counts)})
+        own = sum([count for (_, each), count in counts.items() if each == tenant])
+        return own >= self._crowded / len({tenant, *[each for _, each in counts]})
 
     def promise(self, draft: promises.Draft, grant: promises.StageGrant | None) -> Call:
         """The call with all that it is promised. The caller passes it to `on_arrival`, or to `on_cancel` when it is
