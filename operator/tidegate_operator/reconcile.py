@@ -9,6 +9,7 @@ running as it was.
 import asyncio
 import datetime
 import enum
+import functools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from tidegate_operator import (
     spec_problems,
     weight_status,
 )
-from tidegate_operator.render import child_metadata, engine_weights, scraping
+from tidegate_operator.render import child_metadata, scraping
 from tidegate_operator.spec import Json
 
 log = logging.getLogger(__name__)
@@ -105,9 +106,7 @@ async def carry_out(
         return Result.FOREIGN
     if owner_of(body) is None and not await api.claim(body["metadata"]["namespace"], name, rules.operator):
         return Result.FOREIGN  # the event of the other operator's claim follows
-    lines = await weight_status.progress(
-        pods, lambda pod: api.last_line(body["metadata"]["namespace"], pod, engine_weights.CONTAINER)
-    )
+    lines = await weight_status.progress(pods, functools.partial(api.last_line, body["metadata"]["namespace"]))
     try:
         pool = spec.parse(body, rules.known)
     except spec.InvalidSpecError as error:

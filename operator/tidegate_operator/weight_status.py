@@ -20,27 +20,34 @@ READ_S = 3.0
 """Longest time to read a line of a log: a kubelet that does not answer must not delay the reconcile of its pool."""
 
 
-def downloading(pods: Iterable[Json]) -> dict[str, str]:
-    """By node pool: the name of the first pod whose download runs now. `of_pods` shows the progress of this one."""
-    runs = [(node_pool, pod["metadata"]["name"]) for pod in pods for node_pool, each in _downloads(pod) if _runs(each)]
+def downloading(pods: Iterable[Json]) -> dict[str, tuple[str, str]]:
+    """By node pool: the first pod with a download that runs now, and its container. `of_pods` shows the progress of this
+    one."""
+    runs = [
+        (node_pool, (pod["metadata"]["name"], each["name"]))
+        for pod in pods
+        for node_pool, each in _downloads(pod)
+        if _runs(each)
+    ]
     return dict(sorted(runs, reverse=True))
 
 
 async def progress(
-    pods: Iterable[Json], last_line: Callable[[str], Awaitable[str | None]], *, timeout_s: float = READ_S
+    pods: Iterable[Json], last_line: Callable[[str, str], Awaitable[str | None]], *, timeout_s: float = READ_S
 ) -> dict[str, str]:
-    """By pod: the last line of the log of each download that `of_pods` shows. `last_line` reads that of one pod."""
+    """By pod: the last line of the log of each download that `of_pods` shows. `last_line` reads that of a pod's
+    container."""
 
-    async def read(name: str) -> str | None:
+    async def read(pod: str, container: str) -> str | None:
         try:
             async with asyncio.timeout(timeout_s):
-                return await last_line(name)
+                return await last_line(pod, container)
         except TimeoutError:
             return None
 
-    names = list(downloading(pods).values())
-    found = zip(names, await asyncio.gather(*map(read, names)), strict=True)
-    return {name: line for name, line in found if line}
+    runs = list(downloading(pods).values())
+    found = zip(runs, await asyncio.gather(*(read(pod, container) for pod, container in runs)), strict=True)
+    return {pod: line for (pod, _), line in found if line}
 
 
 def of_pods(pods: Iterable[Json], lines: Mapping[str, str] = NO_LINES) -> dict[str, Json]:
@@ -58,15 +65,16 @@ def of_pods(pods: Iterable[Json], lines: Mapping[str, str] = NO_LINES) -> dict[s
 
 
 def _downloads(pod: Json) -> Iterator[tuple[str, Json]]:
-    """The node pool of a pod that downloads weights, and the status of that container; empty before it has one."""
+    """The node pool of a pod, and the status of each container that downloads weights; empty before it has one."""
     metadata = pod["metadata"]
     node_pool = metadata.get("labels", {}).get(child_metadata.NODE_POOL)
     containers = pod.get("spec", {}).get("initContainers", ())
     if node_pool is None or "deletionTimestamp" in metadata:
         return
-    if any(item["name"] == engine_weights.CONTAINER for item in containers):
-        statuses = pod.get("status", {}).get("initContainerStatuses", ())
-        yield node_pool, next((item for item in statuses if item["name"] == engine_weights.CONTAINER), {})
+    statuses = {item["name"]: item for item in pod.get("status", {}).get("initContainerStatuses", ())}
+    for item in containers:
+        if engine_weights.is_download(item["name"]):
+            yield node_pool, statuses.get(item["name"], {})
 
 
 def _runs(container: Json) -> bool:

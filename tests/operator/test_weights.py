@@ -216,6 +216,21 @@ def test_the_status_of_a_node_pool_is_that_of_its_least_advanced_pod(containers,
     assert weight_status.of_pods(pods, lines) == {"a": expected}
 
 
+async def test_downloads_of_adapters_show_too():
+    one = engine_pod("a-1", ENDED)
+    one["spec"]["initContainers"].append({"name": "adapter-0"})
+    assert weight_status.of_pods([one]) == {"a": {"state": "Waiting"}}
+    one["status"]["initContainerStatuses"].append(RUNNING | {"name": "adapter-0"})
+
+    async def last_line(pod, container):
+        return f"10% of {container}"
+
+    lines = await weight_status.progress([one], last_line)
+    assert weight_status.of_pods([one], lines) == {"a": {"state": "Downloading", "message": "10% of adapter-0"}}
+    one["status"]["initContainerStatuses"][1] = CRASHED | {"name": "adapter-0"}
+    assert weight_status.of_pods([one]) == {"a": {"state": "Failed", "message": SENTENCE}}
+
+
 PODS = [
     engine_pod("a-2", RUNNING), engine_pod("a-1", RUNNING), engine_pod("a-0", ENDED), engine_pod("b-1", RUNNING, "b"),
 ]  # fmt: skip
@@ -224,7 +239,8 @@ PODS = [
 async def test_one_log_is_read_for_each_node_pool_and_all_at_the_same_time():
     asked, both = [], asyncio.Event()
 
-    async def last_line(pod):
+    async def last_line(pod, container):
+        assert container == "weights"
         asked.append(pod)
         if len(asked) == 2:
             both.set()
@@ -239,7 +255,7 @@ async def test_one_log_is_read_for_each_node_pool_and_all_at_the_same_time():
 
 
 async def test_a_kubelet_that_does_not_answer_hides_only_its_own_line():
-    async def last_line(pod):
+    async def last_line(pod, container):
         return await asyncio.Event().wait() if pod == "a-1" else "45%"
 
     assert await weight_status.progress(PODS, last_line, timeout_s=0.01) == {"b-1": "45%"}

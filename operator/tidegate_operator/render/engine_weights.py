@@ -16,8 +16,8 @@ from tidegate_operator import node_pool_spec, spec
 from tidegate_operator.render import ca_bundle, pods
 from tidegate_operator.weights import weight_source
 
-CONTAINER = "weights"
-"""Name of the init container."""
+CONTAINER, ADAPTER = "weights", "adapter-"
+"""Name of the init container; what those of adapters begin with."""
 VOLUME, FOLDER = "tidegate-weights", "/weights"
 REPORT = "/dev/termination-log"
 MOST_IN_A_STEP = 4
@@ -71,12 +71,17 @@ def is_downloaded(pool: spec.Pool, node_pool: node_pool_spec.NodePool) -> bool:
     return any(source is not None and _is_cached(pool, node_pool, source) for source in _sources(node_pool))
 
 
+def is_download(container: str) -> bool:
+    """Whether an init container of an engine downloads weights, by its name."""
+    return container == CONTAINER or container.startswith(ADAPTER)
+
+
 def of(pool: spec.Pool, node_pool: node_pool_spec.NodePool, image: pods.Image) -> EngineWeights:
     """`image` is that of the download."""
     source, model = node_pool.weights, pool.model
     resolved = [one for one in _sources(node_pool) if _is_resolved_by_vllm(pool, node_pool, one)]
     adapters = [
-        _copy(pool, node_pool, adapter.weights, image, name=f"adapter-{number}", folder=f"/adapters/{number}")
+        _copy(pool, node_pool, adapter.weights, image, name=f"{ADAPTER}{number}", folder=f"/adapters/{number}")
         for number, adapter in enumerate(node_pool.adapters)
     ]
     copies = adapters
