@@ -140,7 +140,8 @@ class Dispatch:
     beta: float = 300.0
     """For `score`, in seconds squared; see `routing.DispatchSettings`. The benchmark uses the default."""
     cap: int | Literal["auto"] | None = "auto"
-    """Sequences at one engine at most; further calls wait here. auto = enough to keep its batch full; null = no bound."""
+    """Sequences at one engine at most; further calls wait here. auto = enough to keep its batch full, and a quarter
+    more for a tenant that comes while another one has all places; null = no bound."""
     prefix_entries: int = prefix_index.DEFAULT_MAX_ENTRIES
     """Entries of the index of prefixes, for all engines together; 0 = dispatch knows no prefixes."""
     isolate_tenants: bool = False
@@ -195,7 +196,7 @@ class Store:
     """How long the store keeps the record of an ended workflow and the answers to its Idempotency-Keys."""
     tenant_bytes: int = 128 * 1024 * 1024
     """Workflows of one tenant in the store, about 1.5 KiB for one with three stages. Above, those that ended first are
-    removed before their retention is over; when none has ended, new ones are shed."""
+    removed before their retention is over, twenty for each request; when that is not enough, new ones are shed."""
     total_bytes: int = 1024 * 1024 * 1024
     """Workflows of all tenants in the store; above, the same happens."""
 
@@ -253,7 +254,8 @@ class Limits:
     body_bytes: int = 8 * 1024 * 1024
     """A request's body; about two million tokens, or a few pictures."""
     bodies_bytes: int = 256 * 1024 * 1024
-    """The bodies of all requests of one port that arrive or are being answered; above, requests with a body are shed."""
+    """The bodies of all requests of one port that arrive or are being answered; above, requests with a body are shed. The
+    bodies of a tenant may have twice the bytes that are free, so one tenant alone has two thirds."""
     body_s: float = 30.0
     """For a request's body to arrive."""
     idle_s: float = 10.0

@@ -26,4 +26,8 @@ class TenantPace:
         if len(self._paid_at_s) > MOST_TENANTS:
             self._paid_at_s = {name: paid_at_s for name, paid_at_s in self._paid_at_s.items() if paid_at_s > now}
         if at_s > now + self._burst_s:
-            await asyncio.sleep(at_s - now - self._burst_s)
+            try:
+                await asyncio.sleep(at_s - now - self._burst_s)
+            except asyncio.CancelledError:
+                self._paid_at_s[tenant] = self._paid_at_s.get(tenant, now) - units / self._units_per_s
+                raise

@@ -1,7 +1,9 @@
 """API keys: a key binds its tenant on both wires, files are read again, and an open port must be asked for."""
 
+import gc
 import hashlib
 import pathlib
+import tracemalloc
 from typing import Any
 
 import grpc
@@ -94,6 +96,24 @@ async def test_a_key_binds_the_tenant_of_grpc_calls(up: Any, keys_file: pathlib.
         with pytest.raises(grpc.aio.AioRpcError) as none:
             await flows.List(inference_pb2.ListWorkflowsRequest())
         assert none.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("key", [ACME, "unknown"])
+async def test_a_message_is_forgotten_with_its_call(up: Any, until: Any, keys_file: pathlib.Path, key: str) -> None:
+    settings: dict[str, Any] = {"auth": {"keysFile": str(keys_file)}, "listen": {"grpcPort": 0}}
+    request = inference_pb2.GenerateRequest(model="unknown", prompt="x" * 1_000_000)
+    async with up(**settings) as client, grpc.aio.insecure_channel(client.grpc) as channel:
+        gc.disable()  # it would free the messages late
+        try:
+            calls = inference_pb2_grpc.InferenceStub(channel)
+            tracemalloc.start()
+            for _ in range(8):
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await calls.Generate(request, metadata=(("authorization", f"Bearer {key}"),)).read()
+            await until(lambda: tracemalloc.get_traced_memory()[0] < 3_000_000)
+        finally:
+            tracemalloc.stop()
+            gc.enable()
 
 
 async def test_the_keys_follow_their_file_without_a_restart(

@@ -1,9 +1,11 @@
 """What the picker writes by hand is what the protobuf library reads."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate_gateway.edge import ext_proc_messages
+from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_proto.envoy import ext_proc_pb2
 
 names = st.text(st.characters(codec="ascii", exclude_characters="\0"), min_size=1, max_size=300)
@@ -60,3 +62,11 @@ def test_a_subset_comes_as_a_list_or_as_a_text() -> None:
         assert ext_proc_messages.subset(request) == ["10.0.0.1:1", "10.0.0.2:2"]
     hint["x-gateway-destination-endpoint-subset"] = ""
     assert ext_proc_messages.subset(request) == []
+
+
+def test_a_subset_that_is_a_long_text_is_a_bad_request() -> None:
+    request = ext_proc_pb2.ProcessingRequest()
+    hint = request.metadata_context.filter_metadata["envoy.lb.subset_hint"]
+    hint["x-gateway-destination-endpoint-subset"] = "10.0.0.1:1," * 10_000
+    with pytest.raises(BadRequest, match="more than 65536 characters"):
+        ext_proc_messages.subset(request)

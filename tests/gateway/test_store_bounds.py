@@ -91,7 +91,7 @@ async def test_workflows_that_run_are_not_removed_and_new_ones_are_shed(valkey_u
         with pytest.raises(store_contract.Rejected, match="tenant-limit"):
             await at.store.create(flow("a9"))
         with pytest.raises(store_contract.Rejected, match="tenant-limit"):
-            await at.store.join("a0", "two", "call", deadline_ms=None, tenant="a")  # the record would grow
+            await at.store.join("a0", "two", "another", deadline_ms=None, tenant="a")  # the record would grow
         assert (await at.store.join("a0", "one", "more", deadline_ms=None, tenant="a")).stages[0].running == 2
         await at.store.create(flow("b0"))
         await at.store.complete("a1")
@@ -164,13 +164,56 @@ async def test_workflows_that_lapsed_count_no_more(valkey_url: str) -> None:
         for number in range(5):
             await at.store.create(flow(f"a{number}"))
             await at.store.complete(f"a{number}")
-        while await at.server.keys(f"{at.prefix}workflow:*"):
-            pass
+        await lapsed(at)
         await at.store.create(flow("b0"))
         await at.store.complete("b0")
         totals = await at.totals()
         assert "bytes:a" not in totals
         assert totals == await at.counted()
+
+
+async def test_an_id_that_is_used_again_is_not_taken_for_the_workflow_that_had_it(valkey_url: str) -> None:
+    async with pool(valkey_url, retention_s=0.05, tenant_bytes=4000) as at:
+        await at.store.create(flow("a0"))
+        await at.store.complete("a0")
+        await lapsed(at)
+        await at.store.create(flow("a0"))
+        with contextlib.suppress(store_contract.Rejected):
+            for number in range(1, 20):
+                await at.store.create(flow(f"a{number}"))
+        await at.store.create(flow("b0"))
+        await at.store.complete("b0")
+        assert (await at.store.get("a0")).state == "running"
+        assert await at.totals() == await at.counted()
+
+
+async def test_entries_whose_records_have_lapsed_do_not_stand_before_workflows_that_can_leave(valkey_url: str) -> None:
+    async with pool(valkey_url, retention_s=0.05, tenant_bytes=5000) as at:
+        await at.store.create(flow("a0"))
+        await at.store.cancel("a0")
+        await lapsed(at)
+        await at.store.create(flow("b0"))
+        await at.store.cancel("b0")
+        await at.server.zadd(
+            f"{at.prefix}done:a", {f"old{number}": number for number in range(50)}
+        )  # of an earlier version
+        for number in range(1, 30):
+            try:
+                await at.store.create(flow(f"a{number}"))
+            except store_contract.Rejected:
+                await at.store.create(flow(f"a{number}"))  # a request removes twenty at most
+            await at.store.complete(f"a{number}")
+
+
+async def test_a_request_that_ends_a_workflow_does_not_remove_it(valkey_url: str) -> None:
+    async with pool(valkey_url, tenant_bytes=3000) as at:
+        with contextlib.suppress(store_contract.Rejected):
+            for number in range(20):
+                await at.store.create(flow(f"a{number}"))
+        once = store_contract.Idempotency(key="k", scope="complete a0")
+        assert (await at.store.complete("a0", once=once)).state == "done"
+        assert (await at.store.complete("a0", once=once)).state == "done"
+        assert (await at.store.get("a0")).state == "done"
 
 
 STEPS = st.lists(
@@ -229,6 +272,13 @@ async def test_a_call_of_a_workflow_beyond_the_bound_is_shed_with_its_reason(up:
         assert client.gateway.workflows.unrecorded == 0, "the call did not enter its workflow"
         status, _, _ = await client.send("POST", "/v1/workflows/w0/complete", headers={"x-tidegate-tenant": "t"})
         assert status == 200
+
+
+async def lapsed(at: Pool) -> None:
+    """Returns when no record is left."""
+    async with asyncio.timeout(30):
+        while await at.server.keys(f"{at.prefix}workflow:*"):
+            await asyncio.sleep(0.005)
 
 
 async def _memory(at: Pool) -> int:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tidegate_gateway import tenant_pace
 from tidegate_gateway.edge import body_budget
+from tidegate_gateway.relqueries import tenant_places
 
 MANY = 900
 
@@ -51,3 +52,32 @@ async def test_a_tenant_that_spends_much_waits_and_the_others_do_not() -> None:
             group.create_task(spend("flood", 60.0))  # 0, 0.6, 1.2 and 1.8 s, the first second of them at once
         group.create_task(spend("honest", 60.0))
     assert order == ["flood", "flood", "honest", "flood", "flood"]
+
+
+async def test_what_waited_in_vain_is_not_spent() -> None:
+    pace = tenant_pace.TenantPace(1.0)
+    waiting = [asyncio.create_task(pace.spend("t", 1000.0)) for _ in range(5)]
+    await asyncio.sleep(0.01)
+    for task in waiting[1:]:
+        task.cancel()
+    await asyncio.wait(waiting)
+    assert pace._paid_at_s["t"] - asyncio.get_running_loop().time() < 1001.0
+
+
+async def test_a_tenant_has_a_few_places_and_one_is_given_back_once() -> None:
+    places = tenant_places.TenantPlaces(2)
+    first, second, third = (places.of("t") for _ in range(3))
+    await first.take()
+    await first.take()
+    await second.take()
+    waits = asyncio.create_task(third.take())
+    await asyncio.sleep(0)
+    assert not waits.done()
+    await places.of("u").take()
+    first.give_back()
+    first.give_back()
+    await asyncio.wait_for(waits, 10)
+    fourth = asyncio.create_task(first.take())
+    await asyncio.sleep(0.01)
+    assert not fourth.done()
+    fourth.cancel()

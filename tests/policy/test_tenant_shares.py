@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate_policy import policies
-from tidegate_policy.admit.tenant_shares import FIRST_CALLS, LEAST_PLACES, PROMPT_TIMES, TenantShares
+from tidegate_policy.admit.tenant_shares import FIRST_CALLS, LEAST_PLACES, MAX_TENANTS, PROMPT_TIMES, TenantShares
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import QueuedRequest
 
@@ -29,6 +29,7 @@ def entered(shares: TenantShares, now: float, tenant: str, count: int, weight: f
     found = 0
     for index in range(count):
         one = item(f"{tenant}{now}-{index}", tenant, weight)
+        shares.competes(now, one.call)
         if shares.arrived(now, one):
             shares.enter(one)
             found += 1
@@ -111,6 +112,13 @@ def test_the_weight_of_a_tenant_is_that_of_its_calls_of_late_and_not_of_the_newe
     before = shares._bounds(0.1)[0]["b"]
     entered(shares, 0.1, "a", 1, weight=1.0)
     assert abs(shares._bounds(0.1)[0]["b"] - before) < 0.05 * before
+
+
+def test_there_may_be_more_busy_tenants_than_are_remembered() -> None:
+    shares = taught(8)
+    for index in range(MAX_TENANTS + 5):
+        entered(shares, 0.0, f"tenant-{index}", 1)
+    assert shares._entered + len(shares) == MAX_TENANTS + 5
 
 
 def held_under(policy: str) -> TenantShares:

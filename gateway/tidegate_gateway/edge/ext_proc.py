@@ -212,7 +212,6 @@ class Exchange:
         modes = sent.protocol_config
         self._streamed_both_ways = modes.request_body_mode == ext_proc_pb2.FULL_DUPLEX_STREAMED
         self._answer_is_streamed = modes.response_body_mode == ext_proc_pb2.FULL_DUPLEX_STREAMED
-        self._subset = ext_proc_messages.subset(sent)
         headers = ext_proc_messages.headers_of(sent.request_headers.headers)
         pseudo = {name: value for name, value in headers if name.startswith(":")}
         self._head_headers = headers
@@ -222,6 +221,7 @@ class Exchange:
             headers=[pair for pair in headers if not pair[0].startswith(":")],
         )
         self._request = request
+        self._subset = ext_proc_messages.subset(sent)
         if request.header("content-encoding") not in ("", "identity"):
             raise BadRequest("compressed bodies are not supported; send the JSON uncompressed")
         request.route = route, _ = self._picker.routes.find(request.method, request.segments)

@@ -1,7 +1,9 @@
 """What do all gRPC methods share? Metadata, messages of a stream, and errors with `ErrorInfo` and `RetryInfo`."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -36,6 +38,20 @@ async def abort(context: Context, error: error_table.GatewayError) -> NoReturn:
         await context.abort(_code(error), status.message, trailing_metadata=trailing)
     except grpc.aio.InternalError as gone:
         raise asyncio.CancelledError(_GONE) from gone
+
+
+@contextlib.contextmanager
+def forgetting() -> Iterator[None]:
+    """gRPC keeps the exception that ends a call in a cycle with the call, and with it all that the frames of the exception
+    know, such as the message. So the frames are cleared."""
+    try:
+        yield
+    except grpc.aio.AbortError as aborted:
+        ended: BaseException | None = aborted
+        while ended is not None:
+            traceback.clear_frames(ended.__traceback__)
+            ended = ended.__context__
+        raise
 
 
 async def answer(

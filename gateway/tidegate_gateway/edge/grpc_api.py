@@ -7,6 +7,7 @@ it, stops the engine.
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -27,12 +28,14 @@ from tidegate_gateway.edge import (
 )
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
+logger = logging.getLogger("tidegate.gateway")
+
 HEALTH_S = 0.2
 KEEPALIVE_S, ANSWERED_S = 30, 10
 """A silent connection gets a ping so often, and is closed when a ping is not answered for so long."""
 IDLE_S = 60
 """A connection without calls is closed after so long; clients connect again by themselves."""
-STOP_S = 1.0
+STOP_S, RETRY_S = 1.0, 10.0
 RENEWED_S = 3600.0
 """For the calls of a server whose certificate was renewed."""
 STREAMS = 1000
@@ -56,7 +59,7 @@ async def serving(
     servers = _Servers(gateway, host, encryption)
     bound = await servers.start(port)
     async with asyncio.TaskGroup() as group:
-        watching = [group.create_task(_health(gateway, servers.checks)), group.create_task(servers.renew(bound))]
+        watching = [group.create_task(_health(gateway, servers.checks)), group.create_task(servers.renew(bound, group))]
         try:
             yield listen_address.shown(host, bound)
         finally:
@@ -85,7 +88,7 @@ class _Servers:
         self.checks = health.aio.HealthServicer()
         self._servers: list[grpc.aio.Server] = []
         """The newest is the last."""
-        self._ending: set[asyncio.Task[None]] = set()
+        self._version = encryption.version
 
     async def start(self, port: int) -> int:
         """Starts a server with the newest certificate; its port. Raises `OSError` when the port is taken."""
@@ -112,6 +115,7 @@ class _Servers:
         inference_pb2_grpc.add_RelQueriesServicer_to_server(self._relqueries, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self.checks, server)
         reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        version = self._encryption.version
         where, credentials = listen_address.shown(self._host, port), self._encryption.grpc_credentials()
         try:
             bound: int = server.add_secure_port(where, credentials) if credentials else server.add_insecure_port(where)
@@ -119,21 +123,24 @@ class _Servers:
             raise OSError(f"cannot listen on {where}: {error}") from error
         await server.start()
         self._servers.append(server)
+        self._version = version
         return bound
 
-    async def renew(self, port: int) -> None:
+    async def renew(self, port: int, group: asyncio.TaskGroup) -> None:
         """Starts another server whenever there is another certificate, until cancelled."""
-        version = self._encryption.version
         while self._encryption.wanted:
             await asyncio.sleep(HEALTH_S)
-            if self._encryption.version != version:
-                version = self._encryption.version
-                before = list(self._servers)
+            if self._encryption.version == self._version:
+                continue
+            before = list(self._servers)
+            try:
                 await self.start(port)
-                for server in before:
-                    task = asyncio.create_task(self._end(server, RENEWED_S))
-                    self._ending.add(task)
-                    task.add_done_callback(self._ending.discard)
+            except OSError as error:
+                logger.error("the gRPC port keeps the certificate that it has for now: %s", error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            for server in before:
+                group.create_task(self._end(server, RENEWED_S))
 
     async def stop(self) -> None:
         await asyncio.gather(*[self._end(server, STOP_S) for server in self._servers])

@@ -43,14 +43,23 @@ class Authentication(grpc.aio.ServerInterceptor):
             return handler
 
         async def one(request: Any, context: grpc_answers.Context) -> Any:
-            return await handler.unary_unary(request, await self._bound(context))
+            call = self._call(handler.unary_unary, request, context)
+            del request
+            with grpc_answers.forgetting():
+                return await call
 
         async def many(request: Any, context: grpc_answers.Context) -> None:
-            await handler.unary_stream(request, await self._bound(context))
+            call = self._call(handler.unary_stream, request, context)
+            del request
+            with grpc_answers.forgetting():
+                await call
 
         if handler.response_streaming:
             return handler._replace(unary_stream=many)
         return handler._replace(unary_unary=one)
+
+    async def _call(self, method: Callable[[Any, Any], Awaitable[Any]], request: Any, context: Any) -> Any:
+        return await method(request, await self._bound(context))
 
     async def _bound(self, context: grpc_answers.Context) -> CallerContext:
         given = [(name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str)]

@@ -2,9 +2,8 @@
 anything is decoded."""
 
 import asyncio
-import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -21,8 +20,8 @@ MOST_ENTRIES = {"SubmitRelQueryRequest": 250_000, "GenerateRequest": 100_000}
 MOST_ENTRIES_OF_OTHERS = 10_000
 ENTRY_BYTES = 100
 """Of memory that a decoded entry takes."""
-LARGE_BYTES = 32 * 1024
-"""Larger messages are decoded in another thread, one after the other."""
+LARGE_BYTES, FEW_ENTRIES = 32 * 1024, 1000
+"""Messages that have more are decoded in another thread, one after the other."""
 
 
 class _Kind:
@@ -58,13 +57,13 @@ class Messages(grpc.aio.ServerInterceptor):
         async def one(raw: bytes, context: grpc_answers.Context) -> Any:
             call = self._one(handler, raw, kind, context)
             del raw
-            with _forgetting():
+            with grpc_answers.forgetting():
                 return await call
 
         async def many(raw: bytes, context: grpc_answers.Context) -> None:
             call = self._many(handler, raw, kind, context)
             del raw
-            with _forgetting():
+            with grpc_answers.forgetting():
                 await call
 
         if handler.response_streaming:
@@ -92,15 +91,16 @@ class Messages(grpc.aio.ServerInterceptor):
         try:
             try:
                 _check(held)
-                if len(raw) <= LARGE_BYTES:
+                entries = None if len(raw) > LARGE_BYTES else message_entries.some(raw, kind.nested, FEW_ENTRIES)
+                if entries is not None:
                     request = decode(raw)
                 else:
                     await self._one_large.acquire()
                     thread = asyncio.get_running_loop().run_in_executor(None, _decode, raw, kind, decode)
                     thread.add_done_callback(lambda _: self._one_large.release())
                     request, entries = await asyncio.shield(thread)  # a thread goes on when its call is cancelled
-                    held.add(entries * ENTRY_BYTES)
-                    _check(held)
+                held.add(entries * ENTRY_BYTES)
+                _check(held)
                 if isinstance(context, grpc_authentication.CallerContext):
                     context.check_class(request)
             except message.DecodeError:
@@ -127,20 +127,6 @@ class Messages(grpc.aio.ServerInterceptor):
             self._left_answer_bytes += size
 
         context.add_done_callback(read)
-
-
-@contextmanager
-def _forgetting() -> Iterator[None]:
-    """gRPC keeps the exception that ends a call in a cycle with the call, and with it all that the frames of the exception
-    know, such as the message. So the frames are cleared."""
-    try:
-        yield
-    except grpc.aio.AbortError as aborted:
-        ended: BaseException | None = aborted
-        while ended is not None:
-            traceback.clear_frames(ended.__traceback__)
-            ended = ended.__context__
-        raise
 
 
 def _check(held: body_budget.Bodies) -> None:

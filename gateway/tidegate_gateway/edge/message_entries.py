@@ -46,6 +46,14 @@ def count(raw: bytes, fields: Nested, most: int) -> int:
     return most - left
 
 
+def some(raw: bytes, fields: Nested, most: int) -> int | None:
+    """The entries of a message; None if there are more than `most`. Raises `DecodeError` if it is no message."""
+    try:
+        return count(raw, fields, most)
+    except BadRequest:
+        return None
+
+
 def _count(raw: bytes, at: int, end: int, fields: Nested, left: int, depth: int) -> int:
     """Counts the entries between two offsets, while there may be more; returns how many more there may be, -1 if there are
     too many."""

@@ -12,7 +12,6 @@ import asyncio
 import functools
 import logging
 import random
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -23,7 +22,7 @@ from tidegate_gateway import gateway_settings, loop_steps
 from tidegate_gateway.lifecycle import calls
 from tidegate_gateway.observe import background_loop, prometheus_metrics
 from tidegate_gateway.openai import error_table
-from tidegate_gateway.relqueries import relquery_submission, row_results
+from tidegate_gateway.relqueries import relquery_submission, row_results, tenant_places
 from tidegate_gateway.store import relquery_store, store_contract, store_link
 from tidegate_policy import gateway_core
 from tidegate_policy.admit import row_window
@@ -90,8 +89,7 @@ class RelQueryRunner:
         self._draining = draining
         self._clock = clock
         self._running: dict[str, Running] = {}
-        self._one_large: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        """By tenant, while one of its rows with a large prompt is under way or waits."""
+        self._large_rows = tenant_places.TenantPlaces(1)
         self._steps = loop_steps.LoopSteps()
         self._loops: background_loop.BackgroundLoops | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -190,14 +188,14 @@ class RelQueryRunner:
         spec = relquery_submission.RelQuerySpec.from_store(raw)
         async with asyncio.TaskGroup() as rows:
             async for number, values in self._rows_left(store, running):
-                one = await self._room_for_prompt(running.record.tenant, self._prompt_bytes(spec, values))
+                place = await self._room_for_prompt(running.record.tenant, self._prompt_bytes(spec, values))
                 try:
                     await self._turn(running)
                 except asyncio.CancelledError:
-                    _release(one)
+                    _give_back(place)
                     raise
-                row = rows.create_task(self._row(store, running, spec, number, values))
-                row.add_done_callback(functools.partial(self._row_ended, running, one))
+                row = rows.create_task(self._row(store, running, spec, number, values, place))
+                row.add_done_callback(functools.partial(self._row_ended, running, place))
                 await asyncio.sleep(0)  # one row for each turn of the event loop
 
     async def _turn(self, running: Running) -> None:
@@ -238,8 +236,8 @@ class RelQueryRunner:
             await asyncio.sleep(LOOK_S)
             await loops.step("rows", self._look)
 
-    def _row_ended(self, running: Running, one: asyncio.Lock | None, _: asyncio.Task[None]) -> None:
-        _release(one)
+    def _row_ended(self, running: Running, place: tenant_places.Place | None, _: asyncio.Task[None]) -> None:
+        _give_back(place)
         self._ended(running)
 
     def _ended(self, running: Running) -> None:
@@ -280,15 +278,22 @@ class RelQueryRunner:
         spec: relquery_submission.RelQuerySpec,
         number: int,
         values: list[str],
+        place: tenant_places.Place | None,
     ) -> None:
-        result = await self._result(running, spec, number, values)
+        result = await self._result(running, spec, number, values, place)
         if result is not None:
             await self._record(store, running, number, result)
 
     async def _result(
-        self, running: Running, spec: relquery_submission.RelQuerySpec, number: int, values: list[str]
+        self,
+        running: Running,
+        spec: relquery_submission.RelQuerySpec,
+        number: int,
+        values: list[str],
+        place: tenant_places.Place | None,
     ) -> row_results.RowResult | None:
-        """The result of a row; None if the time of the relQuery, or of this gateway, is over before there is one."""
+        """The result of a row; None if the time of the relQuery, or of this gateway, is over before there is one. Between
+        two attempts a row with a large prompt gives back its place."""
         failures = 0
         while not self._draining():
             try:
@@ -310,7 +315,10 @@ class RelQueryRunner:
                 retry_s = error.retry_after_s
             except error_table.GatewayError as error:
                 retry_s = error.retry_after_s
+            _give_back(place)
             await asyncio.sleep(min(max(retry_s or 0.0, LEAST_RETRY_S), MOST_RETRY_S) * random.uniform(0.75, 1.25))
+            if place is not None:
+                await place.take()
         return None
 
     def _prompt_bytes(self, spec: relquery_submission.RelQuerySpec, values: list[str]) -> int:
@@ -319,19 +327,19 @@ class RelQueryRunner:
         except error_table.BadRequest:
             return 0  # it is no call; the row gets the error
 
-    async def _room_for_prompt(self, tenant: str, size: int) -> asyncio.Lock | None:
+    async def _room_for_prompt(self, tenant: str, size: int) -> tenant_places.Place | None:
         """Rows of a tenant with large prompts are sent one after the other, because a small relQuery may have a large
-        prompt in each row. Such a row takes the lock before it counts as under way."""
+        prompt in each row. Such a row takes its place before it counts as under way."""
         if size <= LARGE_PROMPT_BYTES:
             return None
-        one = self._one_large.setdefault(tenant, asyncio.Lock())
-        await one.acquire()
+        place = self._large_rows.of(tenant)
+        await place.take()
         try:
             await self._steps.next()
         except asyncio.CancelledError:
-            one.release()
+            place.give_back()
             raise
-        return one
+        return place
 
     async def _record(
         self, store: relquery_store.RelQueryStore, running: Running, number: int, result: row_results.RowResult
@@ -350,9 +358,9 @@ class RelQueryRunner:
             self.drop(running.id)
 
 
-def _release(one: asyncio.Lock | None) -> None:
-    if one is not None:
-        one.release()
+def _give_back(place: tenant_places.Place | None) -> None:
+    if place is not None:
+        place.give_back()
 
 
 def _has(finished: bytes, number: int) -> bool:

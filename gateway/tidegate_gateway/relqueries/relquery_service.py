@@ -7,7 +7,6 @@ them, so a client can go on at any gateway with the number of results that it ha
 import asyncio
 import contextlib
 import hashlib
-import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,7 +15,7 @@ from tidegate_gateway import gateway_settings, loop_steps, tenant_pace
 from tidegate_gateway.lifecycle import engine_directory
 from tidegate_gateway.openai import engine_fields, error_table, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
-from tidegate_gateway.relqueries import relquery_runner, relquery_submission, row_tables
+from tidegate_gateway.relqueries import relquery_runner, relquery_submission, row_tables, tenant_places
 from tidegate_gateway.store import relquery_store, store_contract, store_link
 from tidegate_gateway.workflows import store_requests, workflow_service
 from tidegate_policy.model import DropReason
@@ -32,8 +31,9 @@ PUSH_BYTES = 512 * 1024
 RESULTS_BYTES_PER_S = 32 * 1024 * 1024
 """Of results that the clients of one tenant read."""
 PAGES_AT_ONCE = 8
-"""Pages that one tenant reads at a time; one above `LONG_BYTES` counts until its client has it."""
-LONG_BYTES = 64 * 1024
+"""Pages that one tenant reads at a time; one above `LONG_BYTES` counts until its client has it, for `PLACE_S` at most."""
+LONG_BYTES, PLACE_S = 64 * 1024, 10.0
+READERS = "the tenant's clients read too many results at the same time; read fewer at once"
 RETRY_S = 60.0
 """When a tenant with too many relQueries may try again."""
 
@@ -81,8 +81,7 @@ class RelQueries:
     ) -> None:
         self.bounds = settings.relqueries
         self._pace = tenant_pace.TenantPace(RESULTS_BYTES_PER_S, burst_s=1.0)
-        self._places: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
-        """By tenant, while a page is read."""
+        self._places = tenant_places.TenantPlaces(PAGES_AT_ONCE)
         self.steps = loop_steps.LoopSteps()
         """Of the readers of rows."""
         self._link = link
@@ -149,8 +148,16 @@ class RelQueries:
 
     async def page(self, relquery: str, after: int, by: workflow_service.Requester, *, most: int = PAGE_ROWS) -> Page:
         """The results that follow the first `after` ones, as far as they are there. Raises `GatewayError`."""
-        async with self._place_of(by.tenant):
+        place = self._places.of(by.tenant or "")
+        try:
+            async with asyncio.timeout(PLACE_S):
+                await place.take()
+        except TimeoutError as error:
+            raise error_table.Shed(DropReason.SATURATED, retry_after_s=PLACE_S, message=READERS) from error
+        try:
             return await self._read(relquery, after, by, most)
+        finally:
+            place.give_back()
 
     async def _read(self, relquery: str, after: int, by: workflow_service.Requester, most: int) -> Page:
         request_fields.name(relquery, "id")
@@ -163,27 +170,31 @@ class RelQueries:
         await self._pace.spend(by.tenant, page.bytes)
         return page
 
-    def _place_of(self, tenant: str | None) -> asyncio.Semaphore:
-        """A tenant reads a few pages at a time, however many clients it has, because a page may be large."""
-        return self._places.setdefault(tenant or "", asyncio.Semaphore(PAGES_AT_ONCE))
-
     async def follow(self, relquery: str, after: int, by: workflow_service.Requester) -> AsyncGenerator[Page, None]:
         """Pages of results until the relQuery has ended; the last page is final. A page may be empty. Raises
         `GatewayError`."""
         look_s = FIRST_LOOK_S
-        while True:
-            async with self._place_of(by.tenant):
+        place = self._places.of(by.tenant or "")
+        try:
+            while True:
+                await place.take()
                 page = await self._read(relquery, after, by, PAGE_ROWS)
-                if page.bytes > LONG_BYTES:
-                    yield page  # the place is taken until the client has it
-            if page.bytes <= LONG_BYTES:
-                yield page
-            if page.final:
-                return
-            look_s = FIRST_LOOK_S if page.results else min(2 * look_s, MOST_LOOK_S)
-            after = page.last
-            if not page.more:
-                await asyncio.sleep(look_s)
+                if page.bytes <= LONG_BYTES:
+                    place.give_back()
+                slow = asyncio.get_running_loop().call_later(PLACE_S, place.give_back)
+                try:
+                    yield page  # a long one takes memory until the client has it
+                finally:
+                    slow.cancel()
+                    place.give_back()
+                if page.final:
+                    return
+                look_s = FIRST_LOOK_S if page.results else min(2 * look_s, MOST_LOOK_S)
+                after = page.last
+                if not page.more:
+                    await asyncio.sleep(look_s)
+        finally:
+            place.give_back()
 
     async def _ask(
         self,

@@ -248,7 +248,7 @@ class Valkey:
         if once is not None:
             key = hashlib.sha256(f"{once.scope}\0{once.key}".encode()).hexdigest()
             arguments |= {"key": key, "print": once.print, "repeatable": bool(once.scope)}
-        keys = [self._prefix, self.key(f"once:{arguments.get('key', '')}")]
+        keys = [self._prefix, self.key(f"creation:{arguments.get('key', '')}")]
         by = str(arguments.get("tenant") or arguments.get("by") or "")
         answer = orjson.loads(cast("bytes", await self.run("workflow", keys, [operation, _encoded(arguments)], by=by)))
         if "error" in answer:

@@ -32,7 +32,8 @@ class SloClass:
     weight: float = 1.0
     """Share of service under policies that share by weight; it multiplies the weight of the tenant."""
     sheddable: bool = False
-    """Calls of the class are shed first, as soon as the gateway's queue is half full."""
+    """Calls of the class are shed first, as soon as the gateway's queue is half full and their tenant has its part of
+    that."""
     allow: tuple[Feature, ...] = ()
     """Features that calls of the class may use."""
     objective: float = OBJECTIVE

@@ -47,10 +47,11 @@ PROMPT_TIMES = 4.0
 """A call without a first token counts as computing its prompt for so many times the seconds that the prompt takes alone.
 The first token of an answer that is not streamed is not seen, and a prompt that yields takes more than its own time."""
 MAX_TENANTS = 1000
-HELD_AGAIN, HOLD_AGAIN_S = 1000, 0.1
-"""Calls that are held again at once, and the time until further ones are."""
+"""Tenants that are remembered; those that have calls here always are."""
+HOLD_AGAIN_S = 0.1
+"""Until further calls are held again."""
 LOOK_S = 0.05
-"""How long it counts that no tenant has more than its bound."""
+"""How long a look at the places of all tenants counts."""
 
 
 class _HeldCalls:
@@ -126,8 +127,10 @@ class TenantShares:
         self._limits = limits
         self._held_again_at_s = -math.inf
         """The earliest instant at which calls may be held again."""
-        self._fair_until_s = -math.inf
-        """No tenant has more than its bound, as far as is known."""
+        self._look_at_s = -math.inf
+        """The instant of the next look at the places of all tenants."""
+        self._looked: dict[str, float] = {}
+        """The bounds at the last look, if some tenant had more than its bound."""
         self._bounded = bounded
         self._policy = policy
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
@@ -164,28 +167,23 @@ class TenantShares:
 
     def competes(self, now: float, call: Call) -> None:
         """A call of the tenant has come in."""
-        name = call.tenant
-        tenant = self._tenants.get(name)
-        if tenant is None:
-            tenant = self._tenants[name] = self._new_tenant()
-            if len(self._tenants) > MAX_TENANTS:
-                self._forget_one()
+        tenant = self._known(call.tenant)
         weight = max(call.weight, 1e-3)
         if tenant.seen_at_s + ACTIVE_S <= now and not tenant.wanted:
             tenant.weight = weight
-        self._fair_until_s = now
         tenant.weight += NEWEST_CLASS * (weight - tenant.weight)
         tenant.seen_at_s = now
-        self._tenants.move_to_end(name)
+        self._tenants.move_to_end(call.tenant)
+        if not tenant.entered:
+            self._look_at_s = now  # it may be owed a place
 
     def arrived(self, now: float, item: QueuedRequest) -> bool:
-        """Whether the call enters now. If not, it is held."""
-        self.competes(now, item.call)
-        tenant = self._tenants[item.call.tenant]
+        """Whether the call, whose tenant competes, enters now. If not, it is held."""
+        tenant = self._known(item.call.tenant)
         if not tenant.held and (
             self._entered < self.places
             or len(self._tenants) == 1
-            or tenant.entered < self._bounds(now)[0][item.call.tenant]
+            or tenant.entered < self._bounds(now)[0].get(item.call.tenant, math.inf)
         ):
             return True
         self.hold(now, item)
@@ -193,7 +191,7 @@ class TenantShares:
 
     def hold(self, now: float, item: QueuedRequest) -> None:
         """The call waits here; it has left if it had entered."""
-        self._tenants[item.call.tenant].held.push(now, item)
+        self._known(item.call.tenant).held.push(now, item)
         self._held += 1
 
     def surplus(self, now: float) -> dict[str, int]:
@@ -201,37 +199,28 @@ class TenantShares:
         wait for engines are to be held again. Empty if no tenant has, and for a while after the last time."""
         if now < self._held_again_at_s or self.is_fair(now):
             return {}
-        bounds, _ = self._bounds(now)
-        found: dict[str, int] = {}
-        left = HELD_AGAIN
-        for name, bound in bounds.items():
-            beyond = self._tenants[name].entered - bound
-            if beyond >= 1.0 and left > 0:
-                found[name] = min(int(beyond), left)
-                left -= found[name]
         self._held_again_at_s = now + HOLD_AGAIN_S
-        return found
+        beyond = {name: int(self._tenants[name].entered - bound) for name, bound in self._looked.items()}
+        return {name: count for name, count in beyond.items() if count > 0}
 
     def is_owed(self, now: float, name: str) -> bool:
         """Whether the tenant has at most its part, while another one has more than it may have."""
-        return not self.is_fair(now) and self._tenants[name].entered <= self._bounds(now)[0].get(name, 0.0)
+        return not self.is_fair(now) and self._tenants[name].entered <= self._looked.get(name, 0.0)
 
     def is_fair(self, now: float) -> bool:
-        """No tenant has more than it may have."""
-        if len(self._tenants) < 2 or now < self._fair_until_s:
+        """No tenant has more than it may have, as far as the last look showed."""
+        if len(self._tenants) < 2:
             return True
-        bounds, _ = self._bounds(now)
-        fair = all(self._tenants[name].entered <= bound for name, bound in bounds.items())
-        if fair:
-            self._fair_until_s = now + LOOK_S
-        return fair
+        if now >= self._look_at_s:
+            self._look_at_s = now + LOOK_S
+            bounds, _ = self._bounds(now)
+            unfair = [name for name, bound in bounds.items() if self._tenants[name].entered > bound]
+            self._looked = bounds if unfair else {}
+        return not self._looked
 
     def enter(self, item: QueuedRequest) -> None:
         """The call enters the queue, for the first time or after an engine failed it."""
-        tenant = self._tenants.get(item.call.tenant)
-        if tenant is None:
-            tenant = self._tenants[item.call.tenant] = self._new_tenant()
-        tenant.entered += item.call.sequences
+        self._known(item.call.tenant).entered += item.call.sequences
         self._entered += item.call.sequences
 
     def on_first_token(self, call: Call) -> bool:
@@ -322,8 +311,13 @@ class TenantShares:
             weight -= tenant.weight
         return (bounds | flooding, flooding) if len(flooding) < len(active) else (bounds, ())
 
-    def _new_tenant(self) -> _Tenant:
-        return _Tenant(_HeldCalls(self._own_policy()))
+    def _known(self, name: str) -> _Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            if len(self._tenants) >= MAX_TENANTS:
+                self._forget_one()
+            tenant = self._tenants[name] = _Tenant(_HeldCalls(self._own_policy()))
+        return tenant
 
     def _own_policy(self) -> Policy:
         return policies.create(self._policy.name, self._policy.parameters)

@@ -197,6 +197,8 @@ class WorkflowGate:
             tenant = self._tenants[name]
             workflow = heapq.heappop(tenant.order)[2]
             self._activate(workflow, name, tenant)
+            self._idle[workflow] = None  # until `enter`: a call may wait for its tenant's share, and go away there
+            self._pauses[workflow] = now
             held = self._held[workflow]
             for call_id in held.items:
                 del self._workflow_of[call_id]

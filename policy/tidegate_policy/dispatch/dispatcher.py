@@ -28,7 +28,8 @@ SLACK_EXPIRIES = 64
 
 
 class Dispatcher:
-    """Calls in, actions out. Not thread-safe. Every method takes O(engines + log waiting) for each call that it moves."""
+    """Calls in, actions out. Not thread-safe. Every method takes O(engines + log waiting) for each call that it moves, and
+    O(tenants) while several tenants compete for a busy pool."""
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class Dispatcher:
         held = call.workflow is not None and self.gate.must_wait(now, call.workflow, call.tenant)
         actions: list[Action] = []
         self.tenants.competes(now, call)
-        self._hold_again(now, self.tenants.surplus(now))
+        self._hold_again(now)
         if self.waiting >= self._limits.max_waiting and (held or not self._engines.with_room(now)):
             evicted = self.tenants.largest(now, call.tenant)
             if evicted is None:
@@ -275,6 +276,7 @@ class Dispatcher:
 
     def pump(self, now: float) -> list[Action]:
         """Starts workflows that may start, and sends calls from the head of the queue while some engine has room."""
+        self._hold_again(now)
         if len(self.gate):
             for item in self.gate.release(now):
                 self._start(now, item)
@@ -315,8 +317,9 @@ class Dispatcher:
         if self.tenants.arrived(now, item):
             self._enqueue(now, item)
 
-    def _hold_again(self, now: float, surplus: dict[str, int]) -> None:
+    def _hold_again(self, now: float) -> None:
         """Calls of tenants that are not alone any more wait for the shares of these, the last ones of the queue first."""
+        surplus = self.tenants.surplus(now) if len(self._queue) else None
         if not surplus:
             return
         for item in reversed([item for item in self._queue if item.call.tenant in surplus]):

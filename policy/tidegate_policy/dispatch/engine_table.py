@@ -198,7 +198,7 @@ class EngineTable:
         return [item for item in self.accepting(now) if item.limit and item.routable.calls < _with_reserve(item.limit)]
 
     def limits(self) -> float:
-        """Sequences that this gateway may have at all engines; infinite if one has no limit."""
+        """The sum of the limits of all engines, also of those that do not serve now; infinite if one has no limit."""
         return sum(math.inf if item.limit is None else item.limit for item in self)
 
     def on_attempt(self, now: float, engine: EngineId, *, ok: bool) -> float | None:

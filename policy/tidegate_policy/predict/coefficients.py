@@ -152,10 +152,12 @@ class Coefficients:
             return
         weights = [min(max(self._weights[i] + gains[i] / scale * residual_s, 0.0), MOST_S) for i in range(5)]
         if abs(sum((weights[i] - self._weights[i]) * x[i] for i in range(5)) - residual_s) > abs(residual_s):
-            # A term that would be negative is none, and what the others then say is farther off than before.
+            # A term that would be negative is none, and what the others then say is farther off than before. So all terms
+            # take their parts of the correction.
             predicted_s = sum(self._weights[i] * x[i] for i in range(5))
             ratio = min(max((predicted_s + residual_s) / max(predicted_s, 1e-9), 0.5), 2.0)
-            weights = [min(weight * ratio, MOST_S) for weight in self._weights]
+            part = spread / scale
+            weights = [min(weight * (1.0 + part * (ratio - 1.0)), MOST_S) for weight in self._weights]
         self._weights = weights
         for i in range(5):
             gain = gains[i] / scale

@@ -1,4 +1,4 @@
--- One atomic change to one workflow. Nothing is written before everything has been checked.
+-- One atomic change to one workflow. Nothing of it is written before everything has been checked.
 --
 -- KEYS: 1 the prefix of the pool's keys, under which are
 --       `workflow:ID` the record; `running`, `done`, `cancelled`, `expired` ids by state (running ones by the end of their
@@ -177,7 +177,11 @@ local function list(doc, instant_ms)
     redis.call('ZADD', names[1], instant_ms, doc.id)
     redis.call('ZADD', names[2], doc.created_ms, doc.id)
     local lapsed = redis.call('ZRANGEBYSCORE', names[1], '-inf', now_ms - args.retention_ms, 'LIMIT', 0, 200)
-    for _, id in ipairs(lapsed) do uncharge(id) end
+    for _, id in ipairs(lapsed) do
+      local _, _, _, tenant = parse_size(id)
+      for _, each in ipairs(both(doc.state, tenant)[2]) do redis.call('ZREM', each, id) end
+      uncharge(id)
+    end
     for _, name in ipairs(names) do
       if #lapsed > 0 then redis.call('ZREM', name, unpack(lapsed)) end
       redis.call('PEXPIRE', name, longest_ms)
@@ -203,20 +207,26 @@ local function remove_oldest(whose)
   end
   if not oldest then return false end
   local _, _, creation, tenant = parse_size(oldest)
-  redis.call('UNLINK', key('workflow', oldest), key('answered', oldest), key('answers', oldest), key('once', creation))
+  if tenant == '' then tenant = string.sub(whose, 2) end -- an entry whose record has lapsed
+  redis.call('UNLINK', key('workflow', oldest), key('answered', oldest), key('answers', oldest), key('creation', creation))
   unlist(state, tenant, oldest)
   uncharge(oldest)
   return true
 end
 
--- Which bound leaves no room for more of a tenant: 'tenant-limit', 'saturated' or nil. Workflows that have ended make room
--- before their retention is over, the oldest first.
+-- The bound that a tenant, or all have reached: 'tenant-limit', 'saturated' or nil.
+local function reached(tenant)
+  local own, all = unpack(redis.call('HMGET', totals, 'bytes:' .. tenant, 'bytes'))
+  return tonumber(own or 0) >= args.most_tenant_bytes and 'tenant-limit'
+    or tonumber(all or 0) >= args.most_bytes and 'saturated'
+    or nil
+end
+
+-- The bound that leaves no room for more of a tenant, or nil. Workflows that have ended make room before their retention is
+-- over, the oldest first.
 local function full(tenant)
   for left = MOST_REMOVED, 0, -1 do
-    local own, all = unpack(redis.call('HMGET', totals, 'bytes:' .. tenant, 'bytes'))
-    local code = tonumber(own or 0) >= args.most_tenant_bytes and 'tenant-limit'
-      or tonumber(all or 0) >= args.most_bytes and 'saturated'
-      or nil
+    local code = reached(tenant)
     if not code or left == 0 or not remove_oldest(code == 'saturated' and '' or ':' .. tenant) then return code end
   end
 end
@@ -226,7 +236,11 @@ local function save(doc, before)
   local ttl_ms = args.retention_ms
   if doc.state == 'running' then
     ttl_ms = ttl_ms + math.max(doc.deadline_ms - now_ms, 0) + args.grace_ms
-    if not before then list(doc, doc.deadline_ms + args.grace_ms) end
+    if not before then
+      for _, ended in ipairs({ 'done', 'cancelled', 'expired' }) do unlist(ended, doc.tenant, doc.id) end -- of an earlier life
+      uncharge(doc.id)
+      list(doc, doc.deadline_ms + args.grace_ms)
+    end
     redis.call('PEXPIRE', calls, ttl_ms)
     redis.call('PEXPIRE', forgotten, ttl_ms)
   elseif before ~= doc.state then
@@ -262,10 +276,9 @@ end
 -- and there is room; a command of the gateway itself that arrives twice gets the record as it is.
 local function answer_change(doc)
   local text = answer(doc)
-  local no_room = args.repeatable and full(doc.tenant)
-  if not args.key or redis.call('EXISTS', record) == 0 then return text end
+  if not args.key then return text end
   local ttl_ms = redis.call('PTTL', record)
-  local kept = cjson.encode({ print = args.print, answer = args.repeatable and not no_room and text or nil })
+  local kept = cjson.encode({ print = args.print, answer = args.repeatable and not reached(doc.tenant) and text or nil })
   redis.call('HSET', key('answers', doc.id), args.key, kept)
   redis.call('PEXPIRE', key('answers', doc.id), ttl_ms)
   local creates = ARGV[1] == 'create'
@@ -334,7 +347,8 @@ function operations.join()
   if doc.state ~= 'running' then return fail('workflow_ended', { state = doc.state }) end
   local stage = find(doc, args.stage)
   if stage and over_for_good(doc, stage) then return fail('stage_already_done') end
-  local no_room = not (known and stage and not args.call_key) and full(doc.tenant)
+  local grows = not (known and stage and not args.call_key) and redis.call('HEXISTS', calls, args.call) == 0
+  local no_room = grows and full(doc.tenant)
   if no_room then return fail(no_room) end
   if not stage then
     if #doc.stages >= args.most_stages then return fail('too_many_stages') end
@@ -432,7 +446,11 @@ function operations.get()
   local doc, late = load()
   if not doc then
     local foreign = late
-    if not foreign then unlist('running', args.by or '', args.id) end
+    if not foreign then
+      local _, _, _, tenant = parse_size(args.id)
+      unlist('running', tenant, args.id)
+      uncharge(args.id)
+    end
     return fail('workflow_not_found')
   end
   if late then save(doc, 'running') end

@@ -1,0 +1,50 @@
+"""What a proxy may send to the picker's port: bounded, and each stream gets its answer. The proxy is a gRPC client."""
+
+from typing import Any
+
+import grpc
+import pytest
+
+from tidegate_gateway import fake_engine
+from tidegate_gateway.edge import ext_proc
+from tidegate_proto.envoy import ext_proc_pb2, ext_proc_pb2_grpc
+
+LISTEN = {"extProcPort": 0}
+
+
+def head(**more: str) -> ext_proc_pb2.ProcessingRequest:
+    sent = ext_proc_pb2.ProcessingRequest()
+    headers = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json", **more}
+    for name, value in headers.items():
+        sent.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+    return sent
+
+
+async def first_answer(address: str, sent: ext_proc_pb2.ProcessingRequest) -> ext_proc_pb2.ProcessingResponse:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stream = ext_proc_pb2_grpc.ExternalProcessorStub(channel).Process()
+        await stream.write(sent)
+        return await stream.read()
+
+
+async def test_a_subset_that_is_too_long_gets_an_answer(up: Any) -> None:
+    sent = head()
+    hint = sent.metadata_context.filter_metadata["envoy.lb.subset_hint"]
+    hint["x-gateway-destination-endpoint-subset"] = "10.0.0.1:1," * 10_000
+    async with fake_engine.engine() as engine, up(engine, listen=LISTEN) as client:
+        answer = await first_answer(client.ext_proc, sent)
+        assert answer.immediate_response.status.code == 400
+        assert b"subset of endpoints" in answer.immediate_response.body
+
+
+async def test_a_message_with_too_many_headers_ends_its_stream(up: Any) -> None:
+    sent = head()
+    for _ in range(ext_proc.MOST_ENTRIES):
+        sent.request_headers.headers.headers.add()
+    sent.request_headers.headers.headers.add(key="x", raw_value=b"x" * ext_proc.LONG_BYTES)
+    async with fake_engine.engine() as engine, up(engine, listen=LISTEN) as client:
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await first_answer(client.ext_proc, sent)
+        assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "entries" in str(ended.value.details())
+        assert (await first_answer(client.ext_proc, head())).WhichOneof("response")
