@@ -7,6 +7,8 @@ import hpack
 
 from tidegate_gateway.edge import http2_connection, http2_frames, http2_stream, unread_answers
 
+http2_connection.TURN_S = 3600.0  # frames are fed without an event loop, in which a connection could wait for its turn
+
 
 class Transport(asyncio.Transport):
     """Keeps what is written."""

@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="needs the vLLM CPU build")
 
 from tidegate_policy import gateway_core
 from tidegate_policy.cost import CostModel
-from tidegate_policy.dispatch import routing
+from tidegate_policy.dispatch import routing, waiting_limits
 from tidegate_policy.model import Call, CallId, DropReason, EngineId
 from tidegate_policy.steer import guards, steering_loop
 from tidegate_sim import bench_report, cell, history, pools, text2sql_workflows, trace_format
@@ -158,10 +158,11 @@ def test_steering_switches_the_policy_of_a_cell_when_short_calls_stand_behind_lo
     settings = steering_loop.Settings(
         allow=("two-lane", "fcfs"), interval_s=5.0, guards=guards.GuardSettings(dwell_s=5.0)
     )
-    steered = ran(calls, replace(row(policy="fcfs"), steering=settings), pool)
+    together = row(policy="fcfs", limits=waiting_limits.Limits(share_among_tenants=False))
+    steered = ran(calls, replace(together, steering=settings), pool)
     assert steered.switches
     assert steered.switches[0][1] == "two-lane"
-    assert ran(calls, row(policy="fcfs"), pool).switches == ()
+    assert ran(calls, together, pool).switches == ()
 
 
 def test_an_unknown_pool_is_a_sentence():
