@@ -200,8 +200,12 @@ class TenantShares:
         if now < self._held_again_at_s or self.is_fair(now):
             return {}
         self._held_again_at_s = now + HOLD_AGAIN_S
-        beyond = {name: int(self._tenants[name].entered - bound) for name, bound in self._looked.items()}
-        return {name: count for name, count in beyond.items() if count > 0}
+        found: dict[str, int] = {}
+        for name, bound in self._looked.items():
+            tenant = self._tenants.get(name)  # it may be forgotten since the look
+            if tenant is not None and tenant.entered - bound >= 1.0:
+                found[name] = int(tenant.entered - bound)
+        return found
 
     def is_owed(self, now: float, name: str) -> bool:
         """Whether the tenant has at most its part, while another one has more than it may have."""
