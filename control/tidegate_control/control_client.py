@@ -10,6 +10,8 @@ from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 SET_POLICY_TIMEOUT_S = 5.0
 """An engine acknowledges a policy when it is in force, which may take a step of the engine."""
+MOST_MESSAGE_BYTES = 64 * 1024
+"""Of an answer or a report. An engine's state has a few hundred, and one that sends much takes the caller's time."""
 UNREADABLE = "its answer cannot be read"
 
 
@@ -36,7 +38,9 @@ class EngineClient:
         """Calls carry `token`, which an engine without a token ignores."""
         self.address = address
         self._metadata = tuple(pool_token.header(token).items())
-        self._channel = grpc.aio.insecure_channel(address)
+        self._channel = grpc.aio.insecure_channel(
+            address, options=[("grpc.max_receive_message_length", MOST_MESSAGE_BYTES)]
+        )
         self._stub = control_pb2_grpc.EngineControlStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def get_state(self, *, timeout_s: float) -> State | None:

@@ -147,7 +147,7 @@ async def _listen(
     where, handlers, admin = gateway.settings.listen, http_api.HttpApi(gateway), admin_api.AdminApi(gateway)
     return Bound(
         http=await _site(
-            stack, gateway, handlers.routes(), where.host, where.port, handlers.guard, encryption.http_context()
+            stack, gateway, handlers.routes(), where.host, where.port, handlers.guard, encryption.context()
         )
         or "",
         grpc=await _grpc(stack, gateway, where, encryption),
@@ -185,7 +185,9 @@ async def _grpc(
 ) -> str | None:
     if where.grpc_port is None:
         return None
-    return await stack.enter_async_context(grpc_api.serving(gateway, where.host, where.grpc_port, encryption))
+    return await stack.enter_async_context(
+        grpc_api.serving(gateway, where.host, where.grpc_port, encryption.context("h2"))
+    )
 
 
 async def _ext_proc(
@@ -197,7 +199,7 @@ async def _ext_proc(
     where = gateway.settings.listen
     if where.ext_proc_port is None:
         return None
-    context = encryption.http_context("h2")
+    context = encryption.context("h2")
     return await stack.enter_async_context(
         ext_proc.serving(gateway, handlers, where.host, where.ext_proc_port, context)
     )

@@ -11,6 +11,51 @@ AT_ONCE = 64
 """Items of a list in one step."""
 
 
+class TenantTurns:
+    """One request at a time does something that takes long, and the tenants whose requests wait take turns."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
+        """Whose turn it is next, and who waits longest, come first."""
+
+    async def next(self, tenant: str) -> None:
+        """Returns when the caller may do its step. Other work runs between two such steps."""
+        await self.take(tenant)
+        try:
+            await asyncio.sleep(0)
+        finally:
+            self.give_back()
+
+    async def take(self, tenant: str) -> None:
+        """Returns when it is the turn of the caller, who has it until `give_back`."""
+        if not self._taken:
+            self._taken = True
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, {})[turn] = None
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back()  # the turn came at the same time
+            raise
+
+    def give_back(self) -> None:
+        """Gives the turn to the next one that waits."""
+        while self._waiting:
+            tenant = next(iter(self._waiting))
+            turns = self._waiting.pop(tenant)
+            turn = next(iter(turns))
+            del turns[turn]
+            if turns:
+                self._waiting[tenant] = turns  # behind the other tenants
+            if not turn.done():  # its task may have been cancelled
+                turn.set_result(None)
+                return
+        self._taken = False
+
+
 class LoopSteps:
     """One step of one piece of work runs between two turns of other work, however many pieces there are at a time."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import hpack
 
-from tidegate_gateway.edge import http2_connection, http2_frames, http2_stream, unread_answers
+from tidegate_gateway.edge import http2_connection, http2_frames, http2_server, http2_stream, unread_answers
 
 http2_connection.TURN_S = 3600.0  # frames are fed without an event loop, in which a connection could wait for its turn
 
@@ -62,14 +62,8 @@ class Echo:
 
 def connection() -> tuple[http2_connection.Connection, Transport]:
     ECHOES.clear()
-    server = http2_connection.Server(
-        {"/echo": Echo},
-        most_message_bytes=100_000,
-        most_partial_bytes=300_000,
-        unread=unread_answers.UnreadAnswers(),
-        most_streams=10,
-        most_connections=1,
-    )
+    bounds = http2_server.Bounds(message_bytes=100_000, partial_bytes=450_000, streams=10, connections=1)
+    server = http2_server.Server({"/echo": Echo}, bounds, unread_answers.UnreadAnswers())
     made, transport = server(), Transport()
     made.connection_made(transport)
     return made, transport

@@ -134,7 +134,7 @@ async def test_a_call_that_is_cancelled_while_its_message_is_decoded_counts_unti
     monkeypatch: pytest.MonkeyPatch, up: Any, until: Any
 ) -> None:
     begun, may_end = threading.Semaphore(0), threading.Event()
-    decode = grpc_messages._decode
+    decode = grpc_messages.Messages._decode
     most_at_once, at_once = 0, 0
 
     def slow(*arguments: Any) -> Any:
@@ -146,7 +146,7 @@ async def test_a_call_that_is_cancelled_while_its_message_is_decoded_counts_unti
         at_once -= 1
         return decode(*arguments)
 
-    monkeypatch.setattr(grpc_messages, "_decode", slow)
+    monkeypatch.setattr(grpc_messages.Messages, "_decode", slow)
     request = inference_pb2.GenerateRequest(model="fake", prompt="x" * 60_000)
     async with (
         fake_engine.engine() as engine,

@@ -125,13 +125,13 @@ async def test_messages_that_do_not_arrive_as_a_whole_are_bounded_in_sum() -> No
         made.data_received(
             http2_peer.opened(number) + b"".join(frame(http2_frames.DATA, 0, number, piece) for piece in pieces)
         )
-        assert server.partial_bytes <= server.most_partial_bytes
+        assert server.partial.used <= 450_000
     assert b"grpc-status\x018" in transport.written, "RESOURCE_EXHAUSTED"
-    assert server.partial_bytes == 3 * 80_005
+    assert server.partial.used == 3 * 80_005
     made.data_received(frame(http2_frames.RST_STREAM, 0, 1, bytes(4)))
-    assert server.partial_bytes == 2 * 80_005
+    assert server.partial.used == 2 * 80_005
     made.connection_lost(None)
-    assert server.partial_bytes == 0
+    assert server.partial.used == 0
 
 
 def test_a_new_connection_takes_the_place_of_one_without_streams() -> None:

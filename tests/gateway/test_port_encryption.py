@@ -119,7 +119,7 @@ async def test_a_client_that_comes_as_the_port_closes_is_answered_over_tls_and_n
     assert 86000 < left_s <= 86400
     routes = http_listener.Routes([http_listener.Route(method="GET", path="/health", handler=health)])
     server = http_listener.Server(
-        routes, gateway_settings.Limits(), leaving=lambda: True, encryption=encryption.http_context()
+        routes, gateway_settings.Limits(), leaving=lambda: True, encryption=encryption.context()
     )
     listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
     host, port = listening.sockets[0].getsockname()

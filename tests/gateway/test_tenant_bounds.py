@@ -6,37 +6,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate_gateway import tenant_pace
-from tidegate_gateway.edge import body_budget
+from tidegate_gateway.edge import tenant_budget
 from tidegate_gateway.relqueries import tenant_places
 
 MANY = 900
 
 
 def test_a_tenant_that_fills_the_memory_leaves_room_for_the_others() -> None:
-    budget = body_budget.BodyBudget(MANY)
+    budget = tenant_budget.TenantBudget(MANY)
     flood, honest = budget.hold("flood"), budget.hold("honest")
     while flood.fits:
         flood.add(1)
-    assert flood.bytes == MANY * 2 // 3 + 1
+    assert flood.units == MANY * 2 // 3 + 1
     honest.add(MANY // 6)
     assert honest.fits
     assert not flood.fits
     flood.release()
     assert flood.fits
-    assert budget.bytes == MANY // 6
+    assert budget.used == MANY // 6
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc"), st.integers(0, 50)), max_size=50))
 def test_the_bytes_of_a_budget_are_those_of_its_bodies(steps: list[tuple[int, str, int]]) -> None:
-    budget = body_budget.BodyBudget(1000)
+    budget = tenant_budget.TenantBudget(1000)
     held = [budget.hold() for _ in range(4)]
     for index, tenant, size in steps:
         held[index].of(tenant)
         held[index].add(size)
-        assert budget.bytes == sum(bodies.bytes for bodies in held)
+        assert budget.used == sum(bodies.units for bodies in held)
     for bodies in held:
         bodies.release()
-    assert (budget.bytes, dict(budget._of_tenant)) == (0, {})
+    assert (budget.used, dict(budget._of_tenant)) == (0, {})
 
 
 async def test_a_tenant_that_spends_much_waits_and_the_others_do_not() -> None:

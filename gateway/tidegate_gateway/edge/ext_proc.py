@@ -9,29 +9,29 @@ their answers here too.
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, cast
+from typing import cast
 
 from google.protobuf import descriptor, message
 
-from tidegate_gateway import running_gateway
+from tidegate_gateway import loop_steps, running_gateway
 from tidegate_gateway.edge import (
-    body_budget,
     call_requests,
     ext_proc_messages,
     framing_errors,
     grpc_health_check,
-    http2_connection,
+    http2_server,
     http2_stream,
     http_api,
     http_listener,
     http_messages,
-    listen_address,
     message_entries,
+    tenant_budget,
     unread_answers,
 )
 from tidegate_gateway.lifecycle import handed_over
-from tidegate_gateway.openai import endpoint_registry, error_table, http_headers
+from tidegate_gateway.openai import bounded_json, endpoint_registry, error_table, http_headers
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy.model import Call, DropReason
 from tidegate_proto.envoy import ext_proc_pb2
@@ -57,7 +57,11 @@ _CALLS = {kind.path: kind for kind in endpoint_registry.ENDPOINTS}
 
 @contextlib.asynccontextmanager
 async def serving(
-    gateway: running_gateway.Gateway, handlers: http_api.HttpApi, host: str, port: int, encryption: Any = None
+    gateway: running_gateway.Gateway,
+    handlers: http_api.HttpApi,
+    host: str,
+    port: int,
+    encryption: ssl.SSLContext | None = None,
 ) -> AsyncIterator[str]:
     """The picker's port; its address as host:port. Raises `OSError` when the port is taken."""
     picker = Picker(gateway, handlers)
@@ -65,30 +69,25 @@ async def serving(
         {"liveness": lambda: True, "readiness": picker.is_ready, SERVICE: picker.is_ready, "": picker.is_ready}
     )
     limits = gateway.settings.limits
-    server = http2_connection.Server(
+    bounds = http2_server.Bounds(
+        message_bytes=limits.body_bytes + PROTOCOL_BYTES,
+        partial_bytes=limits.bodies_bytes,
+        streams=limits.connections,
+        connections=limits.connections,
+        handshake_s=limits.idle_s,
+    )
+    server = http2_server.Server(
         {f"/{SERVICE}/Process": picker.exchange, grpc_health_check.PATH: health.one},
-        most_message_bytes=limits.body_bytes + PROTOCOL_BYTES,
-        most_partial_bytes=limits.bodies_bytes,
-        unread=unread_answers.UnreadAnswers(limits.bodies_bytes, 3 * limits.bodies_bytes),
-        most_streams=limits.connections,
-        most_connections=limits.connections,
+        bounds,
+        unread_answers.UnreadAnswers(limits.bodies_bytes, 3 * limits.bodies_bytes),
+        encryption=encryption,
     )
     gateway.leaving.append(server.ask_to_leave)
-    loop = asyncio.get_running_loop()
-    bound = listen_address.bound(host)
-    listening = await loop.create_server(server, bound, port, backlog=1024, ssl=encryption)
-    try:
-        yield listen_address.shown(host, listening.sockets[0].getsockname()[1])
-    finally:
-        listening.close()
-        server.leave()
-        picker.let_go()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CUT_S):
-                while picker.exchanges:
-                    await asyncio.sleep(0.01)
-        for connection in list(server.connections):
-            connection.close()
+    async with http2_server.listening(server, host, port, lambda: not picker.exchanges, CUT_S) as address:
+        try:
+            yield address
+        finally:
+            picker.let_go()
 
 
 LONG_BYTES, MOST_ENTRIES = 8 * 1024, 4096
@@ -103,7 +102,8 @@ class Picker:
         self.gateway = gateway
         self.requests = call_requests.CallRequests(gateway.settings.limits.choices)
         self.exchanges: set[Exchange] = set()
-        self.bodies = body_budget.BodyBudget(gateway.settings.limits.bodies_bytes)
+        self.bodies = tenant_budget.TenantBudget(gateway.settings.limits.bodies_bytes)
+        self.steps = loop_steps.TenantTurns()
         self.guard = handlers.guard
         calls = [http_listener.Route(method="POST", path=path, handler=_carried) for path in _CALLS]
         self.routes = http_listener.Routes([*calls, *handlers.requests_but_calls()])
@@ -261,6 +261,8 @@ class Exchange:
 
     async def _serve(self, request: http_messages.Request) -> None:
         try:
+            if bounded_json.is_costly(request.body):
+                await self._picker.steps.next(http_headers.named_tenant(request.headers))
             kind, (route, arguments) = _CALLS.get(request.path), request.route or (None, {})
             if kind is not None:
                 await self._call(request)

@@ -1,10 +1,9 @@
 """What do all gRPC methods share? Metadata, messages of a stream, and errors with `ErrorInfo` and `RetryInfo`."""
 
 import asyncio
-import contextlib
-import traceback
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, NoReturn, TypeVar
+import base64
+from collections.abc import Awaitable, Callable
+from typing import NoReturn, Protocol, TypeVar
 
 import grpc
 from google.protobuf import duration_pb2, message
@@ -16,42 +15,52 @@ from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.workflows import workflow_service
 
 DOMAIN = "tidegate.dev"
+MOST_TOLD = 1000
+"""Characters of an error that a client is told."""
 
-Context = grpc.aio.ServicerContext[Any, Any]
-_GONE = "the client went away before it read its answer"
 _Record = TypeVar("_Record")
 _Message = TypeVar("_Message", bound=message.Message)
 
 
+class Ended(Exception):
+    """The call has its status, and its method goes no further."""
+
+
+class Context(Protocol):
+    """A call, as its method sees it."""
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        """The metadata of the client, with the tenant of its key."""
+
+    async def write(self, event: message.Message) -> None:
+        """Sends a message of the answer; returns when the client may take more."""
+
+    def give_up(self) -> None:
+        """The client has not taken its answer for too long."""
+
+    def end(self, code: int, told: str, further: list[tuple[bytes, bytes]]) -> None:
+        """Ends the call with a status and further trailers."""
+
+
 async def abort(context: Context, error: error_table.GatewayError) -> NoReturn:
-    """Ends the call with the error, its reason, and the delay after which to retry."""
-    status = status_pb2.Status(code=_code(error).value[0], message=error.message)
+    """Ends the call with the error."""
+    refuse(context, error)
+    raise Ended
+
+
+def refuse(context: Context, error: error_table.GatewayError) -> None:
+    """Ends a call with the error, its reason, and the delay after which to retry."""
+    code, told = _code(error).value[0], error.message[:MOST_TOLD]
+    status = status_pb2.Status(code=code, message=told)
     reason = error_details_pb2.ErrorInfo(reason=error.code, domain=DOMAIN)
     if error.param:
-        reason.metadata["param"] = error.param
+        reason.metadata["param"] = error.param[:MOST_TOLD]
     status.details.add().Pack(reason)
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration(nanos=0, seconds=max(1, round(error.retry_after_s)))
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
-    trailing = (("grpc-status-details-bin", status.SerializeToString()),)
-    try:
-        await context.abort(_code(error), status.message, trailing_metadata=trailing)
-    except grpc.aio.InternalError as gone:
-        raise asyncio.CancelledError(_GONE) from gone
-
-
-@contextlib.contextmanager
-def forgetting() -> Iterator[None]:
-    """gRPC keeps the exception that ends a call in a cycle with the call, and with it all that the frames of the exception
-    know, such as the message. So the frames are cleared."""
-    try:
-        yield
-    except grpc.aio.AbortError as aborted:
-        ended: BaseException | None = aborted
-        while ended is not None:
-            traceback.clear_frames(ended.__traceback__)
-            ended = ended.__context__
-        raise
+    details = base64.b64encode(status.SerializeToString()).rstrip(b"=")
+    context.end(code, told, [(b"grpc-status-details-bin", details)])
 
 
 async def answer(
@@ -72,9 +81,8 @@ async def write(context: Context, write_s: float, event: message.Message) -> Non
     try:
         async with asyncio.timeout(write_s):
             await context.write(event)
-    except grpc.aio.InternalError as gone:
-        raise asyncio.CancelledError(_GONE) from gone
     except TimeoutError as error:
+        context.give_up()
         late = f"the answer was not read within {write_s:.3g} s"
         raise BadRequest(late, code="request_timeout") from error
 
@@ -85,5 +93,4 @@ def _code(error: error_table.GatewayError) -> grpc.StatusCode:
 
 
 def metadata(context: Context) -> http_headers.Headers:
-    given = context.invocation_metadata() or ()
-    return http_headers.headers_of((key, value) for key, value in given if isinstance(value, str))
+    return http_headers.headers_of(context.invocation_metadata())

@@ -1,20 +1,64 @@
-"""`grpc.health.v1.Health/Check` on a port that `grpc.aio` does not serve."""
+"""`grpc.health.v1.Health` of the client port and of an endpoint picker's port."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 from google.protobuf import message
 from grpc_health.v1 import health_pb2
 
-from tidegate_gateway.edge import http2_stream
+from tidegate_gateway.edge import grpc_answers, http2_stream
 
 PATH = "/grpc.health.v1.Health/Check"
+LOOK_S = 0.2
+"""How often those that watch look."""
+States = Mapping[str, Callable[[], bool]]
+"""Whether each service is there now."""
+
+
+def _status(states: States, service: str) -> int:
+    response = health_pb2.HealthCheckResponse
+    asked = states.get(service)
+    status: int = response.SERVICE_UNKNOWN if asked is None else response.SERVING if asked() else response.NOT_SERVING
+    return status
+
+
+class Health:
+    """The health of some services, for clients. A client that does not read what it watches holds up nobody."""
+
+    def __init__(self, states: States, write_s: float) -> None:
+        self._states = states
+        self._write_s = write_s
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc_answers.Context
+    ) -> health_pb2.HealthCheckResponse:
+        if request.service not in self._states:
+            context.end(http2_stream.NOT_FOUND, "there is no such service here", [])
+            raise grpc_answers.Ended
+        return health_pb2.HealthCheckResponse(status=_status(self._states, request.service))
+
+    async def List(
+        self, request: health_pb2.HealthListRequest, context: grpc_answers.Context
+    ) -> health_pb2.HealthListResponse:
+        found = {name: health_pb2.HealthCheckResponse(status=_status(self._states, name)) for name in self._states}
+        return health_pb2.HealthListResponse(statuses=found)
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc_answers.Context) -> None:
+        shown = None
+        while True:
+            status = _status(self._states, request.service)
+            if status != shown:
+                answer = health_pb2.HealthCheckResponse(status=status)
+                await grpc_answers.write(context, self._write_s, answer)
+                shown = status
+            await asyncio.sleep(LOOK_S)
 
 
 class HealthCheck:
-    """The health of some services."""
+    """The health of some services, for a proxy."""
 
-    def __init__(self, services: Mapping[str, Callable[[], bool]]) -> None:
-        self._services = services
+    def __init__(self, states: States) -> None:
+        self._states = states
 
     def one(self, stream: http2_stream.Stream) -> http2_stream.Handler:
         """The handler of one call."""
@@ -22,10 +66,8 @@ class HealthCheck:
 
     def answer(self, request: bytes) -> bytes:
         """The state of the service that a request names. Raises `message.DecodeError`."""
-        response = health_pb2.HealthCheckResponse
-        asked = self._services.get(health_pb2.HealthCheckRequest.FromString(request).service)
-        status = response.SERVICE_UNKNOWN if asked is None else response.SERVING if asked() else response.NOT_SERVING
-        answer: bytes = response(status=status).SerializeToString()
+        status = _status(self._states, health_pb2.HealthCheckRequest.FromString(request).service)
+        answer: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
         return answer
 
 

@@ -1,31 +1,34 @@
-"""gRPC streams of small messages over HTTP/2, for one trusted peer: the proxy in front of an endpoint picker.
+"""gRPC streams over HTTP/2, of clients and of the proxy in front of an endpoint picker.
 
-A picker gets one stream with a few small messages for each call. `grpc.aio` spends more CPU time on such a stream than
-the whole picker may take (decision 34), so this module frames the streams itself. It has what RFC 9113 and gRPC's
-protocol ask of a server for calls without compression: flow control both ways, and the header compression of incoming
-heads (`hpack`). Clients use `grpc_api`. What the messages mean is the business of the handler of each stream.
+`grpc.aio` spends more CPU time on a stream than the whole picker may take (decision 34), and bounds too little of what many
+clients send and do not read (decision 44). So this module frames the streams itself. It has what RFC 9113 and gRPC's
+protocol ask of a server: flow control both ways, and the header compression of incoming heads (`hpack`). What the
+messages mean is the business of the handler of each stream.
 """
 
 import asyncio
 import logging
 import socket
+import ssl
 import struct
 import time
-from collections.abc import Callable, Mapping
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-import hpack
-
-from tidegate_gateway import reading_turns
-from tidegate_gateway.edge import frame_allowance, http2_stream, unread_answers
+from tidegate_gateway.edge import client_transport, frame_allowance, http2_heads, http2_stream
 from tidegate_gateway.edge import http2_frames as h2
+
+if TYPE_CHECKING:
+    from tidegate_gateway.edge import http2_server
 
 logger = logging.getLogger("tidegate.gateway")
 
 WINDOW_BYTES = 1 << 20
 """How much may arrive on a stream before it is acknowledged; a connection has sixteen times as much."""
 MOST_HEAD_BYTES = 32 * 1024
-MOST_MEMORIZED_HEADS = 64
+MOST_SETTINGS = 64
+"""In one frame; there are ten kinds of settings."""
+YOUNG_S = 1.0
+"""A stream that is older when its peer ends it was no flood."""
 FIRST_WINDOW_BYTES = 65_535
 """Of a peer that has not said otherwise."""
 MOST_WINDOW_BYTES = MOST_STREAM = 2**31 - 1
@@ -43,49 +46,10 @@ SILENT_S, PROBE_S, PROBES = 30, 10, 3
 _SETTING = struct.Struct(">HI")
 
 
-class Server:
-    """The streams of all connections to one port. It is the protocol factory of a listening socket."""
-
-    def __init__(
-        self,
-        methods: Mapping[str, Callable[[http2_stream.Stream], http2_stream.Handler]],
-        *,
-        most_message_bytes: int,
-        most_partial_bytes: int,
-        unread: unread_answers.UnreadAnswers,
-        most_streams: int,
-        most_connections: int,
-    ) -> None:
-        """`methods` has the handler's maker for each path, such as /package.Service/Method."""
-        self.methods = methods
-        self.most_message_bytes = most_message_bytes
-        self.most_streams = most_streams
-        self.most_connections = most_connections
-        self.most_partial_bytes = most_partial_bytes
-        self.partial_bytes = 0
-        """Of the messages that have not arrived as a whole."""
-        self.connections: dict[Connection, None] = {}
-        self.unread = unread
-        self.turns = reading_turns.ReadingTurns()
-
-    def __call__(self) -> "Connection":
-        return Connection(self)
-
-    def ask_to_leave(self) -> None:
-        """Asks all peers to open further streams elsewhere. Those that they have already opened are served."""
-        for connection in self.connections:
-            connection.ask_to_leave()
-
-    def leave(self) -> None:
-        """Tells all peers that no further stream is served."""
-        for connection in self.connections:
-            connection.leave()
-
-
 class Connection(asyncio.Protocol):
     """One connection of the peer."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: "http2_server.Server") -> None:
         self.window = FIRST_WINDOW_BYTES
         """Bytes that the peer takes on all streams together."""
         self._server = server
@@ -93,10 +57,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._data = b""
         self._began = False
-        self._decoder = hpack.Decoder()
-        self._decoder.max_header_list_size = MOST_HEAD_BYTES
-        self._heads: dict[bytes, str] = {}
-        """The paths of heads that have left the table of the decoder as it is."""
+        self._heads = http2_heads.HeadDecoder(MOST_HEAD_BYTES)
         self._head: tuple[int, int, bytearray] | None = None
         """The stream, the flags and the beginning of a head in several frames."""
         self._stream_window = FIRST_WINDOW_BYTES
@@ -115,17 +76,21 @@ class Connection(asyncio.Protocol):
         self._updates = 0
         """Updates of windows that the data sent so far give the peer reason for: one of the stream's, one of its own."""
         self._allowance = frame_allowance.FrameAllowance()
+        self._held: dict[http2_stream.Stream, None] = {}
+        """Streams with bytes beyond the windows of the peer, or whose writers wait."""
+        self._handshake: asyncio.Task[None] | None = None
+        self._early: bytearray | None = None
+        """What came before the handshake had its transport."""
+        self._idle_at_s = time.monotonic()
+        """When it was opened, or its last stream ended."""
 
     # The transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        if len(self._server.connections) >= self._server.most_connections:
-            idle = next((one for one in self._server.connections if not one.has_streams), None)
-            if idle is None:
-                self._transport.abort()
-                return
-            idle.abort()
+        self._transport = plain = cast("asyncio.Transport", transport)
+        if not self._server.make_room():
+            plain.abort()
+            return
         self._server.connections[self] = None
         known = transport.get_extra_info("socket")
         if known is not None and known.family in (socket.AF_INET, socket.AF_INET6):
@@ -133,18 +98,43 @@ class Connection(asyncio.Protocol):
             known.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S)
             known.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
             known.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
-        most = self._server.most_streams
+        if self._server.encryption is None:
+            self._greet()
+        else:
+            plain.pause_reading()
+            self._handshake = asyncio.get_running_loop().create_task(self._encrypt(plain, self._server.encryption))
+
+    async def _encrypt(self, plain: asyncio.Transport, encryption: ssl.SSLContext) -> None:
+        """Makes the TLS handshake. A client that fails it, or takes too long for it, is gone."""
+        self._early = bytearray()
+        handshake_s = self._server.bounds.handshake_s
+        transport = await client_transport.encrypted(plain, self, encryption, handshake_s=handshake_s)
+        early, self._early = self._early, None
+        if transport is None or plain.is_closing():
+            plain.abort()
+            self.connection_lost(None)
+            return
+        self._transport = transport
+        self._greet()
+        if early:
+            self.data_received(bytes(early))
+
+    def _greet(self) -> None:
+        most = self._server.bounds.streams
         settings = _SETTING.pack(h2.MAX_CONCURRENT_STREAMS, most) + _SETTING.pack(h2.INITIAL_WINDOW_SIZE, WINDOW_BYTES)
         self.write(h2.frame(h2.SETTINGS, 0, 0, settings))
         self.write(h2.frame(h2.WINDOW_UPDATE, 0, 0, (16 * WINDOW_BYTES - FIRST_WINDOW_BYTES).to_bytes(4)))
 
     def data_received(self, data: bytes) -> None:
+        if self._early is not None:
+            self._early += data
+            return
         if self._transport is None or self._transport.is_closing():
             return
         try:
             self._read(self._data + data if self._data else data)
         except h2.ConnectionBroken as broken:
-            logger.warning("the connection of a proxy breaks the protocol: %s", broken)
+            self._server.broken(broken)
             self._go_away(broken.code, last=self._last)
             self._reset_all()
             self.close()
@@ -179,6 +169,17 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._full = False
         self.hold(0)
+        for stream in list(self._held):
+            stream.tell_writer()
+
+    @property
+    def is_full(self) -> bool:
+        """The kernel does not take what was written."""
+        return self._full
+
+    def wait(self, stream: http2_stream.Stream) -> None:
+        """The stream has bytes, or a writer, that wait for the peer."""
+        self._held[stream] = None
 
     def hold(self, change: int) -> None:
         """The peer's windows hold back so many bytes more, or fewer, than before."""
@@ -199,6 +200,16 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._server.connections.pop(self, None)
             self._transport.abort()
+
+    def end_if_idle(self, now_s: float) -> None:
+        """Ends a connection that has had no stream for too long, or that has not begun in time."""
+        bounds = self._server.bounds
+        most_s = bounds.idle_s if self._began else bounds.handshake_s
+        if self._streams or self._transport is None or most_s is None or now_s - self._idle_at_s <= most_s:
+            return
+        if self._began:
+            self.leave()
+        self.close()
 
     def ask_to_leave(self) -> None:
         """Asks the peer to open further streams elsewhere (RFC 9113, 6.8: the first of two GOAWAY frames)."""
@@ -230,15 +241,14 @@ class Connection(asyncio.Protocol):
     def forget(self, stream: http2_stream.Stream) -> None:
         """The stream is over."""
         self._streams.pop(stream.id, None)
-        self._count(stream, 0)
-
-    def _count(self, stream: http2_stream.Stream, partial_bytes: int) -> None:
-        self._server.partial_bytes += partial_bytes - stream.counted
-        stream.counted = partial_bytes
+        self._held.pop(stream, None)
+        stream.counted.release()
+        if not self._streams:
+            self._idle_at_s = time.monotonic()
 
     def _reset(self, stream: http2_stream.Stream) -> None:
         stream.drop()
-        self._count(stream, 0)
+        self.forget(stream)
         if stream.handler is not None:
             try:
                 stream.handler.on_reset()
@@ -339,19 +349,18 @@ class Connection(asyncio.Protocol):
                 handler.on_message(payload[5:])
             elif payload:
                 partial += payload
-                while len(partial) >= 5 and stream.id in self._streams:
-                    size = int.from_bytes(partial[1:5])
-                    if partial[0]:
+                while len(partial) >= 5 and stream.id in self._streams and not stream.ended:
+                    size, most = int.from_bytes(partial[1:5]), self._server.bounds.message_bytes
+                    if partial[0] and not self._server.takes_compressed:
                         stream.finish(http2_stream.UNIMPLEMENTED, "compressed messages are not supported")
-                    elif size > self._server.most_message_bytes:
-                        stream.finish(
-                            http2_stream.RESOURCE_EXHAUSTED,
-                            f"a message has at most {self._server.most_message_bytes} bytes",
-                        )
+                    elif size > most:
+                        stream.finish(http2_stream.RESOURCE_EXHAUSTED, f"a message has at most {most} bytes")
+                        handler.on_reset()
                     elif len(partial) < 5 + size:
                         break
                     else:
-                        message = bytes(partial[5 : 5 + size])
+                        stream.is_compressed = bool(partial[0])
+                        message = bytes(memoryview(partial)[5 : 5 + size])
                         del partial[: 5 + size]
                         handler.on_message(message)
             if last and stream.id in self._streams:
@@ -361,11 +370,11 @@ class Connection(asyncio.Protocol):
             logger.exception("a handler failed")
             stream.finish(http2_stream.INTERNAL, "the handler failed; the log of the server says why")
             handler.on_reset()
-        if stream.id in self._streams:
-            self._count(stream, len(partial))
-            if self._server.partial_bytes > self._server.most_partial_bytes:
+        if stream.id in self._streams and len(partial) != stream.counted.units:
+            stream.counted.add(len(partial) - stream.counted.units)
+            if partial and not stream.counted.fits:
                 partial.clear()
-                self._count(stream, 0)
+                stream.counted.release()
                 stream.finish(http2_stream.RESOURCE_EXHAUSTED, "too much is arriving; send the call again later")
                 handler.on_reset()
 
@@ -392,7 +401,7 @@ class Connection(asyncio.Protocol):
         self._on_head(number, first, bytes(block))
 
     def _on_head(self, number: int, flags: int, block: bytes) -> None:
-        path = self._path(block)
+        head = self._heads.head(block)
         stream = self._streams.get(number)
         if stream is not None:  # trailers, of which gRPC's clients have none
             if flags & h2.END_STREAM:
@@ -403,40 +412,22 @@ class Connection(asyncio.Protocol):
         if number % 2 == 0 or number <= self._last:
             raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, f"stream {number} cannot be opened")
         self._last = number
-        if len(self._streams) >= self._server.most_streams:
+        if len(self._streams) >= self._server.bounds.streams:
             self._allowance.spend()
             self.write(h2.frame(h2.RST_STREAM, 0, number, h2.REFUSED_STREAM.to_bytes(4)))
             return
-        stream = http2_stream.Stream(self, number, self._stream_window)
+        counted = self._server.partial.hold(self._server.tenant_of(head))
+        stream = http2_stream.Stream(self, number, self._stream_window, head, counted)
         self._streams[number] = stream
-        method = self._server.methods.get(path)
+        method = self._server.methods.get(head.path)
         if method is None:
             self._allowance.spend()
             stream.half_closed = bool(flags & h2.END_STREAM)
-            stream.finish(http2_stream.UNIMPLEMENTED, f"there is no {path[:60]} here")
+            stream.finish(http2_stream.UNIMPLEMENTED, f"there is no {head.path[:60]} here")
             return
         stream.handler = method(stream)
         if flags & h2.END_STREAM:
             self._deliver(stream, b"", last=True)
-
-    def _path(self, block: bytes) -> str:
-        """The `:path` of a head. The heads of a proxy repeat, so one that leaves the table of the decoder as it is counts
-        for the next equal bytes too, until a head changes the table."""
-        known = self._heads.get(block)
-        if known is not None:
-            return known
-        entries = self._decoder.header_table.dynamic_entries
-        count, newest = len(entries), entries[0] if entries else None
-        try:
-            headers = dict(self._decoder.decode(block, raw=True))
-        except hpack.HPACKError as error:
-            raise h2.ConnectionBroken(h2.COMPRESSION_ERROR, f"a head cannot be read: {error}") from error
-        path = headers.get(b":path", b"").decode("latin-1")
-        if len(entries) != count or (entries and entries[0] is not newest) or len(self._heads) >= MOST_MEMORIZED_HEADS:
-            self._heads.clear()
-        else:
-            self._heads[block] = path
-        return path
 
     def _on_control(self, kind: int, number: int, flags: int, payload: bytes) -> None:
         if kind == h2.SETTINGS:
@@ -451,11 +442,11 @@ class Connection(asyncio.Protocol):
                 self._allowance.spend()
                 self.write(h2.frame(h2.PING, h2.ACK, 0, payload))
         elif kind == h2.RST_STREAM:
-            stream = self._streams.pop(number, None)
+            stream = self._streams.get(number)
             if stream is not None:
-                answered = stream.answered
+                costly = not stream.answered and time.monotonic() - stream.opened_at_s < YOUNG_S
                 self._reset(stream)
-                if not answered:
+                if costly:
                     self._allowance.spend()
         else:
             self._on_window_update(number, int.from_bytes(payload) & MOST_WINDOW_BYTES)
@@ -463,13 +454,15 @@ class Connection(asyncio.Protocol):
     def _on_settings(self, payload: bytes) -> None:
         if len(payload) % 6:
             raise h2.ConnectionBroken(h2.FRAME_SIZE_ERROR, "settings have six bytes each")
-        for name, value in _SETTING.iter_unpack(payload):
-            if name == h2.INITIAL_WINDOW_SIZE:
-                if value > MOST_WINDOW_BYTES:
-                    raise h2.ConnectionBroken(h2.FLOW_CONTROL_ERROR, "a window is too large")
-                for stream in self._streams.values():
-                    stream.window += value - self._stream_window
-                self._stream_window = value
+        if len(payload) > 6 * MOST_SETTINGS:
+            raise h2.ConnectionBroken(h2.ENHANCE_YOUR_CALM, "too many settings")
+        window = dict(_SETTING.iter_unpack(payload)).get(h2.INITIAL_WINDOW_SIZE, self._stream_window)
+        if window > MOST_WINDOW_BYTES:
+            raise h2.ConnectionBroken(h2.FLOW_CONTROL_ERROR, "a window is too large")
+        if window != self._stream_window:
+            for stream in self._streams.values():
+                stream.window += window - self._stream_window
+            self._stream_window = window
         self.write(h2.frame(h2.SETTINGS, h2.ACK, 0))
         self._flush()
 
@@ -488,5 +481,7 @@ class Connection(asyncio.Protocol):
             stream.flush()
 
     def _flush(self) -> None:
-        for stream in list(self._streams.values()):
+        for stream in list(self._held):
+            if self.window <= 0:
+                return
             stream.flush()

@@ -14,8 +14,9 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from tidegate_gateway import gateway_settings, reading_turns
-from tidegate_gateway.edge import body_budget, http_connection, http_messages, unread_answers
+from tidegate_gateway import gateway_settings, loop_steps, reading_turns
+from tidegate_gateway.edge import http_connection, http_messages, tenant_budget, unread_answers
+from tidegate_gateway.openai import bounded_json, http_headers
 from tidegate_gateway.openai.error_table import BadRequest
 
 Handler = Callable[..., Awaitable[http_messages.Response | None]]
@@ -110,7 +111,8 @@ class Server:
         self._of_address: collections.Counter[str] = collections.Counter()
         self.turns = reading_turns.ReadingTurns()
         self.unread = unread_answers.UnreadAnswers()
-        self.bodies = body_budget.BodyBudget(limits.bodies_bytes)
+        self.bodies = tenant_budget.TenantBudget(limits.bodies_bytes)
+        self._steps = loop_steps.TenantTurns()
         self._routes = routes
         self._leaving = leaving
 
@@ -164,6 +166,8 @@ class Server:
         """The answer to a request; None if the handler has written a stream. Raises `GatewayError`."""
         if request.route is None:
             raise AssertionError("the listener answers requests whose route it has found")
+        if bounded_json.is_costly(request.body):
+            await self._steps.next(http_headers.named_tenant(request.headers))
         route, arguments = request.route
         handler: Handler = route.handler
         return await (handler(request, connection, **arguments) if route.streams else handler(request, **arguments))

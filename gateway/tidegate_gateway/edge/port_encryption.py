@@ -1,4 +1,4 @@
-"""TLS of the client ports, HTTP and gRPC. The certificate is read again when its files change, as cert-manager and the
+"""TLS of the client ports. The certificate is read again when its files change, as cert-manager and the
 kubelet change them, and new connections get the new one. A certificate that cannot be used changes nothing.
 """
 
@@ -7,7 +7,6 @@ import logging
 import ssl
 from typing import Literal
 
-import grpc
 from cryptography import x509
 
 from tidegate_gateway import access_settings, settings_file
@@ -18,7 +17,7 @@ logger = logging.getLogger("tidegate.gateway")
 
 Protocol = Literal["http/1.1", "h2"]
 PROTOCOLS: tuple[Protocol, ...] = ("http/1.1", "h2")
-"""Of the HTTP port, and of an endpoint picker's port."""
+"""Of the HTTP port, and of the ports for gRPC and an endpoint picker."""
 Files = tuple[bytes, bytes]
 """The certificate chain and the private key, in PEM."""
 
@@ -30,8 +29,6 @@ class PortEncryption:
         """Raises `BadSettings` for files that cannot be used."""
         self._settings = settings
         self._files: Files = (b"", b"")
-        self.version = 0
-        """How often the certificate has changed."""
         self.expires_at_s = 0.0
         """When the first certificate of the chain to expire does so, in seconds since 1970; 0 without TLS."""
         self._contexts: dict[Protocol, ssl.SSLContext] = {}
@@ -43,7 +40,7 @@ class PortEncryption:
     def wanted(self) -> bool:
         return bool(self._contexts)
 
-    def http_context(self, protocol: Protocol = "http/1.1") -> ssl.SSLContext | None:
+    def context(self, protocol: Protocol = "http/1.1") -> ssl.SSLContext | None:
         """For a listening socket; each handshake takes the newest certificate. None = plain text."""
         if not self.wanted:
             return None
@@ -55,13 +52,6 @@ class PortEncryption:
 
         context.sni_callback = newest
         return context
-
-    def grpc_credentials(self) -> grpc.ServerCredentials | None:
-        """For a gRPC port, with the certificate of now; another `version` needs others. None = plain text."""
-        if not self.wanted:
-            return None
-        chain, key = self._files
-        return grpc.ssl_server_credentials([(key, chain)])
 
     async def run(self, loops: background_loop.BackgroundLoops) -> None:
         """Reads the files again and again, until cancelled."""
@@ -93,7 +83,6 @@ class PortEncryption:
         if self._contexts:
             logger.info("the certificate of the client ports has changed")
         self._contexts, self._files = contexts, files
-        self.version += 1
         chain_of = x509.load_pem_x509_certificates(files[0])
         self.expires_at_s = min(each.not_valid_after_utc.timestamp() for each in chain_of)
 

@@ -65,7 +65,7 @@ class Admission:
         self._fields.check(request.endpoint, request.body, request.fields.slo_class)
         call_id = CallId(f"tg-{secrets.token_hex(12)}")
         draft = self._draft(now, call_id, request, record)
-        if request.size.characters > PACKED_CHARACTERS:
+        if request.is_costly or request.size.characters > PACKED_CHARACTERS:
             engine_body.pack(request.body)
         booked = 0
         if draft.tenant.tokens_per_minute is not None:

@@ -18,6 +18,17 @@ class TooManyParts(ValueError):
     """The document has too many lists, objects and fields."""
 
 
+COSTLY_BYTES, COSTLY_PARTS = 2048, 1000
+"""A document that has more bytes and more lists, objects, fields and values than this takes a millisecond or more."""
+
+
+def is_costly(raw: bytes) -> bool:
+    """The parse of the document, and what is done with its values, takes long enough to delay other requests."""
+    if len(raw) <= COSTLY_BYTES:
+        return False
+    return len(raw) > UNCOUNTED_BYTES or sum(map(raw.count, (b"[", b"{", b":", b","))) > COSTLY_PARTS
+
+
 def loads(raw: bytes, *, most_parts: int) -> Any:
     """The JSON value in `raw`; 120,000 parts take about 30 ms. Raises `TooManyParts`, and `ValueError` for other bytes.
 

@@ -20,6 +20,9 @@ MOST_PRIORITY = 2.0**53
 ENGINE_KNOBS = ("priority", "request_id", "kv_transfer_params", "kv_hints", "session_id", "data_parallel_rank")
 """Body fields that address the engine behind the gateway; the gateway removes them from a client's body."""
 
+MERGED = ("vllm_xargs", "stream_options")
+"""Fields to which `write` adds."""
+
 TOO_DEEP = "the body is nested too deeply"
 
 
@@ -39,10 +42,15 @@ def without_engine_knobs(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pack(body: dict[str, Any]) -> None:
-    """Replaces the lists of a body, which are its prompt and its tools, by their JSON. While a call waits, parsed token ids
-    take fifteen times the memory of their JSON. Afterwards only `write` reads the body. Raises `BadRequest` for a body that
-    can be read and not written."""
-    body.update({key: orjson.Fragment(_dumps(value)) for key, value in body.items() if isinstance(value, list)})
+    """Replaces the lists and objects of a body, such as its prompt and its tools, by their JSON. While a call waits, parsed
+    token ids take fifteen times the memory of their JSON. Afterwards only `write` reads the body. Raises `BadRequest` for a
+    body that can be read and not written."""
+    packed = {
+        key: orjson.Fragment(_dumps(value))
+        for key, value in body.items()
+        if isinstance(value, list | dict) and key not in MERGED
+    }
+    body.update(packed)
 
 
 def write(

@@ -27,6 +27,8 @@ MOST_MEDIA_VALUES = 20_000
 """Values in the parts of messages that are not plain text, all parts together: the gateway looks at each."""
 NESTING = 64
 """Levels of lists and objects in a field."""
+MOST_BRACKETS = 4096
+"""Lists and objects in a field; brackets in its texts count too."""
 
 Allowed = Collection[entitlements.Feature]
 Check = Callable[[str, Any, Allowed], None]
@@ -118,7 +120,10 @@ def _sized(most_bytes: int) -> Check:
             raise BadRequest(f"{name[:64]} is nested too deeply", param=name[:64]) from error
         if too_many or len(raw) > most_bytes:
             raise BadRequest(f"{name[:64]} is larger than {most_bytes} bytes", param=name[:64])
-        if raw.count(b"{") + raw.count(b"[") > NESTING and _levels(value) > NESTING:
+        brackets = raw.count(b"{") + raw.count(b"[")
+        if brackets > MOST_BRACKETS and type(value) in _CONTAINERS:
+            raise BadRequest(f"{name[:64]} has more than {MOST_BRACKETS} lists and objects", param=name[:64])
+        if brackets > NESTING and _levels(value) > NESTING:
             raise BadRequest(f"{name[:64]} has more than {NESTING} levels of lists and objects", param=name[:64])
 
     return check

@@ -35,6 +35,8 @@ class ParsedRequest:
     group: str | None = None
     """The relQuery of the call."""
     group_size: int = 0
+    is_costly: bool = False
+    """Its body has many values, which take much more memory than its JSON."""
 
 
 def from_json(

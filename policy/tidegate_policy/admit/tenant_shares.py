@@ -52,6 +52,8 @@ HOLD_AGAIN_S = 0.1
 """Until further calls are held again."""
 LOOK_S = 0.05
 """How long a look at the places of all tenants counts."""
+FEW, EACH_S = 32, 5e-5
+"""The bounds of more tenants count for so long for each of them, so that they take a bounded part of the time."""
 
 
 class _HeldCalls:
@@ -131,6 +133,8 @@ class TenantShares:
         """The instant of the next look at the places of all tenants."""
         self._looked: dict[str, float] = {}
         """The bounds at the last look, if some tenant had more than its bound."""
+        self._bounds_found: tuple[dict[str, float], Collection[str]] = ({}, ())
+        self._bounds_until_s = -math.inf
         self._bounded = bounded
         self._policy = policy
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
@@ -218,7 +222,7 @@ class TenantShares:
         if now >= self._look_at_s:
             self._look_at_s = now + LOOK_S
             bounds, _ = self._bounds(now)
-            unfair = [name for name, bound in bounds.items() if self._tenants[name].entered > bound]
+            unfair = [name for name, bound in bounds.items() if self._entered_of(name) > bound]
             self._looked = bounds if unfair else {}
         return not self._looked
 
@@ -266,8 +270,10 @@ class TenantShares:
             return items
         bounds, flooding = self._bounds(now)
         for name, bound in bounds.items():
-            tenant, floods = self._tenants[name], name in flooding
-            free = bound - tenant.entered
+            tenant = self._tenants.get(name)
+            if tenant is None or not tenant.held:
+                continue
+            floods, free = name in flooding, bound - tenant.entered
             if floods:
                 tenant.prompts = {call_id: until_s for call_id, until_s in tenant.prompts.items() if until_s > now}
             while tenant.held and free > 0 and not (floods and len(tenant.prompts) >= engines):
@@ -295,7 +301,19 @@ class TenantShares:
         return most.held.remove_newest(now)
 
     def _bounds(self, now: float) -> tuple[dict[str, float], Collection[str]]:
-        """Places of each active tenant, and the tenants that flood the pool while others keep to their parts."""
+        """Places of each active tenant, and the tenants that flood the pool while others keep to their parts. Those of many
+        tenants may be older than the newest call."""
+        if now >= self._bounds_until_s:
+            self._bounds_found = self._bounds_now(now)
+            known = len(self._tenants)
+            self._bounds_until_s = now + known * EACH_S if known > FEW else -math.inf
+        return self._bounds_found
+
+    def _entered_of(self, name: str) -> int:
+        tenant = self._tenants.get(name)  # it may be forgotten since the bounds were found
+        return 0 if tenant is None else tenant.entered
+
+    def _bounds_now(self, now: float) -> tuple[dict[str, float], Collection[str]]:
         active = {
             name: tenant for name, tenant in self._tenants.items() if tenant.wanted or tenant.seen_at_s + ACTIVE_S > now
         }

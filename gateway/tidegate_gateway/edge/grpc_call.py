@@ -1,0 +1,233 @@
+"""One call of a gRPC client: who calls, its one message, its deadline, and what its method sends."""
+
+import asyncio
+import functools
+import logging
+import re
+import traceback
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf import message
+
+from tidegate_gateway import gateway_settings, loop_steps
+from tidegate_gateway.callers import authentication, caller
+from tidegate_gateway.edge import grpc_answers, grpc_messages, http2_heads, http2_stream, tenant_budget
+from tidegate_gateway.openai import bounded_json, error_table, http_headers
+from tidegate_gateway.openai.error_table import BadRequest
+from tidegate_policy.model import DropReason
+
+logger = logging.getLogger("tidegate.gateway")
+
+CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, UNAVAILABLE = 1, 2, 4, 14
+"""Codes of gRPC."""
+_TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
+_UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+WAITING = 16
+"""Messages of a stream that its method has not taken yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One method of a service."""
+
+    run: Callable[[Any, grpc_answers.Context], Any]
+    """Takes the message, or all messages; gives an answer, or writes some, or yields some."""
+    kind: grpc_messages.Kind
+    encode: Callable[[Any], bytes]
+    takes_stream: bool
+    gives_stream: bool
+    is_open: bool
+    """It needs no key."""
+
+
+class Calls:
+    """What all calls of a port share."""
+
+    def __init__(self, limits: gateway_settings.Limits, callers: authentication.Authentication) -> None:
+        self.limits = limits
+        self.callers = callers
+        self.messages = grpc_messages.Messages(limits.bodies_bytes, limits.body_bytes)
+        self.steps = loop_steps.TenantTurns()
+        self.budget = tenant_budget.TenantBudget(limits.connections)
+        self.running: set[Call] = set()
+
+    def maker(self, method: Method) -> Callable[[http2_stream.Stream], "Call"]:
+        """Makes the handler of a method's stream."""
+        return lambda stream: Call(self, stream, method)
+
+
+class Call:
+    """The handler of one stream, and the context of its method."""
+
+    def __init__(self, calls: Calls, stream: http2_stream.Stream, method: Method) -> None:
+        self._calls = calls
+        self._stream = stream
+        self._method = method
+        self._caller: caller.Caller | None = None
+        self._metadata: list[tuple[str, str]] = []
+        self._messages: asyncio.Queue[bytes | None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._held = calls.budget.hold()
+        try:
+            self._begin()
+        except error_table.GatewayError as error:
+            grpc_answers.refuse(self, error)
+
+    def _begin(self) -> None:
+        """Knows the caller before any message is read. Raises `GatewayError`."""
+        self._metadata = given = list(self._stream.head.headers)
+        if self._calls.callers.required and not self._method.is_open:
+            self._caller = self._calls.callers.caller_of(given)
+            self._metadata = self._caller.bound(given)
+        self._tenant = http_headers.named_tenant(self._metadata)
+        self._held.of(self._tenant)
+        self._held.add(1)
+        if not self._held.fits:
+            raise error_table.Shed(DropReason.SATURATED)
+        self._calls.running.add(self)
+        loop = asyncio.get_running_loop()
+        self._timers.append(loop.call_later(self._calls.limits.body_s, self._late))
+        if (left_s := _left_s(self._stream.head)) is not None:
+            self._timers.append(loop.call_later(left_s, self._deadline))
+
+    # The handler.
+
+    def on_message(self, message_bytes: bytes) -> None:
+        if self._task is None:
+            self._timers.pop(0).cancel()
+            compression = self._stream.head.value("grpc-encoding") if self._stream.is_compressed else ""
+            if self._method.takes_stream:
+                self._messages = asyncio.Queue()
+                self._messages.put_nowait(message_bytes)
+                made = self._converse(self._messages)
+            else:
+                made = self._answer(message_bytes, compression)
+            self._task = asyncio.get_running_loop().create_task(self._run(made))
+        elif self._messages is None or self._messages.qsize() >= WAITING:
+            grpc_answers.refuse(self, BadRequest("the call has too many messages"))
+            self.on_reset()
+        else:
+            self._messages.put_nowait(message_bytes)
+
+    def on_half_close(self) -> None:
+        if self._messages is not None:
+            self._messages.put_nowait(None)
+        elif self._task is None:
+            grpc_answers.refuse(self, BadRequest("the call ended before its message had come"))
+
+    def on_reset(self) -> None:
+        self._release()
+        if self._task is not None:
+            self._task.cancel()
+
+    def cut(self) -> None:
+        """Ends the call, because the port closes."""
+        self._stream.finish(UNAVAILABLE, "the gateway ends")
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._release()
+
+    # The context.
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return self._metadata
+
+    async def write(self, event: message.Message) -> None:
+        stream = self._stream
+        stream.send(self._method.encode(event))
+        if stream.is_held:
+            taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            stream.wait(functools.partial(_tell, taken))
+            await taken
+
+    def give_up(self) -> None:
+        self._stream.give_up()
+
+    def end(self, code: int, told: str, further: list[tuple[bytes, bytes]]) -> None:
+        self._release()
+        self._stream.finish(code, told, further)
+
+    # The call.
+
+    async def _run(self, made: Any) -> None:
+        try:
+            await made
+            self._stream.finish()
+        except grpc_answers.Ended as ended:
+            _forget(ended)
+        except error_table.GatewayError as error:
+            grpc_answers.refuse(self, error)
+            _forget(error)
+        except asyncio.CancelledError:
+            self._stream.finish(CANCELLED)  # for the peer of a call that something else has ended, this is late
+            raise
+        except Exception:
+            logger.exception("a call over gRPC failed")
+            self._stream.finish(UNKNOWN, "the gateway failed; its log says why")
+        finally:
+            self._release()
+
+    async def _answer(self, raw: bytes, compression: str) -> None:
+        messages, method = self._calls.messages, self._method
+        decoded = messages.decoded(raw, compression, method.kind, self._tenant)
+        is_costly = bounded_json.is_costly(raw)
+        del raw
+        async with decoded as request:
+            if is_costly:
+                await self._calls.steps.next(self._tenant)
+            if self._caller is not None:
+                self._caller.check_class(getattr(request, "slo_class", ""), "slo_class")
+            answer = await method.run(request, self)
+            del request
+        if not method.gives_stream:
+            await grpc_answers.write(self, self._calls.limits.write_s, answer)
+
+    async def _converse(self, messages: asyncio.Queue[bytes | None]) -> None:
+        async for answer in self._method.run(self._requests(messages), self):
+            await grpc_answers.write(self, self._calls.limits.write_s, answer)
+
+    async def _requests(self, messages: asyncio.Queue[bytes | None]) -> AsyncIterator[Any]:
+        while (raw := await messages.get()) is not None:
+            async with self._calls.messages.decoded(raw, "", self._method.kind, self._tenant) as request:
+                yield request
+
+    def _late(self) -> None:
+        limit_s = self._calls.limits.body_s
+        grpc_answers.refuse(
+            self, BadRequest(f"the message did not arrive within {limit_s:.3g} s", code="request_timeout")
+        )
+
+    def _deadline(self) -> None:
+        self._stream.finish(DEADLINE_EXCEEDED, "the deadline that the client set for the call has passed")
+        self.on_reset()
+
+    def _release(self) -> None:
+        """It is over; nothing of it counts any more."""
+        self._held.release()
+        self._calls.running.discard(self)
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+
+def _forget(ended: BaseException | None) -> None:
+    """Errors of the queue stand in cycles with their calls, and keep what the frames of their tracebacks know, such as the
+    message. So the frames are cleared."""
+    while ended is not None:
+        traceback.clear_frames(ended.__traceback__)
+        ended = ended.__context__
+
+
+def _tell(taken: "asyncio.Future[None]") -> None:
+    if not taken.done():
+        taken.set_result(None)
+
+
+def _left_s(head: http2_heads.Head) -> float | None:
+    """The seconds that the client gives the call; None if it sets no time, or none that can be read."""
+    found = _TIMEOUT.fullmatch(head.value("grpc-timeout"))
+    return None if found is None else int(found[1]) * _UNIT_S[found[2]]

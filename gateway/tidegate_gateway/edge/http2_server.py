@@ -1,0 +1,135 @@
+"""What do the connections of one HTTP/2 port share? The methods, the bounds, and who makes room for whom."""
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+
+from tidegate_gateway import reading_turns
+from tidegate_gateway.edge import (
+    http2_connection,
+    http2_heads,
+    http2_stream,
+    listen_address,
+    tenant_budget,
+    unread_answers,
+)
+
+logger = logging.getLogger("tidegate.gateway")
+
+LOOK_S = 1.0
+"""Between two looks for connections that bring nothing."""
+TOLD_S = 10.0
+"""Between two lines of the log about peers that break the protocol."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The bounds of one port."""
+
+    message_bytes: int
+    partial_bytes: int
+    """Of all messages that have not arrived as a whole; one tenant has at most two thirds."""
+    streams: int
+    """Of one connection."""
+    connections: int
+    handshake_s: float = 10.0
+    """For TLS, and for the first bytes of HTTP/2."""
+    idle_s: float | None = None
+    """A connection without streams ends after so long; None = never."""
+
+
+def _of_nobody(head: http2_heads.Head) -> str:
+    return ""
+
+
+class Server:
+    """The streams of all connections to one port. It is the protocol factory of a listening socket."""
+
+    def __init__(
+        self,
+        methods: Mapping[str, Callable[[http2_stream.Stream], http2_stream.Handler]],
+        bounds: Bounds,
+        unread: unread_answers.UnreadAnswers,
+        *,
+        encryption: ssl.SSLContext | None = None,
+        tenant_of: Callable[[http2_heads.Head], str] = _of_nobody,
+        takes_compressed: bool = False,
+    ) -> None:
+        """`methods` has the handler's maker for each path, such as /package.Service/Method. The bytes of a message that
+        arrives count for the tenant of its head. With `takes_compressed` handlers get messages as they came."""
+        self.methods = methods
+        self.bounds = bounds
+        self.unread = unread
+        self.encryption = encryption
+        self.tenant_of = tenant_of
+        self.takes_compressed = takes_compressed
+        self.partial = tenant_budget.TenantBudget(bounds.partial_bytes)
+        """The bytes of messages that have not arrived as a whole."""
+        self.connections: dict[http2_connection.Connection, None] = {}
+        self.turns = reading_turns.ReadingTurns()
+        self._told_at_s = -TOLD_S
+
+    def __call__(self) -> "http2_connection.Connection":
+        return http2_connection.Connection(self)
+
+    def make_room(self) -> bool:
+        """Whether there is room for one connection more; one without streams gives way."""
+        if len(self.connections) < self.bounds.connections:
+            return True
+        idle = next((one for one in self.connections if not one.has_streams), None)
+        if idle is None:
+            return False
+        idle.abort()
+        return True
+
+    def broken(self, why: Exception) -> None:
+        """Tells of a peer that breaks the protocol, unless another one was told of just now."""
+        now_s = time.monotonic()
+        if now_s - self._told_at_s >= TOLD_S:
+            self._told_at_s = now_s
+            logger.warning("a connection over HTTP/2 breaks the protocol: %s", why)
+
+    async def end_idle(self) -> None:
+        """Ends connections that bring nothing, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now_s = time.monotonic()
+            for connection in list(self.connections):
+                connection.end_if_idle(now_s)
+
+    def ask_to_leave(self) -> None:
+        """Asks all peers to open further streams elsewhere. Those that they have already opened are served."""
+        for connection in self.connections:
+            connection.ask_to_leave()
+
+    def leave(self) -> None:
+        """Tells all peers that no further stream is served."""
+        for connection in self.connections:
+            connection.leave()
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    server: Server, host: str, port: int, ended: Callable[[], bool], within_s: float
+) -> AsyncIterator[str]:
+    """An open port; its address as host:port. In the end no further stream is served, and those that are have `within_s`
+    seconds until `ended`. Raises `OSError` when the port is taken."""
+    loop = asyncio.get_running_loop()
+    opened = await loop.create_server(server, listen_address.bound(host), port, backlog=1024)
+    looks = loop.create_task(server.end_idle())
+    try:
+        yield listen_address.shown(host, opened.sockets[0].getsockname()[1])
+    finally:
+        looks.cancel()
+        opened.close()
+        server.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while not ended():
+                    await asyncio.sleep(0.01)
+        for connection in list(server.connections):
+            connection.close()
