@@ -62,7 +62,9 @@ class Echo:
 
 def connection() -> tuple[http2_connection.Connection, Transport]:
     ECHOES.clear()
-    bounds = http2_server.Bounds(message_bytes=100_000, partial_bytes=450_000, streams=10, connections=1)
+    bounds = http2_server.Bounds(
+        message_bytes=100_000, partial_bytes=450_000, streams=10, connections=1, connections_per_address=1
+    )
     server = http2_server.Server({"/echo": Echo}, bounds, unread_answers.UnreadAnswers())
     made, transport = server(), Transport()
     made.connection_made(transport)

@@ -33,3 +33,57 @@ async def test_a_conversion_that_is_cancelled_gives_its_turn_to_the_next() -> No
     await asyncio.sleep(0)
     cancelled.cancel()
     assert len(await other) == 1000
+
+
+async def test_the_tenants_that_wait_for_a_turn_take_turns() -> None:
+    turns, done = loop_steps.TenantTurns(), list[str]()
+
+    async def one(tenant: str) -> None:
+        await turns.take(tenant)
+        done.append(tenant)
+        await asyncio.sleep(0)
+        turns.give_back()
+
+    await turns.take("first")
+    tasks = [asyncio.create_task(one(tenant)) for tenant in "aaaaaabc"]
+    await asyncio.sleep(0)
+    turns.give_back()
+    await asyncio.gather(*tasks)
+    assert "".join(done) == "abcaaaaa"
+
+
+async def test_a_turn_that_is_cancelled_goes_to_the_next_one() -> None:
+    turns, done = loop_steps.TenantTurns(), list[int]()
+
+    async def one(number: int) -> None:
+        await turns.take("a")
+        done.append(number)
+        turns.give_back()
+
+    await turns.take("a")
+    tasks = [asyncio.create_task(one(number)) for number in range(4)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()  # before its turn
+    await asyncio.sleep(0)
+    turns.give_back()
+    tasks[1].cancel()  # as its turn comes
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert done == [2, 3]
+    async with asyncio.timeout(1):
+        await turns.take("a")  # it is free again
+
+
+async def test_other_work_runs_between_two_turns() -> None:
+    turns, counts = loop_steps.TenantTurns(), [0, 0]
+
+    async def other() -> None:
+        while counts[0] < 100:
+            counts[1] += 1
+            await asyncio.sleep(0)
+
+    async def one() -> None:
+        await turns.next("a")
+        counts[0] += 1
+
+    await asyncio.gather(other(), *(one() for _ in range(100)))
+    assert counts[1] >= 100

@@ -5,12 +5,10 @@ import socket
 import time
 from typing import Any
 
-import grpc
 import pytest
 
 from tidegate_gateway import fake_engine
 from tidegate_gateway.edge import unread_answers
-from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 LONG = 100 * 1024
 
@@ -109,22 +107,3 @@ async def test_a_client_that_reads_gets_its_long_answer_although_many_others_do_
         finally:
             for one in sockets:
                 one.close()
-
-
-async def test_long_answers_of_grpc_have_a_bound_while_they_are_not_read(
-    up: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(unread_answers, "LONG_BYTES", 100)
-    monkeypatch.setattr(unread_answers, "MOST_BYTES", 2_000)
-    async with up(listen={"grpcPort": 0}) as client, grpc.aio.insecure_channel(client.grpc) as channel:
-        stub = inference_pb2_grpc.WorkflowsStub(channel)
-        for number in range(20):
-            await stub.Create(inference_pb2.CreateWorkflowRequest(id=f"w{number}", deadline_ms=60_000))
-        for _ in range(10):  # an answer that was read counts no longer
-            assert len((await stub.List(inference_pb2.ListWorkflowsRequest(limit=10))).workflows) == 10
-        monkeypatch.setattr(unread_answers, "LONG_BYTES", 0)
-        for number in range(20, 120):
-            await stub.Create(inference_pb2.CreateWorkflowRequest(id=f"w{number}", deadline_ms=60_000))
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.List(inference_pb2.ListWorkflowsRequest(limit=1000))
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

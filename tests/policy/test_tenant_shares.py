@@ -2,12 +2,22 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate_policy import policies
-from tidegate_policy.admit.tenant_shares import FIRST_CALLS, LEAST_PLACES, MAX_TENANTS, PROMPT_TIMES, TenantShares
+from tidegate_policy.admit.tenant_shares import (
+    EACH_S,
+    FEW,
+    FIRST_CALLS,
+    LEAST_PLACES,
+    MAX_TENANTS,
+    PROMPT_TIMES,
+    TenantShares,
+)
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import QueuedRequest
 
@@ -257,3 +267,23 @@ def test_held_calls_of_a_tenant_that_does_not_flood_the_pool_enter_unmarked_and_
     found = entering(shares, 1.0, engines=1)
     assert len(found) > 1
     assert not any(one.call.yields for one in found)
+
+
+def test_the_bounds_of_many_tenants_are_found_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares, found = taught(40), 0
+    find = TenantShares._bounds_now
+
+    def counted(self: TenantShares, now: float) -> Any:
+        nonlocal found
+        found += 1
+        return find(self, now)
+
+    monkeypatch.setattr(TenantShares, "_bounds_now", counted)
+    for number in range(FEW):
+        entered(shares, 0.0, f"t{number}", 1)
+    few = found
+    for number in range(FEW, 1000):
+        entered(shares, 0.0, f"t{number}", 1)
+    assert found <= few + 2, "all at the same instant"
+    entered(shares, 1000 * EACH_S, "later", 1)
+    assert found > few

@@ -74,6 +74,7 @@ async def serving(
         partial_bytes=limits.bodies_bytes,
         streams=limits.connections,
         connections=limits.connections,
+        connections_per_address=limits.connections_per_address,
         handshake_s=limits.idle_s,
     )
     server = http2_server.Server(

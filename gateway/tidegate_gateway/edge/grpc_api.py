@@ -25,7 +25,6 @@ from tidegate_gateway.edge import (
     relquery_grpc,
     unread_answers,
 )
-from tidegate_gateway.openai import http_headers
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 IDLE_S = 60.0
@@ -65,7 +64,6 @@ async def serving(
         _bounds(limits),
         unread_answers.UnreadAnswers(),
         encryption=encryption,
-        tenant_of=lambda head: http_headers.named_tenant(head.headers),
         takes_compressed=True,
     )
     gateway.leaving.append(server.ask_to_leave)
@@ -83,6 +81,7 @@ def _bounds(limits: gateway_settings.Limits) -> http2_server.Bounds:
         partial_bytes=limits.bodies_bytes,
         streams=STREAMS,
         connections=limits.connections,
+        connections_per_address=limits.connections_per_address,
         handshake_s=limits.idle_s,
         idle_s=IDLE_S,
     )

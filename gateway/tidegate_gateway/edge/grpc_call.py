@@ -82,7 +82,9 @@ class Call:
         if self._calls.callers.required and not self._method.is_open:
             self._caller = self._calls.callers.caller_of(given)
             self._metadata = self._caller.bound(given)
-        self._tenant = http_headers.named_tenant(self._metadata)
+        open_to_all = self._calls.callers.required and self._caller is None
+        self._tenant = "" if open_to_all else http_headers.named_tenant(self._metadata)
+        self._stream.counted.of(self._tenant)
         self._held.of(self._tenant)
         self._held.add(1)
         if not self._held.fits:
@@ -98,14 +100,13 @@ class Call:
     def on_message(self, message_bytes: bytes) -> None:
         if self._task is None:
             self._timers.pop(0).cancel()
-            compression = self._stream.head.value("grpc-encoding") if self._stream.is_compressed else ""
+            compression = ""
+            if self._stream.is_compressed:
+                compression = self._stream.head.value("grpc-encoding") or "identity"
             if self._method.takes_stream:
                 self._messages = asyncio.Queue()
                 self._messages.put_nowait(message_bytes)
-                made = self._converse(self._messages)
-            else:
-                made = self._answer(message_bytes, compression)
-            self._task = asyncio.get_running_loop().create_task(self._run(made))
+            self._task = asyncio.get_running_loop().create_task(self._run(message_bytes, compression))
         elif self._messages is None or self._messages.qsize() >= WAITING:
             grpc_answers.refuse(self, BadRequest("the call has too many messages"))
             self.on_reset()
@@ -153,7 +154,10 @@ class Call:
 
     # The call.
 
-    async def _run(self, made: Any) -> None:
+    async def _run(self, raw: bytes, compression: str) -> None:
+        messages = self._messages
+        made = self._answer(raw, compression) if messages is None else self._converse(messages)
+        del raw
         try:
             await made
             self._stream.finish()

@@ -14,7 +14,7 @@ import struct
 import time
 from typing import TYPE_CHECKING, cast
 
-from tidegate_gateway.edge import client_transport, frame_allowance, http2_heads, http2_stream
+from tidegate_gateway.edge import client_addresses, client_transport, frame_allowance, http2_heads, http2_stream
 from tidegate_gateway.edge import http2_frames as h2
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: "http2_server.Server") -> None:
         self.window = FIRST_WINDOW_BYTES
         """Bytes that the peer takes on all streams together."""
+        self.address = ""
+        """The address of the peer, without its port."""
         self._server = server
         self._streams: dict[int, http2_stream.Stream] = {}
         self._transport: asyncio.Transport | None = None
@@ -88,10 +90,10 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = plain = cast("asyncio.Transport", transport)
-        if not self._server.make_room():
+        self.address = client_addresses.address_of(plain)
+        if not self._server.opened(self):
             plain.abort()
             return
-        self._server.connections[self] = None
         known = transport.get_extra_info("socket")
         if known is not None and known.family in (socket.AF_INET, socket.AF_INET6):
             known.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -152,7 +154,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._server.connections.pop(self, None)
+        self._server.closed(self)
         self._reset_all()
         if self._transport is not None:
             self._server.unread.leave(self._transport)
@@ -198,7 +200,7 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Cuts the connection."""
         if self._transport is not None:
-            self._server.connections.pop(self, None)
+            self._server.closed(self)
             self._transport.abort()
 
     def end_if_idle(self, now_s: float) -> None:
@@ -416,7 +418,7 @@ class Connection(asyncio.Protocol):
             self._allowance.spend()
             self.write(h2.frame(h2.RST_STREAM, 0, number, h2.REFUSED_STREAM.to_bytes(4)))
             return
-        counted = self._server.partial.hold(self._server.tenant_of(head))
+        counted = self._server.partial.hold()
         stream = http2_stream.Stream(self, number, self._stream_window, head, counted)
         self._streams[number] = stream
         method = self._server.methods.get(head.path)

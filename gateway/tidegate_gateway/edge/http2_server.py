@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from tidegate_gateway import reading_turns
 from tidegate_gateway.edge import (
+    client_addresses,
     http2_connection,
-    http2_heads,
     http2_stream,
     listen_address,
     tenant_budget,
@@ -36,14 +36,11 @@ class Bounds:
     streams: int
     """Of one connection."""
     connections: int
+    connections_per_address: int
     handshake_s: float = 10.0
     """For TLS, and for the first bytes of HTTP/2."""
     idle_s: float | None = None
     """A connection without streams ends after so long; None = never."""
-
-
-def _of_nobody(head: http2_heads.Head) -> str:
-    return ""
 
 
 class Server:
@@ -56,35 +53,44 @@ class Server:
         unread: unread_answers.UnreadAnswers,
         *,
         encryption: ssl.SSLContext | None = None,
-        tenant_of: Callable[[http2_heads.Head], str] = _of_nobody,
         takes_compressed: bool = False,
     ) -> None:
-        """`methods` has the handler's maker for each path, such as /package.Service/Method. The bytes of a message that
-        arrives count for the tenant of its head. With `takes_compressed` handlers get messages as they came."""
+        """`methods` has the handler's maker for each path, such as /package.Service/Method. With `takes_compressed` the
+        handlers get messages as they came."""
         self.methods = methods
         self.bounds = bounds
         self.unread = unread
         self.encryption = encryption
-        self.tenant_of = tenant_of
         self.takes_compressed = takes_compressed
         self.partial = tenant_budget.TenantBudget(bounds.partial_bytes)
         """The bytes of messages that have not arrived as a whole."""
         self.connections: dict[http2_connection.Connection, None] = {}
         self.turns = reading_turns.ReadingTurns()
+        self._addresses = client_addresses.ClientAddresses(bounds.connections_per_address)
         self._told_at_s = -TOLD_S
 
     def __call__(self) -> "http2_connection.Connection":
         return http2_connection.Connection(self)
 
-    def make_room(self) -> bool:
-        """Whether there is room for one connection more; one without streams gives way."""
-        if len(self.connections) < self.bounds.connections:
-            return True
-        idle = next((one for one in self.connections if not one.has_streams), None)
-        if idle is None:
+    def opened(self, connection: "http2_connection.Connection") -> bool:
+        """A peer connected; False if there are too many connections of its address, or in all. One without streams makes
+        room."""
+        if not self._addresses.has_room(connection.address):
             return False
-        idle.abort()
+        if len(self.connections) >= self.bounds.connections:
+            idle = next((one for one in self.connections if not one.has_streams), None)
+            if idle is None:
+                return False
+            idle.abort()
+        self.connections[connection] = None
+        self._addresses.opened(connection.address)
         return True
+
+    def closed(self, connection: "http2_connection.Connection") -> None:
+        """A connection is gone, or will be soon. One that is not counted any more is ignored."""
+        if connection in self.connections:
+            del self.connections[connection]
+            self._addresses.closed(connection.address)
 
     def broken(self, why: Exception) -> None:
         """Tells of a peer that breaks the protocol, unless another one was told of just now."""

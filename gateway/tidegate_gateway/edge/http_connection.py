@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from tidegate_gateway.edge import client_transport, framing_errors, http_messages
+from tidegate_gateway.edge import client_addresses, client_transport, framing_errors, http_messages
 from tidegate_gateway.openai import error_table, http_headers
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy.model import DropReason
@@ -113,11 +113,6 @@ class Connection(asyncio.Protocol):
         """No request is being read or answered."""
         return self._present is None and not self._waiting and self._request is None and not self._frame_bytes
 
-    @property
-    def local(self) -> bool:
-        """The client is on this machine. It may be a proxy of many clients."""
-        return self.address.startswith("127.") or self.address in ("::1", "")
-
     def close(self) -> None:
         """Closes the connection once what is written has left."""
         if self._transport is not None:
@@ -132,7 +127,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = plain = cast("asyncio.Transport", transport)
-        self.address = (plain.get_extra_info("peername") or ("",))[0]
+        self.address = client_addresses.address_of(plain)
         if not self._listener.opened(self):
             self._ignoring = True
             plain.abort()

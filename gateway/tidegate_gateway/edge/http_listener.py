@@ -5,7 +5,6 @@ one client; `http_api` and `admin_api` bring the handlers.
 """
 
 import asyncio
-import collections
 import contextlib
 import os
 import re
@@ -15,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from tidegate_gateway import gateway_settings, loop_steps, reading_turns
-from tidegate_gateway.edge import http_connection, http_messages, tenant_budget, unread_answers
+from tidegate_gateway.edge import client_addresses, http_connection, http_messages, tenant_budget, unread_answers
 from tidegate_gateway.openai import bounded_json, http_headers
 from tidegate_gateway.openai.error_table import BadRequest
 
@@ -108,7 +107,7 @@ class Server:
         self.connections: set[http_connection.Connection] = set()
         self.unoccupied: dict[http_connection.Connection, None] = {}
         """The connections without a whole request, those that wait longest first for its head, or for its body."""
-        self._of_address: collections.Counter[str] = collections.Counter()
+        self._addresses = client_addresses.ClientAddresses(limits.connections_per_address)
         self.turns = reading_turns.ReadingTurns()
         self.unread = unread_answers.UnreadAnswers()
         self.bodies = tenant_budget.TenantBudget(limits.bodies_bytes)
@@ -126,10 +125,10 @@ class Server:
     def opened(self, connection: http_connection.Connection) -> bool:
         """A client connected; False if there are too many of its address. If there are too many in all, the connection
         that has waited longest for a head or a body is closed, so idle and slow connections keep no client out."""
+        has_room = self._addresses.has_room(connection.address)
         self.connections.add(connection)
-        self._of_address[connection.address] += 1
-        most = self.limits.connections_per_address
-        if self._of_address[connection.address] > most and not connection.local:
+        self._addresses.opened(connection.address)
+        if not has_room:
             return False
         if len(self.connections) > self.limits.connections:
             if not self.unoccupied:
@@ -149,9 +148,7 @@ class Server:
         """A connection is gone."""
         self.connections.discard(connection)
         self.unoccupied.pop(connection, None)
-        self._of_address[connection.address] -= 1
-        if not self._of_address[connection.address]:
-            del self._of_address[connection.address]
+        self._addresses.closed(connection.address)
 
     def find(self, request: http_messages.Request) -> None:
         """Sets the route of a request before its body is read. Raises `GatewayError` for a path that does not exist, and
