@@ -12,25 +12,23 @@ AT_ONCE = 64
 
 
 class TenantTurns:
-    """One request at a time does something that takes long, and the tenants whose requests wait take turns."""
+    """A few requests at a time do something that takes long, and the tenants whose requests wait take turns."""
 
-    def __init__(self) -> None:
-        self._taken = False
+    def __init__(self, at_once: int = 1) -> None:
+        self._at_once = at_once
+        self._taken = 0
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
         """Whose turn it is next, and who waits longest, come first."""
 
     async def next(self, tenant: str) -> None:
-        """Returns when the caller may do its step. Other work runs between two such steps."""
+        """Returns when the caller may do its step. Other work runs before the next ones may do theirs."""
         await self.take(tenant)
-        try:
-            await asyncio.sleep(0)
-        finally:
-            self.give_back()
+        asyncio.get_running_loop().call_soon(self.give_back)
 
     async def take(self, tenant: str) -> None:
         """Returns when it is the turn of the caller, who has it until `give_back`."""
-        if not self._taken:
-            self._taken = True
+        if self._taken < self._at_once:
+            self._taken += 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, {})[turn] = None
@@ -53,7 +51,7 @@ class TenantTurns:
             if not turn.done():  # its task may have been cancelled
                 turn.set_result(None)
                 return
-        self._taken = False
+        self._taken -= 1
 
 
 class LoopSteps:

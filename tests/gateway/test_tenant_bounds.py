@@ -5,9 +5,8 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate_gateway import tenant_pace
+from tidegate_gateway import tenant_pace, tenant_places
 from tidegate_gateway.edge import tenant_budget
-from tidegate_gateway.relqueries import tenant_places
 
 MANY = 900
 

@@ -32,8 +32,15 @@ class Context(Protocol):
     def invocation_metadata(self) -> list[tuple[str, str]]:
         """The metadata of the client, with the tenant of its key."""
 
-    async def write(self, event: message.Message) -> None:
-        """Sends a message of the answer; returns when the client may take more."""
+    @property
+    def is_held(self) -> bool:
+        """What was sent waits for the client."""
+
+    def send(self, event: message.Message) -> None:
+        """Sends a message of the answer."""
+
+    async def taken(self) -> None:
+        """Returns when the client may take more."""
 
     def give_up(self) -> None:
         """The client has not taken its answer for too long."""
@@ -78,9 +85,13 @@ async def answer(
 
 async def write(context: Context, write_s: float, event: message.Message) -> None:
     """Sends the next message of a stream. Raises `BadRequest` when the client does not take it within `write_s` seconds."""
+    context.send(event)
+    if not context.is_held:
+        return
+    del event  # its bytes wait, and it is not needed for them
     try:
         async with asyncio.timeout(write_s):
-            await context.write(event)
+            await context.taken()
     except TimeoutError as error:
         context.give_up()
         late = f"the answer was not read within {write_s:.3g} s"

@@ -24,6 +24,8 @@ CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, UNAVAILABLE = 1, 2, 4, 14
 """Codes of gRPC."""
 _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
 _UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+STARTS = 8
+"""Calls that start in one turn of the event loop, so that many calls at a time do not make a turn long."""
 WAITING = 16
 """Messages of a stream that its method has not taken yet."""
 
@@ -49,7 +51,8 @@ class Calls:
         self.limits = limits
         self.callers = callers
         self.messages = grpc_messages.Messages(limits.bodies_bytes, limits.body_bytes)
-        self.steps = loop_steps.TenantTurns()
+        self.costly = loop_steps.TenantTurns()
+        self.starts = loop_steps.TenantTurns(STARTS)
         self.budget = tenant_budget.TenantBudget(limits.connections)
         self.running: set[Call] = set()
 
@@ -137,13 +140,17 @@ class Call:
     def invocation_metadata(self) -> list[tuple[str, str]]:
         return self._metadata
 
-    async def write(self, event: message.Message) -> None:
-        stream = self._stream
-        stream.send(self._method.encode(event))
-        if stream.is_held:
-            taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            stream.wait(functools.partial(_tell, taken))
-            await taken
+    @property
+    def is_held(self) -> bool:
+        return self._stream.is_held
+
+    def send(self, event: message.Message) -> None:
+        self._stream.send(self._method.encode(event))
+
+    async def taken(self) -> None:
+        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stream.wait(functools.partial(_tell, taken))
+        await taken
 
     def give_up(self) -> None:
         self._stream.give_up()
@@ -181,14 +188,14 @@ class Call:
         is_costly = bounded_json.is_costly(raw)
         del raw
         async with decoded as request:
-            if is_costly:
-                await self._calls.steps.next(self._tenant)
+            await (self._calls.costly if is_costly else self._calls.starts).next(self._tenant)
             if self._caller is not None:
                 self._caller.check_class(getattr(request, "slo_class", ""), "slo_class")
-            answer = await method.run(request, self)
+            answers = [await method.run(request, self)]
             del request
         if not method.gives_stream:
-            await grpc_answers.write(self, self._calls.limits.write_s, answer)
+            # The answer is popped, so that no frame keeps it while its bytes wait for the client.
+            await grpc_answers.write(self, self._calls.limits.write_s, answers.pop())
 
     async def _converse(self, messages: asyncio.Queue[bytes | None]) -> None:
         async for answer in self._method.run(self._requests(messages), self):

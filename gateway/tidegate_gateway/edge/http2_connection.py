@@ -355,6 +355,7 @@ class Connection(asyncio.Protocol):
                     size, most = int.from_bytes(partial[1:5]), self._server.bounds.message_bytes
                     if partial[0] and not self._server.takes_compressed:
                         stream.finish(http2_stream.UNIMPLEMENTED, "compressed messages are not supported")
+                        handler.on_reset()
                     elif size > most:
                         stream.finish(http2_stream.RESOURCE_EXHAUSTED, f"a message has at most {most} bytes")
                         handler.on_reset()

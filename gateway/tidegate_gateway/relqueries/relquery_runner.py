@@ -18,11 +18,11 @@ from typing import TypeVar
 
 import orjson
 
-from tidegate_gateway import gateway_settings, loop_steps
+from tidegate_gateway import gateway_settings, loop_steps, tenant_places
 from tidegate_gateway.lifecycle import calls
 from tidegate_gateway.observe import background_loop, prometheus_metrics
 from tidegate_gateway.openai import error_table
-from tidegate_gateway.relqueries import relquery_submission, row_results, tenant_places
+from tidegate_gateway.relqueries import relquery_submission, row_results
 from tidegate_gateway.store import relquery_store, store_contract, store_link
 from tidegate_policy import gateway_core
 from tidegate_policy.admit import row_window

@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tidegate_gateway import gateway_settings, loop_steps, tenant_pace
+from tidegate_gateway import gateway_settings, loop_steps, tenant_pace, tenant_places
 from tidegate_gateway.lifecycle import engine_directory
 from tidegate_gateway.openai import engine_fields, error_table, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
-from tidegate_gateway.relqueries import relquery_runner, relquery_submission, row_tables, tenant_places
+from tidegate_gateway.relqueries import relquery_runner, relquery_submission, row_tables
 from tidegate_gateway.store import relquery_store, store_contract, store_link
 from tidegate_gateway.workflows import store_requests, workflow_service
 from tidegate_policy.model import DropReason
@@ -148,16 +148,8 @@ class RelQueries:
 
     async def page(self, relquery: str, after: int, by: workflow_service.Requester, *, most: int = PAGE_ROWS) -> Page:
         """The results that follow the first `after` ones, as far as they are there. Raises `GatewayError`."""
-        place = self._places.of(by.tenant or "")
-        try:
-            async with asyncio.timeout(PLACE_S):
-                await place.take()
-        except TimeoutError as error:
-            raise error_table.Shed(DropReason.SATURATED, retry_after_s=PLACE_S, message=READERS) from error
-        try:
+        async with self._places.taken(by.tenant or "", PLACE_S, READERS):
             return await self._read(relquery, after, by, most)
-        finally:
-            place.give_back()
 
     async def _read(self, relquery: str, after: int, by: workflow_service.Requester, most: int) -> Page:
         request_fields.name(relquery, "id")

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import orjson
 
-from tidegate_gateway import gateway_settings, loop_steps, stage_declaration, tenant_pace
+from tidegate_gateway import gateway_settings, loop_steps, stage_declaration, tenant_pace, tenant_places
 from tidegate_gateway.observe import background_loop, prometheus_metrics
 from tidegate_gateway.openai import error_table, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
@@ -43,6 +43,10 @@ SHOWN_BYTES_PER_S = 4 * 1024 * 1024
 later."""
 BATCH = 100
 """Records that one round of housekeeping touches."""
+READS, READ_S = 8, 10.0
+"""Reads of workflows by one tenant at a time; a further one waits for so many seconds at most. Records take ten times the
+memory of their bytes."""
+READERS = "the tenant's clients read too many workflows at the same time; read fewer at once"
 LISTED, MOST_LISTED = 100, 1000
 """Rows of a list: when the request names no limit, and at most."""
 
@@ -87,6 +91,7 @@ class Workflows:
         self._steps = loop_steps.LoopSteps()
         self._looks: workflow_looks.WorkflowLooks[tuple[store_contract.Record, int]] = workflow_looks.WorkflowLooks()
         self._shown = tenant_pace.TenantPace(SHOWN_BYTES_PER_S, burst_s=1.0)
+        self._places = tenant_places.TenantPlaces(READS)
         self._link = link
         self._metrics = metrics
         self.set_templates(templates)
@@ -176,7 +181,8 @@ class Workflows:
     async def get(self, workflow: str, by: Requester) -> store_contract.Record:
         request_fields.name(workflow, "id")
         subject = _Subject(workflow=workflow, names=by.names)
-        return await self._ask(lambda store: store.get(workflow, by=by.tenant), subject)
+        async with self._places.taken(by.tenant or "", READ_S, READERS):
+            return await self._ask(lambda store: store.get(workflow, by=by.tenant), subject)
 
     async def watch(self, workflow: str, by: Requester) -> AsyncIterator[store_contract.Record]:
         """The workflow now and after each change, until it has ended. Raises `GatewayError`."""
@@ -213,8 +219,9 @@ class Workflows:
         if not 1 <= limit <= MOST_LISTED:
             raise BadRequest(f"limit must be a whole number from 1 to {MOST_LISTED}", param="limit")
         subject = _Subject(workflow="", names=by.names)
-        records, more = await self._ask(lambda store: store.listed(state, limit, by=by.tenant), subject)
-        return await self._steps.convert(records, view), more
+        async with self._places.taken(by.tenant or "", READ_S, READERS):
+            records, more = await self._ask(lambda store: store.listed(state, limit, by=by.tenant), subject)
+            return await self._steps.convert(records, view), more
 
     async def complete_stage(self, workflow: str, stage: str, by: Requester) -> store_contract.Record:
         """Ends a stage (a tool step, or the last of its undeclared calls)."""

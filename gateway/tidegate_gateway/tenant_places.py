@@ -1,7 +1,12 @@
 """A few places for each tenant, for work that takes much memory at a time."""
 
 import asyncio
+import contextlib
 import weakref
+from collections.abc import AsyncIterator
+
+from tidegate_gateway.openai import error_table
+from tidegate_policy.model import DropReason
 
 
 class Place:
@@ -33,3 +38,17 @@ class TenantPlaces:
 
     def of(self, tenant: str) -> Place:
         return Place(self._of_tenant.setdefault(tenant, asyncio.Semaphore(self._each)))
+
+    @contextlib.asynccontextmanager
+    async def taken(self, tenant: str, within_s: float, told: str) -> AsyncIterator[None]:
+        """One place of the tenant is taken meanwhile. Raises `Shed` with what is told when none is free in time."""
+        place = self.of(tenant)
+        try:
+            async with asyncio.timeout(within_s):
+                await place.take()
+        except TimeoutError as error:
+            raise error_table.Shed(DropReason.SATURATED, retry_after_s=within_s, message=told) from error
+        try:
+            yield
+        finally:
+            place.give_back()
