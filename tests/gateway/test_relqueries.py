@@ -289,3 +289,22 @@ async def test_without_a_store_relqueries_are_shed(up: Any) -> None:
     async with fake_engine.engine() as engine, up(engine, store=False) as client:
         status, error, _ = await client.send("POST", PATH, json=relquery_requests.body())
         assert (status, error["error"]["code"]) == (503, "store-unavailable")
+
+
+async def test_large_rows_of_a_tenant_go_one_by_one_and_those_that_wait_hold_no_places(
+    up: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relquery_runner, "LARGE_PROMPT_BYTES", 1000)
+    large = relquery_requests.body(5, stream=False)
+    large["rows"] = [{name: "x" * 2000 for name in row} for row in large["rows"]]
+    async with (
+        fake_engine.engine(first_s=60) as engine,
+        up(engine, relqueries={"inFlight": 4}, dispatch={"cap": 100}) as client,
+    ):
+        assert (await client.send("POST", PATH, json=large))[0] == 201
+        await until(lambda: engine.running == 1)
+        assert (await client.send("POST", PATH, json=relquery_requests.body(3, stream=False)))[0] == 201
+        await until(lambda: engine.running == 4)
+        await asyncio.sleep(0.1)
+        lengths = sorted(len(body["messages"][0]["content"]) > 1000 for body in engine.bodies)
+        assert lengths == [False, False, False, True]

@@ -1,5 +1,6 @@
 """A client that watches a workflow sees each change of its state, until it has ended."""
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -7,6 +8,7 @@ import orjson
 import pytest
 
 from tidegate_gateway import fake_engine
+from tidegate_gateway.workflows import workflow_service
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 STAGES = [{"name": "plan"}, {"name": "check", "after": ["plan"]}]
@@ -49,6 +51,26 @@ async def test_an_unknown_workflow_and_another_tenants_are_not_found(up: Any) ->
         for path, headers in (("none", {}), ("w", {"x-tidegate-tenant": "other"})):
             status, error, _ = await client.send("GET", f"/v1/workflows/{path}/events", headers=headers)
             assert (status, error["error"]["code"]) == (404, "workflow_not_found")
+
+
+async def test_what_the_watches_of_a_tenant_show_has_a_pace(up: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workflow_service, "SHOWN_BYTES_PER_S", 1)
+    async with up() as client:
+        for name, tenant in (("one", "a"), ("two", "a"), ("three", "b")):
+            body = {"id": name, "deadline_ms": 60_000, "stages": STAGES}
+            await client.send("POST", "/v1/workflows", json=body, headers={"x-tidegate-tenant": tenant})
+
+        async def shown(name: str, tenant: str) -> bool:
+            url, headers = f"{client.url}/v1/workflows/{name}/events", {"x-tidegate-tenant": tenant}
+            async with client.http.get(url, headers=headers) as response:
+                return (await response.content.readline()).startswith(b"data: {")
+
+        assert await shown("one", "a")
+        later = asyncio.create_task(shown("two", "a"))
+        assert await shown("three", "b"), "it does not wait for the other tenant"
+        await asyncio.sleep(0.2)
+        assert not later.done()
+        later.cancel()
 
 
 async def test_watch_over_grpc_ends_with_the_outcome(up: Any) -> None:
