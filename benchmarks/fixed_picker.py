@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from tidegate_gateway.edge import http2_connection, http2_stream, unread_answers
+from tidegate_gateway.edge import http2_server, http2_stream, unread_answers
 from tidegate_proto.envoy import ext_proc_pb2
 
 PATH = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -77,14 +77,10 @@ async def main() -> None:
     def own(stream: http2_stream.Stream) -> http2_stream.Handler:
         return OwnWire(answers, stream)
 
-    server = http2_connection.Server(
-        {PATH: own},
-        most_message_bytes=1 << 24,
-        most_partial_bytes=1 << 28,
-        unread=unread_answers.UnreadAnswers(),
-        most_streams=10_000,
-        most_connections=1000,
+    bounds = http2_server.Bounds(
+        message_bytes=1 << 24, partial_bytes=1 << 28, streams=10_000, connections=1000, connections_per_address=1000
     )
+    server = http2_server.Server({PATH: own}, bounds, unread_answers.UnreadAnswers())
     listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", options.port)
     await listening.serve_forever()
 

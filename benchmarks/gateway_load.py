@@ -15,6 +15,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 
+import grpc
+
+from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
+
 HERE = pathlib.Path(__file__).resolve().parent
 START_S = 60.0
 TEXT = {"role": "user", "content": "Which of the tables has a column with the name of the customer? " * 4}
@@ -48,10 +52,10 @@ def engine(*, tokens: int, block_tokens: int, pace_ms: float) -> Iterator[int]:
         yield port
 
 
-def settings(port: int, engine_port: int) -> dict[str, object]:
+def settings(port: int, engine_port: int, grpc_port: int | None = None) -> dict[str, object]:
     """The settings of a gateway on `port` in front of that engine."""
     return {
-        "listen": {"host": "127.0.0.1", "port": port, "grpcPort": None, "adminPort": None},
+        "listen": {"host": "127.0.0.1", "port": port, "grpcPort": grpc_port, "adminPort": None},
         "engines": [{"url": f"http://127.0.0.1:{engine_port}", "profile": "a100-qwen1.5-4b"}],
     }
 
@@ -94,6 +98,30 @@ async def load(port: int, mode: str, requests: int, connections: int) -> int:
     left = iter(range(requests))
     counts = await asyncio.gather(*(client(port, mode, left) for _ in range(connections)))
     return sum(counts)
+
+
+async def grpc_load(port: int, requests: int, connections: int) -> int:
+    """Calls of `Inference.Generate` over so many connections; the number of messages in the answers."""
+    left = iter(range(requests))
+    asked = inference_pb2.GenerateRequest(
+        model="fast",
+        messages=inference_pb2.Messages(messages=[inference_pb2.Message(**TEXT)]),
+        max_tokens=128,
+        tenant="bench",
+        deadline_ms=30_000,
+    )
+
+    async def client() -> int:
+        messages = 0
+        async with grpc.aio.insecure_channel(
+            f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)]
+        ) as channel:
+            for _ in left:
+                async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(asked):
+                    messages += 1
+        return messages
+
+    return sum(await asyncio.gather(*(client() for _ in range(connections))))
 
 
 async def client(port: int, mode: str, left: Iterator[int]) -> int:
