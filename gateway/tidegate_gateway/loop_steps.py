@@ -37,6 +37,8 @@ class TenantTurns:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.give_back()  # the turn came at the same time
+            else:
+                self._leave(tenant, turn)
             raise
 
     def give_back(self) -> None:
@@ -48,10 +50,16 @@ class TenantTurns:
             del turns[turn]
             if turns:
                 self._waiting[tenant] = turns  # behind the other tenants
-            if not turn.done():  # its task may have been cancelled
+            if not turn.done():  # its task may have been cancelled just now
                 turn.set_result(None)
                 return
         self._taken -= 1
+
+    def _leave(self, tenant: str, turn: asyncio.Future[None]) -> None:
+        turns = self._waiting.get(tenant, {})
+        turns.pop(turn, None)
+        if not turns:
+            self._waiting.pop(tenant, None)
 
 
 class LoopSteps:

@@ -71,7 +71,9 @@ def connection() -> tuple[http2_connection.Connection, Transport]:
     return made, transport
 
 
-def opened(number: int) -> bytes:
+def opened(number: int, *headers: tuple[bytes, bytes], ends: bool = False) -> bytes:
     """A stream of the method /echo."""
-    path = hpack.Encoder().encode([(b":path", b"/echo")], huffman=False)
-    return http2_frames.frame(http2_frames.HEADERS, http2_frames.END_HEADERS, number, path)
+    of_grpc = [(b":method", b"POST"), (b":path", b"/echo"), (b"content-type", b"application/grpc")]
+    block = hpack.Encoder().encode([*of_grpc, *headers], huffman=False)
+    flags = http2_frames.END_HEADERS | (http2_frames.END_STREAM if ends else 0)
+    return http2_frames.frame(http2_frames.HEADERS, flags, number, block)

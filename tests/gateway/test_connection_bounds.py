@@ -5,7 +5,7 @@ import contextlib
 import logging
 from typing import Any
 
-import grpc
+import grpc_peer
 import orjson
 import pytest
 
@@ -112,23 +112,19 @@ async def test_a_client_that_hangs_up_behind_a_pipelined_request_is_noticed(up: 
 
 
 async def test_grpc_connections_are_bounded(up: Any) -> None:
-    async with up(store=False, listen={"grpcPort": 0}, limits={"connections": 3}) as client:
-        host, port = client.grpc.split(":")
-        async with contextlib.AsyncExitStack() as stack:
-            preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
-            readers = []
-            for _ in range(6):
-                reader, writer = await asyncio.open_connection(host, int(port))
-                stack.callback(writer.close)
-                writer.write(preface)
-                assert await asyncio.wait_for(reader.readexactly(9), 10)
-                readers.append(reader)
-            for reader in readers[:3]:  # connections without a call made room
-                with contextlib.suppress(ConnectionError):
-                    assert await asyncio.wait_for(reader.read(), 10) is not None
-            assert not any(reader.at_eof() for reader in readers[3:])
-        async with grpc.aio.insecure_channel(client.grpc) as channel:
-            await asyncio.wait_for(channel.channel_ready(), 30)
+    async with (
+        up(store=False, listen={"grpcPort": 0}, limits={"connections": 3}) as client,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        peers = []
+        for _ in range(6):
+            peers.append(await stack.enter_async_context(grpc_peer.connected(client.grpc)))
+            await peers[-1].read()
+        for peer in peers[:3]:
+            assert await peer.is_cut(), "connections without a call made room"
+        for peer in peers[3:]:
+            number = peer.open(grpc_peer.CHECK, message=grpc_peer.message(b""), ends=True)
+            assert (await peer.ended(number)).head["grpc-status"] == "0"
 
 
 def test_few_open_files_lower_the_bound_with_one_sentence(caplog: pytest.LogCaptureFixture) -> None:

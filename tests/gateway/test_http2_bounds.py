@@ -82,7 +82,7 @@ async def test_a_peer_that_breaks_the_protocol_and_reads_nothing_is_cut_off(monk
 
 async def test_a_peer_whose_windows_hold_back_too_much_is_cut_off() -> None:
     made, transport = http2_peer.connection()
-    made._server.unread = unread_answers.UnreadAnswers(300_000, 300_000)
+    made.server.unread = unread_answers.UnreadAnswers(300_000, 300_000)
     settings = struct.pack(">HI", http2_frames.INITIAL_WINDOW_SIZE, 0)
     made.data_received(http2_frames.PREFACE + http2_frames.frame(http2_frames.SETTINGS, 0, 0, settings))
     answer = b"\0" + (90_000).to_bytes(4) + bytes(90_000)
@@ -91,10 +91,10 @@ async def test_a_peer_whose_windows_hold_back_too_much_is_cut_off() -> None:
         made.data_received(
             http2_peer.opened(number) + b"".join(http2_frames.frame(http2_frames.DATA, 0, number, x) for x in parts)
         )
-    assert made._server.unread.bytes == 3 * 90_005
+    assert made.server.unread.bytes == 3 * 90_005
     reset = http2_frames.frame(http2_frames.RST_STREAM, 0, 3, bytes(4))
     made.data_received(reset)
-    assert made._server.unread.bytes == 2 * 90_005
+    assert made.server.unread.bytes == 2 * 90_005
     assert not transport.aborted
     for number in (7, 9):
         made.data_received(
@@ -102,7 +102,7 @@ async def test_a_peer_whose_windows_hold_back_too_much_is_cut_off() -> None:
         )
     assert transport.aborted
     made.connection_lost(None)
-    assert made._server.unread.bytes == 0
+    assert made.server.unread.bytes == 0
 
 
 def test_streams_that_are_reset_after_their_answer_are_no_flood() -> None:
@@ -117,7 +117,7 @@ def test_streams_that_are_reset_after_their_answer_are_no_flood() -> None:
 
 async def test_messages_that_do_not_arrive_as_a_whole_are_bounded_in_sum() -> None:
     made, transport = http2_peer.connection()
-    server, frame = made._server, http2_frames.frame
+    server, frame = made.server, http2_frames.frame
     made.data_received(http2_frames.PREFACE)
     begin, part = b"\0" + (99_000).to_bytes(4), bytes(16_000)
     for number in range(1, 13, 2):
@@ -136,12 +136,12 @@ async def test_messages_that_do_not_arrive_as_a_whole_are_bounded_in_sum() -> No
 
 def test_a_new_connection_takes_the_place_of_one_without_streams() -> None:
     first, one = http2_peer.connection()
-    made, two = first._server(), http2_peer.Transport()
+    made, two = first.server(), http2_peer.Transport()
     made.connection_made(two)
     assert (one.aborted, two.aborted) == (True, False)
     made.data_received(http2_frames.PREFACE + http2_peer.opened(1))
     third = http2_peer.Transport()
-    first._server().connection_made(third)
+    first.server().connection_made(third)
     assert (two.aborted, third.aborted) == (False, True)
 
 

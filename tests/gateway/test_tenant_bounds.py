@@ -30,7 +30,7 @@ def test_the_bytes_of_a_budget_are_those_of_its_bodies(steps: list[tuple[int, st
     budget = tenant_budget.TenantBudget(1000)
     held = [budget.hold() for _ in range(4)]
     for index, tenant, size in steps:
-        held[index].of(tenant)
+        held[index].count_for(tenant)
         held[index].add(size)
         assert budget.used == sum(bodies.units for bodies in held)
     for bodies in held:

@@ -287,3 +287,17 @@ def test_the_bounds_of_many_tenants_are_found_once_in_a_while(monkeypatch: pytes
     assert found <= few + 2, "all at the same instant"
     entered(shares, 1000 * EACH_S, "later", 1)
     assert found > few
+
+
+def test_a_flood_finds_no_bounds_from_the_time_before_it() -> None:
+    shares = taught(40)
+    for number in range(1000):
+        entered(shares, 0.0, f"t{number}", 1)
+    for number in range(1000):
+        left(shares, f"t{number}")
+    later = 1000.0
+    entered(shares, later, "old", 1)
+    fresh = taught(40)
+    entered(fresh, later, "old", 1)
+    for tenant in ("new", "old"):
+        assert entered(shares, later + 0.001, tenant, 500) == entered(fresh, later + 0.001, tenant, 500) < 100

@@ -9,11 +9,20 @@ CLOSING_S = 2.0
 
 
 async def encrypted(
-    plain: asyncio.Transport, protocol: asyncio.Protocol, encryption: ssl.SSLContext, *, handshake_s: float
+    plain: asyncio.Transport,
+    protocol: asyncio.Protocol,
+    encryption: ssl.SSLContext,
+    *,
+    early: bytes,
+    handshake_s: float,
 ) -> asyncio.Transport | None:
-    """The transport after a TLS handshake; None if the client fails it or does not end it in time."""
+    """The transport after a TLS handshake, of which the client has sent the `early` bytes already; None if the client fails
+    it or does not end it in time."""
+    loop = asyncio.get_running_loop()
+    if early:
+        loop.call_soon(_feed, plain, early)
     try:
-        return await asyncio.get_running_loop().start_tls(
+        return await loop.start_tls(
             plain,
             protocol,
             encryption,
@@ -23,6 +32,20 @@ async def encrypted(
         )
     except OSError:  # errors of TLS among them
         return None
+
+
+def _feed(plain: asyncio.Transport, early: bytes) -> None:
+    """Gives bytes to the TLS protocol of the transport. uvloop reads from a new connection although `connection_made` has
+    paused it, so the beginning of a handshake may have come before TLS was there."""
+    protocol = plain.get_protocol()
+    if not isinstance(protocol, asyncio.BufferedProtocol) and not hasattr(protocol, "buffer_updated"):
+        return
+    while early:
+        buffer = protocol.get_buffer(len(early))
+        size = min(len(buffer), len(early))
+        buffer[:size] = early[:size]
+        protocol.buffer_updated(size)
+        early = early[size:]
 
 
 def hung_up(transport: asyncio.Transport) -> bool:

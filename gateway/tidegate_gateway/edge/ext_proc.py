@@ -229,7 +229,7 @@ class Exchange:
         if route.streams:
             raise BadRequest(f"{request.path[:80]} is served at the HTTP port of the gateway only", code="not_found")
         self._picker.guard(request, route)
-        self._bodies.of(http_headers.named_tenant(request.headers))
+        self._bodies.count_for(http_headers.named_tenant(request.headers))
         self._most_body_bytes = route.body_bytes or self._picker.gateway.settings.limits.body_bytes
         if sent.request_headers.end_of_stream:
             self._on_whole()

@@ -15,8 +15,8 @@ from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.workflows import workflow_service
 
 DOMAIN = "tidegate.dev"
-MOST_TOLD = 1000
-"""Characters of an error that a client is told."""
+MOST_TOLD_BYTES, MOST_PARAM_BYTES = 1000, 300
+"""Of an error that a client is told; clients take 8 KiB of trailers."""
 
 _Record = TypeVar("_Record")
 _Message = TypeVar("_Message", bound=message.Message)
@@ -42,8 +42,12 @@ class Context(Protocol):
     async def taken(self) -> None:
         """Returns when the client may take more."""
 
-    def give_up(self) -> None:
-        """The client has not taken its answer for too long."""
+    def give_up(self, waited_s: float) -> None:
+        """The client has not taken its answer for so long."""
+
+    @property
+    def is_costly(self) -> bool:
+        """The message of the call has many values (`bounded_json.is_costly`)."""
 
     def end(self, code: int, told: str, further: list[tuple[bytes, bytes]]) -> None:
         """Ends the call with a status and further trailers."""
@@ -57,11 +61,11 @@ async def abort(context: Context, error: error_table.GatewayError) -> NoReturn:
 
 def refuse(context: Context, error: error_table.GatewayError) -> None:
     """Ends a call with the error, its reason, and the delay after which to retry."""
-    code, told = _code(error).value[0], error.message[:MOST_TOLD]
+    code, told = _code(error).value[0], _cut(error.message, MOST_TOLD_BYTES)
     status = status_pb2.Status(code=code, message=told)
     reason = error_details_pb2.ErrorInfo(reason=error.code, domain=DOMAIN)
     if error.param:
-        reason.metadata["param"] = error.param[:MOST_TOLD]
+        reason.metadata["param"] = _cut(error.param, MOST_PARAM_BYTES)
     status.details.add().Pack(reason)
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration(nanos=0, seconds=max(1, round(error.retry_after_s)))
@@ -93,9 +97,13 @@ async def write(context: Context, write_s: float, event: message.Message) -> Non
         async with asyncio.timeout(write_s):
             await context.taken()
     except TimeoutError as error:
-        context.give_up()
+        context.give_up(write_s)
         late = f"the answer was not read within {write_s:.3g} s"
         raise BadRequest(late, code="request_timeout") from error
+
+
+def _cut(text: str, most_bytes: int) -> str:
+    return text.encode()[:most_bytes].decode(errors="ignore")
 
 
 def _code(error: error_table.GatewayError) -> grpc.StatusCode:

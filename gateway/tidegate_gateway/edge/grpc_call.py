@@ -1,11 +1,12 @@
 """One call of a gRPC client: who calls, its one message, its deadline, and what its method sends."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 import re
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from google.protobuf import message
 from tidegate_gateway import gateway_settings, loop_steps
 from tidegate_gateway.callers import authentication, caller
 from tidegate_gateway.edge import grpc_answers, grpc_messages, http2_heads, http2_stream, tenant_budget
-from tidegate_gateway.openai import bounded_json, error_table, http_headers
+from tidegate_gateway.openai import error_table, http_headers
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy.model import DropReason
 
@@ -28,6 +29,8 @@ STARTS = 8
 """Calls that start in one turn of the event loop, so that many calls at a time do not make a turn long."""
 WAITING = 16
 """Messages of a stream that its method has not taken yet."""
+OPEN_PART = 10
+"""Streams of the services that need no key may be one of so many of the calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,7 @@ class Calls:
         self.costly = loop_steps.TenantTurns()
         self.starts = loop_steps.TenantTurns(STARTS)
         self.budget = tenant_budget.TenantBudget(limits.connections)
+        self.open_budget = tenant_budget.TenantBudget(max(limits.connections // OPEN_PART, 10))
         self.running: set[Call] = set()
 
     def maker(self, method: Method) -> Callable[[http2_stream.Stream], "Call"]:
@@ -70,10 +74,12 @@ class Call:
         self._method = method
         self._caller: caller.Caller | None = None
         self._metadata: list[tuple[str, str]] = []
-        self._messages: asyncio.Queue[bytes | None] | None = None
+        self._messages: asyncio.Queue[tuple[bytes, str] | None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
-        self._held = calls.budget.hold()
+        self._held = (calls.open_budget if method.is_open else calls.budget).hold()
+        self._queued = calls.messages.hold("")
+        self._is_costly = False
         try:
             self._begin()
         except error_table.GatewayError as error:
@@ -87,11 +93,11 @@ class Call:
             self._metadata = self._caller.bound(given)
         open_to_all = self._calls.callers.required and self._caller is None
         self._tenant = "" if open_to_all else http_headers.named_tenant(self._metadata)
-        self._stream.counted.of(self._tenant)
-        self._held.of(self._tenant)
-        self._held.add(1)
-        if not self._held.fits:
-            raise error_table.Shed(DropReason.SATURATED)
+        for held in (self._stream.counted, self._held, self._queued):
+            held.count_for(self._tenant)
+        if not self._method.is_open or self._method.gives_stream:  # a check of the health is over at once
+            self._held.add(1)
+            grpc_messages.check(self._held)
         self._calls.running.add(self)
         loop = asyncio.get_running_loop()
         self._timers.append(loop.call_later(self._calls.limits.body_s, self._late))
@@ -101,20 +107,31 @@ class Call:
     # The handler.
 
     def on_message(self, message_bytes: bytes) -> None:
+        compression = self._stream.head.value("grpc-encoding") if self._stream.is_compressed else ""
+        if self._stream.is_compressed and compression not in grpc_messages.WINDOW_BITS:
+            code = http2_stream.UNIMPLEMENTED if compression not in ("", "identity") else http2_stream.INTERNAL
+            self.end(code, "a message is compressed by gzip, deflate or not at all", [])
+            self.on_reset()
+            return
         if self._task is None:
             self._timers.pop(0).cancel()
-            compression = ""
-            if self._stream.is_compressed:
-                compression = self._stream.head.value("grpc-encoding") or "identity"
             if self._method.takes_stream:
                 self._messages = asyncio.Queue()
-                self._messages.put_nowait(message_bytes)
+                self._put(self._messages, message_bytes, compression)
             self._task = asyncio.get_running_loop().create_task(self._run(message_bytes, compression))
         elif self._messages is None or self._messages.qsize() >= WAITING:
             grpc_answers.refuse(self, BadRequest("the call has too many messages"))
             self.on_reset()
         else:
-            self._messages.put_nowait(message_bytes)
+            self._put(self._messages, message_bytes, compression)
+
+    def _put(self, messages: asyncio.Queue[tuple[bytes, str] | None], message_bytes: bytes, compression: str) -> None:
+        self._queued.add(len(message_bytes))
+        if self._queued.fits:
+            messages.put_nowait((message_bytes, compression))
+        else:
+            grpc_answers.refuse(self, error_table.Shed(DropReason.SATURATED))
+            self.on_reset()
 
     def on_half_close(self) -> None:
         if self._messages is not None:
@@ -130,10 +147,7 @@ class Call:
     def cut(self) -> None:
         """Ends the call, because the port closes."""
         self._stream.finish(UNAVAILABLE, "the gateway ends")
-        if self._task is not None:
-            self._task.cancel()
-        else:
-            self._release()
+        self.on_reset()
 
     # The context.
 
@@ -152,8 +166,12 @@ class Call:
         self._stream.wait(functools.partial(_tell, taken))
         await taken
 
-    def give_up(self) -> None:
-        self._stream.give_up()
+    @property
+    def is_costly(self) -> bool:
+        return self._is_costly
+
+    def give_up(self, waited_s: float) -> None:
+        self._stream.give_up(waited_s)
 
     def end(self, code: int, told: str, further: list[tuple[bytes, bytes]]) -> None:
         self._release()
@@ -184,11 +202,13 @@ class Call:
 
     async def _answer(self, raw: bytes, compression: str) -> None:
         messages, method = self._calls.messages, self._method
-        decoded = messages.decoded(raw, compression, method.kind, self._tenant)
-        is_costly = bounded_json.is_costly(raw)
+        decoding = messages.decoded(raw, compression, method.kind, self._tenant)
         del raw
-        async with decoded as request:
-            await (self._calls.costly if is_costly else self._calls.starts).next(self._tenant)
+        async with decoding as decoded:
+            request, self._is_costly = decoded.message, decoded.is_costly
+            del decoded
+            tenant = self._tenant or getattr(request, "tenant", "")
+            await (self._calls.costly if self._is_costly else self._calls.starts).next(tenant)
             if self._caller is not None:
                 self._caller.check_class(getattr(request, "slo_class", ""), "slo_class")
             answers = [await method.run(request, self)]
@@ -197,14 +217,18 @@ class Call:
             # The answer is popped, so that no frame keeps it while its bytes wait for the client.
             await grpc_answers.write(self, self._calls.limits.write_s, answers.pop())
 
-    async def _converse(self, messages: asyncio.Queue[bytes | None]) -> None:
-        async for answer in self._method.run(self._requests(messages), self):
-            await grpc_answers.write(self, self._calls.limits.write_s, answer)
+    async def _converse(self, messages: asyncio.Queue[tuple[bytes, str] | None]) -> None:
+        requests = self._requests(messages)
+        async with contextlib.aclosing(requests), contextlib.aclosing(self._method.run(requests, self)) as answers:
+            async for answer in answers:
+                await grpc_answers.write(self, self._calls.limits.write_s, answer)
 
-    async def _requests(self, messages: asyncio.Queue[bytes | None]) -> AsyncIterator[Any]:
-        while (raw := await messages.get()) is not None:
-            async with self._calls.messages.decoded(raw, "", self._method.kind, self._tenant) as request:
-                yield request
+    async def _requests(self, messages: asyncio.Queue[tuple[bytes, str] | None]) -> AsyncGenerator[Any, None]:
+        while (waited := await messages.get()) is not None:
+            self._queued.add(-len(waited[0]))
+            await self._calls.costly.next(self._tenant)  # the answer to a few bytes of reflection takes long
+            async with self._calls.messages.decoded(*waited, self._method.kind, self._tenant) as decoded:
+                yield decoded.message
 
     def _late(self) -> None:
         limit_s = self._calls.limits.body_s
@@ -219,6 +243,7 @@ class Call:
     def _release(self) -> None:
         """It is over; nothing of it counts any more."""
         self._held.release()
+        self._queued.release()
         self._calls.running.discard(self)
         for timer in self._timers:
             timer.cancel()

@@ -10,7 +10,7 @@ from tidegate_gateway.edge import grpc_answers, http2_stream
 
 PATH = "/grpc.health.v1.Health/Check"
 LOOK_S = 0.2
-"""How often those that watch look."""
+"""Between two looks at the states that are watched."""
 States = Mapping[str, Callable[[], bool]]
 """Whether each service is there now."""
 
@@ -28,6 +28,10 @@ class Health:
     def __init__(self, states: States, write_s: float) -> None:
         self._states = states
         self._write_s = write_s
+        self._watched: dict[str, int] = {}
+        """The states that those who watch know."""
+        self._watchers: set[asyncio.Event] = set()
+        self._next_look: asyncio.TimerHandle | None = None
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: grpc_answers.Context
@@ -44,14 +48,30 @@ class Health:
         return health_pb2.HealthListResponse(statuses=found)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc_answers.Context) -> None:
-        shown = None
-        while True:
-            status = _status(self._states, request.service)
-            if status != shown:
-                answer = health_pb2.HealthCheckResponse(status=status)
-                await grpc_answers.write(context, self._write_s, answer)
-                shown = status
-            await asyncio.sleep(LOOK_S)
+        changed, shown = asyncio.Event(), None
+        self._watchers.add(changed)
+        if self._next_look is None:
+            self._look()
+        try:
+            while True:
+                changed.clear()
+                status = self._watched.get(request.service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+                if status != shown:
+                    answer = health_pb2.HealthCheckResponse(status=status)
+                    await grpc_answers.write(context, self._write_s, answer)
+                    shown = status
+                await changed.wait()
+        finally:
+            self._watchers.discard(changed)
+
+    def _look(self) -> None:
+        """Wakes those who watch when a state has changed, and looks again as long as somebody watches."""
+        found = {name: _status(self._states, name) for name in self._states}
+        if found != self._watched:
+            self._watched = found
+            for changed in self._watchers:
+                changed.set()
+        self._next_look = asyncio.get_running_loop().call_later(LOOK_S, self._look) if self._watchers else None
 
 
 class HealthCheck:

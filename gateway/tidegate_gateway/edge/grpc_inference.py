@@ -23,7 +23,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         gateway, write_s = self._gateway, self._gateway.settings.limits.write_s
         now = gateway.clock()
         try:
-            parsed = grpc_requests.generation(request, grpc_answers.metadata(context))
+            parsed = grpc_requests.generation(request, grpc_answers.metadata(context), is_costly=context.is_costly)
             async with gateway.calls.answer(now, parsed) as answer:
                 if not answer.reply.streamed:
                     raise error_table.rejected(answer.reply.first)
@@ -52,7 +52,9 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         now = gateway.clock()
         try:
             most = gateway.settings.limits.choices
-            parsed = grpc_requests.call(request, grpc_answers.metadata(context), most_choices=most)
+            parsed = grpc_requests.call(
+                request, grpc_answers.metadata(context), most_choices=most, is_costly=context.is_costly
+            )
             async with gateway.calls.answer(now, parsed) as answer:
                 reply = answer.reply
                 if not reply.streamed and reply.status != 200:

@@ -5,13 +5,14 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf import descriptor, message
 
 from tidegate_gateway import loop_steps
 from tidegate_gateway.edge import message_entries, tenant_budget
-from tidegate_gateway.openai import error_table
+from tidegate_gateway.openai import bounded_json, error_table
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy.model import DropReason
 
@@ -38,6 +39,15 @@ class Kind:
         self.decode = decode
 
 
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A message of a client."""
+
+    message: Any
+    is_costly: bool
+    """It has many values (`bounded_json.is_costly`)."""
+
+
 class Messages:
     """The messages of one port."""
 
@@ -47,32 +57,36 @@ class Messages:
         self._message_bytes = message_bytes
         self._large = loop_steps.TenantTurns()
 
+    def hold(self, tenant: str) -> tenant_budget.Held:
+        """The bytes of messages that wait."""
+        return self._bodies.hold(tenant)
+
     @asynccontextmanager
-    async def decoded(self, raw: bytes, compression: str, kind: Kind, tenant: str) -> AsyncIterator[Any]:
+    async def decoded(self, raw: bytes, compression: str, kind: Kind, tenant: str) -> AsyncIterator[Decoded]:
         """The message, whose bytes and entries count while the call runs, and until it is decoded. Raises `BadRequest` for
         bytes that are no such message, and `Shed` while the messages of the tenant are too large."""
         held = self._bodies.hold(tenant)
         held.add(len(raw))
         thread: asyncio.Future[Any] | None = None
         try:
-            _check(held)
+            check(held)
             large = len(raw) * (MOST_RATIO if compression else 1) > LARGE_BYTES
             entries = None
             if not large:
                 raw = self._inflated(raw, compression)
                 entries = message_entries.some(raw, kind.nested, FEW_ENTRIES)
             if entries is not None:
-                request = kind.decode(raw)
+                decoded = Decoded(kind.decode(raw), bounded_json.is_costly(raw))
             else:
                 await self._large.take(tenant)
                 thread = asyncio.get_running_loop().run_in_executor(None, self._decode, raw, compression, kind)
                 thread.add_done_callback(lambda _: self._large.give_back())
-                request, entries, size = await asyncio.shield(thread)  # a thread goes on when its call is cancelled
+                decoded, entries, size = await asyncio.shield(thread)  # a thread goes on when its call is cancelled
                 held.add(size - len(raw))
             del raw
             held.add(entries * ENTRY_BYTES)
-            _check(held)
-            yield request
+            check(held)
+            yield decoded
         except message.DecodeError as error:
             raise BadRequest(UNREADABLE) from error
         finally:
@@ -81,19 +95,17 @@ class Messages:
             else:
                 thread.add_done_callback(lambda _: held.release())
 
-    def _decode(self, raw: bytes, compression: str, kind: Kind) -> tuple[Any, int, int]:
+    def _decode(self, raw: bytes, compression: str, kind: Kind) -> tuple[Decoded, int, int]:
         raw = self._inflated(raw, compression)
         entries = message_entries.count(raw, kind.nested, kind.most_entries)
-        return kind.decode(raw), entries, len(raw)
+        return Decoded(kind.decode(raw), bounded_json.is_costly(raw)), entries, len(raw)
 
     def _inflated(self, raw: bytes, compression: str) -> bytes:
-        """The bytes of a message without its compression. Raises `DecodeError` and `BadRequest`."""
+        """The bytes of a message without its compression, one of `WINDOW_BITS`, or "". Raises `DecodeError` and
+        `BadRequest`."""
         if not compression:
             return raw
-        bits = WINDOW_BITS.get(compression)
-        if bits is None:
-            raise BadRequest(f"a message is compressed by gzip, deflate or not at all, not by {compression[:60]}")
-        stream = zlib.decompressobj(bits)
+        stream = zlib.decompressobj(WINDOW_BITS[compression])
         try:
             inflated = stream.decompress(raw, self._message_bytes + 1)
         except zlib.error as error:
@@ -105,6 +117,7 @@ class Messages:
         return inflated
 
 
-def _check(held: tenant_budget.Held) -> None:
+def check(held: tenant_budget.Held) -> None:
+    """Raises `Shed` if the tenant's messages are too large."""
     if not held.fits:
         raise error_table.Shed(DropReason.SATURATED)

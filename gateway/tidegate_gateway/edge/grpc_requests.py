@@ -4,6 +4,7 @@ A generation becomes an endpoint and a body for the engine. Scheduling fields be
 names counts where a message does not set the field. A workflow message becomes a `WorkflowDeclaration`. Errors name fields.
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -39,21 +40,25 @@ _OPTIONAL = frozenset(("urgency", "deadline_ms", "slo_ttft_ms", "slo_tpot_ms"))
 _SAMPLING = ("max_tokens", "temperature", "top_p", "seed")
 
 
-def generation(request: inference_pb2.GenerateRequest, metadata: http_headers.Headers) -> parsed_request.ParsedRequest:
+def generation(
+    request: inference_pb2.GenerateRequest, metadata: http_headers.Headers, *, is_costly: bool
+) -> parsed_request.ParsedRequest:
     """The call that a client asks for; always streamed, with one choice. Raises `BadRequest`."""
     kind, body = _body(request)
-    return parsed_request.from_body(kind, body, fields(request, metadata), most_choices=1)
+    parsed = parsed_request.from_body(kind, body, fields(request, metadata), most_choices=1)
+    return dataclasses.replace(parsed, is_costly=True) if is_costly else parsed
 
 
 def call(
-    request: inference_pb2.CallRequest, metadata: http_headers.Headers, *, most_choices: int
+    request: inference_pb2.CallRequest, metadata: http_headers.Headers, *, most_choices: int, is_costly: bool
 ) -> parsed_request.ParsedRequest:
     """The call of an endpoint, whose body is JSON. Raises `BadRequest`."""
     kind = next((kind for kind in endpoint_registry.ENDPOINTS if kind.path == request.path), None)
     if kind is None:
         known = ", ".join(kind.path for kind in endpoint_registry.ENDPOINTS)
         raise BadRequest(f"path must be one of {known}", param="path")
-    return parsed_request.from_json(kind, request.body, fields(request, metadata), most_choices=most_choices)
+    parsed = parsed_request.from_json(kind, request.body, fields(request, metadata), most_choices=most_choices)
+    return dataclasses.replace(parsed, is_costly=True) if is_costly else parsed
 
 
 def relquery(request: inference_pb2.SubmitRelQueryRequest) -> dict[str, Any]:

@@ -8,7 +8,6 @@ messages mean is the business of the handler of each stream.
 
 import asyncio
 import logging
-import socket
 import ssl
 import struct
 import time
@@ -24,7 +23,6 @@ logger = logging.getLogger("tidegate.gateway")
 
 WINDOW_BYTES = 1 << 20
 """How much may arrive on a stream before it is acknowledged; a connection has sixteen times as much."""
-MOST_HEAD_BYTES = 32 * 1024
 MOST_SETTINGS = 64
 """In one frame; there are ten kinds of settings."""
 YOUNG_S = 1.0
@@ -40,8 +38,10 @@ TURN_BYTES, TURN_FRAMES, TURN_S = 64 * 1024, 2000, 0.005
 """A connection that brings more at once, or what takes longer, reads on in turn with the others that do."""
 CUT_S = 1.0
 """For the last frames to leave when a connection ends."""
-SILENT_S, PROBE_S, PROBES = 30, 10, 3
-"""A connection that is silent for so long is probed by TCP, so often, before it counts as lost."""
+SILENT_S, PROBE_S = 30.0, 20.0
+"""A peer that is silent for so long is asked for a sign, and has so long to give it."""
+MOST_OWED = 1000
+"""Frames that a peer may keep back of those that it has reason for."""
 
 _SETTING = struct.Struct(">HI")
 
@@ -54,35 +54,38 @@ class Connection(asyncio.Protocol):
         """Bytes that the peer takes on all streams together."""
         self.address = ""
         """The address of the peer, without its port."""
-        self._server = server
+        self.server = server
         self._streams: dict[int, http2_stream.Stream] = {}
         self._transport: asyncio.Transport | None = None
         self._data = b""
         self._began = False
-        self._heads = http2_heads.HeadDecoder(MOST_HEAD_BYTES)
-        self._head: tuple[int, int, bytearray] | None = None
-        """The stream, the flags and the beginning of a head in several frames."""
+        self._heads = http2_heads.HeadDecoder()
         self._stream_window = FIRST_WINDOW_BYTES
         self._unread = 0
         self._last = 0
         """The last stream of the peer."""
-        self._full = False  # the kernel does not take what was written
+        self._full_at_s: float | None = None
+        """Since when the kernel does not take what was written."""
         self._unsent_bytes = 0
         """Of all streams, beyond the windows of the peer."""
-        self._is_asked = False
+        self._is_asked = self._has_left = False
         self._late = 0
         """Frames of data for streams that have ended."""
         self._more = False
         """Whole frames have arrived that wait for the connection's turn."""
         self._in_line = False
-        self._updates = 0
-        """Updates of windows that the data sent so far give the peer reason for: one of the stream's, one of its own."""
+        self._owed = 0
+        """Frames that the data sent so far give the peer reason for: for each frame of data an update of the stream's
+        window, one of the connection's, and a ping, by which some clients measure the way."""
         self._allowance = frame_allowance.FrameAllowance()
         self._held: dict[http2_stream.Stream, None] = {}
-        """Streams with bytes beyond the windows of the peer, or whose writers wait."""
+        """Streams with bytes beyond the windows of the peer, or whose writers wait; the one that waits longest first."""
         self._handshake: asyncio.Task[None] | None = None
+        self._heard_at_s = time.monotonic()
+        self._asked_at_s: float | None = None
+        """When a silent peer was asked for a sign."""
         self._early: bytearray | None = None
-        """What came before the handshake had its transport."""
+        """What came before TLS was there, and before the handshake had its transport."""
         self._idle_at_s = time.monotonic()
         """When it was opened, or its last stream ended."""
 
@@ -91,26 +94,27 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = plain = cast("asyncio.Transport", transport)
         self.address = client_addresses.address_of(plain)
-        if not self._server.opened(self):
+        if not self.server.opened(self):
             plain.abort()
             return
-        known = transport.get_extra_info("socket")
-        if known is not None and known.family in (socket.AF_INET, socket.AF_INET6):
-            known.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            known.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S)
-            known.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
-            known.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
-        if self._server.encryption is None:
+        if self.server.encryption is None:
             self._greet()
         else:
             plain.pause_reading()
-            self._handshake = asyncio.get_running_loop().create_task(self._encrypt(plain, self._server.encryption))
+            self._early = bytearray()
+            self._handshake = asyncio.get_running_loop().create_task(self._encrypt(plain, self.server.encryption))
 
     async def _encrypt(self, plain: asyncio.Transport, encryption: ssl.SSLContext) -> None:
         """Makes the TLS handshake. A client that fails it, or takes too long for it, is gone."""
-        self._early = bytearray()
-        handshake_s = self._server.bounds.handshake_s
-        transport = await client_transport.encrypted(plain, self, encryption, handshake_s=handshake_s)
+        hello, self._early = bytes(self._early or b""), bytearray()
+        try:
+            transport = await client_transport.encrypted(
+                plain, self, encryption, early=hello, handshake_s=self.server.bounds.handshake_s
+            )
+        except BaseException:
+            plain.abort()
+            self.connection_lost(None)
+            raise
         early, self._early = self._early, None
         if transport is None or plain.is_closing():
             plain.abort()
@@ -122,10 +126,16 @@ class Connection(asyncio.Protocol):
             self.data_received(bytes(early))
 
     def _greet(self) -> None:
-        most = self._server.bounds.streams
-        settings = _SETTING.pack(h2.MAX_CONCURRENT_STREAMS, most) + _SETTING.pack(h2.INITIAL_WINDOW_SIZE, WINDOW_BYTES)
-        self.write(h2.frame(h2.SETTINGS, 0, 0, settings))
+        most = self.server.bounds.streams
+        told = {
+            h2.MAX_CONCURRENT_STREAMS: most,
+            h2.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
+            h2.MAX_HEADER_LIST_SIZE: http2_heads.MOST_BYTES,
+        }
+        self.write(h2.frame(h2.SETTINGS, 0, 0, b"".join([_SETTING.pack(*item) for item in told.items()])))
         self.write(h2.frame(h2.WINDOW_UPDATE, 0, 0, (16 * WINDOW_BYTES - FIRST_WINDOW_BYTES).to_bytes(4)))
+        if self.server.is_leaving:
+            self.ask_to_leave()
 
     def data_received(self, data: bytes) -> None:
         if self._early is not None:
@@ -133,10 +143,11 @@ class Connection(asyncio.Protocol):
             return
         if self._transport is None or self._transport.is_closing():
             return
+        self._heard_at_s, self._asked_at_s = time.monotonic(), None
         try:
             self._read(self._data + data if self._data else data)
         except h2.ConnectionBroken as broken:
-            self._server.broken(broken)
+            self.server.broken(broken)
             self._go_away(broken.code, last=self._last)
             self._reset_all()
             self.close()
@@ -144,7 +155,7 @@ class Connection(asyncio.Protocol):
         if (self._more or len(data) > TURN_BYTES) and not self._in_line:
             self._in_line = True
             self._transport.pause_reading()
-            self._server.turns.join(self._read_on)
+            self.server.turns.join(self._read_on)
 
     def _read_on(self) -> None:
         self._in_line = False
@@ -154,30 +165,36 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._server.closed(self)
+        self.server.closed(self)
         self._reset_all()
         if self._transport is not None:
-            self._server.unread.leave(self._transport)
+            self.server.unread.leave(self._transport)
 
     def write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
-            if self._full:
-                self._server.unread.enter(self._transport, self._unsent_bytes)
+            if self.is_full:
+                self.server.unread.enter(self._transport, self._unsent_bytes)
 
     def pause_writing(self) -> None:
-        self._full = True
+        self._full_at_s = time.monotonic()
 
     def resume_writing(self) -> None:
-        self._full = False
+        self._full_at_s = None
         self.hold(0)
         for stream in list(self._held):
             stream.tell_writer()
+            if not stream.waits:
+                self._held.pop(stream, None)
 
     @property
     def is_full(self) -> bool:
         """The kernel does not take what was written."""
-        return self._full
+        return self._full_at_s is not None
+
+    def is_full_since(self, waited_s: float) -> bool:
+        """The kernel has taken nothing for about so long."""
+        return self._full_at_s is not None and time.monotonic() - self._full_at_s >= 0.9 * waited_s
 
     def wait(self, stream: http2_stream.Stream) -> None:
         """The stream has bytes, or a writer, that wait for the peer."""
@@ -188,27 +205,35 @@ class Connection(asyncio.Protocol):
         self._unsent_bytes += change
         if self._transport is None:
             return
-        if self._unsent_bytes or self._full:
-            self._server.unread.enter(self._transport, self._unsent_bytes)
+        if self._unsent_bytes or self.is_full:
+            self.server.unread.enter(self._transport, self._unsent_bytes)
         else:
-            self._server.unread.leave(self._transport)
-
-    @property
-    def has_streams(self) -> bool:
-        return bool(self._streams)
+            self.server.unread.leave(self._transport)
 
     def abort(self) -> None:
         """Cuts the connection."""
         if self._transport is not None:
-            self._server.closed(self)
+            self.server.closed(self)
             self._transport.abort()
 
-    def end_if_idle(self, now_s: float) -> None:
-        """Ends a connection that has had no stream for too long, or that has not begun in time."""
-        bounds = self._server.bounds
-        most_s = bounds.idle_s if self._began else bounds.handshake_s
-        if self._streams or self._transport is None or most_s is None or now_s - self._idle_at_s <= most_s:
+    def look(self, now_s: float) -> None:
+        """Ends a connection that has had no stream for too long, has not begun in time, or whose peer gives no sign."""
+        if self._transport is None:
             return
+        bounds = self.server.bounds
+        most_s = bounds.idle_s if self._began else bounds.handshake_s
+        if not self._streams and most_s is not None and now_s - self._idle_at_s > most_s:
+            self.end()
+        elif self._asked_at_s is not None:
+            if now_s - self._asked_at_s > PROBE_S:
+                self.abort()
+        elif self._began and now_s - self._heard_at_s > SILENT_S and not self.is_full:
+            self._asked_at_s = now_s
+            self.write(h2.frame(h2.PING, 0, 0, bytes(8)))
+
+    def end(self) -> None:
+        """Ends a connection without streams."""
+        self.server.closed(self)
         if self._began:
             self.leave()
         self.close()
@@ -221,6 +246,7 @@ class Connection(asyncio.Protocol):
 
     def leave(self) -> None:
         """Tells the peer that no further stream is served."""
+        self._has_left = True
         self._go_away(h2.NO_ERROR, last=self._last)
 
     def close(self) -> None:
@@ -237,16 +263,18 @@ class Connection(asyncio.Protocol):
             return False
         stream.window -= size
         self.window -= size
-        self._updates += 2
+        self._owed = min(self._owed + 3, MOST_OWED)
         return True
 
     def forget(self, stream: http2_stream.Stream) -> None:
         """The stream is over."""
+        stream.gone = True
         self._streams.pop(stream.id, None)
         self._held.pop(stream, None)
         stream.counted.release()
         if not self._streams:
             self._idle_at_s = time.monotonic()
+            self.server.is_idle(self)
 
     def _reset(self, stream: http2_stream.Stream) -> None:
         stream.drop()
@@ -292,7 +320,7 @@ class Connection(asyncio.Protocol):
             payload = data[at + 9 : at + 9 + size]
             at += 9 + size
             stream &= MOST_WINDOW_BYTES
-            if self._head is not None and (kind != h2.CONTINUATION or stream != self._head[0]):
+            if self._heads.continues is not None and (kind != h2.CONTINUATION or stream != self._heads.continues):
                 raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "a frame stands between the parts of a head")
             if kind == h2.DATA:
                 self._on_data(stream, flags, payload)
@@ -317,10 +345,10 @@ class Connection(asyncio.Protocol):
             self.write(h2.frame(h2.WINDOW_UPDATE, 0, 0, self._unread.to_bytes(4)))
             self._unread = 0
         stream = self._streams.get(number)
-        if stream is None:
+        if stream is None or stream.half_closed:
             if number > self._last:
                 raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "data of a stream that was not opened")
-            self._late += 1  # it ended here while the data were on their way
+            self._late += 1  # it ended while the data were on their way
             if not self._late % LATE:
                 self._allowance.spend()
             return
@@ -334,52 +362,7 @@ class Connection(asyncio.Protocol):
         if stream.unread >= WINDOW_BYTES // 2:
             self.write(h2.frame(h2.WINDOW_UPDATE, 0, number, stream.unread.to_bytes(4)))
             stream.unread = 0
-        self._deliver(stream, content, last=bool(flags & h2.END_STREAM))
-
-    def _deliver(self, stream: http2_stream.Stream, payload: bytes, *, last: bool) -> None:
-        """Gives the handler the messages that are whole now."""
-        handler, partial = stream.handler, stream.partial
-        if handler is None:
-            return
-        try:
-            if (
-                not partial
-                and len(payload) >= 5
-                and int.from_bytes(payload[1:5]) == len(payload) - 5
-                and not payload[0]
-            ):
-                handler.on_message(payload[5:])
-            elif payload:
-                partial += payload
-                while len(partial) >= 5 and stream.id in self._streams and not stream.ended:
-                    size, most = int.from_bytes(partial[1:5]), self._server.bounds.message_bytes
-                    if partial[0] and not self._server.takes_compressed:
-                        stream.finish(http2_stream.UNIMPLEMENTED, "compressed messages are not supported")
-                        handler.on_reset()
-                    elif size > most:
-                        stream.finish(http2_stream.RESOURCE_EXHAUSTED, f"a message has at most {most} bytes")
-                        handler.on_reset()
-                    elif len(partial) < 5 + size:
-                        break
-                    else:
-                        stream.is_compressed = bool(partial[0])
-                        message = bytes(memoryview(partial)[5 : 5 + size])
-                        del partial[: 5 + size]
-                        handler.on_message(message)
-            if last and stream.id in self._streams:
-                stream.half_closed = True
-                handler.on_half_close()
-        except Exception:
-            logger.exception("a handler failed")
-            stream.finish(http2_stream.INTERNAL, "the handler failed; the log of the server says why")
-            handler.on_reset()
-        if stream.id in self._streams and len(partial) != stream.counted.units:
-            stream.counted.add(len(partial) - stream.counted.units)
-            if partial and not stream.counted.fits:
-                partial.clear()
-                stream.counted.release()
-                stream.finish(http2_stream.RESOURCE_EXHAUSTED, "too much is arriving; send the call again later")
-                handler.on_reset()
+        stream.receive(content, last=bool(flags & h2.END_STREAM))
 
     def _on_head_frame(self, number: int, flags: int, payload: bytes) -> None:
         block = h2.unpadded(flags, payload)
@@ -388,41 +371,46 @@ class Connection(asyncio.Protocol):
         if flags & h2.END_HEADERS:
             self._on_head(number, flags, block)
         else:
-            self._head = (number, flags, bytearray(block))
+            self._heads.begin(number, flags, block)
 
     def _on_continuation(self, flags: int, payload: bytes) -> None:
-        if self._head is None:
-            raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "a continuation continues nothing")
-        number, first, block = self._head
-        block += payload
-        if len(block) > MOST_HEAD_BYTES:
-            raise h2.ConnectionBroken(h2.ENHANCE_YOUR_CALM, "a head is too large")
-        if not flags & h2.END_HEADERS:
+        number, first, block = self._heads.go_on(payload)
+        if flags & h2.END_HEADERS:
+            self._heads.end()
+            self._on_head(number, first, block)
+        else:
             self._allowance.spend()
-            return
-        self._head = None
-        self._on_head(number, first, bytes(block))
 
     def _on_head(self, number: int, flags: int, block: bytes) -> None:
         head = self._heads.head(block)
         stream = self._streams.get(number)
         if stream is not None:  # trailers, of which gRPC's clients have none
-            if flags & h2.END_STREAM:
-                self._deliver(stream, b"", last=True)
+            if flags & h2.END_STREAM and not stream.half_closed:
+                stream.receive(b"", last=True)
             else:
                 self._allowance.spend()
             return
         if number % 2 == 0 or number <= self._last:
             raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, f"stream {number} cannot be opened")
-        self._last = number
-        if len(self._streams) >= self._server.bounds.streams:
+        if self._has_left:
             self._allowance.spend()
-            self.write(h2.frame(h2.RST_STREAM, 0, number, h2.REFUSED_STREAM.to_bytes(4)))
             return
-        counted = self._server.partial.hold()
-        stream = http2_stream.Stream(self, number, self._stream_window, head, counted)
+        self._last = number
+        refused = h2.REFUSED_STREAM if len(self._streams) >= self.server.bounds.streams else head.error
+        if refused is not None:
+            self._allowance.spend()
+            self.write(h2.frame(h2.RST_STREAM, 0, number, refused.to_bytes(4)))
+            return
+        if not head.is_grpc:
+            self._allowance.spend()
+            self.write(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, number, http2_stream.NOT_GRPC))
+            if not flags & h2.END_STREAM:
+                self.write(h2.frame(h2.RST_STREAM, 0, number, h2.NO_ERROR.to_bytes(4)))
+            return
+        stream = http2_stream.Stream(self, number, self._stream_window, head, self.server.partial.hold())
         self._streams[number] = stream
-        method = self._server.methods.get(head.path)
+        self.server.is_busy(self)
+        method = self.server.methods.get(head.path)
         if method is None:
             self._allowance.spend()
             stream.half_closed = bool(flags & h2.END_STREAM)
@@ -430,7 +418,7 @@ class Connection(asyncio.Protocol):
             return
         stream.handler = method(stream)
         if flags & h2.END_STREAM:
-            self._deliver(stream, b"", last=True)
+            stream.receive(b"", last=True)
 
     def _on_control(self, kind: int, number: int, flags: int, payload: bytes) -> None:
         if kind == h2.SETTINGS:
@@ -442,7 +430,7 @@ class Connection(asyncio.Protocol):
             raise h2.ConnectionBroken(h2.FRAME_SIZE_ERROR, "a frame has the wrong size")
         if kind == h2.PING:
             if not flags & h2.ACK:
-                self._allowance.spend()
+                self._spend_owed()
                 self.write(h2.frame(h2.PING, h2.ACK, 0, payload))
         elif kind == h2.RST_STREAM:
             stream = self._streams.get(number)
@@ -470,10 +458,7 @@ class Connection(asyncio.Protocol):
         self._flush()
 
     def _on_window_update(self, number: int, more: int) -> None:
-        if self._updates > 0:
-            self._updates -= 1
-        else:
-            self._allowance.spend()
+        self._spend_owed()
         if number == 0:
             self.window += more
             if not more or self.window > MOST_WINDOW_BYTES:
@@ -483,8 +468,23 @@ class Connection(asyncio.Protocol):
             stream.window += more
             stream.flush()
 
+    def _spend_owed(self) -> None:
+        """A frame came for which data may have given the peer reason."""
+        if self._owed:
+            self._owed -= 1
+        else:
+            self._allowance.spend()
+
     def _flush(self) -> None:
-        for stream in list(self._held):
-            if self.window <= 0:
-                return
-            stream.flush()
+        """Sends what the windows allow, a frame of each stream in turn."""
+        more = True
+        while more and self.window > 0:
+            more = False
+            for stream in list(self._held):
+                if self.window <= 0:
+                    return
+                if stream.flush(1):
+                    more = True
+                self._held.pop(stream, None)
+                if stream.waits:
+                    self._held[stream] = None

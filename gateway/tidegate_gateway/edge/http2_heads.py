@@ -6,11 +6,16 @@ from dataclasses import dataclass
 
 import hpack
 
-from tidegate_gateway.edge import http2_frames
+from tidegate_gateway.edge import http2_frames as h2
 
+MOST_BYTES = 32 * 1024
+"""Of a head, compressed and not; peers are told."""
+READ_BYTES = 4 * MOST_BYTES
+"""Heads up to this size are read, so that what they say of later heads is known, and their streams are refused."""
 MOST_MEMORIZED, MEMORIZED_BYTES = 16, 4096
 """Heads that a connection remembers, and the bytes of each."""
-_CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_CONTENT_TYPE = re.compile(r"application/grpc(\+proto)?\s*(;.*)?", re.ASCII | re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,10 @@ class Head:
     headers: tuple[tuple[str, str], ...]
     """Names and values that are text, without those of HTTP/2 itself."""
     bytes: int
+    error: int | None
+    """The code with which the stream is refused, because the head is malformed or too large."""
+    is_grpc: bool
+    """Its method and its content type are those of gRPC."""
 
     def value(self, name: str) -> str:
         """The value of a header; "" if there is none."""
@@ -31,10 +40,34 @@ class HeadDecoder:
     """Decodes the heads of one connection. The heads of a client repeat, so one that leaves the table of the decoder as it
     is counts for the next equal bytes too, until a head changes the table."""
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self) -> None:
         self._decoder = hpack.Decoder()
-        self._decoder.max_header_list_size = most_bytes
+        self._decoder.max_header_list_size = READ_BYTES
         self._known: dict[bytes, Head] = {}
+        self._number = self._flags = 0
+        self._parts: bytearray | None = None
+
+    @property
+    def continues(self) -> int | None:
+        """The stream whose head has begun and is not whole."""
+        return None if self._parts is None else self._number
+
+    def begin(self, number: int, flags: int, block: bytes) -> None:
+        """The beginning of a head that comes in several frames."""
+        self._number, self._flags, self._parts = number, flags, bytearray(block)
+
+    def go_on(self, block: bytes) -> tuple[int, int, bytes]:
+        """A further part; the stream, the flags of the first frame, and all parts so far. Raises `ConnectionBroken`."""
+        if self._parts is None:
+            raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "a continuation continues nothing")
+        self._parts += block
+        if len(self._parts) > MOST_BYTES:
+            raise h2.ConnectionBroken(h2.ENHANCE_YOUR_CALM, "a head is too large")
+        return self._number, self._flags, bytes(self._parts)
+
+    def end(self) -> None:
+        """The head that has begun is whole."""
+        self._parts = None
 
     def head(self, block: bytes) -> Head:
         """The head of these bytes. Raises `ConnectionBroken`."""
@@ -46,8 +79,7 @@ class HeadDecoder:
         try:
             found = _head(self._decoder.decode(block, raw=True))
         except hpack.HPACKError as error:
-            code = http2_frames.COMPRESSION_ERROR
-            raise http2_frames.ConnectionBroken(code, f"a head cannot be read: {error}") from error
+            raise h2.ConnectionBroken(h2.COMPRESSION_ERROR, f"a head cannot be read: {error}") from error
         if len(entries) != count or (entries and entries[0] is not newest) or len(self._known) >= MOST_MEMORIZED:
             self._known.clear()
         elif found.bytes <= MEMORIZED_BYTES:
@@ -56,14 +88,21 @@ class HeadDecoder:
 
 
 def _head(decoded: Iterable[tuple[bytes, bytes]]) -> Head:
-    """The head of these headers. Raises `ConnectionBroken`."""
-    path, pairs, size = "", [], 0
+    """The head of these headers."""
+    path, method, content_type, pairs, size, error = "", b"", "", [], 0, None
     for name, value in decoded:
-        size += len(name) + len(value)
+        size += len(name) + len(value) + 32  # as RFC 9113, 6.5.2, counts
         if _CONTROL.search(name) or _CONTROL.search(value):
-            raise http2_frames.ConnectionBroken(http2_frames.PROTOCOL_ERROR, "a header has control characters")
-        if name == b":path":
+            error = h2.PROTOCOL_ERROR
+        elif name == b":path":
             path = value.decode("latin-1")
+        elif name == b":method":
+            method = value
         elif not name.startswith(b":") and not name.endswith(b"-bin"):
             pairs.append((name.decode("latin-1"), value.decode("latin-1")))
-    return Head(path, tuple(pairs), size)
+            if name == b"content-type":
+                content_type = pairs[-1][1]
+    if size > MOST_BYTES:
+        error = h2.ENHANCE_YOUR_CALM
+    is_grpc = method == b"POST" and _CONTENT_TYPE.fullmatch(content_type) is not None
+    return Head(path, tuple(pairs), size, error, is_grpc)

@@ -1,4 +1,5 @@
-"""What do the connections of one HTTP/2 port share? The methods, the bounds, and who makes room for whom."""
+"""What do the connections of one HTTP/2 port share? The methods, the bounds, and which connection makes room for a new
+one."""
 
 import asyncio
 import contextlib
@@ -65,6 +66,9 @@ class Server:
         self.partial = tenant_budget.TenantBudget(bounds.partial_bytes)
         """The bytes of messages that have not arrived as a whole."""
         self.connections: dict[http2_connection.Connection, None] = {}
+        self.unoccupied: dict[http2_connection.Connection, None] = {}
+        """The connections without streams; the one that has had none for longest comes first."""
+        self.is_leaving = False
         self.turns = reading_turns.ReadingTurns()
         self._addresses = client_addresses.ClientAddresses(bounds.connections_per_address)
         self._told_at_s = -TOLD_S
@@ -78,18 +82,29 @@ class Server:
         if not self._addresses.has_room(connection.address):
             return False
         if len(self.connections) >= self.bounds.connections:
-            idle = next((one for one in self.connections if not one.has_streams), None)
+            idle = next(iter(self.unoccupied), None)
             if idle is None:
                 return False
-            idle.abort()
+            idle.end()
         self.connections[connection] = None
+        self.unoccupied[connection] = None
         self._addresses.opened(connection.address)
         return True
+
+    def is_busy(self, connection: "http2_connection.Connection") -> None:
+        """The connection has a stream."""
+        self.unoccupied.pop(connection, None)
+
+    def is_idle(self, connection: "http2_connection.Connection") -> None:
+        """The connection has no stream any more."""
+        if connection in self.connections:
+            self.unoccupied[connection] = None
 
     def closed(self, connection: "http2_connection.Connection") -> None:
         """A connection is gone, or will be soon. One that is not counted any more is ignored."""
         if connection in self.connections:
             del self.connections[connection]
+            self.unoccupied.pop(connection, None)
             self._addresses.closed(connection.address)
 
     def broken(self, why: Exception) -> None:
@@ -99,16 +114,20 @@ class Server:
             self._told_at_s = now_s
             logger.warning("a connection over HTTP/2 breaks the protocol: %s", why)
 
-    async def end_idle(self) -> None:
+    async def look(self) -> None:
         """Ends connections that bring nothing, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             now_s = time.monotonic()
             for connection in list(self.connections):
-                connection.end_if_idle(now_s)
+                try:
+                    connection.look(now_s)
+                except Exception:
+                    logger.exception("a connection over HTTP/2 cannot be ended")
 
     def ask_to_leave(self) -> None:
         """Asks all peers to open further streams elsewhere. Those that they have already opened are served."""
+        self.is_leaving = True
         for connection in self.connections:
             connection.ask_to_leave()
 
@@ -126,7 +145,7 @@ async def listening(
     seconds until `ended`. Raises `OSError` when the port is taken."""
     loop = asyncio.get_running_loop()
     opened = await loop.create_server(server, listen_address.bound(host), port, backlog=1024)
-    looks = loop.create_task(server.end_idle())
+    looks = loop.create_task(server.look())
     try:
         yield listen_address.shown(host, opened.sockets[0].getsockname()[1])
     finally:

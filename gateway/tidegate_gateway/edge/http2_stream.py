@@ -1,5 +1,7 @@
-"""One gRPC call over a connection of HTTP/2: what is sent, as far as the windows of the peer allow, and its end."""
+"""One gRPC call over a connection of HTTP/2: its messages, what is sent, as far as the windows of the peer allow, and its
+end."""
 
+import logging
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable
@@ -11,10 +13,14 @@ from tidegate_gateway.edge import http2_heads, tenant_budget
 if TYPE_CHECKING:
     from tidegate_gateway.edge import http2_connection
 
+logger = logging.getLogger("tidegate.gateway")
+
 OK, INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED, ABORTED, UNIMPLEMENTED, INTERNAL = 0, 3, 5, 8, 10, 12, 13
 """Codes of gRPC."""
 MOST_TOLD_BYTES = 2000
-"""Of the words of a status."""
+"""Of the words of a status, as they are sent; clients take 8 KiB of trailers."""
+MOST_FRAMES = 1 << 30
+"""All that the windows allow."""
 _SAFE = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 """Characters of a status that need no escape."""
 
@@ -36,11 +42,10 @@ def _text(text: bytes) -> bytes:
 
 
 _STATUS_200 = b"\x88"
-_HEAD = (
-    _STATUS_200
-    + _literal(b"content-type", b"application/grpc")
-    + _literal(b"grpc-accept-encoding", b"identity, deflate, gzip")
-)
+_HEAD = _STATUS_200 + _literal(b"content-type", b"application/grpc")
+_INFLATES = _literal(b"grpc-accept-encoding", b"identity, deflate, gzip")
+NOT_GRPC = b"\x08\x03415"
+"""The head of an answer to a request that is no call of gRPC: its `:status` is 415."""
 _WELL = _literal(b"grpc-status", b"0")
 
 
@@ -66,6 +71,7 @@ class Stream:
         "_trailers",
         "_unsent",
         "counted",
+        "gone",
         "half_closed",
         "handler",
         "head",
@@ -97,6 +103,8 @@ class Stream:
         self.handler: Handler | None = None
         self.window = window
         """Bytes that the peer takes on this stream."""
+        self.gone = False
+        """It has ended, or the peer has reset it: nothing of it is sent or received any more."""
         self.half_closed = False
         self.partial = bytearray()
         """The beginning of a message that has not arrived as a whole."""
@@ -124,7 +132,61 @@ class Stream:
     @property
     def is_held(self) -> bool:
         """What was sent waits for the peer."""
-        return bool(self._unsent) or self._connection.is_full
+        return not self.gone and (bool(self._unsent) or self._connection.is_full)
+
+    @property
+    def waits(self) -> bool:
+        """Bytes, or a writer, wait for the peer."""
+        return bool(self._unsent) or self.when_writable is not None
+
+    # What the peer sends.
+
+    def receive(self, payload: bytes, *, last: bool) -> None:
+        """Gives the handler the messages that are whole with these data, and tells it whether they were the last."""
+        handler, self.half_closed = self.handler, last
+        if handler is None or self.ended:
+            return
+        try:
+            self._read(handler, payload)
+            if last and not self.ended:
+                handler.on_half_close()
+        except Exception:
+            logger.exception("a handler failed")
+            self._break(handler, INTERNAL, "the handler failed; the log of the server says why")
+        if not self.gone and len(self.partial) != self.counted.units:
+            self.counted.add(len(self.partial) - self.counted.units)
+            if self.partial and not self.counted.fits:
+                self._break(handler, RESOURCE_EXHAUSTED, "too much is arriving; send the call again later")
+
+    def _read(self, handler: Handler, payload: bytes) -> None:
+        server, partial = self._connection.server, self.partial
+        size, most = len(payload) - 5, server.bounds.message_bytes
+        if not partial and 0 <= size <= most and not payload[0] and int.from_bytes(payload[1:5]) == size:
+            self.is_compressed = False
+            handler.on_message(payload[5:])
+            return
+        partial += payload
+        while len(partial) >= 5 and not self.ended:
+            size, is_compressed = int.from_bytes(partial[1:5]), bool(partial[0])
+            if is_compressed and not server.takes_compressed:
+                self._break(handler, UNIMPLEMENTED, "compressed messages are not supported")
+            elif size > most:
+                self._break(handler, RESOURCE_EXHAUSTED, f"a message has at most {most} bytes")
+            elif len(partial) < 5 + size:
+                return
+            else:
+                self.is_compressed = is_compressed
+                message = bytes(memoryview(partial)[5 : 5 + size])
+                del partial[: 5 + size]
+                handler.on_message(message)
+
+    def _break(self, handler: Handler, code: int, why: str) -> None:
+        self.partial.clear()
+        self.counted.release()
+        self.finish(code, why)
+        handler.on_reset()
+
+    # What is sent.
 
     def wait(self, when_writable: Callable[[], None]) -> None:
         """Calls it once when the peer takes more."""
@@ -139,9 +201,9 @@ class Stream:
 
     def send(self, message: bytes) -> None:
         """Sends one message. A stream that has ended ignores it."""
-        if self._trailers is not None:
+        if self.ended or self.gone:
             return
-        head = b"" if self._begun else h2.frame(h2.HEADERS, h2.END_HEADERS, self.id, _HEAD)
+        head = b"" if self._begun else h2.frame(h2.HEADERS, h2.END_HEADERS, self.id, self._head)
         self._begun = True
         size = len(message) + 5
         data = b"\x00" + len(message).to_bytes(4) + message
@@ -157,21 +219,25 @@ class Stream:
 
     def finish(self, code: int = OK, message: str = "", further: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """Ends the stream with a status and further trailers, once all messages are sent."""
-        if self._trailers is not None:
+        if self.ended or self.gone:
             return
         status = _WELL if code == OK else _literal(b"grpc-status", b"%d" % code)
         if message:
-            status += _literal(b"grpc-message", urllib.parse.quote(message[:MOST_TOLD_BYTES], safe=_SAFE).encode())
+            status += _literal(b"grpc-message", _told(message))
         for name, value in further:
             status += _literal(name, value)
-        self._trailers = status if self._begun else _HEAD + status
+        self._trailers = status if self._begun else self._head + status
         if code != OK:
             self.drop()  # an error does not wait until the client has taken what came before it
         self.flush()
 
-    def give_up(self) -> None:
-        """The peer has not taken what was sent for too long. If it takes nothing at all, its connection is cut."""
-        if self._connection.is_full:
+    @property
+    def _head(self) -> bytes:
+        return _HEAD + _INFLATES if self._connection.server.takes_compressed else _HEAD
+
+    def give_up(self, waited_s: float) -> None:
+        """The peer has not taken what was sent for so long. If it has taken nothing at all, its connection is cut."""
+        if self._connection.is_full_since(waited_s):
             self._connection.abort()
 
     def drop(self) -> None:
@@ -180,18 +246,31 @@ class Stream:
         self._unsent.clear()
         self.when_writable = None
 
-    def flush(self) -> None:
-        """Sends what the peer's windows allow."""
+    def flush(self, frames: int = MOST_FRAMES) -> bool:
+        """Sends what the peer's windows allow, at most so many frames; whether more could be sent."""
+        if self.gone:
+            return False
         while self._unsent:
             size = min(len(self._unsent), h2.MOST_FRAME_BYTES, self.window, self._connection.window)
             if size <= 0 or not self._connection.spend(self, size):
-                return
+                return False
             self._connection.write(h2.frame(h2.DATA, 0, self.id, bytes(self._unsent[:size])))
             del self._unsent[:size]
             self._connection.hold(-size)
+            frames -= 1
+            if not frames and self._unsent:
+                return True
         self.tell_writer()
-        if self._trailers is not None:
+        if self._trailers is not None and not self.gone:
             self._connection.write(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, self.id, self._trailers))
             if not self.half_closed:
                 self._connection.write(h2.frame(h2.RST_STREAM, 0, self.id, h2.NO_ERROR.to_bytes(4)))
             self._connection.forget(self)
+        return False
+
+
+def _told(message: str) -> bytes:
+    """The words of a status as gRPC escapes them, as far as the bound allows."""
+    escaped = urllib.parse.quote(message[:MOST_TOLD_BYTES], safe=_SAFE).encode()[:MOST_TOLD_BYTES]
+    cut = escaped.rfind(b"%", -2)
+    return escaped if cut < 0 else escaped[:cut]

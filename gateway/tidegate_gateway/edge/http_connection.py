@@ -57,7 +57,7 @@ class Connection(asyncio.Protocol):
         self._paused = False  # nothing more is read while a request waits behind the present one
         self._in_line = False  # nothing more is read until it is this connection's turn
         self._held = b""  # the head of a stream that has not left yet
-        self._early: bytearray | None = None  # what came with the last bytes of a handshake
+        self._early: bytearray | None = None  # what came before TLS was there, and with the last bytes of a handshake
         self._frame_bytes = 0  # since the last byte of a body, or the last request
         self._url = b""
         self._headers: list[tuple[str, str]] = []
@@ -136,6 +136,7 @@ class Connection(asyncio.Protocol):
             self._begin_reading(plain)
         else:
             plain.pause_reading()
+            self._early = bytearray()
             self.task = self._loop.create_task(self._encrypt(plain, self._listener.encryption))
 
     def _begin_reading(self, transport: asyncio.Transport) -> None:
@@ -147,9 +148,10 @@ class Connection(asyncio.Protocol):
 
     async def _encrypt(self, plain: asyncio.Transport, encryption: ssl.SSLContext) -> None:
         """Makes the TLS handshake. A client that fails it, or takes too long for it, is gone."""
-        self._early = bytearray()
-        handshake_s = self._limits.idle_s
-        transport = await client_transport.encrypted(plain, self, encryption, handshake_s=handshake_s)
+        hello, self._early = bytes(self._early or b""), bytearray()
+        transport = await client_transport.encrypted(
+            plain, self, encryption, early=hello, handshake_s=self._limits.idle_s
+        )
         early, self._early = self._early, None
         if transport is None or self._ignoring:
             plain.abort()
@@ -283,7 +285,7 @@ class Connection(asyncio.Protocol):
             self._listener.waits(self)
         framing_errors.check_headers(request)
         self._listener.find(request)
-        self._bodies.of(http_headers.named_tenant(request.headers))
+        self._bodies.count_for(http_headers.named_tenant(request.headers))
         self._most_body_bytes = self._limits.body_bytes
         if request.route is not None and request.route[0].body_bytes is not None:
             self._most_body_bytes = request.route[0].body_bytes

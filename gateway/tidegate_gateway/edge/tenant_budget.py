@@ -44,8 +44,8 @@ class Held:
         self._tenant = tenant
         self.units = 0
 
-    def of(self, tenant: str) -> None:
-        """All of it counts for this tenant."""
+    def count_for(self, tenant: str) -> None:
+        """All of it counts for this tenant from now on."""
         if tenant != self._tenant:
             units = self.units
             self.add(-units)

@@ -187,7 +187,7 @@ class TenantShares:
         if not tenant.held and (
             self._entered < self.places
             or len(self._tenants) == 1
-            or tenant.entered < self._bounds(now)[0].get(item.call.tenant, math.inf)
+            or tenant.entered < self._bounds(now)[0].get(item.call.tenant, LEAST_PLACES)
         ):
             return True
         self.hold(now, item)
@@ -302,11 +302,11 @@ class TenantShares:
 
     def _bounds(self, now: float) -> tuple[dict[str, float], Collection[str]]:
         """Places of each active tenant, and the tenants that flood the pool while others keep to their parts. Those of many
-        tenants may be older than the newest call."""
+        tenants may be older than the newest call, and miss its tenant."""
         if now >= self._bounds_until_s:
             self._bounds_found = self._bounds_now(now)
-            known = len(self._tenants)
-            self._bounds_until_s = now + known * EACH_S if known > FEW else -math.inf
+            known, competing = len(self._tenants), len(self._bounds_found[0]) > 1
+            self._bounds_until_s = now + known * EACH_S if competing and known > FEW else -math.inf
         return self._bounds_found
 
     def _entered_of(self, name: str) -> int:
