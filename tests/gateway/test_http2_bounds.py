@@ -134,15 +134,15 @@ async def test_messages_that_do_not_arrive_as_a_whole_are_bounded_in_sum() -> No
     assert server.partial.used == 0
 
 
-def test_a_new_connection_takes_the_place_of_one_without_streams() -> None:
+async def test_a_new_connection_takes_the_place_of_one_without_streams() -> None:
     first, one = http2_peer.connection()
     made, two = first.server(), http2_peer.Transport()
     made.connection_made(two)
-    assert (one.aborted, two.aborted) == (True, False)
+    assert (one.closed, two.closed) == (True, False)
     made.data_received(http2_frames.PREFACE + http2_peer.opened(1))
     third = http2_peer.Transport()
     first.server().connection_made(third)
-    assert (two.aborted, third.aborted) == (False, True)
+    assert (two.closed, third.closed) == (False, True)
 
 
 async def test_a_stream_whose_data_come_in_very_many_small_frames_ends_and_the_others_go_on() -> None:
@@ -191,3 +191,84 @@ def test_the_allowance_of_frames_fills_up_with_time() -> None:
     assert spent() == 10
     now_s = 3600.0
     assert spent() == frame_allowance.BURST
+
+
+def test_pings_of_a_client_that_measures_the_way_of_its_data_are_no_flood() -> None:
+    made, transport = http2_peer.connection()
+    frame = http2_frames.frame
+    made.data_received(http2_frames.PREFACE + http2_peer.opened(1))
+    for _ in range(10 * frame_allowance.BURST):
+        made.data_received(frame(http2_frames.DATA, 0, 1, b"\0\0\0\0\1x") + frame(http2_frames.PING, 0, 0, bytes(8)))
+    assert not transport.is_closing()
+
+
+def test_a_head_with_a_bad_header_ends_its_stream_and_the_others_go_on() -> None:
+    made, transport = http2_peer.connection()
+    frame = http2_frames.frame
+    made.data_received(http2_frames.PREFACE + http2_peer.opened(1))
+    made.data_received(http2_peer.opened(3, (b"x", b"a\x01b")) + http2_peer.opened(5, (b"x", b"a\tb")))
+    large = http2_peer.opened(7, (b"x", b"a" * 16_000))
+    made.data_received(large)
+    assert frame(http2_frames.RST_STREAM, 0, 3, http2_frames.PROTOCOL_ERROR.to_bytes(4)) in transport.written
+    for number in (1, 5, 7):
+        made.data_received(frame(http2_frames.DATA, 0, number, b"\0\0\0\0\1x"))
+        assert frame(http2_frames.DATA, 0, number, b"\0\0\0\0\1x") in transport.written
+    assert not transport.is_closing()
+
+
+def test_a_request_that_is_no_call_of_grpc_has_the_status_415() -> None:
+    made, transport = http2_peer.connection()
+    made.data_received(http2_frames.PREFACE + http2_peer.opened(1).replace(b"application/grpc", b"application/json"))
+    assert http2_frames.frame(http2_frames.HEADERS, 5, 1, b"\x08\x03415") in transport.written
+    assert not http2_peer.ECHOES
+
+
+def test_streams_that_come_after_the_end_of_a_connection_was_told_are_not_served() -> None:
+    made, transport = http2_peer.connection()
+    made.data_received(http2_frames.PREFACE + http2_peer.opened(1))
+    made.leave()
+    made.data_received(http2_peer.opened(3))
+    made.data_received(http2_frames.frame(http2_frames.DATA, 0, 1, b"\0\0\0\0\1x"))
+    assert len(http2_peer.ECHOES) == 1
+    assert transport.written.endswith(b"\0\0\0\0\1x"), "what was open goes on"
+
+
+def test_data_after_the_end_of_a_stream_reach_no_handler() -> None:
+    made, _ = http2_peer.connection()
+    frame = http2_frames.frame
+    made.data_received(http2_frames.PREFACE + http2_peer.opened(1))
+    echo = http2_peer.ECHOES[0]
+    ends = 0
+
+    def count() -> None:
+        nonlocal ends
+        ends += 1
+
+    echo.on_half_close = count  # type: ignore[method-assign]
+    made.data_received(frame(http2_frames.DATA, http2_frames.END_STREAM, 1) * 50)
+    made.data_received(http2_peer.opened(1, ends=True) * 50)
+    assert ends == 1
+
+
+async def test_streams_share_the_window_of_their_connection() -> None:
+    made, transport = http2_peer.connection()
+    frame = http2_frames.frame
+    made.data_received(http2_frames.PREFACE)
+    settings = struct.pack(">HI", http2_frames.INITIAL_WINDOW_SIZE, 1 << 20)
+    made.data_received(frame(http2_frames.SETTINGS, 0, 0, settings))
+    payload = b"\0" + (90_000).to_bytes(4) + bytes(90_000)
+    for number in (1, 3):
+        parts = [payload[at : at + 16_000] for at in range(0, len(payload), 16_000)]
+        made.data_received(http2_peer.opened(number) + b"".join(frame(http2_frames.DATA, 0, number, x) for x in parts))
+    before = len(transport.written)
+    for _ in range(4):
+        made.data_received(frame(http2_frames.WINDOW_UPDATE, 0, 0, (16_384).to_bytes(4)))
+    sent = transport.written[before:]
+    counts, at = {1: 0, 3: 0}, 0
+    while at < len(sent):
+        high, low, kind, _, number = http2_frames.FRAME.unpack_from(sent, at)
+        at += 9 + (high << 16 | low)
+        if kind == http2_frames.DATA:
+            counts[number] += high << 16 | low
+    assert not transport.is_closing()
+    assert min(counts.values()) >= 16_384

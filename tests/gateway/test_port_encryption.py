@@ -231,3 +231,23 @@ def test_files_that_cannot_be_used_are_named_at_the_start(
 def test_one_file_without_the_other_is_an_error() -> None:
     with pytest.raises(BadSettings, match="tls needs both certFile and keyFile"):
         gateway_settings.from_mapping({"tls": {"keyFile": "/etc/tls.key"}})
+
+
+async def test_a_handshake_that_begins_with_the_connection_is_answered_by_tls(up: Any, tmp_path: pathlib.Path) -> None:
+    tls = certificate(tmp_path)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    handshake = trusting(tls).wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        handshake.do_handshake()
+    hello = outgoing.read()
+
+    def first_byte(address: str) -> bytes:
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as client:
+            client.sendall(hello)
+            return client.recv(1)
+
+    async with up(store=False, tls=tls, listen={"grpcPort": 0, "extProcPort": 0}) as client:
+        for address in (client.url.removeprefix("http://"), client.grpc, client.ext_proc):
+            for _ in range(30):
+                assert await asyncio.to_thread(first_byte, address) == b"\x16", "a record of the handshake"

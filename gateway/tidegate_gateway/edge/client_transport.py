@@ -3,6 +3,7 @@
 import asyncio
 import select
 import ssl
+from typing import Any
 
 CLOSING_S = 2.0
 """For a client to answer the end of an encrypted connection."""
@@ -37,9 +38,7 @@ async def encrypted(
 def _feed(plain: asyncio.Transport, early: bytes) -> None:
     """Gives bytes to the TLS protocol of the transport. uvloop reads from a new connection although `connection_made` has
     paused it, so the beginning of a handshake may have come before TLS was there."""
-    protocol = plain.get_protocol()
-    if not isinstance(protocol, asyncio.BufferedProtocol) and not hasattr(protocol, "buffer_updated"):
-        return
+    protocol: Any = plain.get_protocol()
     while early:
         buffer = protocol.get_buffer(len(early))
         size = min(len(buffer), len(early))
