@@ -212,7 +212,7 @@ async def test_connections_without_calls_end_after_a_while(up: Any, monkeypatch:
 async def test_a_call_that_goes_on_to_send_messages_is_bounded(up: Any) -> None:
     path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     async with up(listen=LISTEN) as client, grpc_peer.connected(client.grpc, window=0) as peer:
-        answer = await peer.ended(peer.open(path, message=EMPTY * 100))
+        answer = await peer.ended(peer.open(path, message=EMPTY * 1100))
         assert answer.head["grpc-message"] == "the call has too many messages"
 
 

@@ -27,8 +27,8 @@ _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
 _UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 STARTS = 8
 """Calls that start in one turn of the event loop, so that many calls at a time do not make a turn long."""
-WAITING = 16
-"""Messages of a stream that its method has not taken yet."""
+WAITING, WAITING_BYTES = 1000, 100
+"""Messages of a stream that its method has not taken yet; the memory that each takes beside its bytes."""
 OPEN_PART = 10
 """Streams of the services that need no key may be one of so many of the calls."""
 
@@ -126,7 +126,7 @@ class Call:
             self._put(self._messages, message_bytes, compression)
 
     def _put(self, messages: asyncio.Queue[tuple[bytes, str] | None], message_bytes: bytes, compression: str) -> None:
-        self._queued.add(len(message_bytes))
+        self._queued.add(len(message_bytes) + WAITING_BYTES)
         if self._queued.fits:
             messages.put_nowait((message_bytes, compression))
         else:
@@ -225,7 +225,7 @@ class Call:
 
     async def _requests(self, messages: asyncio.Queue[tuple[bytes, str] | None]) -> AsyncGenerator[Any, None]:
         while (waited := await messages.get()) is not None:
-            self._queued.add(-len(waited[0]))
+            self._queued.add(-len(waited[0]) - WAITING_BYTES)
             await self._calls.costly.next(self._tenant)  # the answer to a few bytes of reflection takes long
             async with self._calls.messages.decoded(*waited, self._method.kind, self._tenant) as decoded:
                 yield decoded.message
