@@ -172,7 +172,9 @@ async def _site(
         return None
     limits = gateway.settings.limits
     server = http_listener.Server(routes, limits, leaving=lambda: gateway.draining, guard=guard, encryption=encryption)
-    opened = await asyncio.get_running_loop().create_server(server, listen_address.bound(host), port, backlog=4096)
+    opened = await asyncio.get_running_loop().create_server(
+        server, listen_address.bound(host), port, backlog=listen_address.BACKLOG
+    )
     stack.push_async_callback(http_listener.close, opened, server)
     return listen_address.shown(host, opened.sockets[0].getsockname()[1])
 

@@ -142,7 +142,7 @@ async def test_a_new_connection_takes_the_place_of_one_without_streams() -> None
     made.data_received(http2_frames.PREFACE + http2_peer.opened(1))
     third = http2_peer.Transport()
     first.server().connection_made(third)
-    assert (two.closed, third.closed) == (False, True)
+    assert (two.closed, third.aborted) == (False, True)
 
 
 async def test_a_stream_whose_data_come_in_very_many_small_frames_ends_and_the_others_go_on() -> None:

@@ -1,12 +1,11 @@
 """What the edges that speak HTTP share of a call: its request is read, and the headers of its answer are written."""
 
 import asyncio
-import dataclasses
 
 from tidegate_gateway import loop_steps
 from tidegate_gateway.edge import http_messages
 from tidegate_gateway.observe import call_record
-from tidegate_gateway.openai import bounded_json, endpoint, http_headers, parsed_request, request_fields
+from tidegate_gateway.openai import endpoint, http_headers, parsed_request, request_fields
 
 LARGE_BODY_BYTES = 128 * 1024
 """Larger bodies are read one after the other, and other clients are served between the steps of each: the parse, the look
@@ -23,20 +22,22 @@ class CallRequests:
     async def read(self, kind: endpoint.Endpoint, request: http_messages.Request) -> parsed_request.ParsedRequest:
         """The call in a request, whose body is let go of. Raises `BadRequest`."""
         fields = http_headers.read(http_headers.headers_of(request.headers))
-        is_costly = bounded_json.is_costly(request.body)
+        most_choices, is_costly = self._most_choices, request.is_costly
         if len(request.body) > LARGE_BODY_BYTES:
             await self._large_bodies.take(http_headers.named_tenant(request.headers))
             try:
                 body = parsed_request.decoded(request.body)
                 await asyncio.sleep(0)
-                parsed = parsed_request.from_body(kind, body, fields, most_choices=self._most_choices)
+                parsed = parsed_request.from_body(kind, body, fields, most_choices=most_choices, is_costly=is_costly)
                 await asyncio.sleep(0)
             finally:
                 self._large_bodies.give_back()
         else:
-            parsed = parsed_request.from_json(kind, request.body, fields, most_choices=self._most_choices)
+            parsed = parsed_request.from_json(
+                kind, request.body, fields, most_choices=most_choices, is_costly=is_costly
+            )
         request.body = b""  # the parsed request has it
-        return dataclasses.replace(parsed, is_costly=True) if is_costly else parsed
+        return parsed
 
 
 def answer_headers(

@@ -15,9 +15,10 @@ from typing import cast
 
 from google.protobuf import descriptor, message
 
-from tidegate_gateway import loop_steps, running_gateway
+from tidegate_gateway import running_gateway
 from tidegate_gateway.edge import (
     call_requests,
+    costly_requests,
     ext_proc_messages,
     framing_errors,
     grpc_health_check,
@@ -31,7 +32,7 @@ from tidegate_gateway.edge import (
     unread_answers,
 )
 from tidegate_gateway.lifecycle import handed_over
-from tidegate_gateway.openai import bounded_json, endpoint_registry, error_table, http_headers
+from tidegate_gateway.openai import endpoint_registry, error_table, http_headers
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy.model import Call, DropReason
 from tidegate_proto.envoy import ext_proc_pb2
@@ -104,7 +105,7 @@ class Picker:
         self.requests = call_requests.CallRequests(gateway.settings.limits.choices)
         self.exchanges: set[Exchange] = set()
         self.bodies = tenant_budget.TenantBudget(gateway.settings.limits.bodies_bytes)
-        self.steps = loop_steps.TenantTurns()
+        self.costly = costly_requests.CostlyRequests()
         self.guard = handlers.guard
         calls = [http_listener.Route(method="POST", path=path, handler=_carried) for path in _CALLS]
         self.routes = http_listener.Routes([*calls, *handlers.requests_but_calls()])
@@ -262,8 +263,7 @@ class Exchange:
 
     async def _serve(self, request: http_messages.Request) -> None:
         try:
-            if bounded_json.is_costly(request.body):
-                await self._picker.steps.next(http_headers.named_tenant(request.headers))
+            await self._picker.costly.turn(request)
             kind, (route, arguments) = _CALLS.get(request.path), request.route or (None, {})
             if kind is not None:
                 await self._call(request)

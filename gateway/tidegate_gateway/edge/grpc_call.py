@@ -21,8 +21,6 @@ from tidegate_policy.model import DropReason
 
 logger = logging.getLogger("tidegate.gateway")
 
-CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, UNAVAILABLE = 1, 2, 4, 14
-"""Codes of gRPC."""
 _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
 _UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 STARTS = 8
@@ -146,7 +144,7 @@ class Call:
 
     def cut(self) -> None:
         """Ends the call, because the port closes."""
-        self._stream.finish(UNAVAILABLE, "the gateway ends")
+        self._stream.finish(http2_stream.UNAVAILABLE, "the gateway ends")
         self.on_reset()
 
     # The context.
@@ -192,11 +190,13 @@ class Call:
             grpc_answers.refuse(self, error)
             _forget(error)
         except asyncio.CancelledError:
-            self._stream.finish(CANCELLED)  # for the peer of a call that something else has ended, this is late
+            self._stream.finish(
+                http2_stream.CANCELLED
+            )  # for the peer of a call that something else has ended, this is late
             raise
         except Exception:
             logger.exception("a call over gRPC failed")
-            self._stream.finish(UNKNOWN, "the gateway failed; its log says why")
+            self._stream.finish(http2_stream.UNKNOWN, "the gateway failed; its log says why")
         finally:
             self._release()
 
@@ -237,7 +237,7 @@ class Call:
         )
 
     def _deadline(self) -> None:
-        self._stream.finish(DEADLINE_EXCEEDED, "the deadline that the client set for the call has passed")
+        self._stream.finish(http2_stream.DEADLINE_EXCEEDED, "the deadline that the client set for the call has passed")
         self.on_reset()
 
     def _release(self) -> None:

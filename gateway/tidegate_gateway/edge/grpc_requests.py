@@ -4,7 +4,6 @@ A generation becomes an endpoint and a body for the engine. Scheduling fields be
 names counts where a message does not set the field. A workflow message becomes a `WorkflowDeclaration`. Errors name fields.
 """
 
-import dataclasses
 import math
 from typing import Any
 
@@ -45,8 +44,7 @@ def generation(
 ) -> parsed_request.ParsedRequest:
     """The call that a client asks for; always streamed, with one choice. Raises `BadRequest`."""
     kind, body = _body(request)
-    parsed = parsed_request.from_body(kind, body, fields(request, metadata), most_choices=1)
-    return dataclasses.replace(parsed, is_costly=True) if is_costly else parsed
+    return parsed_request.from_body(kind, body, fields(request, metadata), most_choices=1, is_costly=is_costly)
 
 
 def call(
@@ -57,8 +55,9 @@ def call(
     if kind is None:
         known = ", ".join(kind.path for kind in endpoint_registry.ENDPOINTS)
         raise BadRequest(f"path must be one of {known}", param="path")
-    parsed = parsed_request.from_json(kind, request.body, fields(request, metadata), most_choices=most_choices)
-    return dataclasses.replace(parsed, is_costly=True) if is_costly else parsed
+    return parsed_request.from_json(
+        kind, request.body, fields(request, metadata), most_choices=most_choices, is_costly=is_costly
+    )
 
 
 def relquery(request: inference_pb2.SubmitRelQueryRequest) -> dict[str, Any]:

@@ -374,10 +374,9 @@ class Connection(asyncio.Protocol):
             self._heads.begin(number, flags, block)
 
     def _on_continuation(self, flags: int, payload: bytes) -> None:
-        number, first, block = self._heads.go_on(payload)
+        self._heads.go_on(payload)
         if flags & h2.END_HEADERS:
-            self._heads.end()
-            self._on_head(number, first, block)
+            self._on_head(*self._heads.end())
         else:
             self._allowance.spend()
 

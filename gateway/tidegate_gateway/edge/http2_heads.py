@@ -56,18 +56,18 @@ class HeadDecoder:
         """The beginning of a head that comes in several frames."""
         self._number, self._flags, self._parts = number, flags, bytearray(block)
 
-    def go_on(self, block: bytes) -> tuple[int, int, bytes]:
-        """A further part; the stream, the flags of the first frame, and all parts so far. Raises `ConnectionBroken`."""
+    def go_on(self, block: bytes) -> None:
+        """A further part of the head that has begun. Raises `ConnectionBroken`."""
         if self._parts is None:
             raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "a continuation continues nothing")
         self._parts += block
         if len(self._parts) > MOST_BYTES:
             raise h2.ConnectionBroken(h2.ENHANCE_YOUR_CALM, "a head is too large")
-        return self._number, self._flags, bytes(self._parts)
 
-    def end(self) -> None:
-        """The head that has begun is whole."""
-        self._parts = None
+    def end(self) -> tuple[int, int, bytes]:
+        """The head that has begun is whole: its stream, the flags of its first frame, and all its parts."""
+        block, self._parts = bytes(self._parts or b""), None
+        return self._number, self._flags, block
 
     def head(self, block: bytes) -> Head:
         """The head of these bytes. Raises `ConnectionBroken`."""

@@ -144,7 +144,7 @@ async def listening(
     """An open port; its address as host:port. In the end no further stream is served, and those that are have `within_s`
     seconds until `ended`. Raises `OSError` when the port is taken."""
     loop = asyncio.get_running_loop()
-    opened = await loop.create_server(server, listen_address.bound(host), port, backlog=4096)
+    opened = await loop.create_server(server, listen_address.bound(host), port, backlog=listen_address.BACKLOG)
     looks = loop.create_task(server.look())
     try:
         yield listen_address.shown(host, opened.sockets[0].getsockname()[1])

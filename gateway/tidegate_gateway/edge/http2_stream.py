@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidegate.gateway")
 
-OK, INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED, ABORTED, UNIMPLEMENTED, INTERNAL = 0, 3, 5, 8, 10, 12, 13
+OK, CANCELLED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND = 0, 1, 2, 3, 4, 5
+RESOURCE_EXHAUSTED, ABORTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 8, 10, 12, 13, 14
 """Codes of gRPC."""
 MOST_TOLD_BYTES = 2000
 """Of the words of a status, as they are sent; clients take 8 KiB of trailers."""

@@ -13,9 +13,15 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from tidegate_gateway import gateway_settings, loop_steps, reading_turns
-from tidegate_gateway.edge import client_addresses, http_connection, http_messages, tenant_budget, unread_answers
-from tidegate_gateway.openai import bounded_json, http_headers
+from tidegate_gateway import gateway_settings, reading_turns
+from tidegate_gateway.edge import (
+    client_addresses,
+    costly_requests,
+    http_connection,
+    http_messages,
+    tenant_budget,
+    unread_answers,
+)
 from tidegate_gateway.openai.error_table import BadRequest
 
 Handler = Callable[..., Awaitable[http_messages.Response | None]]
@@ -111,7 +117,7 @@ class Server:
         self.turns = reading_turns.ReadingTurns()
         self.unread = unread_answers.UnreadAnswers()
         self.bodies = tenant_budget.TenantBudget(limits.bodies_bytes)
-        self._steps = loop_steps.TenantTurns()
+        self._costly = costly_requests.CostlyRequests()
         self._routes = routes
         self._leaving = leaving
 
@@ -163,8 +169,7 @@ class Server:
         """The answer to a request; None if the handler has written a stream. Raises `GatewayError`."""
         if request.route is None:
             raise AssertionError("the listener answers requests whose route it has found")
-        if bounded_json.is_costly(request.body):
-            await self._steps.next(http_headers.named_tenant(request.headers))
+        await self._costly.turn(request)
         route, arguments = request.route
         handler: Handler = route.handler
         return await (handler(request, connection, **arguments) if route.streams else handler(request, **arguments))

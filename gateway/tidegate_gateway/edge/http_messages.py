@@ -34,6 +34,8 @@ class Request:
     body: bytes = b""
     body_bytes: int = 0
     """The size of the body; a handler may let go of the body itself."""
+    is_costly: bool = False
+    """The body has many values (`costly_requests`)."""
     route: tuple[Any, Mapping[str, str]] | None = None
     """The listener's route of the path, and the named groups of the path."""
     keeps: bool = True

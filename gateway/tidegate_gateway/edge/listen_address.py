@@ -2,6 +2,8 @@
 
 EVERY_ADDRESS = "::"
 """Every address of this machine, of IPv6 and of IPv4."""
+BACKLOG = 4096
+"""Connections that wait until they are accepted; the kernel asks clients beyond them to try again after a second."""
 
 
 def bound(host: str) -> str | None:

@@ -45,9 +45,10 @@ def from_json(
     fields: request_fields.RequestFields,
     *,
     most_choices: int = endpoint.BOUND_CHOICES,
+    is_costly: bool = False,
 ) -> ParsedRequest:
     """The request in `raw`. Raises `BadRequest` with the field that is wrong and its allowed values."""
-    return from_body(kind, decoded(raw), fields, most_choices=most_choices)
+    return from_body(kind, decoded(raw), fields, most_choices=most_choices, is_costly=is_costly)
 
 
 def decoded(raw: bytes) -> Any:
@@ -64,6 +65,7 @@ def from_body(
     fields: request_fields.RequestFields,
     *,
     most_choices: int = endpoint.BOUND_CHOICES,
+    is_costly: bool = False,
 ) -> ParsedRequest:
     """As `from_json`, for a body that is decoded already."""
     if not isinstance(body, dict):
@@ -86,6 +88,7 @@ def from_body(
         stream=stream,
         wants_usage=bool(options and options.get("include_usage")),
         fields=fields,
+        is_costly=is_costly,
     )
 
 
