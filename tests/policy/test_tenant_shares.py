@@ -2,9 +2,7 @@
 
 import random
 from dataclasses import replace
-from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -269,24 +267,25 @@ def test_held_calls_of_a_tenant_that_does_not_flood_the_pool_enter_unmarked_and_
     assert not any(one.call.yields for one in found)
 
 
-def test_the_bounds_of_many_tenants_are_found_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares, found = taught(40), 0
-    find = TenantShares._bounds_now
+def test_the_bounds_of_many_tenants_are_found_once_in_a_while() -> None:
+    asked = 0
 
-    def counted(self: TenantShares, now: float) -> Any:
-        nonlocal found
-        found += 1
-        return find(self, now)
+    def limits() -> float:
+        nonlocal asked
+        asked += 1
+        return 0.0
 
-    monkeypatch.setattr(TenantShares, "_bounds_now", counted)
-    for number in range(FEW):
-        entered(shares, 0.0, f"t{number}", 1)
-    few = found
-    for number in range(FEW, 1000):
-        entered(shares, 0.0, f"t{number}", 1)
-    assert found <= few + 2, "all at the same instant"
-    entered(shares, 1000 * EACH_S, "later", 1)
-    assert found > few
+    def found(now: float, numbers: range) -> int:
+        """How often the bounds are found while each tenant sends a call. Each call itself asks for the limits once."""
+        before = asked
+        for number in numbers:
+            entered(shares, now, f"t{number}", 1)
+        return asked - before - len(numbers)
+
+    shares = TenantShares(policies.create("fcfs"), bounded=True, limits=limits)
+    assert found(0.0, range(FEW)) >= FEW - 2, "those of few tenants are found for each call"
+    assert found(0.0, range(FEW, 1000)) <= 2, "all at the same instant"
+    assert found(1000 * EACH_S, range(1000, 1001)) == 1
 
 
 def test_a_flood_finds_no_bounds_from_the_time_before_it() -> None:
