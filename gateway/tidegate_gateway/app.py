@@ -25,7 +25,7 @@ from tidegate_gateway.edge import (
     grpc_api,
     http_api,
     http_listener,
-    listen_address,
+    listening_port,
     port_encryption,
 )
 from tidegate_gateway.engines import discovery, health_check
@@ -172,11 +172,9 @@ async def _site(
         return None
     limits = gateway.settings.limits
     server = http_listener.Server(routes, limits, leaving=lambda: gateway.draining, guard=guard, encryption=encryption)
-    opened = await asyncio.get_running_loop().create_server(
-        server, listen_address.bound(host), port, backlog=listen_address.BACKLOG
-    )
+    opened = await listening_port.open_port(server, host, port)
     stack.push_async_callback(http_listener.close, opened, server)
-    return listen_address.shown(host, opened.sockets[0].getsockname()[1])
+    return opened.shown(host)
 
 
 async def _grpc(

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tidegate_gateway import fake_engine, gateway_settings
-from tidegate_gateway.edge import http_listener, http_messages, port_encryption
+from tidegate_gateway.edge import http_listener, http_messages, listening_port, port_encryption
 from tidegate_gateway.settings_decoder import BadSettings
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
@@ -121,8 +121,8 @@ async def test_a_client_that_comes_as_the_port_closes_is_answered_over_tls_and_n
     server = http_listener.Server(
         routes, gateway_settings.Limits(), leaving=lambda: True, encryption=encryption.context()
     )
-    listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
-    host, port = listening.sockets[0].getsockname()
+    listening = await listening_port.open_port(server, "127.0.0.1", 0)
+    host, port = "127.0.0.1", listening.port
     plain_reader, plain = await asyncio.open_connection(host, port)
     plain.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
     late = asyncio.create_task(asyncio.open_connection(host, port, ssl=trusting(tls)))

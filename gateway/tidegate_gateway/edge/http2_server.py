@@ -14,7 +14,7 @@ from tidegate_gateway.edge import (
     client_addresses,
     http2_connection,
     http2_stream,
-    listen_address,
+    listening_port,
     tenant_budget,
     unread_answers,
 )
@@ -144,13 +144,13 @@ async def listening(
     """An open port; its address as host:port. In the end no further stream is served, and those that are have `within_s`
     seconds until `ended`. Raises `OSError` when the port is taken."""
     loop = asyncio.get_running_loop()
-    opened = await loop.create_server(server, listen_address.bound(host), port, backlog=listen_address.BACKLOG)
+    opened = await listening_port.open_port(server, host, port)
     looks = loop.create_task(server.look())
     try:
-        yield listen_address.shown(host, opened.sockets[0].getsockname()[1])
+        yield opened.shown(host)
     finally:
         looks.cancel()
-        opened.close()
+        await opened.close()
         server.leave()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):

@@ -6,9 +6,7 @@ one client; `http_api` and `admin_api` bring the handlers.
 
 import asyncio
 import contextlib
-import os
 import re
-import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from tidegate_gateway.edge import (
     costly_requests,
     http_connection,
     http_messages,
+    listening_port,
     tenant_budget,
     unread_answers,
 )
@@ -179,16 +178,9 @@ def _decoded(value: str) -> str:
     return value.replace(http_messages.ENCODED_SLASH, "/")
 
 
-async def close(listening: asyncio.Server, server: Server) -> None:
-    """Stops listening without a reset: clients that have connected by now are accepted, and answered if they send soon."""
-    loop = asyncio.get_running_loop()
-    listeners = [socket.socket(fileno=os.dup(listener.fileno())) for listener in listening.sockets]
-    listening.close()
-    for listener in listeners:
-        with listener, contextlib.suppress(OSError):  # none waits any more, or no descriptor is left
-            listener.setblocking(False)
-            while True:
-                await loop.connect_accepted_socket(server, listener.accept()[0])
+async def close(listening: listening_port.ListeningPort, server: Server) -> None:
+    """Stops listening without a reset: clients that have connected by now are answered if they send soon."""
+    await listening.close()
     await _until(lambda: not any(connection.unused for connection in server.connections), LAST_REQUEST_S)
     for connection in list(server.connections):
         if connection.idle:

@@ -1,0 +1,96 @@
+"""The ports on which the gateway listens: their addresses, and how fast connections are accepted.
+
+uvloop accepts one connection in each step of the event loop. While steps take a millisecond, a client would wait for as
+many seconds as there are thousands of connections before its own. So with each connection that the event loop accepts,
+`_Acceptor` takes those that wait behind it.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+
+EVERY_ADDRESS = "::"
+"""Every address of this machine, of IPv6 and of IPv4."""
+BACKLOG = 4096
+"""Connections that wait until they are accepted; the kernel asks clients beyond them to try again after a second."""
+AT_ONCE = 32
+"""Connections that one step of the event loop accepts, so that a burst does not delay what is open."""
+
+Factory = Callable[[], asyncio.Protocol]
+
+
+class ListeningPort:
+    """A port that is open, until it is closed."""
+
+    def __init__(self, server: asyncio.Server, acceptor: "_Acceptor") -> None:
+        self._server = server
+        self._acceptor = acceptor
+        self.port: int = server.sockets[0].getsockname()[1]
+
+    def shown(self, host: str) -> str:
+        """The address as host:port, with brackets around an IPv6 address."""
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    async def close(self) -> None:
+        """Stops listening without a reset: clients that have connected by now are accepted."""
+        self._server.close()
+        await self._acceptor.close()
+
+
+class _Acceptor:
+    """The protocol factory of a port. It takes the connections that wait behind each one."""
+
+    def __init__(self, factory: Factory) -> None:
+        self._factory = factory
+        self._listeners: list[socket.socket] = []
+        self._opening: set[asyncio.Task[None]] = set()
+
+    def __call__(self) -> asyncio.Protocol:
+        self._take(AT_ONCE - 1)
+        return self._factory()
+
+    def listens(self, server: asyncio.Server) -> None:
+        """These are the sockets of the port; they may have connections that wait."""
+        for listener in server.sockets:
+            own = socket.socket(fileno=os.dup(listener.fileno()))
+            own.setblocking(False)
+            self._listeners.append(own)
+
+    async def close(self) -> None:
+        """Takes those that wait; the port is closed in the end."""
+        for _ in range(0, BACKLOG, AT_ONCE):
+            if not self._take(AT_ONCE):
+                break
+            await asyncio.wait(self._opening)
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+    def _take(self, at_most: int) -> int:
+        """Returns how many were taken. What fails, such as a process without descriptors, is left to the event loop."""
+        taken = 0
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):  # none waits any more
+                while taken < at_most:
+                    opening = asyncio.ensure_future(self._open(listener.accept()[0]))
+                    self._opening.add(opening)
+                    opening.add_done_callback(self._opening.discard)
+                    taken += 1
+        return taken
+
+    async def _open(self, accepted: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # its client is gone
+            await asyncio.get_running_loop().connect_accepted_socket(self._factory, accepted)
+
+
+async def open_port(factory: Factory, host: str, port: int) -> ListeningPort:
+    """Listens on host:port; port 0 takes a free one. Raises `OSError` when the port is taken."""
+    acceptor = _Acceptor(factory)
+    # asyncio's servers take None for every address: "::" alone would leave out IPv4.
+    server = await asyncio.get_running_loop().create_server(
+        acceptor, None if host == EVERY_ADDRESS else host, port, backlog=BACKLOG
+    )
+    acceptor.listens(server)
+    return ListeningPort(server, acceptor)
