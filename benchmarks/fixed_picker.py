@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import uvloop
 
+from tidegate_gateway import tenant_budget
 from tidegate_gateway.edge import http2_server, http2_stream, unread_answers
 from tidegate_proto.envoy import ext_proc_pb2
 
@@ -77,10 +78,10 @@ async def main() -> None:
     def own(stream: http2_stream.Stream) -> http2_stream.Handler:
         return OwnWire(answers, stream)
 
-    bounds = http2_server.Bounds(
-        message_bytes=1 << 24, partial_bytes=1 << 28, streams=10_000, connections=1000, connections_per_address=1000
+    bounds = http2_server.Bounds(message_bytes=1 << 24, streams=10_000, connections=1000, connections_per_address=1000)
+    server = http2_server.Server(
+        {PATH: own}, bounds, unread_answers.UnreadAnswers(), tenant_budget.TenantBudget(1 << 28)
     )
-    server = http2_server.Server({PATH: own}, bounds, unread_answers.UnreadAnswers())
     listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", options.port)
     await listening.serve_forever()
 

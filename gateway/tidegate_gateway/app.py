@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tidegate_profiles
-from tidegate_gateway import gateway_settings, open_files, running_gateway, settings_reload
+from tidegate_gateway import gateway_settings, open_files, running_gateway, settings_reload, tenant_budget
 from tidegate_gateway.edge import (
     admin_api,
     ext_proc,
@@ -147,12 +147,19 @@ async def _listen(
     where, handlers, admin = gateway.settings.listen, http_api.HttpApi(gateway), admin_api.AdminApi(gateway)
     return Bound(
         http=await _site(
-            stack, gateway, handlers.routes(), where.host, where.port, handlers.guard, encryption.context()
+            stack,
+            gateway,
+            handlers.routes(),
+            where.host,
+            where.port,
+            guard=handlers.guard,
+            bodies=gateway.bodies,
+            encryption=encryption.context(),
         )
         or "",
         grpc=await _grpc(stack, gateway, where, encryption),
         ext_proc=await _ext_proc(stack, gateway, handlers, encryption),
-        admin=await _site(stack, gateway, admin.routes(), where.admin_host, where.admin_port, admin.guard),
+        admin=await _site(stack, gateway, admin.routes(), where.admin_host, where.admin_port, guard=admin.guard),
         metrics=await _site(stack, gateway, handlers.probes(), where.metrics_host, where.metrics_port),
         gateway=gateway,
     )
@@ -164,14 +171,18 @@ async def _site(
     routes: http_listener.Routes,
     host: str,
     port: int | None,
+    *,
     guard: http_listener.Guard | None = None,
+    bodies: tenant_budget.TenantBudget | None = None,
     encryption: ssl.SSLContext | None = None,
 ) -> str | None:
     """Opens one listener; its address as host:port, None if it is not wanted. Raises `OSError` for a port in use."""
     if port is None:
         return None
     limits = gateway.settings.limits
-    server = http_listener.Server(routes, limits, leaving=lambda: gateway.draining, guard=guard, encryption=encryption)
+    server = http_listener.Server(
+        routes, limits, leaving=lambda: gateway.draining, guard=guard, bodies=bodies, encryption=encryption
+    )
     opened = await listening_port.open_port(server, host, port)
     stack.push_async_callback(http_listener.close, opened, server)
     return opened.shown(host)

@@ -249,12 +249,12 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The bounds of what clients can use of this process. All clients of a port share `bodies_bytes` and `connections`."""
+    """The bounds of what clients can use of this process. All share `bodies_bytes`; those of a port share `connections`."""
 
     body_bytes: int = 8 * 1024 * 1024
     """A request's body; about two million tokens, or a few pictures."""
     bodies_bytes: int = 256 * 1024 * 1024
-    """The bodies of all requests of one port that arrive or are being answered; above, requests with a body are shed. The
+    """The bodies of all requests that arrive or are being answered; above, requests with a body are shed. The
     bodies of a tenant may have twice the bytes that are free, so one tenant alone has two thirds."""
     body_s: float = 30.0
     """For a request's body to arrive."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import aiohttp
 
-from tidegate_gateway import gateway_settings
+from tidegate_gateway import gateway_settings, tenant_budget
 from tidegate_gateway.callers import authentication
 from tidegate_gateway.coordination import policy_choice, pool_exchange
 from tidegate_gateway.engines import discovery
@@ -55,6 +55,8 @@ class Gateway:
         self.draining = False
         self.leaving: list[Callable[[], None]] = []
         """Called while the gateway drains: asks clients to connect elsewhere."""
+        self.bodies = tenant_budget.TenantBudget(settings.limits.bodies_bytes)
+        """The bytes of bodies and messages at all client ports."""
         self.authentication = authentication.Authentication(settings.auth)
         self.link = store_link.StoreLink(store)
         self.metrics = prometheus_metrics.Metrics(gateway_settings.objectives(settings))

@@ -279,10 +279,10 @@ class GatewayCore:
         """An engine failed the call before its first token."""
         return self._seen(now, self.dispatcher.on_attempt_failed(now, call_id, failure))
 
-    def on_engine_result(self, now: float, engine: EngineId, *, ok: bool) -> float | None:
-        """The engine did its part in a call, or failed it. Returns the seconds of the ejection that follows, if one
-        does."""
-        return self.engines.on_attempt(now, engine, ok=ok)
+    def on_engine_result(self, now: float, engine: EngineId, tenant: str, *, ok: bool) -> float | None:
+        """The engine did its part in a call of the tenant, or failed it. Returns the seconds of the ejection that follows,
+        if one does."""
+        return self.engines.on_attempt(now, engine, tenant, ok=ok)
 
     def on_end(self, now: float, call_id: CallId, result: CallResult) -> list[Action]:
         """The call ended by itself, well or not. The core learns from an answer that is whole."""

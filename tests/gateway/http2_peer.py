@@ -5,6 +5,7 @@ from typing import Any
 
 import hpack
 
+from tidegate_gateway import tenant_budget
 from tidegate_gateway.edge import http2_connection, http2_frames, http2_server, http2_stream, unread_answers
 
 http2_connection.TURN_S = 3600.0  # frames are fed without an event loop, in which a connection could wait for its turn
@@ -62,10 +63,10 @@ class Echo:
 
 def connection() -> tuple[http2_connection.Connection, Transport]:
     ECHOES.clear()
-    bounds = http2_server.Bounds(
-        message_bytes=100_000, partial_bytes=450_000, streams=10, connections=1, connections_per_address=1
+    bounds = http2_server.Bounds(message_bytes=100_000, streams=10, connections=1, connections_per_address=1)
+    server = http2_server.Server(
+        {"/echo": Echo}, bounds, unread_answers.UnreadAnswers(), tenant_budget.TenantBudget(450_000)
     )
-    server = http2_server.Server({"/echo": Echo}, bounds, unread_answers.UnreadAnswers())
     made, transport = server(), Transport()
     made.connection_made(transport)
     return made, transport

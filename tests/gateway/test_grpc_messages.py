@@ -101,6 +101,7 @@ async def test_a_message_of_many_empty_entries_is_an_invalid_argument(up: Any, k
 
 
 async def test_the_messages_of_all_calls_have_one_bound(up: Any, until: Any) -> None:
+    """Those of HTTP are among them."""
     limits = {"bodiesBytes": 100_000}
     request = inference_pb2.GenerateRequest(model="fake", prompt="x" * 60_000)
     async with (
@@ -114,6 +115,8 @@ async def test_the_messages_of_all_calls_have_one_bound(up: Any, until: Any) -> 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Generate(request).read()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        status, answer, _ = await client.ask(user="x" * 40_000)
+        assert (status, answer["error"]["code"]) == (429, "saturated")
         first.cancel()
         await until(lambda: engine.running == 0)
 

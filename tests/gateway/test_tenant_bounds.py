@@ -5,8 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate_gateway import tenant_pace, tenant_places
-from tidegate_gateway.edge import tenant_budget
+from tidegate_gateway import tenant_budget, tenant_pace, tenant_places
 
 MANY = 900
 

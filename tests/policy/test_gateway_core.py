@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tidegate_policy import cost, policies
+from tidegate_policy.admit import outliers
 from tidegate_policy.admit.entitlements import SloClass, Tenant
 from tidegate_policy.admit.promises import CallFacts, Claims
 from tidegate_policy.admit.retries import Failure
@@ -140,10 +141,25 @@ def test_retries_after_errors_share_a_budget_and_retries_after_lost_connections_
 
 def test_an_engine_that_fails_three_calls_in_a_row_is_ejected_unless_it_is_the_last() -> None:
     made = core()
-    assert [made.on_engine_result(0.0, EngineId("e0"), ok=False) for _ in range(3)] == [None, None, 1.0]
+    assert [made.on_engine_result(0.0, EngineId("e0"), "t", ok=False) for _ in range(3)] == [None, None, 1.0]
     assert {engine_of(arrived(made, str(index), 0.5)) for index in range(6)} == {"e1"}
-    assert [made.on_engine_result(0.5, EngineId("e1"), ok=False) for _ in range(5)] == [None] * 5
+    assert [made.on_engine_result(0.5, EngineId("e1"), "t", ok=False) for _ in range(5)] == [None] * 5
     assert {engine_of(arrived(made, f"later {index}", 1.5)) for index in range(6)} == {"e0"}
+
+
+def test_the_failures_of_one_tenant_eject_no_engine_that_serves_another_one() -> None:
+    made, engine = core(), EngineId("e0")
+
+    def fail(now: float, tenant: str, calls: int = 1) -> list[float | None]:
+        return [made.on_engine_result(now, engine, tenant, ok=False) for _ in range(calls)]
+
+    made.on_engine_result(0.0, engine, "honest", ok=True)
+    made.on_engine_result(0.0, engine, "hostile", ok=True)
+    assert fail(0.1, "hostile", 100) == [None] * 100
+    assert {engine_of(arrived(made, str(index), 0.2)) for index in range(6)} == {"e0", "e1"}
+    assert fail(0.2, "honest") == [1.0], "the calls of two tenants fail"
+    made.on_engine_result(2.0, engine, "honest", ok=True)
+    assert fail(2.0 + outliers.SERVED_S, "hostile", 3) == [None, None, 1.0], "no other tenant shows that it works"
 
 
 def test_a_doubtful_engine_gets_calls_only_while_every_engine_is_doubtful() -> None:

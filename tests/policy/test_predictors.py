@@ -58,13 +58,12 @@ def test_ejections_double_in_a_row_and_a_success_ends_the_row() -> None:
     settings = OutlierSettings(consecutive_failures=3, base_ejection_s=1.0, max_ejection_s=5.0)
     record, now, lengths = FailureRecord(), 100.0, []
     for _ in range(5):
-        while not record.ejected(now):
-            record = record.after(now, ok=False, settings=settings)
-        lengths.append(record.ejected_until_at_s - now)
+        while not record.failed(now, "t", settings):
+            assert not record.ejected(now)
+        lengths.append(record.eject(now, settings))
+        assert not record.failed(now, "t", settings), "it is ejected"
         now = record.ejected_until_at_s
     assert lengths == [1.0, 2.0, 4.0, 5.0, 5.0]
-    record = record.after(now, ok=True, settings=settings)
-    assert record.ejections == 0
-    for expected in (False, False, True):
-        record = record.after(now, ok=False, settings=settings)
-        assert record.ejected(now) is expected
+    record.succeeded(now, "t")
+    assert [record.failed(now, "t", settings) for _ in range(3)] == [False, False, True]
+    assert record.eject(now, settings) == 1.0

@@ -28,7 +28,6 @@ from tidegate_gateway.edge import (
     http_listener,
     http_messages,
     message_entries,
-    tenant_budget,
     unread_answers,
 )
 from tidegate_gateway.lifecycle import handed_over
@@ -72,7 +71,6 @@ async def serving(
     limits = gateway.settings.limits
     bounds = http2_server.Bounds(
         message_bytes=limits.body_bytes + PROTOCOL_BYTES,
-        partial_bytes=limits.bodies_bytes,
         streams=limits.connections,
         connections=limits.connections,
         connections_per_address=limits.connections_per_address,
@@ -82,6 +80,7 @@ async def serving(
         {f"/{SERVICE}/Process": picker.exchange, grpc_health_check.PATH: health.one},
         bounds,
         unread_answers.UnreadAnswers(limits.bodies_bytes, 3 * limits.bodies_bytes),
+        gateway.bodies,
         encryption=encryption,
     )
     gateway.leaving.append(server.ask_to_leave)
@@ -104,7 +103,6 @@ class Picker:
         self.gateway = gateway
         self.requests = call_requests.CallRequests(gateway.settings.limits.choices)
         self.exchanges: set[Exchange] = set()
-        self.bodies = tenant_budget.TenantBudget(gateway.settings.limits.bodies_bytes)
         self.costly = costly_requests.CostlyRequests()
         self.guard = handlers.guard
         calls = [http_listener.Route(method="POST", path=path, handler=_carried) for path in _CALLS]
@@ -138,7 +136,7 @@ class Exchange:
         self._head_headers: ext_proc_messages.Headers = []
         """All headers as they came, before a caller was bound."""
         self._body = bytearray()
-        self._bodies = picker.bodies.hold()
+        self._bodies = picker.gateway.bodies.hold()
         self._most_body_bytes = 0
         self._streamed_both_ways = False
         self._answer_is_streamed = False

@@ -45,7 +45,7 @@ async def serving(
     """An open gRPC port, with TLS if there is an `encryption`; its address as host:port. Raises `OSError` when the port is
     taken."""
     limits = gateway.settings.limits
-    calls = grpc_call.Calls(limits, gateway.authentication)
+    calls = grpc_call.Calls(limits, gateway.authentication, gateway.bodies)
     methods = _Methods()
     inference_pb2_grpc.add_InferenceServicer_to_server(grpc_inference.Inference(gateway), methods)  # type: ignore[no-untyped-call]
     workflows = grpc_workflows.Workflows(gateway.workflows, limits.write_s)
@@ -63,6 +63,7 @@ async def serving(
         {path: calls.maker(method) for path, method in methods.found.items()},
         _bounds(limits),
         unread_answers.UnreadAnswers(),
+        gateway.bodies,
         encryption=encryption,
         takes_compressed=True,
     )
@@ -78,7 +79,6 @@ async def serving(
 def _bounds(limits: gateway_settings.Limits) -> http2_server.Bounds:
     return http2_server.Bounds(
         message_bytes=limits.body_bytes,
-        partial_bytes=limits.bodies_bytes,
         streams=STREAMS,
         connections=limits.connections,
         connections_per_address=limits.connections_per_address,

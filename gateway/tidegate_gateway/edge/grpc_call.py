@@ -12,9 +12,9 @@ from typing import Any
 
 from google.protobuf import message
 
-from tidegate_gateway import gateway_settings, loop_steps
+from tidegate_gateway import gateway_settings, loop_steps, tenant_budget
 from tidegate_gateway.callers import authentication, caller
-from tidegate_gateway.edge import grpc_answers, grpc_messages, http2_heads, http2_stream, tenant_budget
+from tidegate_gateway.edge import grpc_answers, grpc_messages, http2_heads, http2_stream
 from tidegate_gateway.openai import error_table, http_headers
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy.model import DropReason
@@ -48,10 +48,16 @@ class Method:
 class Calls:
     """What all calls of a port share."""
 
-    def __init__(self, limits: gateway_settings.Limits, callers: authentication.Authentication) -> None:
+    def __init__(
+        self,
+        limits: gateway_settings.Limits,
+        callers: authentication.Authentication,
+        bodies: tenant_budget.TenantBudget,
+    ) -> None:
+        """`bodies` counts the bytes of the messages."""
         self.limits = limits
         self.callers = callers
-        self.messages = grpc_messages.Messages(limits.bodies_bytes, limits.body_bytes)
+        self.messages = grpc_messages.Messages(bodies, limits.body_bytes)
         self.costly = loop_steps.TenantTurns()
         self.starts = loop_steps.TenantTurns(STARTS)
         self.budget = tenant_budget.TenantBudget(limits.connections)

@@ -10,8 +10,8 @@ from typing import Any
 
 from google.protobuf import descriptor, message
 
-from tidegate_gateway import loop_steps
-from tidegate_gateway.edge import message_entries, tenant_budget
+from tidegate_gateway import loop_steps, tenant_budget
+from tidegate_gateway.edge import message_entries
 from tidegate_gateway.openai import bounded_json, error_table
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy.model import DropReason
@@ -51,9 +51,9 @@ class Decoded:
 class Messages:
     """The messages of one port."""
 
-    def __init__(self, most_bytes: int, message_bytes: int) -> None:
-        """All messages have at most `most_bytes` together, each at most `message_bytes`."""
-        self._bodies = tenant_budget.TenantBudget(most_bytes)
+    def __init__(self, bodies: tenant_budget.TenantBudget, message_bytes: int) -> None:
+        """`bodies` bounds the bytes of all messages together; each has at most `message_bytes`."""
+        self._bodies = bodies
         self._message_bytes = message_bytes
         self._large = loop_steps.TenantTurns()
 

@@ -9,13 +9,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
-from tidegate_gateway import reading_turns
+from tidegate_gateway import reading_turns, tenant_budget
 from tidegate_gateway.edge import (
     client_addresses,
     http2_connection,
     http2_stream,
     listening_port,
-    tenant_budget,
     unread_answers,
 )
 
@@ -32,8 +31,6 @@ class Bounds:
     """The bounds of one port."""
 
     message_bytes: int
-    partial_bytes: int
-    """Of all messages that have not arrived as a whole; one tenant has at most two thirds."""
     streams: int
     """Of one connection."""
     connections: int
@@ -52,19 +49,19 @@ class Server:
         methods: Mapping[str, Callable[[http2_stream.Stream], http2_stream.Handler]],
         bounds: Bounds,
         unread: unread_answers.UnreadAnswers,
+        partial: tenant_budget.TenantBudget,
         *,
         encryption: ssl.SSLContext | None = None,
         takes_compressed: bool = False,
     ) -> None:
-        """`methods` has the handler's maker for each path, such as /package.Service/Method. With `takes_compressed` the
-        handlers get messages as they came."""
+        """`methods` has the handler's maker for each path, such as /package.Service/Method. `partial` counts the bytes of
+        messages that have not arrived as a whole. With `takes_compressed` the handlers get messages as they came."""
         self.methods = methods
         self.bounds = bounds
         self.unread = unread
         self.encryption = encryption
         self.takes_compressed = takes_compressed
-        self.partial = tenant_budget.TenantBudget(bounds.partial_bytes)
-        """The bytes of messages that have not arrived as a whole."""
+        self.partial = partial
         self.connections: dict[http2_connection.Connection, None] = {}
         self.unoccupied: dict[http2_connection.Connection, None] = {}
         """The connections without streams; the one that has had none for longest comes first."""

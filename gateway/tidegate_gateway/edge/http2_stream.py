@@ -7,8 +7,9 @@ import urllib.parse
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from tidegate_gateway import tenant_budget
 from tidegate_gateway.edge import http2_frames as h2
-from tidegate_gateway.edge import http2_heads, tenant_budget
+from tidegate_gateway.edge import http2_heads
 
 if TYPE_CHECKING:
     from tidegate_gateway.edge import http2_connection

@@ -11,14 +11,13 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from tidegate_gateway import gateway_settings, reading_turns
+from tidegate_gateway import gateway_settings, reading_turns, tenant_budget
 from tidegate_gateway.edge import (
     client_addresses,
     costly_requests,
     http_connection,
     http_messages,
     listening_port,
-    tenant_budget,
     unread_answers,
 )
 from tidegate_gateway.openai.error_table import BadRequest
@@ -103,9 +102,11 @@ class Server:
         *,
         leaving: Callable[[], bool],
         guard: Guard | None = None,
+        bodies: tenant_budget.TenantBudget | None = None,
         encryption: ssl.SSLContext | None = None,
     ) -> None:
-        """While `leaving`, each connection is closed after its next answer. With `encryption` each begins with TLS."""
+        """While `leaving`, each connection is closed after its next answer. `bodies` counts the bytes of bodies; without it
+        the port has a budget of its own. With `encryption` each connection begins with TLS."""
         self._guard = guard
         self.encryption = encryption
         self.limits = limits
@@ -115,7 +116,7 @@ class Server:
         self._addresses = client_addresses.ClientAddresses(limits.connections_per_address)
         self.turns = reading_turns.ReadingTurns()
         self.unread = unread_answers.UnreadAnswers()
-        self.bodies = tenant_budget.TenantBudget(limits.bodies_bytes)
+        self.bodies = bodies or tenant_budget.TenantBudget(limits.bodies_bytes)
         self._costly = costly_requests.CostlyRequests()
         self._routes = routes
         self._leaving = leaving

@@ -83,7 +83,7 @@ class Placement:
     def report_engine(self, *, ok: bool) -> None:
         """The engine did its part in the call, or failed it."""
         if self.record.engine is not None:
-            self._placements.report_engine(self.record.engine, ok=ok)
+            self._placements.report_engine(self.record.engine, self.call.tenant, ok=ok)
 
     def answered(self) -> None:
         """The first token, or the whole answer, is here."""
@@ -237,9 +237,9 @@ class Placements:
     def answered(self, call: CallId) -> None:
         self._act(self.core.on_first_token(self.clock(), call))
 
-    def report_engine(self, engine: EngineId, *, ok: bool) -> None:
+    def report_engine(self, engine: EngineId, tenant: str, *, ok: bool) -> None:
         self._metrics.engines.on_attempt(engine, ok=ok)
-        ejection_s = self.core.on_engine_result(self.clock(), engine, ok=ok)
+        ejection_s = self.core.on_engine_result(self.clock(), engine, tenant, ok=ok)
         if ejection_s is not None:
             logger.warning("engine %s is ejected for %.3g s: its calls fail", engine, ejection_s)
 

@@ -3,11 +3,15 @@
 Health checks show whether an engine answers. Outlier detection shows whether an engine does its work. A passing health
 check does not bring an ejected engine back, only time does. Each ejection in a row lasts twice as long; one success
 ends the row.
+
+The calls of one tenant may fail everywhere because of what they ask for. So they eject no engine that has served another
+tenant a moment ago, unless a call of a second tenant fails too.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from tidegate_policy import immutable
+SERVED_S = 10.0
+"""A moment ago. An engine that serves one tenant alone is ejected by the failures of that tenant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,32 +25,54 @@ class OutlierSettings:
     max_ejection_s: float = 60.0
 
 
-@immutable.value(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
     """What the calls of one engine have shown."""
 
-    failures: int = 0
-    """Failures in a row."""
-    ejections: int = 0
-    """Ejections in a row; a success after the last one starts anew."""
-    ejected_until_at_s: float = 0.0
-
-    def after(self, now: float, *, ok: bool, settings: OutlierSettings) -> "FailureRecord":
-        """The record after one more call."""
-        if ok and not self.failures and not self.ejections:
-            return self
-        if ok:
-            return FailureRecord(ejected_until_at_s=self.ejected_until_at_s)
-        failures = self.failures + 1
-        if failures < settings.consecutive_failures or self.ejected(now):
-            return replace(self, failures=failures)
-        ejection_s = min(settings.base_ejection_s * 2 ** min(self.ejections, 30), settings.max_ejection_s)
-        # One failure after the engine's return is enough for the next ejection.
-        return FailureRecord(
-            failures=settings.consecutive_failures - 1,
-            ejections=self.ejections + 1,
-            ejected_until_at_s=now + ejection_s,
-        )
+    def __init__(self) -> None:
+        self.ejected_until_at_s = 0.0
+        self._failures = 0
+        """Failures in a row."""
+        self._ejections = 0
+        """Ejections in a row; a success after the last one starts anew."""
+        self._failed: str | None = None
+        """The tenant whose calls the row of failures consists of; None if there are several, or none."""
+        self._served: tuple[str, float] = ("", -1e9)
+        """The tenant served last, and when."""
+        self._served_before: tuple[str, float] = ("", -1e9)
+        """The newest of the others."""
 
     def ejected(self, now: float) -> bool:
         return now < self.ejected_until_at_s
+
+    def succeeded(self, now: float, tenant: str) -> None:
+        """The engine did its part in a call of the tenant."""
+        self._failures = self._ejections = 0
+        if tenant != self._served[0]:
+            self._served_before = self._served
+        self._served = (tenant, now)
+
+    def failed(self, now: float, tenant: str, settings: OutlierSettings) -> bool:
+        """The engine failed a call of the tenant. Returns whether it is to be ejected."""
+        if not self._failures:
+            self._failed = tenant
+        elif tenant != self._failed:
+            self._failed = None
+        self._failures += 1
+        return (
+            self._failures >= settings.consecutive_failures
+            and not self.ejected(now)
+            and (self._failed is None or not self._served_another(now, tenant))
+        )
+
+    def eject(self, now: float, settings: OutlierSettings) -> float:
+        """Ejects the engine; returns for how many seconds."""
+        ejection_s = min(settings.base_ejection_s * 2.0 ** min(self._ejections, 30), settings.max_ejection_s)
+        self.ejected_until_at_s = now + ejection_s
+        self._ejections += 1
+        # One failure after the engine's return is enough for the next ejection.
+        self._failures = settings.consecutive_failures - 1
+        return ejection_s
+
+    def _served_another(self, now: float, tenant: str) -> bool:
+        served = self._served_before if self._served[0] == tenant else self._served
+        return now - served[1] < SERVED_S

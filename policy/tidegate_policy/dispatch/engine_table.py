@@ -201,22 +201,22 @@ class EngineTable:
         """The sum of the limits of all engines, also of those that do not serve now; infinite if one has no limit."""
         return sum(math.inf if item.limit is None else item.limit for item in self)
 
-    def on_attempt(self, now: float, engine: EngineId, *, ok: bool) -> float | None:
-        """An engine did its part in a call, or failed it. Returns the seconds of the ejection that follows, if one does.
+    def on_attempt(self, now: float, engine: EngineId, tenant: str, *, ok: bool) -> float | None:
+        """An engine did its part in a call of the tenant, or failed it. Returns the seconds of the ejection that follows,
+        if one does.
 
         The last engine that serves is never ejected: a bad engine is better than none.
         """
         known = self._engines.get(engine)
         if known is None:
             return None
-        after = known.record.after(now, ok=ok, settings=self._settings)
-        ejects = after.ejected(now) and not known.record.ejected(now)
-        if ejects and not self._others_serve(now, engine):
+        if ok:
+            known.record.succeeded(now, tenant)
             return None
-        known.record = after
-        if ejects:
-            self._accepting_until_at_s = -math.inf
-        return after.ejected_until_at_s - now if ejects else None
+        if not known.record.failed(now, tenant, self._settings) or not self._others_serve(now, engine):
+            return None
+        self._accepting_until_at_s = -math.inf
+        return known.record.eject(now, self._settings)
 
     def on_sent(self, now: float, engine: Engine, call: Call) -> None:
         """The call goes to the engine. Called before the call is a part of the engine's backlog."""
