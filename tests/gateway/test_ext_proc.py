@@ -347,5 +347,5 @@ async def test_nothing_stays_of_requests_that_ended(
             await writer.wait_closed()
         await until(lambda: not picker.exchanges)
         await until(lambda: client.gateway.placements.in_progress == 0)
-        assert picker.bodies.used == 0
+        assert client.gateway.bodies.used == 0
         assert not client.own_backlog()

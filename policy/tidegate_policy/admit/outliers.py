@@ -30,7 +30,7 @@ class FailureRecord:
 
     def __init__(self) -> None:
         self.ejected_until_at_s = 0.0
-        self._failures = 0
+        self.failures = 0
         """Failures in a row."""
         self._ejections = 0
         """Ejections in a row; a success after the last one starts anew."""
@@ -46,20 +46,20 @@ class FailureRecord:
 
     def succeeded(self, now: float, tenant: str) -> None:
         """The engine did its part in a call of the tenant."""
-        self._failures = self._ejections = 0
+        self.failures = self._ejections = 0
         if tenant != self._served[0]:
             self._served_before = self._served
         self._served = (tenant, now)
 
     def failed(self, now: float, tenant: str, settings: OutlierSettings) -> bool:
         """The engine failed a call of the tenant. Returns whether it is to be ejected."""
-        if not self._failures:
+        if not self.failures:
             self._failed = tenant
         elif tenant != self._failed:
             self._failed = None
-        self._failures += 1
+        self.failures += 1
         return (
-            self._failures >= settings.consecutive_failures
+            self.failures >= settings.consecutive_failures
             and not self.ejected(now)
             and (self._failed is None or not self._served_another(now, tenant))
         )
@@ -70,7 +70,7 @@ class FailureRecord:
         self.ejected_until_at_s = now + ejection_s
         self._ejections += 1
         # One failure after the engine's return is enough for the next ejection.
-        self._failures = settings.consecutive_failures - 1
+        self.failures = settings.consecutive_failures - 1
         return ejection_s
 
     def _served_another(self, now: float, tenant: str) -> bool:
