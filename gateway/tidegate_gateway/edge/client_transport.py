@@ -3,36 +3,72 @@
 import asyncio
 import select
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 CLOSING_S = 2.0
 """For a client to answer the end of an encrypted connection."""
 
 
-async def encrypted(
-    plain: asyncio.Transport,
-    protocol: asyncio.Protocol,
-    encryption: ssl.SSLContext,
-    *,
-    early: bytes,
-    handshake_s: float,
-) -> asyncio.Transport | None:
-    """The transport after a TLS handshake, of which the client has sent the `early` bytes already; None if the client fails
-    it or does not end it in time."""
-    loop = asyncio.get_running_loop()
-    if early:
-        loop.call_soon(_feed, plain, early)
-    try:
-        return await loop.start_tls(
-            plain,
-            protocol,
-            encryption,
-            server_side=True,
-            ssl_handshake_timeout=handshake_s,
-            ssl_shutdown_timeout=CLOSING_S,
-        )
-    except OSError:  # errors of TLS among them
-        return None
+class TlsHandshake(asyncio.Protocol):
+    """Stands in the place of a connection until its client has made the TLS handshake."""
+
+    def __init__(
+        self,
+        plain: asyncio.Transport,
+        connection: asyncio.Protocol,
+        begin: Callable[[asyncio.Transport], None],
+        encryption: ssl.SSLContext,
+        *,
+        within_s: float,
+    ) -> None:
+        """`begin` gets the encrypted transport, and the connection the bytes after that. The connection is lost when the
+        client fails the handshake, or takes longer than `within_s` for it."""
+        self._plain = plain
+        self._connection = connection
+        self._begin = begin
+        self._early = bytearray()
+        """What came before TLS was there, and then what came before `begin`."""
+        plain.set_protocol(self)
+        plain.pause_reading()
+        self.task = asyncio.get_running_loop().create_task(self._run(encryption, within_s))
+
+    def data_received(self, data: bytes) -> None:
+        self._early += data
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connection.connection_lost(error)
+
+    async def _run(self, encryption: ssl.SSLContext, within_s: float) -> None:
+        transport = None
+        try:
+            transport = await self._encrypted(encryption, within_s)
+        finally:
+            if transport is None or self._plain.is_closing():
+                self._plain.abort()
+                self._connection.connection_lost(None)
+        if transport is not None and not self._plain.is_closing():
+            transport.set_protocol(self._connection)
+            self._begin(transport)
+            if self._early:
+                self._connection.data_received(bytes(self._early))
+
+    async def _encrypted(self, encryption: ssl.SSLContext, within_s: float) -> asyncio.Transport | None:
+        loop = asyncio.get_running_loop()
+        if self._early:
+            loop.call_soon(_feed, self._plain, bytes(self._early))
+            self._early.clear()
+        try:
+            return await loop.start_tls(
+                self._plain,
+                self,
+                encryption,
+                server_side=True,
+                ssl_handshake_timeout=within_s,
+                ssl_shutdown_timeout=CLOSING_S,
+            )
+        except OSError:  # errors of TLS among them
+            return None
 
 
 def _feed(plain: asyncio.Transport, early: bytes) -> None:

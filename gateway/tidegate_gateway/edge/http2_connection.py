@@ -8,7 +8,6 @@ messages mean is the business of the handler of each stream.
 
 import asyncio
 import logging
-import ssl
 import struct
 import time
 from typing import TYPE_CHECKING, cast
@@ -84,8 +83,6 @@ class Connection(asyncio.Protocol):
         self._heard_at_s = time.monotonic()
         self._asked_at_s: float | None = None
         """When a silent peer was asked for a sign."""
-        self._early: bytearray | None = None
-        """What came before TLS was there, and before the handshake had its transport."""
         self._idle_at_s = time.monotonic()
         """When it was opened, or its last stream ended."""
 
@@ -98,34 +95,14 @@ class Connection(asyncio.Protocol):
             plain.abort()
             return
         if self.server.encryption is None:
-            self._greet()
+            self._greet(plain)
         else:
-            plain.pause_reading()
-            self._early = bytearray()
-            self._handshake = asyncio.get_running_loop().create_task(self._encrypt(plain, self.server.encryption))
+            self._handshake = client_transport.TlsHandshake(
+                plain, self, self._greet, self.server.encryption, within_s=self.server.bounds.handshake_s
+            ).task
 
-    async def _encrypt(self, plain: asyncio.Transport, encryption: ssl.SSLContext) -> None:
-        """Makes the TLS handshake. A client that fails it, or takes too long for it, is gone."""
-        hello, self._early = bytes(self._early or b""), bytearray()
-        try:
-            transport = await client_transport.encrypted(
-                plain, self, encryption, early=hello, handshake_s=self.server.bounds.handshake_s
-            )
-        except BaseException:
-            plain.abort()
-            self.connection_lost(None)
-            raise
-        early, self._early = self._early, None
-        if transport is None or plain.is_closing():
-            plain.abort()
-            self.connection_lost(None)
-            return
+    def _greet(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._greet()
-        if early:
-            self.data_received(bytes(early))
-
-    def _greet(self) -> None:
         most = self.server.bounds.streams
         told = {
             h2.MAX_CONCURRENT_STREAMS: most,
@@ -138,9 +115,6 @@ class Connection(asyncio.Protocol):
             self.ask_to_leave()
 
     def data_received(self, data: bytes) -> None:
-        if self._early is not None:
-            self._early += data
-            return
         if self._transport is None or self._transport.is_closing():
             return
         self._heard_at_s, self._asked_at_s = time.monotonic(), None

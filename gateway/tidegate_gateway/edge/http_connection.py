@@ -11,7 +11,6 @@ One task serves a connection, one request after the other. The loss of the conne
 import asyncio
 import collections
 import logging
-import ssl
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
@@ -57,7 +56,6 @@ class Connection(asyncio.Protocol):
         self._paused = False  # nothing more is read while a request waits behind the present one
         self._in_line = False  # nothing more is read until it is this connection's turn
         self._held = b""  # the head of a stream that has not left yet
-        self._early: bytearray | None = None  # what came before TLS was there, and with the last bytes of a handshake
         self._frame_bytes = 0  # since the last byte of a body, or the last request
         self._url = b""
         self._headers: list[tuple[str, str]] = []
@@ -135,9 +133,9 @@ class Connection(asyncio.Protocol):
         if self._listener.encryption is None:
             self._begin_reading(plain)
         else:
-            plain.pause_reading()
-            self._early = bytearray()
-            self.task = self._loop.create_task(self._encrypt(plain, self._listener.encryption))
+            self.task = client_transport.TlsHandshake(
+                plain, self, self._begin_reading, self._listener.encryption, within_s=self._limits.idle_s
+            ).task
 
     def _begin_reading(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -146,27 +144,9 @@ class Connection(asyncio.Protocol):
         self.task = self._loop.create_task(self._serve())
         self.task.add_done_callback(self._forget_task)
 
-    async def _encrypt(self, plain: asyncio.Transport, encryption: ssl.SSLContext) -> None:
-        """Makes the TLS handshake. A client that fails it, or takes too long for it, is gone."""
-        hello, self._early = bytes(self._early or b""), bytearray()
-        transport = await client_transport.encrypted(
-            plain, self, encryption, early=hello, handshake_s=self._limits.idle_s
-        )
-        early, self._early = self._early, None
-        if transport is None or self._ignoring:
-            plain.abort()
-            self.connection_lost(None)
-            return
-        self._begin_reading(transport)
-        if early:
-            self.data_received(bytes(early))
-
     def data_received(self, data: bytes) -> None:
         if self._ignoring:
             self._take_turns()
-            return
-        if self._early is not None:
-            self._early += data
             return
         self._frame_bytes += len(data)
         try:
