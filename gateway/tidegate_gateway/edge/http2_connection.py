@@ -384,7 +384,11 @@ class Connection(asyncio.Protocol):
         head = self._heads.head(block)
         stream = self._streams.get(number)
         if stream is not None:  # trailers, of which gRPC's clients have none
-            if flags & h2.END_STREAM and not stream.half_closed:
+            if head.error is not None:
+                self._allowance.spend()
+                self.write(h2.frame(h2.RST_STREAM, 0, number, head.error.to_bytes(4)))
+                self._reset(stream)
+            elif flags & h2.END_STREAM and not stream.half_closed:
                 stream.receive(b"", last=True)
             else:
                 self._allowance.spend()
