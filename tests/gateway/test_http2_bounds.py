@@ -26,6 +26,7 @@ FLOODS = [
     "priorities",
     "unknown kinds",
     "large trailers",
+    "late trailers",
 ]
 
 
@@ -72,6 +73,8 @@ async def test_a_flood_of_frames_that_bring_no_call_ends_the_connection(kind: st
                 trailers = repeated(http2_heads.MOST_BYTES // 4000 + 1)
                 ends = http2_frames.END_HEADERS | http2_frames.END_STREAM
                 sent = http2_peer.opened(number) + frame(http2_frames.HEADERS, ends, number, trailers)
+            case "late trailers":
+                sent = http2_peer.opened(3) + frame(http2_frames.RST_STREAM, 0, 3, bytes(4)) * (number == 3)
             case "priorities":
                 sent = frame(http2_frames.PRIORITY, 0, 1, bytes(5))
             case _:
@@ -336,10 +339,21 @@ def test_streams_that_come_after_the_end_of_a_connection_was_told_are_not_served
     made, transport = http2_peer.connection()
     made.data_received(http2_frames.PREFACE + http2_peer.opened(1))
     made.leave()
-    made.data_received(http2_peer.opened(3))
+    made.data_received(http2_peer.opened(3) + http2_frames.frame(http2_frames.DATA, 0, 3, b"\0\0\0\0\1x"))
     made.data_received(http2_frames.frame(http2_frames.DATA, 0, 1, b"\0\0\0\0\1x"))
     assert len(http2_peer.ECHOES) == 1
     assert transport.written.endswith(b"\0\0\0\0\1x"), "what was open goes on"
+
+
+def test_trailers_that_come_after_their_stream_was_ended_do_not_end_the_others() -> None:
+    made, transport = http2_peer.connection()
+    frame, end = http2_frames.frame, http2_frames.END_HEADERS | http2_frames.END_STREAM
+    made.data_received(http2_frames.PREFACE + http2_peer.opened(1) + http2_peer.opened(3))
+    http2_peer.ECHOES[0].stream.finish(16, "send a key")
+    made.data_received(frame(http2_frames.DATA, 0, 1, b"\0\0\0\0\1x") + frame(http2_frames.HEADERS, end, 1))
+    made.data_received(frame(http2_frames.DATA, 0, 3, b"\0\0\0\0\1x"))
+    assert transport.written.endswith(b"\0\0\0\0\1x")
+    assert not transport.is_closing()
 
 
 def test_data_after_the_end_of_a_stream_reach_no_handler() -> None:

@@ -346,9 +346,9 @@ class Connection(asyncio.Protocol):
             self._unread = 0
         stream = self._streams.get(number)
         if stream is None or stream.half_closed:
-            if number > self._last:
+            if number > self._last and not self._has_left:
                 raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "data of a stream that was not opened")
-            self._late += 1  # it ended while the data were on their way
+            self._late += 1  # it ended, or was not served, while the data were on their way
             if not self._late % LATE:
                 self._allowance.spend()
             return
@@ -393,9 +393,9 @@ class Connection(asyncio.Protocol):
             else:
                 self._allowance.spend()
             return
-        if number % 2 == 0 or number <= self._last:
+        if number % 2 == 0:
             raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, f"stream {number} cannot be opened")
-        if self._has_left:
+        if self._has_left or number <= self._last:  # or the stream ended while its trailers were on their way
             self._allowance.spend()
             return
         self._last = number
