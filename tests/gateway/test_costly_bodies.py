@@ -1,14 +1,18 @@
 """Bodies of many small values: they take turns, and a call keeps their JSON while it waits."""
 
 import asyncio
+import gzip
 import json
+import zlib
 from typing import Any
 
+import grpc_peer
 import orjson
 import pytest
 
 from tidegate_gateway import fake_engine, loop_steps
 from tidegate_gateway.openai import bounded_json, engine_body, engine_fields
+from tidegate_proto.v1 import inference_pb2
 
 MANY = {"type": "object", "properties": {f"f{index}": {"type": "string"} for index in range(1000)}}
 
@@ -87,3 +91,41 @@ async def test_costly_bodies_of_a_tenant_wait_behind_the_first_one_of_another(
         may_begin.set()
         assert [status for status, _, _ in await asyncio.gather(*tasks)] == [200] * 8
     assert order.index("b") <= 1
+
+
+async def test_a_message_of_many_values_takes_the_turn_of_costly_ones_however_it_is_compressed(
+    up: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, take_next = dict[str, loop_steps.TenantTurns](), loop_steps.TenantTurns.next
+
+    async def noted(self: loop_steps.TenantTurns, tenant: str) -> None:
+        turns[tenant] = self
+        await take_next(self, tenant)
+
+    monkeypatch.setattr(loop_steps.TenantTurns, "next", noted)
+    body = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": MANY}}
+    few, many, no_json = orjson.dumps(body), orjson.dumps(body | {"response_format": form}), b"[" * 3000
+    compressions = {"identity": bytes, "gzip": gzip.compress, "deflate": zlib.compress}
+    async with (
+        fake_engine.engine() as engine,
+        up(engine, listen={"grpcPort": 0}, store=False) as client,
+        grpc_peer.connected(client.grpc) as peer,
+    ):
+
+        async def turn(encoding: str, body: bytes, path: str = "/v1/chat/completions") -> loop_steps.TenantTurns:
+            """The turns in which the call waited for its own."""
+            tenant = f"t{len(turns)}"
+            headers = [("grpc-encoding", encoding), ("x-tidegate-tenant", tenant)]
+            raw = inference_pb2.CallRequest(path=path, body=body).SerializeToString()
+            sent = grpc_peer.message(compressions[encoding](raw), compressed=encoding != "identity")
+            answer = await peer.ended(peer.open("/tidegate.v1.Inference/Call", *headers, message=sent, ends=True))
+            assert answer.head["grpc-status"] == ("0" if path else "3")
+            return turns[tenant]
+
+        costly = await turn("identity", many)
+        assert costly is not await turn("identity", few)
+        for encoding in ("gzip", "deflate"):
+            assert await turn(encoding, many) is costly
+            assert await turn(encoding, few) is not costly
+            assert await turn(encoding, no_json, path="") is costly, "thirty bytes on the wire"

@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import gc
+import gzip
 import hashlib
 import pathlib
+import weakref
 import zlib
 from typing import Any
 
@@ -12,12 +15,14 @@ import grpc_peer
 import pytest
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from tidegate_gateway import fake_engine
-from tidegate_gateway.edge import grpc_api, http2_server, unread_answers
+from tidegate_gateway.edge import grpc_api, grpc_call, http2_connection, http2_frames, http2_server, unread_answers
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 LISTEN = {"grpcPort": 0}
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 EMPTY = grpc_peer.message(b"")
 OF_A, OF_B = ("x-tidegate-tenant", "a"), ("x-tidegate-tenant", "b")
 
@@ -130,6 +135,26 @@ async def test_compressed_messages_have_the_bound_of_others(
         assert (answer.head["grpc-status"], answer.head["grpc-message"][: len(told)]) == (code, told)
 
 
+async def test_each_message_of_a_stream_may_be_compressed_or_not(up: Any) -> None:
+    compressions = [gzip.compress, bytes, gzip.compress, gzip.compress, bytes]
+    requests = [reflection_pb2.ServerReflectionRequest(list_services=str(number)) for number in range(5)]
+    async with up(listen=LISTEN) as client, grpc_peer.connected(client.grpc) as peer:
+        number = peer.open(REFLECTION, ("grpc-encoding", "gzip"))
+        for compress, request in zip(compressions, requests, strict=True):
+            raw = compress(request.SerializeToString())
+            peer.send(number, grpc_peer.message(raw, compressed=compress is not bytes))
+        peer.send(number, b"", ends=True)
+        answer = await peer.ended(number)
+        assert answer.head["grpc-status"] == "0"
+        answers, left = [], answer.data
+        while left:
+            size = 5 + int.from_bytes(left[1:5])
+            answers.append(reflection_pb2.ServerReflectionResponse.FromString(left[5:size]))
+            left = left[size:]
+        assert [each.original_request for each in answers] == requests
+        assert all(each.list_services_response.service for each in answers)
+
+
 async def test_the_deadline_of_a_client_ends_its_call_and_the_engine_stops(up: Any, until: Any) -> None:
     async with (
         fake_engine.engine(first_s=60) as engine,
@@ -190,6 +215,21 @@ async def checked_through(channel: grpc.aio.Channel) -> bool:
     return bool(answer.status)
 
 
+async def test_a_client_that_takes_nothing_of_its_answer_is_cut_off(up: Any, until: Any) -> None:
+    event = b'data: {"choices":[{"text":"' + b"x" * 4000 + b'"}]}\n\n'
+    most = http2_connection.MOST_WINDOW_BYTES
+    async with (
+        fake_engine.engine(garbage=event * 8000 + b"data: [DONE]\n\n") as engine,
+        up(engine, listen=LISTEN, limits={"write": "200ms"}) as client,
+        grpc_peer.connected(client.grpc, window=most) as peer,
+    ):
+        more = most - http2_connection.FIRST_WINDOW_BYTES
+        peer.writer.write(http2_frames.frame(http2_frames.WINDOW_UPDATE, 0, 0, more.to_bytes(4)))
+        peer.open(grpc_peer.GENERATE, message=grpc_peer.message(generate("x").SerializeToString()), ends=True)
+        await until(lambda: engine.bodies and not client.gateway.placements.in_progress)
+        assert await peer.is_cut()
+
+
 async def test_connections_without_calls_end_after_a_while(up: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_api, "IDLE_S", 0.3)
     monkeypatch.setattr(http2_server, "LOOK_S", 0.05)
@@ -210,9 +250,8 @@ async def test_connections_without_calls_end_after_a_while(up: Any, monkeypatch:
 
 
 async def test_a_call_that_goes_on_to_send_messages_is_bounded(up: Any) -> None:
-    path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     async with up(listen=LISTEN) as client, grpc_peer.connected(client.grpc, window=0) as peer:
-        answer = await peer.ended(peer.open(path, message=EMPTY * 1100))
+        answer = await peer.ended(peer.open(REFLECTION, message=EMPTY * 1100))
         assert answer.head["grpc-message"] == "the call has too many messages"
 
 
@@ -226,3 +265,39 @@ async def test_the_calls_of_a_port_that_closes_are_told(up: Any) -> None:
             ended = asyncio.create_task(peer.ended(number))
         answer = await ended
         assert (answer.head["grpc-status"], answer.head["grpc-message"]) == ("14", "the gateway ends")
+
+
+@pytest.mark.parametrize("path", [grpc_peer.GENERATE, grpc_peer.WATCH, REFLECTION])
+async def test_a_call_that_is_cut_before_the_first_step_of_its_task_is_told_and_leaves_nothing(
+    up: Any, until: Any, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    receive, cut = grpc_call.Call.on_message, list[grpc_call.Call]()
+
+    def on_message(self: grpc_call.Call, message_bytes: bytes) -> None:
+        receive(self, message_bytes)
+        cut.append(self)
+        assert self in self._calls.running
+        self.cut()
+
+    monkeypatch.setattr(grpc_call.Call, "on_message", on_message)
+    async with (
+        fake_engine.engine() as engine,
+        up(engine, listen=LISTEN) as client,
+        grpc_peer.connected(client.grpc) as peer,
+    ):
+        whole = grpc_peer.message(generate("x").SerializeToString())
+        answer = await peer.ended(peer.open(path, ("grpc-timeout", "1H"), message=whole))
+        assert (answer.head["grpc-status"], answer.head["grpc-message"]) == ("14", "the gateway ends")
+        monkeypatch.undo()
+        calls, task, call = cut[0]._calls, cut[0]._task, weakref.ref(cut[0])
+        assert task is not None
+        await until(task.done)
+        assert task.cancelled()
+        assert not calls.running
+        assert (calls.budget.used, calls.open_budget.used, calls.messages._bodies.used) == (0, 0, 0)
+        cut.clear()
+        del task
+        gc.collect()
+        assert call() is None, "no timer keeps it"
+        assert await checked(peer) == "0"
+        assert not engine.bodies

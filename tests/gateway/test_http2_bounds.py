@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import struct
+import types
 
+import hpack
 import http2_peer
 import pytest
 
-from tidegate_gateway.edge import frame_allowance, http2_connection, http2_frames, unread_answers
+from tidegate_gateway.edge import frame_allowance, http2_connection, http2_frames, http2_heads, unread_answers
 
 FLOODS = [
     "resets",
@@ -23,7 +25,14 @@ FLOODS = [
     "updates of windows",
     "priorities",
     "unknown kinds",
+    "large trailers",
+    "late trailers",
 ]
+
+
+def repeated(times: int) -> bytes:
+    """A header of 4 KB, so often. The table of the decoder has it after the first time, so the others take a byte each."""
+    return bytes(hpack.Encoder().encode([(b"x", b"a" * 4000)] * times, huffman=False))
 
 
 @pytest.mark.parametrize("kind", FLOODS)
@@ -60,6 +69,12 @@ async def test_a_flood_of_frames_that_bring_no_call_ends_the_connection(kind: st
                 sent = frame(http2_frames.CONTINUATION, 0, 3)
             case "updates of windows":
                 sent = frame(http2_frames.WINDOW_UPDATE, 0, 0, (1).to_bytes(4))
+            case "large trailers":
+                trailers = repeated(http2_heads.MOST_BYTES // 4000 + 1)
+                ends = http2_frames.END_HEADERS | http2_frames.END_STREAM
+                sent = http2_peer.opened(number) + frame(http2_frames.HEADERS, ends, number, trailers)
+            case "late trailers":
+                sent = http2_peer.opened(3) + frame(http2_frames.RST_STREAM, 0, 3, bytes(4)) * (number == 3)
             case "priorities":
                 sent = frame(http2_frames.PRIORITY, 0, 1, bytes(5))
             case _:
@@ -145,6 +160,62 @@ async def test_a_new_connection_takes_the_place_of_one_without_streams() -> None
     assert (two.closed, third.aborted) == (False, True)
 
 
+def test_a_silent_peer_is_asked_for_a_sign_and_cut_off_if_it_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, frame = 0.0, http2_frames.frame
+    monkeypatch.setattr(http2_connection, "time", types.SimpleNamespace(monotonic=lambda: now_s))
+    made, transport = http2_peer.connection()
+    made.data_received(http2_frames.PREFACE + http2_peer.opened(1))
+    ping = frame(http2_frames.PING, 0, 0, bytes(8))
+
+    def looked(after_s: float) -> tuple[int, bool]:
+        """The pings that came so far, and whether the connection is cut, at a look some seconds later."""
+        nonlocal now_s
+        now_s += after_s
+        made.look(now_s)
+        return transport.written.count(ping), transport.aborted
+
+    assert looked(http2_connection.SILENT_S) == (0, False)
+    made.data_received(frame(http2_frames.WINDOW_UPDATE, 0, 0, (1).to_bytes(4)))
+    assert looked(http2_connection.SILENT_S) == (0, False), "it gave a sign by itself"
+    assert looked(1) == (1, False)
+    assert looked(http2_connection.PROBE_S) == (1, False)
+    made.data_received(frame(http2_frames.PING, http2_frames.ACK, 0, bytes(8)))
+    assert looked(http2_connection.SILENT_S) == (1, False), "it has answered"
+    made.pause_writing()
+    assert looked(1) == (1, False), "no ping would reach a peer that does not read"
+    made.resume_writing()
+    assert looked(0) == (2, False)
+    assert looked(http2_connection.PROBE_S) == (2, False)
+    assert looked(1) == (2, True)
+    assert made not in made.server.connections, "its place is free"
+
+
+@pytest.mark.parametrize("takes", [False, True])
+def test_a_call_that_is_given_up_ends_a_connection_only_if_that_took_nothing_in_the_meantime(
+    monkeypatch: pytest.MonkeyPatch, takes: bool
+) -> None:
+    now_s, frame = 0.0, http2_frames.frame
+    monkeypatch.setattr(http2_connection, "time", types.SimpleNamespace(monotonic=lambda: now_s))
+    made, transport = http2_peer.connection()
+    settings = struct.pack(">HI", http2_frames.INITIAL_WINDOW_SIZE, 0)
+    made.data_received(http2_frames.PREFACE + frame(http2_frames.SETTINGS, 0, 0, settings) + http2_peer.opened(1))
+    made.data_received(frame(http2_frames.DATA, 0, 1, b"\0\0\0\0\1x"))
+    stream = http2_peer.ECHOES[0].stream
+    assert stream.is_held
+    stream.give_up(10.0)
+    assert not transport.aborted, "the window of a stream says nothing of the connection"
+    made.pause_writing()
+    now_s = 5.0
+    stream.give_up(10.0)
+    assert not transport.aborted, "another stream filled it just now"
+    if takes:
+        made.resume_writing()
+        made.pause_writing()
+    now_s = 10.0
+    stream.give_up(10.0)
+    assert transport.aborted != takes
+
+
 async def test_a_stream_whose_data_come_in_very_many_small_frames_ends_and_the_others_go_on() -> None:
     made, transport = http2_peer.connection()
     frame = http2_frames.frame
@@ -216,6 +287,47 @@ def test_a_head_with_a_bad_header_ends_its_stream_and_the_others_go_on() -> None
     assert not transport.is_closing()
 
 
+@pytest.mark.parametrize("of", ["head", "trailers"])
+@pytest.mark.parametrize(
+    ("block", "parts", "ends_stream", "ends_connection"),
+    [
+        (repeated(7), 1, None, None),
+        (repeated(1), 100, None, None),
+        (bytes(hpack.Encoder().encode([(b"x", b"a\x01b")])), 1, http2_frames.PROTOCOL_ERROR, None),
+        (repeated(http2_heads.MOST_BYTES // 4000 + 1), 1, http2_frames.ENHANCE_YOUR_CALM, None),
+        (repeated(http2_heads.READ_BYTES // 4000 + 1), 1, None, http2_frames.COMPRESSION_ERROR),
+        (repeated(1) * 10, 10, None, http2_frames.ENHANCE_YOUR_CALM),
+        (repeated(1), 20 * frame_allowance.BURST, None, http2_frames.ENHANCE_YOUR_CALM),
+    ],
+    ids=["large", "some parts", "malformed", "too large", "far too large", "too large on the wire", "too many parts"],
+)
+async def test_the_trailers_of_a_request_have_the_bounds_of_its_head(
+    of: str, block: bytes, parts: int, ends_stream: int | None, ends_connection: int | None
+) -> None:
+    made, transport = http2_peer.connection()
+    frame, message = http2_frames.frame, b"\0\0\0\0\1x"
+    made.data_received(http2_frames.PREFACE + http2_peer.opened(1))
+    head = http2_peer.opened(3)
+    if of == "trailers":
+        made.data_received(head + frame(http2_frames.DATA, 0, 3, message))
+    else:
+        block = head[http2_frames.FRAME.size :] + block
+    size = -(-len(block) // parts)
+    made.data_received(frame(http2_frames.HEADERS, http2_frames.END_STREAM, 3, block[:size]))
+    for at in range(size, len(block), size):
+        made.data_received(frame(http2_frames.CONTINUATION, 0, 3, block[at : at + size]))
+    made.data_received(frame(http2_frames.CONTINUATION, http2_frames.END_HEADERS, 3))
+    if ends_connection is not None:
+        assert transport.closed
+        assert transport.written[-4:] == ends_connection.to_bytes(4)
+        return
+    status = b"grpc-status\x010" in transport.written
+    reset = b"" if ends_stream is None else frame(http2_frames.RST_STREAM, 0, 3, ends_stream.to_bytes(4))
+    assert (status, transport.written.endswith(reset)) == (ends_stream is None, True)
+    made.data_received(frame(http2_frames.DATA, 0, 1, message))
+    assert transport.written.endswith(frame(http2_frames.DATA, 0, 1, message)), "the other stream goes on"
+
+
 def test_a_request_that_is_no_call_of_grpc_has_the_status_415() -> None:
     made, transport = http2_peer.connection()
     made.data_received(http2_frames.PREFACE + http2_peer.opened(1).replace(b"application/grpc", b"application/json"))
@@ -227,10 +339,21 @@ def test_streams_that_come_after_the_end_of_a_connection_was_told_are_not_served
     made, transport = http2_peer.connection()
     made.data_received(http2_frames.PREFACE + http2_peer.opened(1))
     made.leave()
-    made.data_received(http2_peer.opened(3))
+    made.data_received(http2_peer.opened(3) + http2_frames.frame(http2_frames.DATA, 0, 3, b"\0\0\0\0\1x"))
     made.data_received(http2_frames.frame(http2_frames.DATA, 0, 1, b"\0\0\0\0\1x"))
     assert len(http2_peer.ECHOES) == 1
     assert transport.written.endswith(b"\0\0\0\0\1x"), "what was open goes on"
+
+
+def test_trailers_that_come_after_their_stream_was_ended_do_not_end_the_others() -> None:
+    made, transport = http2_peer.connection()
+    frame, end = http2_frames.frame, http2_frames.END_HEADERS | http2_frames.END_STREAM
+    made.data_received(http2_frames.PREFACE + http2_peer.opened(1) + http2_peer.opened(3))
+    http2_peer.ECHOES[0].stream.finish(16, "send a key")
+    made.data_received(frame(http2_frames.DATA, 0, 1, b"\0\0\0\0\1x") + frame(http2_frames.HEADERS, end, 1))
+    made.data_received(frame(http2_frames.DATA, 0, 3, b"\0\0\0\0\1x"))
+    assert transport.written.endswith(b"\0\0\0\0\1x")
+    assert not transport.is_closing()
 
 
 def test_data_after_the_end_of_a_stream_reach_no_handler() -> None:

@@ -320,9 +320,9 @@ class Connection(asyncio.Protocol):
             self._unread = 0
         stream = self._streams.get(number)
         if stream is None or stream.half_closed:
-            if number > self._last:
+            if number > self._last and not self._has_left:
                 raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "data of a stream that was not opened")
-            self._late += 1  # it ended while the data were on their way
+            self._late += 1  # it ended, or was not served, while the data were on their way
             if not self._late % LATE:
                 self._allowance.spend()
             return
@@ -358,14 +358,18 @@ class Connection(asyncio.Protocol):
         head = self._heads.head(block)
         stream = self._streams.get(number)
         if stream is not None:  # trailers, of which gRPC's clients have none
-            if flags & h2.END_STREAM and not stream.half_closed:
+            if head.error is not None:
+                self._allowance.spend()
+                self.write(h2.frame(h2.RST_STREAM, 0, number, head.error.to_bytes(4)))
+                self._reset(stream)
+            elif flags & h2.END_STREAM and not stream.half_closed:
                 stream.receive(b"", last=True)
             else:
                 self._allowance.spend()
             return
-        if number % 2 == 0 or number <= self._last:
+        if number % 2 == 0:
             raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, f"stream {number} cannot be opened")
-        if self._has_left:
+        if self._has_left or number <= self._last:  # or the stream ended while its trailers were on their way
             self._allowance.spend()
             return
         self._last = number
