@@ -82,7 +82,7 @@ async def _steer(options: argparse.Namespace, controls: Sequence[str], token: st
             await driver.retarget(controls)
             while True:
                 await asyncio.sleep(OBSERVATION_S)
-                outcome = driver.observe(time.time(), await admin.override() or held)
+                outcome = driver.observe(time.time(), await admin.override() or held, monotonic_s=time.monotonic())
                 if outcome.verdict.kind is not guards.Kind.KEEP:
                     sys.stderr.write(f"policy {outcome.verdict.policy}: {outcome.verdict.reason}\n")
                 await driver.enforce()

@@ -129,6 +129,8 @@ class _Connection:
         """Why the last attempt to set a policy failed; None when it did not fail."""
         self.is_unfit = False
         """Whether it failed because the engine does not know the policy or a parameter."""
+        self._accepted: tuple[str, dict[str, float], bool] | None = None
+        """The policy, its parameters and the bypass that the engine accepted last."""
         self._client = control_client.EngineClient(address, token=token)
         self._warned = False
         self._open()
@@ -164,8 +166,12 @@ class _Connection:
     async def set_policy(
         self, policy: str, reason: str, parameters: Mapping[str, float], *, bypass: bool
     ) -> str | None:
-        """Returns the reason of a failure, and None when the policy is in force."""
+        """Returns the reason of a failure, and None when the policy is in force. An engine that accepts the same again, and
+        has reported another policy in the meantime, does not follow."""
+        asked = (policy, dict(parameters), bypass)
         self.failure, self.is_unfit = None, False
+        disobeyed = self.policy if asked == self._accepted else None
+        self._accepted = None
         try:
             switched = await self._client.set_policy(policy, reason, parameters, bypass=bypass)
         except control_client.CallFailed as error:
@@ -175,6 +181,9 @@ class _Connection:
                 self.failure = control_client.UNREADABLE
             else:
                 self.policy, self.parameters, self.bypass = switched.policy, parameters, bypass
+                self._accepted = asked
+                if disobeyed is not None:
+                    self.failure = f"it accepted {policy} and went on with {disobeyed}"
         return self.failure
 
     async def close(self) -> None:
@@ -201,7 +210,8 @@ class _Connection:
                 self._log(logging.DEBUG if error.is_unreachable else logging.WARNING, str(error))
             except Exception as error:  # noqa: BLE001  # logged with its traceback
                 self._log(logging.ERROR, "a defect", error)
-            self.policy = self.failure = None  # another process may answer at this address next time
+            # Another process may answer at this address next time.
+            self.policy = self.failure = self._accepted = None
             has_reported = self._reported_at_s > opened_at_s
             failures = failures + 1 if self.is_unreachable and not has_reported else 0
             pause_s = min(RECONNECT_S * 2 ** max(failures - 1, 0), LONGEST_RECONNECT_S)

@@ -58,12 +58,22 @@ class SteeringDriver:
         """Steers these engines (host:port of EngineControl) and no others."""
         await self.engines.retarget(addresses)
 
-    def observe(self, now: float, override: steering_loop.Override | None) -> steering_loop.Outcome:
-        """Takes the reports that have come and decides. `now` is in seconds of the wall clock."""
+    def observe(
+        self, now: float, override: steering_loop.Override | None, *, monotonic_s: float | None = None
+    ) -> steering_loop.Outcome:
+        """Takes the reports that have come and decides. `now` is in seconds of the wall clock. `monotonic_s` is the time of
+        a clock that is never set; without it the wall clock must not be set either."""
         reports = self.engines.take_reports()
         before = self._loop.state.before
         unfit = self.engines.unfit(before) if before is not None else {}
-        outcome = self._loop.observe(now, reports, silent=self.engines.silent(), override=override, unfit=unfit)
+        outcome = self._loop.observe(
+            now,
+            reports,
+            silent=self.engines.silent(),
+            override=override,
+            unfit=unfit,
+            monotonic_s=monotonic_s,
+        )
         for engine in outcome.outliers.keys() - self._outliers:
             logger.warning("engine %s counts less than it claims: %s", engine, outcome.outliers[engine])
         self._outliers = outcome.outliers.keys()

@@ -6,7 +6,7 @@ no engine can have measured; the functions that read such numbers answer None fo
 
 import math
 
-from tidegate_policy import qos
+from tidegate_policy import labels, qos
 from tidegate_policy.engine.engine_status import Controls, State, WatchReport
 from tidegate_proto.v1 import control_pb2
 
@@ -48,11 +48,13 @@ def to_report(report: WatchReport) -> control_pb2.QosReport:
 
 
 def from_report(report: control_pb2.QosReport) -> WatchReport | None:
-    """The window in a report; None when a number is not finite, a weight is not positive, or a histogram has too many
-    buckets."""
+    """The window in a report; None when a number is not finite, a weight is none that a call can have, or a histogram has
+    too many buckets."""
     histograms = (report.ttft, report.tpot, report.service)
     weights = [item.weight for item in report.tenants]
-    if not math.isfinite(report.window_s) or not all(0 < weight < math.inf for weight in weights):
+    if not math.isfinite(report.window_s) or not all(
+        labels.LEAST_WEIGHT <= weight <= labels.MOST_WEIGHT for weight in weights
+    ):
         return None
     if any(len(each.counts) > len(qos.BOUNDS_S) + 1 for each in histograms):
         return None

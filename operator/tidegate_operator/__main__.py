@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 
 import aiohttp
@@ -223,6 +224,7 @@ async def _act(
         admin_of=admin_of,
         ask_of=lambda pool: pool_adviser.adviser(server, session, pool),
         clock=controller.now,
+        monotonic=time.monotonic,
         metrics=metrics,
     )
     scaling = pool_scaling.PoolScaling(server, rules, reads=cache, admin_of=admin_of, clock=controller.now)

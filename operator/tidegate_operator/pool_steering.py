@@ -114,14 +114,17 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
         reads: cluster.Reader,
         admin_of: Callable[[spec.Pool, str | None], Admin],
         clock: Callable[[], datetime.datetime],
+        monotonic: Callable[[], float | None] = lambda: None,
         locate: Locate = ready_address,
         ask_of: Callable[[spec.Pool], steering_driver.Ask | None] = lambda pool: None,
         metrics: operator_metrics.OperatorMetrics | None = None,
     ) -> None:
-        """`ask_of` gives the way in which a pool's model is asked, for pools with the selector `llm`."""
+        """`monotonic` is a clock that is never set, in seconds; without it `clock` must not be set either.
+        `ask_of` gives the way in which a pool's model is asked, for pools with the selector `llm`."""
         super().__init__(api, rules, reads=reads, admin_of=admin_of, clock=clock)
         self._metrics = metrics or operator_metrics.OperatorMetrics()
         self._locate = locate
+        self._monotonic = monotonic
         self._ask_of = ask_of
 
     async def steer(self, key: watch_cache.Key) -> float | None:
@@ -148,7 +151,7 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
         await driver.retarget(node_pool_of)
         by_hand = await admin.override() or (None if admin.has_answered else _restored(driver, now.timestamp()))
         before, behind = driver.active_policy, driver.not_following()
-        outcome = driver.observe(now.timestamp(), by_hand or _fixed(pool))
+        outcome = driver.observe(now.timestamp(), by_hand or _fixed(pool), monotonic_s=self._monotonic())
         if outcome.window is not None or outcome.verdict.kind is not guards.Kind.KEEP:
             self._metrics.decided(key, before, outcome.verdict)
         if outcome.window is not None:

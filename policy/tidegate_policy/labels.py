@@ -23,6 +23,7 @@ MAX_GROUP = 100_000
 MAX_TOOL_RETURN = 1_000_000
 """Tokens of the greatest answer of a tool that is believed."""
 MAX_TOOL_S = 86_400.0
+LEAST_WEIGHT, MOST_WEIGHT = 1e-3, 1e3
 MOST_OVERDUE_S = 600.0
 """A call counts as at most this late: a greater lead would put it before all calls that are really late."""
 MAX_AHEAD_S = 1e9
@@ -82,7 +83,7 @@ def read(
     budget_s, deadline_s = reader.ahead("tg.budget_ms"), reader.ahead("tg.deadline_ms")
     predicted = reader.number("tg.out_pred", 1, MAX_TOKENS)
     urgency = reader.number("tg.urgency", MOST_URGENT, LEAST_URGENT)
-    weight = reader.number("tg.weight", 1e-3, 1e3)
+    weight = reader.number("tg.weight", LEAST_WEIGHT, MOST_WEIGHT)
     workflow = reader.text("tg.workflow")
     expected = int(predicted) if predicted is not None else output_prior
     call = Call(

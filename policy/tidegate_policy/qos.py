@@ -8,6 +8,7 @@ summaries.
 import bisect
 import itertools
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -152,12 +153,13 @@ NOTHING = Qos(engines=0, window_s=0.0)
 
 
 def across(reports: Iterable[Qos], *, tenants: bool = True) -> Qos:
-    """Several engines over the same window: counts and levels add up, the window stays. Without `tenants` a sum of several
+    """Several engines over the same window: counts and levels add up, and the window is the one in the middle, so that an
+    engine with a wrong clock does not change it. Without `tenants` a sum of several
     has none: they are most of the work."""
     every = tuple(reports)
     if len(every) == 1:
         return every[0]
-    window_s = max((report.window_s for report in every), default=0.0)
+    window_s = statistics.median_low([report.window_s for report in every]) if every else 0.0
     return _summed(every, levels_of=every, window_s=window_s, tenants=tenants)
 
 

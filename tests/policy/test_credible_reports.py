@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,26 +24,62 @@ def pool(liar: qos.Qos) -> dict[str, qos.Qos]:
     return {**{f"e{number}": report() for number in range(15)}, "liar": liar}
 
 
-def observed(liar: qos.Qos) -> steering_loop.Outcome:
+def loop() -> steering_loop.SteeringLoop:
     settings = steering_loop.Settings(
         allow=tuple(policies.POLICIES), interval_s=10.0, guards=guards.GuardSettings(dwell_s=1)
     )
-    loop = steering_loop.SteeringLoop(None, settings, now=0.0)
-    return loop.observe(100.0, {name: [each] for name, each in pool(liar).items()}, silent=())
+    return steering_loop.SteeringLoop(None, settings, now=0.0)
+
+
+def observed_all(reports: dict[str, qos.Qos]) -> steering_loop.Outcome:
+    return loop().observe(100.0, {name: [each] for name, each in reports.items()}, silent=())
+
+
+def observed(liar: qos.Qos) -> steering_loop.Outcome:
+    return observed_all(pool(liar))
 
 
 def test_a_million_preemptions_of_one_engine_of_sixteen_cause_no_bypass_and_name_it() -> None:
     outcome = observed(report(preemptions=10**9))
     assert outcome.verdict.kind is guards.Kind.KEEP
-    assert outcome.outliers == {"liar": "it reports 1000000000 preemptions of 105 calls"}
+    assert outcome.outliers == {"liar": "it reports 1000000000 preemptions for 100 finished calls"}
 
 
 def test_preemptions_of_all_engines_still_cause_a_bypass() -> None:
     reports = {f"e{number}": report(preemptions=700) for number in range(16)}
     together = qos.across(credible_reports.believed(reports).reports.values())
-    proposed = emergency.found(together, "edf")
+    proposed = emergency.found(together, reports.values())
     assert proposed is not None
     assert proposed.emergency
+
+
+@pytest.mark.parametrize("engines", [2, 3, 8, 16, 32])
+@pytest.mark.parametrize("calls", [20, 36, 100])
+def test_no_single_engine_of_several_causes_a_bypass(engines: int, calls: int) -> None:
+    honest = {f"e{number}": report(calls) for number in range(engines - 1)}
+    for lie in (
+        report(0, arrived=10**9, preemptions=10**10),
+        report(10**9, preemptions=10**10),
+        report(calls, waiting=260, preemptions=2200),
+        report(calls, preemptions=7 * calls),
+    ):
+        outcome = observed_all({**honest, "liar": lie})
+        assert outcome.verdict.kind is not guards.Kind.BYPASS
+        assert list(outcome.outliers) in ([], ["liar"])
+        if lie.preemptions > 16 * lie.finished:
+            assert list(outcome.outliers) == ["liar"]
+
+
+def test_the_window_of_one_engine_with_a_wrong_clock_does_not_count() -> None:
+    fine = report(100, missed=1, waiting=5, window_s=10.0)
+    for hour in (3600.0, 1e-6):
+        steered = loop()
+        for now in range(10, 100, 10):
+            reports = {f"e{number}": [fine] for number in range(9)} | {"liar": [report(0, window_s=hour, waiting=0)]}
+            outcome = steered.observe(float(now), reports, silent=())
+        assert steered.state.reason == "start"
+        assert outcome.window is not None
+        assert qos.across(outcome.window.values()).window_s == 10.0
 
 
 def test_attainment_stays_between_zero_and_one_whatever_an_engine_claims() -> None:

@@ -111,14 +111,13 @@ def test_few_calls_are_no_evidence() -> None:
 
 def test_thrashing_and_silence_are_emergencies() -> None:
     for qos in (window(preemptions=600), window(engines=1, silent=2)):
-        bypass = emergency.found(qos, "edf")
+        bypass = emergency.found(qos, [qos])
         assert bypass is not None
         assert (bypass.policy, bypass.emergency) == ("fcfs", True)
-        assert emergency.found(qos, "fcfs") is None
 
 
 def test_preemptions_of_an_engine_whose_memory_is_full_are_no_emergency() -> None:
-    assert emergency.found(window(preemptions=300), "edf") is None
+    assert emergency.found(window(), [window(preemptions=300)]) is None
 
 
 def test_a_policy_that_is_not_allowed_is_not_proposed() -> None:

@@ -13,12 +13,12 @@ from tidegate_policy.qos import Histogram, Qos, Targets, TenantService
 LEAST_ENGINES = 3
 """With fewer engines nothing tells which of them is wrong."""
 TIMES_OTHERS, FREE_CALLS = 4.0, 200
-"""The calls that an engine counts for: as many times the mean of the others, and so many more. The second number lets one
-engine of an almost idle pool have all the calls."""
-OUTLIER = 10.0
+"""The calls that an engine counts for: as many times the mean of the others, and at least so many less the calls of all
+others. The second number lets one engine of an almost idle pool have all the calls."""
+OUTLIER = 2.0
 """An engine whose calls, or preemptions, are this many times above the bound is named."""
 PREEMPTIONS_A_CALL = 8
-"""More preemptions for each call are not believed. One of two engines that claims so many is no emergency of the pool."""
+"""More preemptions for each finished call are not believed."""
 LONGEST_WINDOW_S = 3600.0
 
 
@@ -42,18 +42,24 @@ def believed(reports: Mapping[str, Qos]) -> Believed:
     for engine, report in clamped.items():
         raw, calls = reports[engine], _calls(report)
         counted[engine] = report
-        if raw.preemptions > OUTLIER * (calls + FREE_CALLS):
-            outliers[engine] = f"it reports {raw.preemptions} preemptions of {calls} calls"
+        if raw.preemptions > OUTLIER * PREEMPTIONS_A_CALL * max(report.finished, 1):
+            outliers[engine] = f"it reports {raw.preemptions} preemptions for {report.finished} finished calls"
         if raw.missed > raw.with_target:
             outliers[engine] = f"it reports {raw.missed} missed targets of {raw.with_target}"
         if len(clamped) >= LEAST_ENGINES:
-            bound = TIMES_OTHERS * (total - calls) / (len(clamped) - 1) + FREE_CALLS
+            others = total - calls
+            bound = max(TIMES_OTHERS * others / (len(clamped) - 1), FREE_CALLS - others)
             if calls > bound:
                 shares[engine] = bound / calls
                 counted[engine] = scaled(report, shares[engine])
             if calls > OUTLIER * bound:
                 outliers[engine] = f"it reports {calls} calls, and the other engines {total - calls} together"
     return Believed(reports=counted, outliers=outliers, shares=shares)
+
+
+def within(report: Qos, longest_s: float) -> Qos:
+    """The report, whose window is at most as long as the time that has passed."""
+    return report if report.window_s <= longest_s else replace(report, window_s=longest_s)
 
 
 def possible(report: Qos) -> Qos:
@@ -65,7 +71,7 @@ def possible(report: Qos) -> Qos:
         window_s=min(max(report.window_s, 0.0), LONGEST_WINDOW_S),
         missed=min(report.missed, report.with_target),
         blocked=min(report.blocked, report.ttft.count),
-        preemptions=min(report.preemptions, PREEMPTIONS_A_CALL * _calls(report)),
+        preemptions=min(report.preemptions, PREEMPTIONS_A_CALL * report.finished),
         tenants={
             name: tenant._replace(**asdict(_possible(tenant.targets, report.with_target)))
             for name, tenant in report.tenants.items()
@@ -124,7 +130,7 @@ def _is_possible(report: Qos) -> bool:
         0.0 <= report.window_s <= LONGEST_WINDOW_S
         and report.missed <= report.with_target
         and report.blocked <= report.ttft.count
-        and report.preemptions <= PREEMPTIONS_A_CALL * _calls(report)
+        and report.preemptions <= PREEMPTIONS_A_CALL * report.finished
         and all(missed <= wanted <= most for _, _, _, wanted, missed in report.tenants.values())
         and all(each.missed <= each.with_target <= most for each in report.classes.values())
     )

@@ -1,4 +1,6 @@
-"""The selector `fixed`: the first allowed policy, always. Emergencies still switch to the safe policy for a while."""
+"""The selector `fixed`: it always proposes the first allowed policy. The guards hold for it as for any selector: a pool
+starts with its start policy, emergencies switch to the safe policy for a while, and a switch that harms is taken back. A
+policy that nothing changes is an override (`policy.mode: fixed` of a ServingPool)."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

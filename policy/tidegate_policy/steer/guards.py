@@ -3,11 +3,13 @@
 State in, verdict out. In order of precedence: a manual override, and its end; an emergency bypass to the safe policy; a
 rollback when the pool got worse after a switch than its load explains (`switch_regret`); and, once the active policy has
 had its minimum dwell, the selector's proposal. A policy that is not allowed is left at once, unless a person has chosen it.
-A policy that was rolled back is banned, and each further ban of it is twice as long. A policy that comes back soon after it
-was left must stay twice as long as before. A policy that one engine does not know is taken back too, so that a proposal is
-in force everywhere or nowhere. So neither a bad policy nor two alternating symptoms can make the pool
-oscillate. In any hour the loop switches at most `per_hour` times, whatever the load does: the last of these switches is
-kept for a bypass, and the one before it for a rollback. The safe policy is never banned, so there is always a way back.
+
+A policy that was rolled back is banned, and each further ban of it is twice as long, unless the last one ended a day ago.
+A policy that comes back soon after it was left must stay twice as long as before, and so must the safe policy when an
+emergency returns soon. A policy that one engine does not know is taken back too, so that a proposal is in force everywhere
+or nowhere. So neither a bad policy nor two alternating symptoms can make the pool oscillate. In any hour the loop switches
+at most `per_hour` times, whatever the load does: the last of these switches is kept for a bypass, and the one before it
+for a rollback. The safe policy is never banned, so there is always a way back.
 """
 
 import math
@@ -55,6 +57,8 @@ MAX_BAN_S = 86_400.0
 HOUR_S = 3600.0
 MAX_RETURNS = 4
 """The dwell is doubled at most this often: from the default to 16 minutes."""
+LATE_S = 10.0
+"""An observation that ends this long after the trial of a switch still judges the switch, and a later one does not."""
 SOON_DWELLS = 2
 """A policy that comes back within this many dwells after it was left counts as one of two alternating policies."""
 
@@ -68,7 +72,7 @@ class SteerState:
     reason: str = "start"
     kind: Kind = Kind.KEEP
     before: str | None = None
-    """The policy that a rollback, or the end of an override, returns to; None when there is none."""
+    """The policy that a rollback, or the end of a bypass or of an override, returns to; None when there is none."""
     ends_at_s: float | None = None
     """When the override ends, if its source said so. The driver stops to pass the override at that instant."""
     baseline: switch_regret.Baseline | None = None
@@ -81,6 +85,8 @@ class SteerState:
     """The instants of the switches of the last hour that the loop decided."""
     returns: int = 0
     """How many proposals in a row brought back a policy soon after it had been left."""
+    bypasses: int = 0
+    """How many bypasses in a row began soon after the one before had ended."""
     alternatives: tuple[str, ...] = ()
     """The other policies that the selector compared for the last switch, best first."""
     expected: str = ""
@@ -131,7 +137,9 @@ def start_policy(allow: Collection[str]) -> str:
 def minimum_dwell_s(state: SteerState, settings: GuardSettings) -> float:
     """Seconds from `state.since_at_s` until a proposal may replace the active policy."""
     dwell_s = settings.dwell_s * (1 << state.returns)
-    return max(dwell_s, settings.bypass_s) if state.kind is Kind.BYPASS else dwell_s
+    if state.kind is Kind.BYPASS:
+        return max(dwell_s, settings.bypass_s * (1 << state.bypasses))
+    return dwell_s
 
 
 def trial_s(state: SteerState, settings: GuardSettings) -> float:
@@ -139,6 +147,34 @@ def trial_s(state: SteerState, settings: GuardSettings) -> float:
     if state.baseline is None:
         return settings.window_s
     return state.baseline.settle_s + switch_regret.window_s(state.baseline, settings.window_s, enough=settings.enough)
+
+
+def allowed(now: float, state: SteerState, allow: Collection[str]) -> tuple[str, ...]:
+    """The policies of `allow` that are not banned."""
+    return tuple(name for name in allow if now >= state.banned_until_at_s.get(name, now))
+
+
+def credible(now: float, state: SteerState) -> SteerState:
+    """A state that a predecessor left, whose clock may have been ahead: nothing in it has happened later than `now`."""
+    return replace(
+        state,
+        since_at_s=min(state.since_at_s, now),
+        left_at_s={name: min(at_s, now) for name, at_s in state.left_at_s.items()},
+        switched_at_s=tuple([min(at_s, now) for at_s in state.switched_at_s]),
+        banned_until_at_s={name: min(at_s, now + MAX_BAN_S) for name, at_s in state.banned_until_at_s.items()},
+    )
+
+
+def shifted(state: SteerState, by_s: float) -> SteerState:
+    """The state after a step of the wall clock by so many seconds: what has lasted for some time has lasted as long."""
+    return replace(
+        state,
+        since_at_s=state.since_at_s + by_s,
+        ends_at_s=None if state.ends_at_s is None else state.ends_at_s + by_s,
+        left_at_s={name: at_s + by_s for name, at_s in state.left_at_s.items()},
+        switched_at_s=tuple([at_s + by_s for at_s in state.switched_at_s]),
+        banned_until_at_s={name: at_s + by_s for name, at_s in state.banned_until_at_s.items()},
+    )
 
 
 def _decide(
@@ -162,13 +198,18 @@ def _decide(
     if proposed is not None and proposed.emergency and state.active != policies.SAFE:
         if len(_of_last_hour(now, state)) >= settings.per_hour:
             return state, _keep(state)
-        return _switch(now, state, Kind.BYPASS, policies.SAFE, proposed.reason, None)
+        bypass_s = settings.bypass_s * (1 << state.bypasses)
+        soon = now - state.left_at_s.get(policies.SAFE, -math.inf) <= SOON_DWELLS * bypass_s
+        after, verdict = _switch(now, state, Kind.BYPASS, policies.SAFE, proposed.reason, None)
+        bypasses = min(state.bypasses + 1, MAX_RETURNS) if soon else 0
+        return replace(after, before=state.active, bypasses=bypasses), verdict
     regret = _regret(now, state, trial, settings)
     if unknown is not None and state.baseline is not None:
         regret = f"rollback: {state.active} is not known everywhere: {unknown}"
     if regret is not None and state.before is not None and len(_of_last_hour(now, state)) < settings.per_hour - 1:
-        strikes = state.strikes.get(state.active, 0) + 1
-        ban_s = min(settings.ban_s * 2 ** min(strikes - 1, 20), MAX_BAN_S)
+        forgiven = now - state.banned_until_at_s.get(state.active, now) > MAX_BAN_S
+        strikes = (0 if forgiven else state.strikes.get(state.active, 0)) + (unknown is None)
+        ban_s = min(settings.ban_s * 2 ** min(max(strikes - 1, 0), 20), MAX_BAN_S)
         punished = replace(
             state,
             strikes={**state.strikes, state.active: strikes},
@@ -197,7 +238,7 @@ def _decide(
 def _regret(now: float, state: SteerState, trial: Qos, settings: GuardSettings) -> str | None:
     """Why the last switch was a mistake; None when it was none, or when it is too late or too early to tell."""
     before, age_s = state.baseline, now - state.since_at_s
-    if before is None or not 0 < age_s <= trial_s(state, settings):
+    if before is None or not 0 < age_s <= trial_s(state, settings) + LATE_S:
         return None
     regret = switch_regret.found(before, trial, age_s, rho=settings.rho, enough=settings.enough)
     return None if regret is None else f"rollback: after {state.active} {regret}"
@@ -226,8 +267,8 @@ def _switch(
 
 
 def _of_last_hour(now: float, state: SteerState) -> tuple[float, ...]:
-    """The switches of the last hour. An instant in the future, which a clock that was set back leaves, does not count."""
-    return tuple(at_s for at_s in state.switched_at_s if now - HOUR_S < at_s <= now)
+    """The switches of the last hour, and those of a clock that was ahead."""
+    return tuple(at_s for at_s in state.switched_at_s if now - HOUR_S < at_s)
 
 
 def _keep(state: SteerState) -> Verdict:

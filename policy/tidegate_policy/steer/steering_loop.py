@@ -19,8 +19,8 @@ from tidegate_policy.steer import credible_reports, emergency, guards, llm_choic
 SHORTEST_REPORT_PERIOD_S, LONGEST_REPORT_PERIOD_S = 0.1, 60.0
 """Time between two reports of an engine that EngineControl accepts."""
 REPORTS_AN_OBSERVATION = 4
-LATE_S = 10.0
-"""An observation that ends this long after the trial of a switch tells nothing about the switch."""
+CLOCK_STEP_S = 5.0
+"""A wall clock that differs by more from the time that has passed was set."""
 SAME_END_S = 2.0
 """Two ends of an override that differ by less are the same end: gateways report a remaining duration, not an instant."""
 
@@ -79,8 +79,11 @@ class SteeringLoop:
         """`state` is what a predecessor left; None for a pool that was never steered."""
         self.settings = settings
         """The settings in force; a caller may replace them between two observations."""
-        self.state = state or guards.SteerState(active=guards.start_policy(settings.allow), since_at_s=now)
-        self._decided_at_s = now
+        fresh = guards.SteerState(active=guards.start_policy(settings.allow), since_at_s=now)
+        self.state = fresh if state is None else guards.credible(now, state)
+        self._decided_at_s = self._observed_at_s = now
+        self._passed_s: float | None = None
+        """The monotonic clock at the last observation."""
         self._interval: dict[str, qos.Qos] = {}
         """What each engine delivered since the selector's last decision."""
         self._decided = qos.NOTHING
@@ -100,11 +103,22 @@ class SteeringLoop:
         silent: Collection[str],
         override: Override | None = None,
         unfit: Mapping[str, str] = MappingProxyType({}),
+        monotonic_s: float | None = None,
     ) -> Outcome:
         """One observation. `reports` has an entry for each engine of the pool, with its reports since the previous
         observation; `silent` names the engines whose reports are overdue. `unfit` has the answers of the engines that
-        followed the policy before the active one, and do not know the active one."""
-        latest = {engine: qos.over_time(windows, tenants=False) for engine, windows in reports.items() if windows}
+        followed the policy before the active one, and do not know the active one. By `monotonic_s`, a clock that is never
+        set, the loop notices that the wall clock was set."""
+        self._follow_clock(now, monotonic_s)
+        longest_s = (
+            max(now - self._observed_at_s, self.settings.observation_period_s) + 2 * self.settings.report_period_s
+        )
+        self._observed_at_s = now
+        latest = {
+            engine: credible_reports.within(qos.over_time(windows, tenants=False), longest_s)
+            for engine, windows in reports.items()
+            if windows
+        }
         believed = credible_reports.believed(latest)
         together = qos.across(believed.reports.values(), tenants=False)
         if self._is_on_trial(now):
@@ -121,6 +135,7 @@ class SteeringLoop:
             now,
             self.state,
             together,
+            believed.reports.values(),
             qos.over_time(self._trial),
             self.settings,
             override,
@@ -140,6 +155,16 @@ class SteeringLoop:
             window=believed.reports if is_decision else None,
             outliers=believed.outliers,
         )
+
+    def _follow_clock(self, now: float, monotonic_s: float | None) -> None:
+        """Moves what is remembered when the wall clock was set since the last observation."""
+        if monotonic_s is not None and self._passed_s is not None:
+            step_s = now - self._observed_at_s - (monotonic_s - self._passed_s)
+            if abs(step_s) > CLOCK_STEP_S:
+                self.state = guards.shifted(self.state, step_s)
+                self._decided_at_s += step_s
+                self._observed_at_s += step_s
+        self._passed_s = monotonic_s
 
     def _keep(
         self, reports: Mapping[str, Sequence[qos.Qos]], latest: Mapping[str, qos.Qos], shares: Mapping[str, float]
@@ -190,7 +215,7 @@ class SteeringLoop:
         if state.baseline is None or state.effect:
             return False
         began_at_s = state.since_at_s + state.baseline.settle_s
-        return began_at_s <= now <= state.since_at_s + guards.trial_s(state, self.settings.guards) + LATE_S
+        return began_at_s <= now <= state.since_at_s + guards.trial_s(state, self.settings.guards) + guards.LATE_S
 
     def active_override(self, now: float) -> Override | None:
         """The override in force unless its time is over: the best guess while its source cannot be asked."""
@@ -204,6 +229,7 @@ def _decide(
     now: float,
     state: guards.SteerState,
     together: qos.Qos,
+    reports: Collection[qos.Qos],
     trial: qos.Qos,
     settings: Settings,
     override: Override | None,
@@ -211,12 +237,9 @@ def _decide(
     unfit: Mapping[str, str],
     only_emergencies: bool,
 ) -> tuple[guards.SteerState, guards.Verdict]:
-    proposed = emergency.found(together, state.active)
+    proposed = emergency.found(together, reports)
     if proposed is None and not only_emergencies:
-        name = type(settings.selector).__name__
-        memory = copy.deepcopy(state.memory.get(name, {}))
-        proposed = settings.selector.propose(together, state.active, settings.allow, memory)
-        state = replace(state, memory={name: memory} if memory else {})
+        proposed, state = _proposed(now, state, together, settings)
     state, verdict = guards.step(
         now,
         state,
@@ -234,6 +257,24 @@ def _decide(
     if override is not None and not _same_end(state.ends_at_s, override.ends_at_s):
         state = replace(state, ends_at_s=override.ends_at_s)
     return state, verdict
+
+
+def _proposed(
+    now: float, state: guards.SteerState, together: qos.Qos, settings: Settings
+) -> tuple[proposal.Proposal | None, guards.SteerState]:
+    """What the selector proposes, or that the policy from before a bypass comes back; and the state with its memory. A
+    memory that the selector cannot read is forgotten."""
+    name = type(settings.selector).__name__
+    allow = guards.allowed(now, state, settings.allow)
+    try:
+        memory = copy.deepcopy(state.memory.get(name, {}))
+        proposed = settings.selector.propose(together, state.active, allow, memory)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        memory = {}
+        proposed = settings.selector.propose(together, state.active, allow, memory)
+    if proposed is None and state.kind is guards.Kind.BYPASS and state.before in allow:
+        proposed = proposal.Proposal(policy=state.before, reason="the emergency is over")
+    return proposed, replace(state, memory={name: memory} if memory else {})
 
 
 def _same_end(one: float | None, other: float | None) -> bool:

@@ -26,6 +26,8 @@ LONGEST_SETTLE_S = 30.0
 LONGEST_WINDOW_S = 60.0
 COLLAPSE = 0.5
 """With fewer completions than this share of the expected ones no misses need be seen: the calls that will miss wait."""
+FEWEST, SHORT_OF = 5, 0.8
+"""The calls without which no trial tells anything; and the part of the longest trial that observations surely cover."""
 NOISE = 2.0
 """Standard deviations by which the misses must exceed their limit."""
 
@@ -79,7 +81,7 @@ def found(before: Baseline, trial: Qos, age_s: float, *, rho: float, enough: int
     """What is worse than expected `age_s` seconds after the switch, as the end of a sentence; None when nothing is."""
     waits_s = _further_wait_s(before, trial, age_s)
     if before.target_rate:
-        if before.finish_rate * trial.window_s < enough:
+        if before.finish_rate * trial.window_s < _enough(before, enough):
             return None
         return _fewer_finished(before, trial, rho) or _fewer_met(before, trial, waits_s, rho)
     if trial.ttft.count >= enough:
@@ -91,6 +93,11 @@ def found(before: Baseline, trial: Qos, age_s: float, *, rho: float, enough: int
         if tpot_s > limit_s:
             return f"TPOT p99 is {tpot_s:.3f} s, limit {limit_s:.3f} s"
     return None
+
+
+def _enough(before: Baseline, enough: int) -> float:
+    """The calls that a trial must let expect: fewer where the longest trial has fewer."""
+    return max(min(enough, SHORT_OF * LONGEST_WINDOW_S * before.finish_rate), FEWEST)
 
 
 def _further_wait_s(before: Baseline, trial: Qos, age_s: float) -> float:
