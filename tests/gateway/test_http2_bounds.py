@@ -15,6 +15,9 @@ FLOODS = [
     "resets",
     "pings",
     "settings",
+    "answers to pings",
+    "answers to settings",
+    "late resets",
     "empty data",
     "padded data",
     "late data",
@@ -52,6 +55,13 @@ async def test_a_flood_of_frames_that_bring_no_call_ends_the_connection(kind: st
                 sent = frame(http2_frames.PING, 0, 0, bytes(8))
             case "settings":
                 sent = frame(http2_frames.SETTINGS, 0, 0)
+            case "answers to pings":
+                sent = frame(http2_frames.PING, http2_frames.ACK, 0, bytes(8))
+            case "answers to settings":
+                sent = frame(http2_frames.SETTINGS, http2_frames.ACK, 0)
+            case "late resets":
+                reset = frame(http2_frames.RST_STREAM, 0, 3, bytes(4))
+                sent = http2_peer.opened(3) * (number == 3) + reset * http2_connection.LATE
             case "empty data":
                 sent = frame(http2_frames.DATA, 0, 1)
             case "padded data":

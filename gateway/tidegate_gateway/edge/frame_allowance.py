@@ -1,7 +1,8 @@
 """How many frames of HTTP/2 a peer may send that make work and bring no call: streams that are reset before their answer,
-refused streams, pings, settings, empty data, heads in many parts, further heads of a stream, updates of windows that no
-data explain, and kinds of frames that mean nothing here (CVE-2023-44487, CVE-2019-9511, -9512, -9513, -9514, -9515, -9518,
-CVE-2024-27316). Clients and proxies send few."""
+refused streams, pings, settings, their acknowledgements, empty data, heads in many parts, further heads of a stream,
+updates of windows that no data explain, and kinds of frames that mean nothing here (CVE-2023-44487, CVE-2019-9511, -9512,
+-9513, -9514, -9515, -9518, CVE-2024-27316). Clients and proxies send few.
+"""
 
 import time
 from collections.abc import Callable

@@ -93,7 +93,7 @@ class Messages:
             if thread is None or thread.done():
                 held.release()
             else:
-                thread.add_done_callback(lambda _: held.release())
+                thread.add_done_callback(lambda ended: _forgotten(ended, held))
 
     def _decode(self, raw: bytes, compression: str, kind: Kind) -> tuple[Decoded, int, int]:
         raw = self._inflated(raw, compression)
@@ -115,6 +115,13 @@ class Messages:
         if not stream.eof:
             raise message.DecodeError("the compressed bytes are cut off")
         return inflated
+
+
+def _forgotten(ended: asyncio.Future[Any], held: tenant_budget.Held) -> None:
+    """The message was decoded, or found to be none, after its call had gone."""
+    held.release()
+    if not ended.cancelled():
+        ended.exception()
 
 
 def check(held: tenant_budget.Held) -> None:

@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
         """Of all streams, beyond the windows of the peer."""
         self._is_asked = self._has_left = False
         self._late = 0
-        """Frames of data for streams that have ended."""
+        """Frames for streams that have ended."""
         self._more = False
         """Whole frames have arrived that wait for the connection's turn."""
         self._in_line = False
@@ -322,9 +322,7 @@ class Connection(asyncio.Protocol):
         if stream is None or stream.half_closed:
             if number > self._last and not self._has_left:
                 raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "data of a stream that was not opened")
-            self._late += 1  # it ended, or was not served, while the data were on their way
-            if not self._late % LATE:
-                self._allowance.spend()
+            self._spend_late()
             return
         if len(content) < SMALL_BYTES:
             stream.small += 1
@@ -399,19 +397,23 @@ class Connection(asyncio.Protocol):
 
     def _on_control(self, kind: int, number: int, flags: int, payload: bytes) -> None:
         if kind == h2.SETTINGS:
+            self._allowance.spend()
             if not flags & h2.ACK:
-                self._allowance.spend()
                 self._on_settings(payload)
             return
         if len(payload) != (8 if kind == h2.PING else 4):
             raise h2.ConnectionBroken(h2.FRAME_SIZE_ERROR, "a frame has the wrong size")
         if kind == h2.PING:
-            if not flags & h2.ACK:
+            if flags & h2.ACK:
+                self._allowance.spend()  # the peer is asked for few of them
+            else:
                 self._spend_owed()
                 self.write(h2.frame(h2.PING, h2.ACK, 0, payload))
         elif kind == h2.RST_STREAM:
             stream = self._streams.get(number)
-            if stream is not None:
+            if stream is None:
+                self._spend_late()
+            else:
                 costly = not stream.answered and time.monotonic() - stream.opened_at_s < YOUNG_S
                 self._reset(stream)
                 if costly:
@@ -444,6 +446,12 @@ class Connection(asyncio.Protocol):
         elif (stream := self._streams.get(number)) is not None:
             stream.window += more
             stream.flush()
+
+    def _spend_late(self) -> None:
+        """A frame came for a stream that ended, or was not served, while the frame was on its way."""
+        self._late += 1
+        if not self._late % LATE:
+            self._allowance.spend()
 
     def _spend_owed(self) -> None:
         """A frame came for which data may have given the peer reason."""

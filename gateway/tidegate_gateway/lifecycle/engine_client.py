@@ -143,7 +143,9 @@ class EngineClient:
                     counted = size
                     if self._large_bytes > self._limits.bodies_bytes:
                         raise error_table.Shed(DropReason.SATURATED)
-            return self._read(connection, b"".join(chunks), kind, meter)
+            content = b"".join(chunks)
+            chunks.clear()
+            return self._read(connection, content, kind, meter)
         finally:
             self._large_bytes -= counted
 

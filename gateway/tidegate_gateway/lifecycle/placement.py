@@ -71,6 +71,7 @@ class Placement:
         if retries.blames_engine(failure):
             self.report_engine(ok=False)
         self._trouble = error
+        error.__traceback__ = error.__cause__ = error.__context__ = None  # an answer of many megabytes hangs on them
         self.record.engine = None
         self.watchdog.reset()
         self._offer = asyncio.get_running_loop().create_future()
