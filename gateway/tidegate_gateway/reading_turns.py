@@ -7,6 +7,10 @@ from collections.abc import Callable
 
 AT_ONCE = 2
 """Connections that are read in one turn of the event loop; the kernel gives at most 256 KiB of each."""
+STEP_S = 0.01
+"""The time that one turn of the event loop gives to what connections without a turn have sent."""
+MOST_BYTES = 128 * 1024 * 1024
+"""What has been read and waits for a turn; beyond that, it is looked at when it comes."""
 
 
 class ReadingTurns:
@@ -16,11 +20,34 @@ class ReadingTurns:
     def __init__(self) -> None:
         self._line: collections.deque[Callable[[], None]] = collections.deque()
         self._scheduled = False
+        self._spent_s = 0.0
+        """In this turn of the event loop."""
+        self._waiting_bytes = 0
+
+    def must_wait(self, size: int) -> bool:
+        """Whether `size` bytes that a connection has sent are to wait for its turn, because the time of this turn of the
+        event loop is spent. They count until `waited`."""
+        waits = self._spent_s > STEP_S and self._waiting_bytes + size <= MOST_BYTES
+        self._waiting_bytes += size * waits
+        return waits
+
+    def waited(self, size: int) -> None:
+        """So many bytes wait no longer."""
+        self._waiting_bytes -= size
+
+    def spend(self, seconds: float) -> None:
+        """So much time was taken by what a connection has sent."""
+        if not self._spent_s:
+            asyncio.get_running_loop().call_soon(self._begin)
+        self._spent_s += seconds
 
     def join(self, resume: Callable[[], None]) -> None:
         """`resume` is called when it is the connection's turn to read on."""
         self._line.append(resume)
         self._schedule()
+
+    def _begin(self) -> None:
+        self._spent_s = 0.0
 
     def _schedule(self) -> None:
         if self._line and not self._scheduled:

@@ -9,6 +9,7 @@ import hpack
 import http2_peer
 import pytest
 
+from tidegate_gateway import reading_turns
 from tidegate_gateway.edge import frame_allowance, http2_connection, http2_frames, http2_heads, unread_answers
 
 FLOODS = [
@@ -130,7 +131,7 @@ async def test_a_peer_whose_windows_hold_back_too_much_is_cut_off() -> None:
     assert made.server.unread.bytes == 0
 
 
-def test_streams_that_are_reset_after_their_answer_are_no_flood() -> None:
+async def test_streams_that_are_reset_after_their_answer_are_no_flood() -> None:
     made, transport = http2_peer.connection()
     made.data_received(http2_frames.PREFACE)
     for number in range(1, 4 * frame_allowance.BURST, 2):
@@ -170,7 +171,7 @@ async def test_a_new_connection_takes_the_place_of_one_without_streams() -> None
     assert (two.closed, third.aborted) == (False, True)
 
 
-def test_a_silent_peer_is_asked_for_a_sign_and_cut_off_if_it_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_peer_is_asked_for_a_sign_and_cut_off_if_it_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, frame = 0.0, http2_frames.frame
     monkeypatch.setattr(http2_connection, "time", types.SimpleNamespace(monotonic=lambda: now_s))
     made, transport = http2_peer.connection()
@@ -201,7 +202,7 @@ def test_a_silent_peer_is_asked_for_a_sign_and_cut_off_if_it_gives_none(monkeypa
 
 
 @pytest.mark.parametrize("takes", [False, True])
-def test_a_call_that_is_given_up_ends_a_connection_only_if_that_took_nothing_in_the_meantime(
+async def test_a_call_that_is_given_up_ends_a_connection_only_if_that_took_nothing_in_the_meantime(
     monkeypatch: pytest.MonkeyPatch, takes: bool
 ) -> None:
     now_s, frame = 0.0, http2_frames.frame
@@ -255,7 +256,7 @@ async def test_one_turn_of_the_event_loop_reads_few_frames(monkeypatch: pytest.M
             assert transport.written.count(message) - before <= 200
 
 
-def test_the_allowance_of_frames_fills_up_with_time() -> None:
+async def test_the_allowance_of_frames_fills_up_with_time() -> None:
     now_s = 0.0
     allowance = frame_allowance.FrameAllowance(lambda: now_s)
 
@@ -267,14 +268,14 @@ def test_the_allowance_of_frames_fills_up_with_time() -> None:
                 count += 1
         return count
 
-    assert spent() == frame_allowance.BURST
+    assert spent() == frame_allowance.FIRST
     now_s = 10 / frame_allowance.PER_S
     assert spent() == 10
     now_s = 3600.0
     assert spent() == frame_allowance.BURST
 
 
-def test_pings_of_a_client_that_measures_the_way_of_its_data_are_no_flood() -> None:
+async def test_pings_of_a_client_that_measures_the_way_of_its_data_are_no_flood() -> None:
     made, transport = http2_peer.connection()
     frame = http2_frames.frame
     made.data_received(http2_frames.PREFACE + http2_peer.opened(1))
@@ -283,7 +284,7 @@ def test_pings_of_a_client_that_measures_the_way_of_its_data_are_no_flood() -> N
     assert not transport.is_closing()
 
 
-def test_a_head_with_a_bad_header_ends_its_stream_and_the_others_go_on() -> None:
+async def test_a_head_with_a_bad_header_ends_its_stream_and_the_others_go_on() -> None:
     made, transport = http2_peer.connection()
     frame = http2_frames.frame
     made.data_received(http2_frames.PREFACE + http2_peer.opened(1))
@@ -338,14 +339,14 @@ async def test_the_trailers_of_a_request_have_the_bounds_of_its_head(
     assert transport.written.endswith(frame(http2_frames.DATA, 0, 1, message)), "the other stream goes on"
 
 
-def test_a_request_that_is_no_call_of_grpc_has_the_status_415() -> None:
+async def test_a_request_that_is_no_call_of_grpc_has_the_status_415() -> None:
     made, transport = http2_peer.connection()
     made.data_received(http2_frames.PREFACE + http2_peer.opened(1).replace(b"application/grpc", b"application/json"))
     assert http2_frames.frame(http2_frames.HEADERS, 5, 1, b"\x08\x03415") in transport.written
     assert not http2_peer.ECHOES
 
 
-def test_streams_that_come_after_the_end_of_a_connection_was_told_are_not_served() -> None:
+async def test_streams_that_come_after_the_end_of_a_connection_was_told_are_not_served() -> None:
     made, transport = http2_peer.connection()
     made.data_received(http2_frames.PREFACE + http2_peer.opened(1))
     made.leave()
@@ -355,7 +356,7 @@ def test_streams_that_come_after_the_end_of_a_connection_was_told_are_not_served
     assert transport.written.endswith(b"\0\0\0\0\1x"), "what was open goes on"
 
 
-def test_trailers_that_come_after_their_stream_was_ended_do_not_end_the_others() -> None:
+async def test_trailers_that_come_after_their_stream_was_ended_do_not_end_the_others() -> None:
     made, transport = http2_peer.connection()
     frame, end = http2_frames.frame, http2_frames.END_HEADERS | http2_frames.END_STREAM
     made.data_received(http2_frames.PREFACE + http2_peer.opened(1) + http2_peer.opened(3))
@@ -366,7 +367,7 @@ def test_trailers_that_come_after_their_stream_was_ended_do_not_end_the_others()
     assert not transport.is_closing()
 
 
-def test_data_after_the_end_of_a_stream_reach_no_handler() -> None:
+async def test_data_after_the_end_of_a_stream_reach_no_handler() -> None:
     made, _ = http2_peer.connection()
     frame = http2_frames.frame
     made.data_received(http2_frames.PREFACE + http2_peer.opened(1))
@@ -405,3 +406,30 @@ async def test_streams_share_the_window_of_their_connection() -> None:
             counts[number] += high << 16 | low
     assert not transport.is_closing()
     assert min(counts.values()) >= 16_384
+
+
+async def test_a_connection_without_a_call_waits_for_its_turn_when_the_time_of_a_step_is_spent() -> None:
+    made, _ = http2_peer.connection()
+    made.server.turns.spend(2 * reading_turns.STEP_S)
+    call = http2_frames.PREFACE + http2_peer.opened(1)
+    made.data_received(call[:-3])
+    made.data_received(call[-3:])
+    assert not http2_peer.ECHOES
+    while not http2_peer.ECHOES:
+        await asyncio.sleep(0)
+    made.server.turns.spend(2 * reading_turns.STEP_S)
+    made.data_received(http2_peer.opened(3))
+    assert len(http2_peer.ECHOES) == 2, "it has brought a call"
+
+
+async def test_what_waits_for_a_turn_has_a_bound() -> None:
+    turns = reading_turns.ReadingTurns()
+    assert not turns.must_wait(1)
+    turns.spend(2 * reading_turns.STEP_S)
+    assert turns.must_wait(reading_turns.MOST_BYTES - 1)
+    assert turns.must_wait(1)
+    assert not turns.must_wait(1)
+    turns.waited(1)
+    assert turns.must_wait(1)
+    await asyncio.sleep(0)
+    assert not turns.must_wait(0), "another step has its own time"

@@ -195,7 +195,7 @@ async def test_bytes_that_are_no_protocol_end_the_connection(up: Any, sent: byte
             assert await health(channel, "liveness") == SERVING
 
 
-def test_equal_heads_are_read_anew_when_the_table_of_the_decoder_has_changed() -> None:
+async def test_equal_heads_are_read_anew_when_the_table_of_the_decoder_has_changed() -> None:
     decoder = http2_heads.HeadDecoder()
     encoder = hpack.Encoder()
     first = encoder.encode([(":path", "/first")])  # the table holds it from here on

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from tidegate_gateway.edge import http2_frames
 
-BURST, PER_S = 200, 200.0
+FIRST, BURST, PER_S = 100, 200, 200.0
+"""A connection begins with the first number."""
 
 
 class FrameAllowance:
@@ -17,7 +18,7 @@ class FrameAllowance:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._left = float(BURST)
+        self._left = float(FIRST)
         self._at_s = clock()
 
     def spend(self) -> None:

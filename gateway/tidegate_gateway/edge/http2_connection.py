@@ -73,6 +73,8 @@ class Connection(asyncio.Protocol):
         self._more = False
         """Whole frames have arrived that wait for the connection's turn."""
         self._in_line = False
+        self._late_bytes = 0
+        """Of `_data`: what came when the time of a turn of the event loop was spent."""
         self._owed = 0
         """Frames that the data sent so far give the peer reason for: for each frame of data an update of the stream's
         window, one of the connection's, and a ping, by which some clients measure the way."""
@@ -118,27 +120,50 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         self._heard_at_s, self._asked_at_s = time.monotonic(), None
+        if not self._last and self.server.turns.must_wait(len(data)):  # it has brought no call
+            self._late_bytes += len(data)
+            self._data, self._more = self._data + data, True
+        else:
+            self._take(data)
+        if self._more or len(data) > TURN_BYTES:
+            self._join_line()
+
+    def _take(self, data: bytes) -> None:
+        began_at_s = time.monotonic()
         try:
             self._read(self._data + data if self._data else data)
         except h2.ConnectionBroken as broken:
+            self._more = False
             self.server.broken(broken)
             self._go_away(broken.code, last=self._last)
             self._reset_all()
             self.close()
-            return
-        if (self._more or len(data) > TURN_BYTES) and not self._in_line:
+        finally:
+            self.server.turns.spend(time.monotonic() - began_at_s)
+
+    def _join_line(self) -> None:
+        if self._transport is not None and not self._transport.is_closing() and not self._in_line:
             self._in_line = True
             self._transport.pause_reading()
             self.server.turns.join(self._read_on)
 
     def _read_on(self) -> None:
         self._in_line = False
+        self._release_late()
+        if self._more and self._transport is not None and not self._transport.is_closing():
+            self._take(b"")
         if self._more:
-            self.data_received(b"")
+            self._join_line()
         if not self._in_line and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
+    def _release_late(self) -> None:
+        self.server.turns.waited(self._late_bytes)
+        self._late_bytes = 0
+
     def connection_lost(self, error: Exception | None) -> None:
+        self._release_late()
+        self._data = b""
         self.server.closed(self)
         self._reset_all()
         if self._transport is not None:
