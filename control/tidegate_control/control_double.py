@@ -28,6 +28,8 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
         self.token: str | None = None
         """Calls must carry it; None = every call is taken."""
         self.rejects = False
+        self.disobeys = False
+        """It accepts a policy and goes on with the one that it has."""
         self.unknown: set[str] = set()
         """Policies that this engine does not know, as one of another version."""
         self.babbles = False
@@ -60,8 +62,9 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
             policy = policies.create(request.policy, request.parameters)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        previous, self.policy, self.parameters = self.policy, request.policy, dict(policy.parameters)
-        self.bypass = request.bypass
+        previous = self.policy
+        if not self.disobeys:
+            self.policy, self.parameters, self.bypass = request.policy, dict(policy.parameters), request.bypass
         self.set_to.append(request.policy)
         self.parameters_set_to.append(dict(request.parameters))
         return control_pb2.SetPolicyResponse(policy=request.policy, previous=previous)

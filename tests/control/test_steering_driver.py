@@ -190,6 +190,19 @@ async def test_an_engine_that_restarts_with_another_policy_is_set_again():
         assert engines[1].set_to == ["urgency"]
 
 
+async def test_an_engine_that_accepts_a_policy_and_goes_on_with_another_is_named_until_it_follows():
+    async with steered() as (loop, engines):
+        engines[0].policy, engines[0].disobeys = "fcfs", True
+        for now in (1, 2, 3):
+            await decide(loop, engines, START_S + now)
+        why = "it accepted urgency and went on with fcfs"
+        assert loop.not_following() == {engines[0].address: why}
+        engines[0].disobeys = False
+        await decide(loop, engines, START_S + 4)
+        await decide(loop, engines, START_S + 5)
+        assert loop.not_following() == {}
+
+
 async def test_the_parameters_of_the_decided_policy_reach_every_engine_once():
     settings = dataclasses.replace(SETTINGS, parameters={"two-lane": {"threshold_s": 2.5}})
     async with steered(settings=settings) as (loop, engines):
