@@ -67,6 +67,19 @@ def test_the_safe_policy_stays_while_the_emergency_lasts_and_longer_each_time_th
     assert calm[-1][1:] == ("switch", "urgency")
 
 
+def test_the_effect_of_a_bypass_and_of_a_rollback_is_told_too() -> None:
+    steered = loop()
+    switches(steered, lambda now, active: THRASHING, 40.0)
+    assert steered.state.expected == guards.AFTER_BYPASS
+    assert steered.state.effect.startswith("120 calls finished in 20 s")
+    steered = loop(
+        dataclasses.replace(rolled_back(guards.SteerState(active="urgency", since_at_s=0.0)), since_at_s=0.0)
+    )
+    assert steered.state.expected == guards.AFTER_ROLLBACK
+    switches(steered, lambda now, active: CALM, 40.0)
+    assert steered.state.effect.startswith("120 calls finished in 20 s, 100% of 120 targets met")
+
+
 def test_a_cure_that_is_banned_gives_way_to_the_second_best() -> None:
     state = guards.SteerState(active="urgency", since_at_s=0.0, banned_until_at_s={"sjf": DAY_S})
     assert switches(loop(state), lambda now, active: OVERLOAD, 200.0) == [(60.0, "switch", "two-lane")]

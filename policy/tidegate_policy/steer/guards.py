@@ -55,6 +55,9 @@ class GuardSettings:
 
 MAX_BAN_S = 86_400.0
 HOUR_S = 3600.0
+AFTER_BYPASS = "engines lift their bounds, and calls run in the order in which they came"
+AFTER_ROLLBACK = "the service is as before the switch"
+"""What is expected of switches that no selector proposed."""
 MAX_RETURNS = 4
 """The dwell is doubled at most this often: from the default to 16 minutes."""
 LATE_S = 10.0
@@ -90,7 +93,7 @@ class SteerState:
     alternatives: tuple[str, ...] = ()
     """The other policies that the selector compared for the last switch, best first."""
     expected: str = ""
-    """What the selector expected of the last switch."""
+    """What is expected of the last switch."""
     effect: str = ""
     """What followed the last switch; empty until the time in which it may be rolled back is over."""
     memory: proposal.Memory = field(default_factory=dict)
@@ -202,7 +205,7 @@ def _decide(
         soon = now - state.left_at_s.get(policies.SAFE, -math.inf) <= SOON_DWELLS * bypass_s
         after, verdict = _switch(now, state, Kind.BYPASS, policies.SAFE, proposed.reason, None)
         bypasses = min(state.bypasses + 1, MAX_RETURNS) if soon else 0
-        return replace(after, before=state.active, bypasses=bypasses), verdict
+        return replace(after, before=state.active, bypasses=bypasses, expected=AFTER_BYPASS), verdict
     regret = _regret(now, state, trial, settings)
     if unknown is not None and state.baseline is not None:
         regret = f"rollback: {state.active} is not known everywhere: {unknown}"
@@ -215,7 +218,8 @@ def _decide(
             strikes={**state.strikes, state.active: strikes},
             banned_until_at_s={**state.banned_until_at_s, state.active: now + ban_s},
         )
-        return _switch(now, punished, Kind.ROLLBACK, state.before, regret, None)
+        after, verdict = _switch(now, punished, Kind.ROLLBACK, state.before, regret, None)
+        return replace(after, expected=AFTER_ROLLBACK), verdict
     if proposed is None or proposed.emergency or proposed.policy == state.active:
         return state, _keep(state)
     dwell_s = minimum_dwell_s(state, settings)

@@ -93,7 +93,7 @@ class SteeringLoop:
         self._newest: dict[str, Mapping[str, qos.TenantService]] = {}
         """The tenants in the newest report of each engine since then."""
         self._trial: list[qos.Qos] = []
-        """What the pool delivered in each observation that counts for or against the last switch."""
+        """What the pool delivered in each observation that counts as the effect of the last switch."""
 
     def observe(
         self,
@@ -210,11 +210,11 @@ class SteeringLoop:
         self.state = replace(self.state, memory={llm_choice.LlmChoice.__name__: facts})
 
     def _is_on_trial(self, now: float) -> bool:
-        """Whether the service of the latest observation counts for or against the last switch."""
+        """Whether the service of the latest observation counts as the effect of the last switch."""
         state = self.state
-        if state.baseline is None or state.effect:
+        if state.kind is guards.Kind.KEEP or state.effect:
             return False
-        began_at_s = state.since_at_s + state.baseline.settle_s
+        began_at_s = state.since_at_s + (0.0 if state.baseline is None else state.baseline.settle_s)
         return began_at_s <= now <= state.since_at_s + guards.trial_s(state, self.settings.guards) + guards.LATE_S
 
     def active_override(self, now: float) -> Override | None:
