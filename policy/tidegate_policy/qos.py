@@ -154,8 +154,8 @@ NOTHING = Qos(engines=0, window_s=0.0)
 
 def across(reports: Iterable[Qos], *, tenants: bool = True) -> Qos:
     """Several engines over the same window: counts and levels add up, and the window is the one in the middle, so that an
-    engine with a wrong clock does not change it. Without `tenants` a sum of several
-    has none: they are most of the work."""
+    engine with a wrong clock does not change it. Without `tenants` a sum of several has none: they are most of the
+    work."""
     every = tuple(reports)
     if len(every) == 1:
         return every[0]

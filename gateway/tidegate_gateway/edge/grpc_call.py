@@ -196,9 +196,7 @@ class Call:
             grpc_answers.refuse(self, error)
             _forget(error)
         except asyncio.CancelledError:
-            self._stream.finish(
-                http2_stream.CANCELLED
-            )  # for the peer of a call that something else has ended, this is late
+            self._stream.finish(http2_stream.CANCELLED)  # too late to be seen where something else has ended the call
             raise
         except Exception:
             logger.exception("a call over gRPC failed")

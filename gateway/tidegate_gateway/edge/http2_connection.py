@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
         self._more = False
         """Whole frames have arrived that wait for the connection's turn."""
         self._in_line = False
-        self._late_bytes = 0
+        self._waiting_bytes = 0
         """Of `_data`: what came when the time of a turn of the event loop was spent."""
         self._owed = 0
         """Frames that the data sent so far give the peer reason for: for each frame of data an update of the stream's
@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
             return
         self._heard_at_s, self._asked_at_s = time.monotonic(), None
         if not self._last and self.server.turns.must_wait(len(data)):  # it has brought no call
-            self._late_bytes += len(data)
+            self._waiting_bytes += len(data)
             self._data, self._more = self._data + data, True
         else:
             self._take(data)
@@ -149,7 +149,7 @@ class Connection(asyncio.Protocol):
 
     def _read_on(self) -> None:
         self._in_line = False
-        self._release_late()
+        self._release_waiting()
         if self._more and self._transport is not None and not self._transport.is_closing():
             self._take(b"")
         if self._more:
@@ -157,12 +157,12 @@ class Connection(asyncio.Protocol):
         if not self._in_line and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _release_late(self) -> None:
-        self.server.turns.waited(self._late_bytes)
-        self._late_bytes = 0
+    def _release_waiting(self) -> None:
+        self.server.turns.waited(self._waiting_bytes)
+        self._waiting_bytes = 0
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._release_late()
+        self._release_waiting()
         self._data = b""
         self.server.closed(self)
         self._reset_all()

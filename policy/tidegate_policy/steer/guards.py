@@ -141,7 +141,7 @@ def minimum_dwell_s(state: SteerState, settings: GuardSettings) -> float:
     """Seconds from `state.since_at_s` until a proposal may replace the active policy."""
     dwell_s = settings.dwell_s * (1 << state.returns)
     if state.kind is Kind.BYPASS:
-        return max(dwell_s, settings.bypass_s * (1 << state.bypasses))
+        return max(dwell_s, _bypass_s(state, settings))
     return dwell_s
 
 
@@ -154,7 +154,7 @@ def trial_s(state: SteerState, settings: GuardSettings) -> float:
 
 def allowed(now: float, state: SteerState, allow: Collection[str]) -> tuple[str, ...]:
     """The policies of `allow` that are not banned."""
-    return tuple(name for name in allow if now >= state.banned_until_at_s.get(name, now))
+    return tuple(name for name in allow if not _is_banned(now, state, name))
 
 
 def credible(now: float, state: SteerState) -> SteerState:
@@ -201,8 +201,7 @@ def _decide(
     if proposed is not None and proposed.emergency and state.active != policies.SAFE:
         if len(_of_last_hour(now, state)) >= settings.per_hour:
             return state, _keep(state)
-        bypass_s = settings.bypass_s * (1 << state.bypasses)
-        soon = now - state.left_at_s.get(policies.SAFE, -math.inf) <= SOON_DWELLS * bypass_s
+        soon = now - state.left_at_s.get(policies.SAFE, -math.inf) <= SOON_DWELLS * _bypass_s(state, settings)
         after, verdict = _switch(now, state, Kind.BYPASS, policies.SAFE, proposed.reason, None)
         bypasses = min(state.bypasses + 1, MAX_RETURNS) if soon else 0
         return replace(after, before=state.active, bypasses=bypasses, expected=AFTER_BYPASS), verdict
@@ -223,7 +222,7 @@ def _decide(
     if proposed is None or proposed.emergency or proposed.policy == state.active:
         return state, _keep(state)
     dwell_s = minimum_dwell_s(state, settings)
-    if now - state.since_at_s < dwell_s or now < state.banned_until_at_s.get(proposed.policy, now):
+    if now - state.since_at_s < dwell_s or _is_banned(now, state, proposed.policy):
         return state, _keep(state)
     if len(_of_last_hour(now, state)) >= settings.per_hour - 2:
         return state, _keep(state)
@@ -237,6 +236,15 @@ def _decide(
         now, remembered, Kind.SWITCH, proposed.policy, proposed.reason, switch_regret.baseline(qos)
     )
     return replace(after, alternatives=proposed.alternatives, expected=proposed.expected), verdict
+
+
+def _bypass_s(state: SteerState, settings: GuardSettings) -> float:
+    """The shortest duration of the last bypass: longer each time that an emergency returned soon."""
+    return settings.bypass_s * (1 << state.bypasses)
+
+
+def _is_banned(now: float, state: SteerState, policy: str) -> bool:
+    return now < state.banned_until_at_s.get(policy, now)
 
 
 def _regret(now: float, state: SteerState, trial: Qos, settings: GuardSettings) -> str | None:
