@@ -27,7 +27,7 @@ from tidegate_gateway.lifecycle import (
 from tidegate_gateway.observe import background_loop, prometheus_metrics, recent_decisions, tracing_spans
 from tidegate_gateway.openai import engine_fields
 from tidegate_gateway.relqueries import relquery_runner, relquery_service
-from tidegate_gateway.store import prompt_stream, relquery_store, store_contract, store_link
+from tidegate_gateway.store import prompt_stream, relquery_store, store_contract, store_link, tenant_ids
 from tidegate_gateway.workflows import call_ends, workflow_service
 from tidegate_policy import gateway_core
 
@@ -68,8 +68,9 @@ class Gateway:
         self.discovery = discovery.Discovery(
             settings, session, directory=self.directory, placements=self.placements, profiles=profiles
         )
+        ids = tenant_ids.TenantIds(by_tenant=settings.auth.required)
         self.workflows = workflow_service.Workflows(
-            self.link, self.metrics, settings.workflows, ends, over=self.placements.workflow_over
+            self.link, self.metrics, settings.workflows, ends, over=self.placements.workflow_over, ids=ids
         )
         self.tokens = tenant_tokens.TenantTokens(self.link)
         self.policy = policy_choice.PolicyChoice(
@@ -119,7 +120,7 @@ class Gateway:
             clock=clock,
         )
         self.relqueries = relquery_service.RelQueries(
-            settings, self.link, relqueries, self.relquery_runner, self.directory, fields
+            settings, self.link, relqueries, self.relquery_runner, self.directory, fields, ids
         )
 
     def take_over(self, settings: gateway_settings.Settings) -> None:

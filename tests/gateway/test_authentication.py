@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+import relquery_requests
 import yaml
 
 from tidegate_gateway import access_settings, fake_engine, gateway_settings, settings_decoder
@@ -96,6 +97,49 @@ async def test_a_key_binds_the_tenant_of_grpc_calls(up: Any, keys_file: pathlib.
         with pytest.raises(grpc.aio.AioRpcError) as none:
             await flows.List(inference_pb2.ListWorkflowsRequest())
         assert none.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_equal_ids_of_two_tenants_never_meet(up: Any, keys_file: pathlib.Path) -> None:
+    auth = {"keysFile": str(keys_file)}
+    async with fake_engine.engine() as engine, up(engine, auth=auth, listen={"grpcPort": 0}) as client:
+        for key in (ACME, OTHER):
+            for made in ({"id": "w-1", "deadline_ms": 60_000}, {"id": "w-2", "deadline_ms": 60_000}):
+                status, record, _ = await client.send("POST", "/v1/workflows", json=made, headers=bearer(key))
+                assert (status, record["id"]) == (201, made["id"])
+            asked = bearer(key, x_tidegate_workflow="w-3", x_tidegate_stage="plan", x_tidegate_deadline_ms="60000")
+            assert (await client.ask(headers=asked))[0] == 200
+        labels = {body["vllm_xargs"]["tg.workflow"] for body in engine.bodies}
+        assert len(labels) == 2  # engines tell the workflows apart
+        assert (await client.send("DELETE", "/v1/workflows/w-1", headers=bearer(ACME)))[0] == 200
+        assert (await client.send("POST", "/v1/workflows/w-2/complete", headers=bearer(ACME)))[0] == 200
+        states = {}
+        for key in (ACME, OTHER):
+            _, listed, _ = await client.send("GET", "/v1/workflows", headers=bearer(key))
+            states[key] = {item["id"]: item["state"] for item in listed["data"]}
+        assert states == {
+            ACME: {"w-1": "cancelled", "w-2": "done", "w-3": "running"},
+            OTHER: {"w-1": "running", "w-2": "running", "w-3": "running"},
+        }
+        status, answer, _ = await client.send("DELETE", "/v1/workflows/w-4", headers=bearer(OTHER))
+        assert (status, answer["error"]["code"]) == (404, "workflow_not_found")
+        assert answer["error"]["message"].startswith("workflow 'w-4' is unknown")
+
+        for key in (ACME, OTHER):
+            body = relquery_requests.body(2, id="rq-1", stream=False)
+            status, record, _ = await client.send("POST", "/v1/relqueries", json=body, headers=bearer(key))
+            assert (status, record["id"]) == (201, "rq-1")
+            async with client.http.get(
+                f"{client.url}/v1/relqueries/rq-1/rows?stream=true", headers=bearer(key)
+            ) as response:
+                assert response.status == 200
+        status, answer, _ = await client.send("POST", "/v1/relqueries", json=body, headers=bearer(OTHER))
+        assert (status, answer["error"]["message"].split(";")[0]) == (409, "relQuery 'rq-1' exists already")
+        async with grpc.aio.insecure_channel(client.grpc) as channel:
+            flows = inference_pb2_grpc.WorkflowsStub(channel)
+            record = await flows.Get(
+                inference_pb2.GetWorkflowRequest(id="w-1"), metadata=(("authorization", f"Bearer {OTHER}"),)
+            )
+        assert (record.id, record.tenant) == ("w-1", "other")
 
 
 @pytest.mark.parametrize("key", [ACME, "unknown"])

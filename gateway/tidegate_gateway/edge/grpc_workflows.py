@@ -69,7 +69,7 @@ class Workflows(inference_pb2_grpc.WorkflowsServicer):
 
 def _workflow(record: store_contract.Record) -> inference_pb2.Workflow:
     return inference_pb2.Workflow(
-        id=record.id,
+        id=record.client_id,
         state=record.state,
         template=record.template,
         tenant=record.tenant,

@@ -127,7 +127,7 @@ def timeline(record: store_contract.Record) -> dict[str, Any]:
     """A workflow on a time axis that begins with it, in milliseconds."""
     end_ms = record.now_ms if record.ended_ms is None else record.ended_ms
     return {
-        "id": record.id,
+        "id": record.client_id,
         "tenant": record.tenant or None,
         "template": record.template or None,
         "state": record.state,

@@ -38,7 +38,7 @@ class RelQueries(inference_pb2_grpc.RelQueriesServicer):
             await self._read(request, rows)
             record = await self._relqueries.submit(spec, rows, by)
             del rows
-            await self._follow(context, record.id, 0, by)
+            await self._follow(context, record.client_id, 0, by)
         except error_table.GatewayError as error:
             await grpc_answers.abort(context, error)
 
@@ -96,7 +96,7 @@ def _event(record: relquery_store.RelQueryRecord) -> inference_pb2.RelQueryEvent
 
 def _relquery(record: relquery_store.RelQueryRecord) -> inference_pb2.RelQuery:
     return inference_pb2.RelQuery(
-        id=record.id,
+        id=record.client_id,
         status=record.status,
         model=record.model,
         tenant=record.tenant,

@@ -159,7 +159,7 @@ class RelQueryApi:
         """Writes the stream of a relQuery."""
         lines = LINES in request.header("accept")
         kind = LINES if lines else EVENTS + "; charset=utf-8"
-        async with contextlib.aclosing(self._relqueries.follow(record.id, after, by)) as pages:
+        async with contextlib.aclosing(self._relqueries.follow(record.client_id, after, by)) as pages:
             page: relquery_service.Page | None = await anext(pages)  # an error now has a status of its own
             await connection.begin(200, {"Content-Type": kind, "Cache-Control": "no-cache", **_headers(record)})
             await connection.write(_block(lines, [orjson.dumps(relquery_view.as_json(record))]))
@@ -192,7 +192,7 @@ def _block(lines: bool, objects: Iterable[bytes], after: int | None = None) -> b
 
 
 def _headers(record: relquery_store.RelQueryRecord) -> dict[str, str]:
-    return {"x-tidegate-relquery": record.id}
+    return {"x-tidegate-relquery": record.client_id}
 
 
 def _after(request: http_messages.Request) -> int:

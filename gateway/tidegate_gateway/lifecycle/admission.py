@@ -102,7 +102,7 @@ class Admission:
             sequences=size.choices,
             max_tokens=size.max_tokens,
             session=fields.session,
-            workflow=fields.workflow,
+            workflow=self._workflows.known_as(fields),
             stage=fields.stage,
             group=request.group,
             group_size=request.group_size,

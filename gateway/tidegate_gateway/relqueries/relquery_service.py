@@ -16,7 +16,7 @@ from tidegate_gateway.lifecycle import engine_directory
 from tidegate_gateway.openai import engine_fields, error_table, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.relqueries import relquery_runner, relquery_submission, row_tables
-from tidegate_gateway.store import relquery_store, store_contract, store_link
+from tidegate_gateway.store import relquery_store, store_contract, store_link, tenant_ids
 from tidegate_gateway.workflows import store_requests, workflow_service
 from tidegate_policy.model import DropReason
 
@@ -78,7 +78,9 @@ class RelQueries:
         runner: relquery_runner.RelQueryRunner,
         directory: engine_directory.EngineDirectory,
         fields: engine_fields.EngineFields,
+        ids: tenant_ids.TenantIds,
     ) -> None:
+        self._ids = ids
         self.bounds = settings.relqueries
         self._pace = tenant_pace.TenantPace(RESULTS_BYTES_PER_S, burst_s=1.0)
         self._places = tenant_places.TenantPlaces(PAGES_AT_ONCE)
@@ -115,7 +117,7 @@ class RelQueries:
             digest.update(b"\n".join(batch))
             await self._ask(lambda store, batch=batch: store.push(upload, batch, by=tenant))  # type: ignore[misc]
         new = relquery_store.NewRelQuery(
-            id=relquery_store.new_id() if spec.id is None else spec.id,
+            id=self._ids.of(relquery_store.new_id() if spec.id is None else spec.id, tenant),
             tenant=tenant,
             model=spec.model,
             spec=stored,
@@ -136,14 +138,14 @@ class RelQueries:
         return record
 
     async def get(self, relquery: str, by: workflow_service.Requester) -> relquery_store.RelQueryRecord:
-        request_fields.name(relquery, "id")
-        return await self._ask(lambda store: store.get(relquery, by=by.tenant), relquery, by)
+        known = self._of(relquery, by)
+        return await self._ask(lambda store: store.get(known, by=by.tenant), known, by)
 
     async def cancel(self, relquery: str, by: workflow_service.Requester) -> relquery_store.RelQueryRecord:
         """Cancels a relQuery and its running rows; one that has ended stays as it is."""
-        request_fields.name(relquery, "id")
-        record = await self._ask(lambda store: store.cancel(relquery, by=by.tenant), relquery, by)
-        self._runner.drop(relquery)
+        known = self._of(relquery, by)
+        record = await self._ask(lambda store: store.cancel(known, by=by.tenant), known, by)
+        self._runner.drop(known)
         return record
 
     async def page(self, relquery: str, after: int, by: workflow_service.Requester, *, most: int = PAGE_ROWS) -> Page:
@@ -152,10 +154,8 @@ class RelQueries:
             return await self._read(relquery, after, by, most)
 
     async def _read(self, relquery: str, after: int, by: workflow_service.Requester, most: int) -> Page:
-        request_fields.name(relquery, "id")
-        record, results = await self._ask(
-            lambda store: store.results(relquery, after, most=most, by=by.tenant), relquery, by
-        )
+        known = self._of(relquery, by)
+        record, results = await self._ask(lambda store: store.results(known, after, most=most, by=by.tenant), known, by)
         if record.ended and after > record.completed + record.failed:
             raise BadRequest(f"relQuery {relquery!r} has {record.completed + record.failed} results", param="after")
         page = Page(record=record, results=results, after=after)
@@ -188,6 +188,9 @@ class RelQueries:
         finally:
             place.give_back()
 
+    def _of(self, relquery: str, by: workflow_service.Requester) -> str:
+        return self._ids.of(request_fields.name(relquery, "id"), by.tenant)
+
     async def _ask(
         self,
         operation: Callable[[relquery_store.RelQueryStore], Awaitable[T]],
@@ -217,6 +220,7 @@ def _batches(rows: list[bytes]) -> list[tuple[int, int]]:
 def _rejection(
     error: store_contract.Rejected, relquery: str, by: workflow_service.Requester
 ) -> error_table.GatewayError:
+    shown = tenant_ids.of_client(relquery)
     match error.code:
         case "tenant-limit":
             text = (
@@ -236,7 +240,7 @@ def _rejection(
         case "rows_lapsed":
             return error_table.store_unavailable()
         case "relquery_exists":
-            return BadRequest(f"relQuery {relquery!r} exists already; choose another id", param="id", code=error.code)
+            return BadRequest(f"relQuery {shown!r} exists already; choose another id", param="id", code=error.code)
         case "idempotency_key_reused":
             name = by.names.idempotency_key
             return BadRequest(
@@ -245,4 +249,4 @@ def _rejection(
                 code=error.code,
             )
         case _:
-            return BadRequest(f"relQuery {relquery!r} is unknown", param="id", code="relquery_not_found")
+            return BadRequest(f"relQuery {shown!r} is unknown", param="id", code="relquery_not_found")

@@ -9,7 +9,7 @@ from tidegate_gateway.workflows import workflow_view
 def as_json(record: relquery_store.RelQueryRecord) -> dict[str, Any]:
     """A relQuery as a JSON object of the HTTP API."""
     return {
-        "id": record.id,
+        "id": record.client_id,
         "object": "relquery",
         "status": record.status,
         "model": record.model,
@@ -24,7 +24,7 @@ def as_json(record: relquery_store.RelQueryRecord) -> dict[str, Any]:
 
 def progress(record: relquery_store.RelQueryRecord) -> dict[str, Any]:
     """The event about the progress of a relQuery."""
-    return {"object": "relquery.progress", "id": record.id, "request_counts": counts(record)}
+    return {"object": "relquery.progress", "id": record.client_id, "request_counts": counts(record)}
 
 
 def counts(record: relquery_store.RelQueryRecord) -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import orjson
 
 from tidegate_gateway import gateway_settings
-from tidegate_gateway.store import store_answers, store_contract, valkey_store
+from tidegate_gateway.store import store_answers, store_contract, tenant_ids, valkey_store
 
 Status = Literal["in_progress", "completed", "failed", "cancelled", "expired"]
 """`completed`: every row has a result or an error. `failed`: the results grew beyond their bound."""
@@ -34,6 +34,7 @@ class RelQueryRecord:
     """A relQuery as recorded, at the store's instant `now_ms`."""
 
     id: str
+    """Unique in the pool (`tenant_ids`)."""
     tenant: str
     status: Status
     model: str
@@ -46,6 +47,11 @@ class RelQueryRecord:
     ended_ms: int | None = None
     owner: str = ""
     """The gateway that runs its rows; "" = none does now."""
+
+    @property
+    def client_id(self) -> str:
+        """Its id as clients see it."""
+        return tenant_ids.of_client(self.id)
 
     @property
     def ended(self) -> bool:

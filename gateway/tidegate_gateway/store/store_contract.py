@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from tidegate_gateway import stage_declaration
+from tidegate_gateway.store import tenant_ids
 from tidegate_policy.model import Backlog, EngineId
 
 State = Literal["running", "done", "cancelled", "expired"]
@@ -76,6 +77,7 @@ class Record:
     """A workflow as recorded, at the store's instant `now_ms`."""
 
     id: str
+    """Unique in the pool (`tenant_ids`)."""
     state: State
     template: str
     tenant: str
@@ -86,6 +88,11 @@ class Record:
     outcome: Outcome | None = None
     """None while it runs."""
     ended_ms: int | None = None
+
+    @property
+    def client_id(self) -> str:
+        """Its id as clients see it."""
+        return tenant_ids.of_client(self.id)
 
 
 def size(record: Record) -> int:

@@ -19,7 +19,7 @@ from tidegate_gateway import gateway_settings, loop_steps, stage_declaration, te
 from tidegate_gateway.observe import background_loop, prometheus_metrics
 from tidegate_gateway.openai import error_table, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
-from tidegate_gateway.store import store_contract, store_link
+from tidegate_gateway.store import store_contract, store_link, tenant_ids
 from tidegate_gateway.workflows import call_ends, store_requests, workflow_declaration, workflow_looks
 from tidegate_policy import immutable
 from tidegate_policy.model import DropReason, WorkflowId
@@ -84,9 +84,11 @@ class Workflows:
         templates: tuple[gateway_settings.Template, ...] = (),
         ends: call_ends.CallEnds | None = None,
         over: Callable[[WorkflowId, bool], None] = lambda workflow, ok: None,
+        ids: tenant_ids.TenantIds = tenant_ids.OF_THE_POOL,
     ) -> None:
         """`ends` keeps the ends that the store could not take. `over` takes each workflow whose end this gateway has
-        recorded, and whether it is done."""
+        recorded, and whether it is done. `ids` says which workflow a client's id means."""
+        self._ids = ids
         self._over = over
         self._steps = loop_steps.LoopSteps()
         self._looks: workflow_looks.WorkflowLooks[tuple[store_contract.Record, int]] = workflow_looks.WorkflowLooks()
@@ -108,10 +110,14 @@ class Workflows:
 
     # Calls.
 
+    def known_as(self, fields: request_fields.RequestFields) -> WorkflowId | None:
+        """The workflow that a request names, by its id in the pool."""
+        return None if fields.workflow is None else self._id(fields.workflow, fields.tenant)
+
     async def join(self, request: parsed_request.ParsedRequest, call: str) -> Membership:
         """Enters a call into the workflow that its request names. Raises `GatewayError`."""
         fields = request.fields
-        workflow, stage = fields.workflow, fields.stage
+        workflow, stage = self.known_as(fields), fields.stage
         if workflow is None or stage is None:
             raise AssertionError("the request names no workflow")
         deadline_ms = None if fields.deadline_s is None else round(fields.deadline_s * 1000)
@@ -175,14 +181,15 @@ class Workflows:
     ) -> store_contract.Record:
         """Creates a workflow. Raises `GatewayError`."""
         new = workflow_declaration.declared(declaration, by.tenant, self._templates)
+        new = dataclasses.replace(new, id=self._id(new.id, new.tenant))
         same = once(by.key, new.tenant, "create", orjson.dumps(declaration, option=orjson.OPT_SORT_KEYS))
         return await self._ask(lambda store: store.create(new, once=same), _Subject(workflow=new.id, names=by.names))
 
     async def get(self, workflow: str, by: Requester) -> store_contract.Record:
-        request_fields.name(workflow, "id")
-        subject = _Subject(workflow=workflow, names=by.names)
+        known = self._of(workflow, by)
+        subject = _Subject(workflow=known, names=by.names)
         async with self._places.taken(by.tenant or "", READ_S, READERS):
-            return await self._ask(lambda store: store.get(workflow, by=by.tenant), subject)
+            return await self._ask(lambda store: store.get(known, by=by.tenant), subject)
 
     async def watch(self, workflow: str, by: Requester) -> AsyncIterator[store_contract.Record]:
         """The workflow now and after each change, until it has ended. Raises `GatewayError`."""
@@ -225,27 +232,33 @@ class Workflows:
 
     async def complete_stage(self, workflow: str, stage: str, by: Requester) -> store_contract.Record:
         """Ends a stage (a tool step, or the last of its undeclared calls)."""
-        request_fields.name(workflow, "id")
+        known = self._of(workflow, by)
         request_fields.name(stage, "stage")
         same = once(by.key, by.tenant, f"complete {workflow} {stage}")
         return await self._ask(
-            lambda store: store.complete_stage(workflow, stage, by=by.tenant, once=same),
-            _Subject(workflow=workflow, stage=stage, names=by.names),
+            lambda store: store.complete_stage(known, stage, by=by.tenant, once=same),
+            _Subject(workflow=known, stage=stage, names=by.names),
         )
 
     async def complete(self, workflow: str, by: Requester) -> store_contract.Record:
-        request_fields.name(workflow, "id")
+        known = self._of(workflow, by)
         same = once(by.key, by.tenant, f"complete {workflow}")
-        subject = _Subject(workflow=workflow, names=by.names)
-        record = await self._ask(lambda store: store.complete(workflow, by=by.tenant, once=same), subject)
+        subject = _Subject(workflow=known, names=by.names)
+        record = await self._ask(lambda store: store.complete(known, by=by.tenant, once=same), subject)
         return self._ended(record)
 
     async def cancel(self, workflow: str, by: Requester) -> store_contract.Record:
-        request_fields.name(workflow, "id")
-        subject = _Subject(workflow=workflow, names=by.names)
-        return self._ended(await self._ask(lambda store: store.cancel(workflow, by=by.tenant), subject))
+        known = self._of(workflow, by)
+        subject = _Subject(workflow=known, names=by.names)
+        return self._ended(await self._ask(lambda store: store.cancel(known, by=by.tenant), subject))
 
     # The machinery.
+
+    def _id(self, workflow: str, tenant: str | None) -> WorkflowId:
+        return WorkflowId(self._ids.of(workflow, tenant))
+
+    def _of(self, workflow: str, by: Requester) -> WorkflowId:
+        return self._id(request_fields.name(workflow, "id"), by.tenant)
 
     async def _ask(self, operation: Callable[[store_contract.Store], Awaitable[T]], subject: "_Subject") -> T:
         """One operation of the store; its rejections become errors of the API."""
@@ -285,6 +298,7 @@ class _Subject:
     """What an operation of the store is about, and how its wire names that."""
 
     workflow: str
+    """Its id in the pool."""
     stage: str = ""
     names: request_fields.FieldNames
     by_call: bool = False
@@ -303,7 +317,7 @@ def _rejection(error: store_contract.Rejected, subject: _Subject) -> error_table
     """The store's rejection as an error of the API, with the header or field that it is about."""
     if error.code in FULL:
         return error_table.Shed(DropReason(error.code), retry_after_s=RETRY_S, message=FULL[error.code])
-    workflow, stage, names = subject.workflow, subject.stage, subject.names
+    workflow, stage, names = tenant_ids.of_client(subject.workflow), subject.stage, subject.names
     at_id, at_stage = (names.workflow, names.stage) if subject.by_call else ("id", "stage")
     sentence, param = {
         "workflow_not_found": (

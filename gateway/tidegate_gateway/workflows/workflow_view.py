@@ -9,7 +9,7 @@ from tidegate_gateway.store import store_contract
 def as_json(record: store_contract.Record) -> dict[str, Any]:
     """A workflow as a JSON object of the HTTP API."""
     return {
-        "id": record.id,
+        "id": record.client_id,
         "object": "workflow",
         "state": record.state,
         "outcome": record.outcome,
