@@ -31,6 +31,7 @@ UNITS = {
     "bytes": "bytes",
     "weight": "ratio",
     "classes[].objective": "percent",
+    "policy.parameters[].value": "its own",
     "dispatch.alpha": "ratio",
     "dispatch.beta": "seconds squared",
     "dispatch.cap": "calls",
@@ -104,6 +105,7 @@ SERVING_POOL = {
     "relqueries.lasts": "gateway.relQueries.lasts",
     "relqueries.rowsUrls": "gateway.relQueries.rowsUrls",
     "policy.name": "policy.name",
+    "policy.parameters": "policy.parameters",
 }
 """Where a setting stands in the `spec` of a ServingPool. An entry for a group covers the settings in it."""
 
@@ -286,7 +288,7 @@ and `tidegate up --config FILE` read the same file. A file names only the settin
   (`tracing.endpoint`).
 - The options of `tidegate up` override both. `tidegate up` starts a store where `store.url` is null, and the engines of
   `--engines` where the file names none. Its steering loop replaces `policy.name` when the load asks for another policy.
-- A running `tidegate gateway` takes over changes of `classes`, `defaultClass`, `tenants` and `workflows` from its file in
-  seconds. Changes of the other settings take effect at its next start. A file that cannot be used changes nothing.
+- A running `tidegate gateway` takes over changes of `classes`, `defaultClass`, `tenants`, `workflows` and `policy` from its
+  file in seconds. Changes of the other settings take effect at its next start. A file that cannot be used changes nothing.
 - The last column names the field of a ServingPool from which the operator takes the setting.
 """

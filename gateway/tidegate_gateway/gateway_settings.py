@@ -1,5 +1,5 @@
 """The settings of a gateway, in one file so that all names, defaults and units can be read together. Those of the
-authentication and encryption of clients are in `access_settings`.
+authentication and encryption of clients are in `access_settings`, the scheduling policy is in `policy_settings`.
 
 They come from one YAML or JSON file and the few environment variables of `from_environment`.
 
@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tidegate_control import pool_token
-from tidegate_gateway import access_settings, settings_decoder, settings_file, stage_declaration
+from tidegate_gateway import access_settings, policy_settings, settings_decoder, settings_file, stage_declaration
 from tidegate_gateway.settings_decoder import BadSettings
-from tidegate_policy import gateway_core, policies
+from tidegate_policy import gateway_core
 from tidegate_policy.admit import entitlements, outliers
 from tidegate_policy.dispatch import prefix_index, routing, rules, waiting_limits
 
@@ -240,14 +240,6 @@ class RelQueries:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """The scheduling policy of the queue."""
-
-    name: str = policies.DEFAULT
-    """The scheduling policy of the waiting calls, until steering or a person chooses another one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The bounds of what clients can use of this process. All share `bodies_bytes`; those of a port share `connections`."""
 
@@ -326,7 +318,7 @@ class Settings:
     queue: Queue = field(default_factory=Queue)
     store: Store = field(default_factory=Store)
     relqueries: RelQueries = field(default_factory=RelQueries)
-    policy: Policy = field(default_factory=Policy)
+    policy: policy_settings.Policy = field(default_factory=policy_settings.Policy)
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
     tracing: Tracing = field(default_factory=Tracing)
@@ -415,9 +407,7 @@ def _checked(settings: Settings) -> Settings:
 
 def _problems(settings: Settings) -> list[str]:
     problems = access_settings.problems(settings.auth, settings.tls, host=settings.listen.host)
-    if settings.policy.name not in policies.POLICIES:
-        near = settings_decoder.suggestion(settings.policy.name, policies.POLICIES)
-        problems.append(f"policy.name {settings.policy.name!r} is not a policy; {near}")
+    problems += policy_settings.problems(settings.policy)
     if settings.dispatch.rule not in rules.RULES:
         near = settings_decoder.suggestion(settings.dispatch.rule, rules.RULES)
         problems.append(f"dispatch.rule {settings.dispatch.rule!r} is not a dispatch rule; {near}")

@@ -74,7 +74,7 @@ class Gateway:
         )
         self.tokens = tenant_tokens.TenantTokens(self.link)
         self.policy = policy_choice.PolicyChoice(
-            settings.policy.name, self.core, self.link, self.metrics, clock=clock, wall=wall
+            settings.policy, self.core, self.link, self.metrics, clock=clock, wall=wall
         )
         self.exchange = pool_exchange.PoolExchange(
             settings.store,
@@ -124,12 +124,13 @@ class Gateway:
         )
 
     def take_over(self, settings: gateway_settings.Settings) -> None:
-        """Replaces the classes, the default class, the tenants and the templates of workflows by those of `settings`."""
+        """Replaces what `settings_reload.RELOADED` names by the groups of `settings`."""
         self.settings = settings
         self.metrics.set_classes(gateway_settings.objectives(settings))
         self.core.set_classes(settings.classes, settings.default_class, settings.tenants)
         self._fields.set_classes(settings.classes, settings.default_class)
         self.workflows.set_templates(settings.workflows)
+        self.policy.configure(settings.policy)
 
     def problems(self) -> tuple[str, list[str]]:
         """ready, degraded, unready or draining, and the reasons."""

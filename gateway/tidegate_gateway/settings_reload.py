@@ -1,4 +1,4 @@
-"""Takes over the classes, tenants and workflow templates of a settings file that has changed, without a restart.
+"""Takes over the classes, tenants, workflow templates and policy of a settings file that has changed, without a restart.
 
 The other settings take effect at the next start. A file that cannot be used changes nothing.
 """
@@ -16,7 +16,7 @@ logger = logging.getLogger("tidegate.gateway")
 
 RELOAD_S = 5.0
 """Between two looks at the file."""
-RELOADED = ("classes", "default_class", "tenants", "workflows")
+RELOADED = ("classes", "default_class", "tenants", "workflows", "policy")
 
 
 class SettingsReload:

@@ -113,6 +113,18 @@ def test_every_drop_reason_has_its_row_and_its_sentence() -> None:
         ({"dispatch": {"alpha": 2.0}}, "dispatch.alpha must be from 0 to 1"),
         ({"dispatch": {"rule": "magic"}}, "dispatch.rule 'magic' is not a dispatch rule; known are bounded-affinity"),
         ({"policy": {"name": "magic"}}, "policy.name 'magic' is not a policy; known are"),
+        (
+            {"policy": {"parameters": [{"policy": "magic", "name": "share", "value": 1}]}},
+            "policy.parameters[0]: unknown policy 'magic'; known are",
+        ),
+        (
+            {"policy": {"parameters": [{"policy": "two-lane", "name": "threshold_s", "value": 0}]}},
+            "policy.parameters[0]: parameter 'threshold_s' of policy 'two-lane' must be between",
+        ),
+        (
+            {"policy": {"parameters": [{"policy": "two-lane", "name": "threshold_s", "value": 2}] * 2}},
+            "policy.parameters has the same parameter twice",
+        ),
         ({"tenants": [{"name": "t", "tokensPerMinute": 5}]}, "tenants[t].tokensPerMinute needs a store"),
         ({"defaultClass": "x"}, "defaultClass 'x' is not among classes"),
         ({"tenants": [{"name": "a", "maxUrgency": 9}]}, "maxUrgency must be from 0 to 4"),

@@ -44,6 +44,26 @@ async def test_a_changed_file_takes_effect_while_a_call_runs(up, engine, until, 
         assert (status, answer["template"]) == (201, "report")
 
 
+async def test_a_changed_parameter_of_a_policy_counts_at_once(up, engine, tmp_path):
+    path = tmp_path / "gateway.yaml"
+
+    def threshold(value):
+        return {"parameters": [{"policy": "two-lane", "name": "threshold_s", "value": value}]}
+
+    async with up(engine, policy={"name": "two-lane"} | threshold(6)) as client:
+        dispatcher = client.gateway.core.dispatcher
+        assert dispatcher.policy_parameters["threshold_s"] == 6.0
+        reload = settings_reload.SettingsReload(path, client.gateway, environment={})
+        write(path, policy={"name": "two-lane"} | threshold(9))
+        await reload.reload()
+        assert dispatcher.policy_parameters["threshold_s"] == 9.0
+        write(path, policy={"name": "edf"} | threshold(9))
+        await reload.reload()
+        assert (dispatcher.policy, client.gateway.policy.active.source) == ("edf", "settings")
+        await client.gateway.policy.choose("override", "two-lane", reason="a test", for_s=60)
+        assert dispatcher.policy_parameters["threshold_s"] == 9.0
+
+
 async def test_a_file_that_cannot_be_used_changes_nothing(up, engine, tmp_path):
     path = tmp_path / "gateway.yaml"
     async with up(engine, classes=[{"name": "old"}]) as client:

@@ -121,6 +121,16 @@ def test_a_gateway_restarts_when_its_settings_change_and_only_then():
     assert digest() != digest(model={"name": "other"})
     assert digest() == digest(replicas=3)
     assert digest() == digest(tenants=[], classes=[], workflows=[])  # a running gateway takes these from the file
+    policy = body()["spec"]["policy"]
+    assert digest() == digest(policy={**policy, "parameters": []})
+
+
+def test_gateways_have_the_parameters_of_policies():
+    parameters = [{"policy": "two-lane", "name": "threshold_s", "value": "6.5"}]
+    found = manifests(policy={**body()["spec"]["policy"], "parameters": parameters})
+    settings = yaml.safe_load(pick(found, "ConfigMap", "chat-gateway")["data"]["gateway.yaml"])
+    assert gateway_settings.from_mapping(settings).policy.parameters_of("two-lane") == {"threshold_s": 6.5}
+    assert gateway_settings.from_mapping(settings).policy.parameters_of("edf") == {}
 
 
 def test_a_simulated_engine_runs_tidegates_image_at_its_profile():

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from tidegate_gateway import policy_settings
 from tidegate_gateway.observe import policy_switches, prometheus_metrics
 from tidegate_gateway.openai import error_table
 from tidegate_gateway.store import store_contract, store_link
@@ -43,7 +44,7 @@ class PolicyChoice:
 
     def __init__(
         self,
-        configured: str,
+        configured: policy_settings.Policy,
         core: gateway_core.GatewayCore,
         link: store_link.StoreLink,
         metrics: prometheus_metrics.Metrics,
@@ -51,7 +52,7 @@ class PolicyChoice:
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        self._configured = ActivePolicy(name=configured, source="settings", reason="the settings")
+        self._settings = configured
         self.active = self._configured
         self._core = core
         self._link = link
@@ -64,7 +65,21 @@ class PolicyChoice:
         self.switches = policy_switches.PolicySwitches(
             metrics.service, clock=clock, wall=wall, waiting=lambda: core.dispatcher.waiting
         )
-        metrics.on_policy(configured, configured, "")
+        metrics.on_policy(configured.name, configured.name, "")
+        self._order()
+
+    @property
+    def _configured(self) -> ActivePolicy:
+        return ActivePolicy(name=self._settings.name, source="settings", reason="the settings")
+
+    def configure(self, settings: policy_settings.Policy) -> None:
+        """Replaces the policy of the settings, and the parameters of all policies."""
+        name = self._core.dispatcher.policy
+        again = settings.parameters_of(name) != self._settings.parameters_of(name)
+        self._settings = settings
+        self.apply(self._chosen)
+        if again and self._core.dispatcher.policy == name:
+            self._order()
 
     async def choose(self, source: Source, name: str | None, *, reason: str, for_s: float | None) -> ActivePolicy:
         """Stores a choice for all gateways; None takes it back. Raises `GatewayError`."""
@@ -118,9 +133,14 @@ class PolicyChoice:
         if active.name != before:
             reason = OVERRIDE_ENDED if ended else active.reason
             self.switches.on_switch(before, active.name, source=active.source, reason=reason)
-            count = self._core.on_policy(self._clock(), active.name)
+            count = self._order()
             self._metrics.on_policy(before, active.name, active.source)
             logger.warning("policy %s -> %s (%s): %d waiting calls ordered anew", before, active.name, reason, count)
+
+    def _order(self) -> int:
+        """Orders the waiting calls by the active policy and its parameters; returns their number."""
+        name = self.active.name
+        return self._core.on_policy(self._clock(), name, self._settings.parameters_of(name))
 
     def count_down(self) -> None:
         """Ends an override whose time is over, where no store does."""

@@ -102,6 +102,7 @@ def policy(gateway: running_gateway.Gateway) -> dict[str, Any]:
     active, switches = gateway.policy.active, gateway.policy.switches
     return {
         "name": active.name,
+        "parameters": dict(gateway.core.dispatcher.policy_parameters),
         "source": active.source,
         "reason": active.reason,
         "left_s": active.left_s,

@@ -21,7 +21,7 @@ COMPONENT = "gateway"
 PUBLIC_PORTS = {"http": child_metadata.HTTP_PORT, "grpc": child_metadata.GRPC_PORT}
 INTERNAL_PORTS = {"admin": child_metadata.ADMIN_PORT, "metrics": child_metadata.METRICS_PORT}
 SETTINGS, KEYS, TLS = "/etc/tidegate", "/etc/tidegate-keys", "/etc/tidegate-tls"
-RELOADED = ("classes", "defaultClass", "tenants", "workflows")
+RELOADED = ("classes", "defaultClass", "tenants", "workflows", "policy")
 """Settings that a running gateway takes from its file."""
 JOURNAL = "/tmp/ends.jsonl"
 """It outlives a container that was killed, and is lost with the pod."""
@@ -66,6 +66,7 @@ def settings(pool: spec.Pool, host: str = "0.0.0.0") -> dict[str, Any]:
         "defaultClass": pool.gateway.default_class,
         "tenants": [dict(item) for item in pool.tenants],
         "workflows": [dict(item) for item in pool.workflows],
+        **_policy(pool.steering.parameters),
         "dispatch": {
             "rule": pool.gateway.rule,
             "alpha": "auto" if pool.gateway.alpha is None else pool.gateway.alpha,
@@ -90,6 +91,16 @@ def settings(pool: spec.Pool, host: str = "0.0.0.0") -> dict[str, Any]:
         **({"tracing": {"endpoint": pool.gateway.traces_to}} if pool.gateway.traces_to else {}),
         **further,
     }
+
+
+def _policy(parameters: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """The parameters of policies; steering chooses the policy. Empty where the spec sets none."""
+    given = [
+        {"policy": policy, "name": name, "value": value}
+        for policy, values in sorted(parameters.items())
+        for name, value in sorted(values.items())
+    ]
+    return {"policy": {"parameters": given}} if given else {}
 
 
 def _text(config: Mapping[str, Any]) -> str:

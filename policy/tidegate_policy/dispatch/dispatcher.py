@@ -71,6 +71,10 @@ class Dispatcher:
         return self._queue.policy.name
 
     @property
+    def policy_parameters(self) -> Mapping[str, float]:
+        return self._queue.policy.parameters
+
+    @property
     def waiting(self) -> int:
         """Calls that wait in the gateway. Those of workflows that may not start yet, and those beyond the share of their
         tenant, are included."""
