@@ -17,6 +17,8 @@ from tidegate_policy import immutable
 
 BOUNDS_S: tuple[float, ...] = tuple(0.001 * 2 ** (index / 2) for index in range(48))
 """Upper bounds of the buckets in seconds, from 1 ms to three hours; a last bucket takes the rest."""
+MOST_TENANTS = 8_192
+"""Tenants of a pool whose service is known."""
 _MIDDLES_S = tuple(bound / 2**0.25 for bound in (*BOUNDS_S, BOUNDS_S[-1] * 2))
 
 
@@ -212,7 +214,8 @@ def _histogram(parts: Sequence[Histogram]) -> Histogram:
 def tenants_of(
     every: Iterable[Mapping[str, TenantService]], levels_of: Iterable[Mapping[str, TenantService]]
 ) -> dict[str, TenantService]:
-    """The sums for each tenant; the calls that wait are those of `levels_of`, and the weight is the greatest."""
+    """The sums for each tenant; the calls that wait are those of `levels_of`, and the weight is the greatest. Of more than
+    `MOST_TENANTS` those count that come first, so that the time of a decision has a bound."""
     waiting: dict[str, int] = {}
     for tenants in levels_of:
         for name, tenant in tenants.items():
@@ -223,7 +226,8 @@ def tenants_of(
         for name, (weight, served, _, wanted, missed) in tenants.items():
             found = sums.get(name)
             if found is None:
-                sums[name] = [weight, served, wanted, missed]
+                if len(sums) < MOST_TENANTS:
+                    sums[name] = [weight, served, wanted, missed]
                 continue
             if weight > found[0]:
                 found[0] = weight

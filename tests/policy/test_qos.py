@@ -119,6 +119,15 @@ def test_tenants_are_bounded() -> None:
     assert tenants[window.OTHER].waiting == 500 - window.MAX_TENANTS
 
 
+def test_the_tenants_of_a_pool_are_bounded_and_those_that_are_known_still_count() -> None:
+    one = qos.TenantService(weight=1.0, served_tokens=1)
+    engines = [{f"{engine}-{i}": one for i in range(qos.MOST_TENANTS // 2)} for engine in range(3)]
+    sums = qos.tenants_of([*engines, engines[0]], ())
+    assert len(sums) == qos.MOST_TENANTS
+    assert sums["0-0"].served_tokens == 2
+    assert "2-0" not in sums
+
+
 def test_the_targets_of_calls_are_counted_for_their_tenant_and_their_class() -> None:
     record = window.Recorder(0.0)
     for name, slo_class, ttft_s in (("a", "chat", 1.0), ("b", "chat", 0.1), ("c", "", 0.1)):
