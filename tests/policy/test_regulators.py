@@ -93,6 +93,34 @@ def test_a_prefill_for_which_the_target_leaves_no_room_waits() -> None:
     assert (plan.paused, plan.max_starts) == ({"prefilling"}, 1)
 
 
+def test_a_prefill_of_the_level_that_decodes_gets_the_whole_step() -> None:
+    world = World("priority")
+    world.runs("high", done=3, urgency=1, tpot_s=0.03)
+    world.runs("prefilling", prompt=4000, urgency=1)
+    world.waits("higher", prompt=4000, urgency=0)
+    assert shaped("stage-awareness", world.engine()) == FULL
+
+
+def test_each_level_is_protected_from_the_levels_below_it() -> None:
+    """The target of level 2 is tight, and that of level 0 is loose: level 4 must respect both."""
+    world = World("priority")
+    world.runs("loose", done=3, urgency=0, tpot_s=1.0)
+    world.runs("tight", done=3, urgency=2, tpot_s=0.03)
+    world.waits("low", prompt=4000, urgency=4)
+    plan = shaped("stage-awareness", world.engine())
+    assert COST.step_seconds(uncached=plan.max_step_tokens - 2, decodes=2, context=0) <= 0.03
+    world.runs("between", prompt=1800, urgency=1)
+    plan = shaped("stage-awareness", world.engine())
+    assert (plan.max_step_tokens, plan.max_starts) == (FULL.max_step_tokens, 0), "level 1 takes more than the target allows, so level 4 waits"
+
+
+def test_a_short_prefill_that_the_targets_allow_changes_nothing() -> None:
+    world = World("priority")
+    world.runs("high", done=3, urgency=0, tpot_s=0.05)
+    world.waits("low", prompt=20, urgency=4)
+    assert shaped("stage-awareness", world.engine()) == FULL
+
+
 def test_without_targets_only_the_strict_variant_holds_back_prefills() -> None:
     world = World("priority")
     world.runs("high", done=3, urgency=1)
@@ -101,6 +129,47 @@ def test_without_targets_only_the_strict_variant_holds_back_prefills() -> None:
     assert shaped("strict-stage-awareness", world.engine()).max_starts == 0
     world.waits("equal", urgency=1)
     assert shaped("strict-stage-awareness", world.engine()).max_starts == 1
+
+
+# prefill order
+
+
+def test_a_partly_computed_prompt_gives_way_to_a_waiting_one_that_goes_first() -> None:
+    world = World("sjf")
+    world.runs("long", prompt=4000, output=500)
+    world.waits("short", prompt=100, output=5)
+    assert shaped("prefill-order", world.engine()).paused == {"long"}
+    world.waits("longer", prompt=4000, output=900)
+    assert shaped("prefill-order", world.engine()).paused == {"long"}
+
+
+def test_of_two_partly_computed_prompts_the_first_by_the_policy_is_computed() -> None:
+    world = World("sjf")
+    world.runs("long", prompt=4000, output=500)
+    world.runs("short", prompt=200, output=5)
+    assert shaped("prefill-order", world.engine()).paused == {"long"}
+
+
+@pytest.mark.parametrize("reason", ["the prompt goes first", "no place", "no memory", "no start"])
+def test_a_partly_computed_prompt_goes_on_where_no_better_one_can_start(reason: str) -> None:
+    world = World("sjf")
+    world.runs("running", prompt=4000, output=5 if reason == "the prompt goes first" else 500)
+    world.waits("waiting", prompt=4100 if reason == "the prompt goes first" else 100, output=5)
+    if reason == "no memory":
+        world.free = 40
+    plan = replace(FULL, max_running=1) if reason == "no place" else FULL
+    plan = replace(plan, max_starts=0) if reason == "no start" else plan
+    assert shaped("prefill-order", world.engine(), plan) == plan
+
+
+def test_a_prompt_gives_way_to_no_more_tokens_than_it_must_still_compute() -> None:
+    """2,000 tokens are left of it, and the step has room for 1,000 of the other prompt: it pauses for two steps."""
+    world = World("sjf")
+    world.runs("long", prompt=4000, output=5000)
+    world.waits("endless", prompt=3000, output=5)
+    (regulator,) = regulators.create(["prefill-order"])
+    pauses = [bool(regulator.shape(world.engine(), FULL).paused) for _ in range(6)]
+    assert pauses == [True, True, False, False, False, False]
 
 
 # slack chunks

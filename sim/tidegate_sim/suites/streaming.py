@@ -16,7 +16,15 @@ from tidegate_sim.trace_format import TraceCall
 
 FCFS, SMALL_CHUNKS = "vLLM, FCFS", "vLLM, FCFS, 512 tokens a step"
 OURS = policies.DEFAULT
-REGULATORS = ("slack-chunks", "load-band", "stage-awareness", "strict-stage-awareness", "arranger", "slot-preemption")
+REGULATORS = (
+    "slack-chunks",
+    "load-band",
+    "stage-awareness",
+    "strict-stage-awareness",
+    "prefill-order",
+    "arranger",
+    "slot-preemption",
+)
 
 
 def _rows() -> dict[str, cell.Row]:
@@ -30,6 +38,7 @@ def _rows() -> dict[str, cell.Row]:
         OURS: engine_rows.row(OURS),
         f"{OURS}, 512 tokens a step": engine_rows.row(OURS, max_step_tokens=512),
         **{f"{OURS} + {name}": engine_rows.row(OURS, regulators=(name,)) for name in REGULATORS},
+        "semantic + prefill-order": engine_rows.row("semantic", regulators=("prefill-order",)),
     }
     return engine_rows.registered(rows)
 

@@ -11,6 +11,7 @@ from tidegate_policy.engine.regulators.arranger import Arranger
 from tidegate_policy.engine.regulators.fence import Fence
 from tidegate_policy.engine.regulators.load_band import LoadBand
 from tidegate_policy.engine.regulators.memory_limit import MemoryLimit
+from tidegate_policy.engine.regulators.prefill_order import PrefillOrder
 from tidegate_policy.engine.regulators.regulator import Regulator
 from tidegate_policy.engine.regulators.slack_chunks import SlackChunks
 from tidegate_policy.engine.regulators.slot_preemption import SlotPreemption
@@ -20,6 +21,7 @@ REGULATORS: dict[str, Callable[[], Regulator]] = {
     "arranger": Arranger,
     "stage-awareness": StageAwareness,
     "strict-stage-awareness": StrictStageAwareness,
+    "prefill-order": PrefillOrder,
     "slack-chunks": SlackChunks,
     "load-band": LoadBand,
     "memory-limit": MemoryLimit,
