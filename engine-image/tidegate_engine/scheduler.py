@@ -48,6 +48,19 @@ FINISHED = (
     RequestStatus.FINISHED_REPETITION,
 )
 """The ends of requests whose answer is complete. All others were aborted, or failed."""
+PARTS = {
+    "policy": "requests are served in the order of their arrival meanwhile",
+    "plan": "the step runs under the bounds of the step before",
+    "step": "the engine core does not learn of this step",
+    "hold": "no context is held for a session any more",
+    "labels": "the request is served as one without labels",
+    "cost": "the cost model does not learn of this step",
+    "watch": "a report of the quality of service lacks this event",
+    "served": "the metrics lack this call",
+    "meter": "the metrics lack this step",
+}
+"""What the failure of a part means for requests, by the name under which it is counted; hooks of policies and regulators
+have names of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +119,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         self._core_reader = meters.CoreReader(
             self._core, meter, kv_token_bytes=meters.kv_token_bytes(self.kv_cache_config, self.block_size)
         )
+        self._caught = self._core.failures.caught
         self._execution = plan_execution.PlanExecution(self, self._core, clock=clock, admitted=self._admitted)
         self._scan = request_queue.Scan(clock)
         self.kv_holding_waiting, self.waiting = (
@@ -143,23 +157,26 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         with self._lock:
             began_s = self._clock()
-            self._execution.begin_step()
+            with self._caught("plan"):
+                self._execution.begin_step()
             self._scan.begin()
             try:
                 output = super().schedule(*args, **kwargs)
             finally:
                 self._execution.end_step()
                 self._scan.end()
-            self._steps.append(
-                _Step(
-                    scheduled=output.num_scheduled_tokens,
-                    began_s=began_s,
-                    prompt_tokens=self._prompt_tokens(output),
-                    work=step_work(output, self.requests) if self._learn_cost else None,
+            with self._caught("step"):
+                self._steps.append(
+                    _Step(
+                        scheduled=output.num_scheduled_tokens,
+                        began_s=began_s,
+                        prompt_tokens=self._prompt_tokens(output),
+                        work=step_work(output, self.requests) if self._learn_cost else None,
+                    )
                 )
-            )
-            self._meter.scheduled(self._clock() - began_s, len(output.preempted_req_ids or ()))
-            self._core_reader.read()
+            with self._caught("meter"):
+                self._meter.scheduled(self._clock() - began_s, len(output.preempted_req_ids or ()))
+            self._read_core()
             return output
 
     def update_from_output(self, output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
@@ -170,16 +187,19 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
             finally:
                 self._updating = False
             self._return_sessions()
-            now = self._clock()
-            step = self._take_step(now, output)
-            self._core.on_step(
-                now,
-                step_s=self._step_seconds(now, step, output),
-                computed=_computed(step, results),
-                ended=self._take_ended(),
-                work=step.work,
-            )
-            self._core_reader.read()
+            now, ended = self._clock(), self._take_ended()
+            with self._caught("step"):
+                step = self._take_step(now, output)
+                self._core.on_step(
+                    now,
+                    step_s=self._step_seconds(now, step, output),
+                    computed=_computed(step, results),
+                    ended=ended,
+                    work=step.work,
+                )
+            for call_id, completed in ended.items():  # those that a failure above has left
+                self._core.on_end(now, call_id, finished=completed)
+            self._read_core()
             return results
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
@@ -194,7 +214,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         with self._lock:
             self._execution.release_all()  # held blocks would keep the cache from being reset
-            self._core_reader.read()
+            self._read_core()
             return bool(super().reset_prefix_cache(*args, **kwargs))
 
     def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:
@@ -220,7 +240,8 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self._ended[CallId(request.request_id)] = request.status in FINISHED
         self._prefilling.pop(request.request_id, None)
-        self._execution.before_free(request)
+        with self._caught("hold"):
+            self._execution.before_free(request)
         return super()._free_request(request, delay_free_blocks=delay_free_blocks)
 
     # The calls of the control server, from its threads.
@@ -236,7 +257,7 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
                 switched = self._core.end_switch(self._clock(), switch, reason, bypass=bypass)
                 if bypass:
                     self._execution.release_all()
-                    self._core_reader.read()
+                    self._read_core()
                 self._follow_policy()
                 return switched
 
@@ -271,6 +292,10 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         """Makes vLLM's choice of the request to preempt follow the active policy."""
         self.policy = SchedulingPolicy.FCFS if self._core.policy.name == "fcfs" else SchedulingPolicy.PRIORITY
 
+    def _read_core(self) -> None:
+        with self._caught("meter"):
+            self._core_reader.read()
+
     # Calls for requests.
 
     def _admitted(self, request: Request) -> policies.QueuedRequest:
@@ -281,9 +306,11 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
             return self._core.on_arrival(self._clock(), self._call(request))
 
     def _call(self, request: Request) -> Call:
-        return vllm_labels.call(
-            self._clock(), request, output_prior=self._core.output_prior.tokens, on_bad=self._meter.bad_label
-        )
+        now, prior = self._clock(), self._core.output_prior.tokens
+        call: Call | None = None
+        with self._caught("labels"):
+            call = vllm_labels.call(now, request, output_prior=prior, on_bad=self._meter.bad_label)
+        return call or vllm_labels.unlabelled(now, request, output_prior=prior)
 
     def _preempted_item(self, request: Request) -> policies.QueuedRequest:
         call_id = self._admitted(request).call.id
@@ -316,7 +343,8 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         self._last_step_s = now
         if not output.total_num_scheduled_tokens:
             return 0.0
-        self._meter.stepped(now - began_s, output.num_scheduled_tokens.values())
+        with self._caught("meter"):
+            self._meter.stepped(now - began_s, output.num_scheduled_tokens.values())
         return now - began_s
 
     def _take_step(self, now: float, output: SchedulerOutput) -> _Step:
@@ -365,7 +393,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _report(hook: str, error: Exception) -> None:
-    log.error("%s failed; requests are served in the order of their arrival meanwhile", hook, exc_info=error)
+    log.error("%s failed: %s", hook, PARTS.get(hook, PARTS["policy"]), exc_info=error)
 
 
 def _computed(step: _Step, results: Mapping[int, Any]) -> dict[CallId, Computed]:

@@ -38,6 +38,16 @@ def call(
     )
 
 
+def unlabelled(now: float, request: "Request", *, output_prior: int) -> Call:
+    """The call of a request whose labels cannot be read at all."""
+    return Call(
+        id=CallId(request.request_id),
+        arrived_at_s=now,
+        prompt_tokens=max(_integer(request.num_prompt_tokens), 0),
+        output_predicted=output_prior,
+    )
+
+
 def _integer(value: object) -> int:
     return value if isinstance(value, int) else 0
 

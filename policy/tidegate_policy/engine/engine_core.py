@@ -17,6 +17,7 @@ from tidegate_policy.engine import (
     batch,
     bounds,
     call_census,
+    guarded_holds,
     guarded_policy,
     output_prior,
     policy_switch,
@@ -84,11 +85,9 @@ class EngineCore:
         self._regulators = regulators
         self._learners = [each for each in regulators if not isinstance(each, Memoryless)]
         """The regulators that see the steps that ended."""
-        self._holds = (
-            None if hold is None else session_hold.SessionHolds(capacity_tokens=limits.kv_tokens, settings=hold)
+        self._holds = guarded_holds.GuardedHolds(
+            now, settings=hold, capacity_tokens=limits.kv_tokens, probe=self._probe, failures=self.failures
         )
-        self._released: list[CallId] = []
-        """Calls whose held blocks the driver must free."""
         self._switch: policy_switch.PolicySwitch | None = None
         """The switch of the policy that has begun."""
         self._reason = "at start"
@@ -106,7 +105,6 @@ class EngineCore:
         self._watches: list[window.Recorder] = []
         self._preempted: list[CallId] = []
         self._ended: list[EndedCall] = []
-        self._allocation = session_hold.AllocationRate(now)
 
     # Facts that the driver reads.
 
@@ -126,12 +124,12 @@ class EngineCore:
     @property
     def holds_contexts(self) -> bool:
         """Whether contexts may be held at all; if not, the driver need not collect their blocks."""
-        return self._holds is not None
+        return self._holds.active
 
     @property
     def held_kv_tokens(self) -> int:
         """Tokens of the contexts that are held for sessions."""
-        return 0 if self._holds is None else self._holds.held_tokens
+        return self._holds.tokens
 
     def item(self, call_id: CallId) -> policies.QueuedRequest:
         """The call and the work that is left of it. Raises `KeyError`."""
@@ -150,10 +148,10 @@ class EngineCore:
         self._sizes.add(known, self._calls.values())
         self._census.add(call)
         self._note(call.id)
-        if self._holds is not None:
-            self._holds.on_arrival(now, call)
+        self._holds.on_arrival(now, call)
         for watch in self._watches:
-            watch.on_arrival(call, item.service_s)
+            with self.failures.caught("watch"):
+                watch.on_arrival(call, item.service_s)
         self._rekey(self.policy.on_arrival(now, item))
         return item
 
@@ -189,7 +187,8 @@ class EngineCore:
         if self._learners:
             self._preempted.append(call_id)
         for watch in self._watches:
-            watch.on_preemption()
+            with self.failures.caught("watch"):
+                watch.on_preemption()
         self._rekey(self.policy.on_preemption(now, known.item))
         return known.item
 
@@ -206,16 +205,17 @@ class EngineCore:
         self._batch.leave(call_id)
         self._note(call_id)
         if self._served is not None:
-            self._served(now, known, finished)
+            with self.failures.caught("served"):
+                self._served(now, known, finished)
         if finished:
             self.output_prior.observe(known.output_tokens)
         self._census.remove(known.item.call)
         if self._learners:
             self._ended.append(EndedCall(call=known.item.call, output_tokens=known.output_tokens, finished=finished))
-        if self._holds is not None:
-            self._released += self._holds.on_used([call_id])
+        self._holds.on_used([call_id])
         for watch in self._watches:
-            watch.on_end(now, call_id, tokens=known.output_tokens, finished=finished)
+            with self.failures.caught("watch"):
+                watch.on_end(now, call_id, tokens=known.output_tokens, finished=finished)
         self._tokens.forget(call_id)
         self._rekey(self.policy.on_end(now, call_id))
 
@@ -232,13 +232,12 @@ class EngineCore:
         computed, its time refines the cost model."""
         self.busy_s += step_s
         if work is not None:
-            self.step_cost.observe(work, step_s)
+            with self.failures.caught("cost"):
+                self.step_cost.observe(work, step_s)
         computed, allocated = self._counted(now, computed)
         if self.policy.keys_change:
             self._rekey(self.policy.on_tokens(now, computed))
-        if self._holds is not None:
-            self._allocation.observe(now, allocated)
-            self._released += self._holds.on_used(computed)
+        self._holds.on_step(now, computed, allocated=allocated)
         for call_id, finished in ended.items():
             self.on_end(now, call_id, finished=finished)
         if self._learners:
@@ -294,37 +293,22 @@ class EngineCore:
     def hold(self, now: float, call_id: CallId, *, context_tokens: int) -> bool:
         """Whether the driver must hold the blocks of a call that has just finished, for the session's return. The call
         must still be known. `take_released` says when to free them."""
-        if self._holds is None or self.bypass or call_id not in self._calls:
+        known = self._calls.get(call_id)
+        if known is None or self.bypass:
             return False
-        known = self._calls[call_id]
-        if known.item.call.session is None:
-            return False
-        free = self._probe.free_kv_tokens()
-        handling = self._holds.on_call_end(
-            now,
-            known.item.call,
-            output_tokens=known.output_tokens,
-            context_tokens=context_tokens,
-            other_tokens=max(self.limits.kv_tokens - free - self._holds.held_tokens - context_tokens, 0),
-            free_tokens=free,
-            allocated_per_s=self._allocation.per_s,
-            cost=self.cost,
-        )
-        return handling is session_hold.Handling.PRESERVE
+        return self._holds.hold(now, known, context_tokens=context_tokens, cost=self.cost)
 
     def take_released(self, now: float) -> list[CallId]:
         """The calls whose held blocks the driver must free now: their session is back, or their time is over."""
-        if self._holds is None:
-            return []
-        return [*self._drain_released(), *self._holds.expired(now)]
+        return self._holds.take_released(now)
 
     def release_one(self) -> CallId | None:
         """The held context that gives way to a call that needs memory; None if nothing is held."""
-        return None if self._holds is None else self._holds.release_one()
+        return self._holds.release_one()
 
     def release_all(self) -> list[CallId]:
         """All held contexts, because the cache is reset or the engine is in bypass."""
-        return [] if self._holds is None else [*self._drain_released(), *self._holds.clear()]
+        return self._holds.release_all()
 
     # Commands of the operator.
 
@@ -413,7 +397,11 @@ class EngineCore:
             policy=self.policy.name,
             policy_parameters=self.policy.parameters,
             bypass=self.bypass,
-            window=watch.cut(now, waiting=self.waiting, tokens=lambda call_id: calls[call_id].output_tokens),
+            window=watch.cut(
+                now,
+                waiting=self.waiting,
+                tokens=lambda call_id: calls[call_id].output_tokens if call_id in calls else 0,
+            ),
         )
 
     def unwatch(self, watch: window.Recorder) -> None:
@@ -427,10 +415,6 @@ class EngineCore:
             cost=lambda: step_cost.model, cached_tokens=self._probe.cached_tokens, random=random.Random(0)
         )
         return guarded_policy.GuardedPolicy(policies.create(name, parameters, context), self.failures)
-
-    def _drain_released(self) -> list[CallId]:
-        released, self._released = self._released, []
-        return released
 
     def _counted(
         self, now: float, computed: Mapping[CallId, policies.Computed]
@@ -460,7 +444,8 @@ class EngineCore:
             calls[call_id].first_at_s = now
             self._batch.decode(calls[call_id])
             for watch in self._watches:
-                watch.on_first_token(now, call_id)
+                with self.failures.caught("watch"):
+                    watch.on_first_token(now, call_id)
         self.prompt_tokens += prompt_sum
         self.output_tokens += output_sum
         self._batch.bounds.on_step(most)

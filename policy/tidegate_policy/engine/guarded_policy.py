@@ -38,11 +38,38 @@ class Failures:
         """`report` receives the first exception of each hook, with its traceback."""
         self.counts: Counter[str] = Counter()
         self._report = report
+        self._caught: dict[str, _Caught] = {}
+
+    def caught(self, hook: str) -> "_Caught":
+        """A context that keeps the exceptions of code beside the policy, such as a counter, from the engine."""
+        found = self._caught.get(hook)
+        if found is None:
+            found = self._caught[hook] = _Caught(self, hook)
+        return found
 
     def add(self, hook: str, error: Exception) -> None:
         self.counts[hook] += 1
         if self.counts[hook] == 1 and self._report is not None:
             self._report(hook, error)
+
+
+class _Caught:
+    """A context that counts an exception of its body in place of raising it."""
+
+    __slots__ = ("_failures", "_hook")
+
+    def __init__(self, failures: Failures, hook: str) -> None:
+        self._failures = failures
+        self._hook = hook
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._failures.add(self._hook, error)
+        return True
 
 
 def shaped(regulator: Regulator, engine: EngineSnapshot, plan: StepPlan, failures: Failures) -> StepPlan:
