@@ -53,12 +53,12 @@ class PlanExecution:
         core: "EngineCore",
         *,
         clock: Callable[[], float],
-        admitted: Callable[[Request], object],
+        ranked: Callable[[Request], object],
     ) -> None:
-        """`admitted` makes sure that the core knows a request."""
+        """`ranked` makes sure that the core knows a request as it is now."""
         self._scheduler = scheduler
         self._core = core
-        self._admitted = admitted
+        self._ranked = ranked
         self._clock = clock
         self._held: dict[CallId, list[Any]] = {}
         """The blocks of each held context, in the order of the prompt."""
@@ -66,19 +66,23 @@ class PlanExecution:
         """The requests whose `priority` is a place in the order of yielding now, with their own number."""
         self._stepping = False
         self._manager = scheduler.kv_cache_manager
-        self._allocate_slots = self._manager.allocate_slots
+        self._allocate_slots: Callable[..., Any] | None = None
+        """vLLM's `allocate_slots`, while `_allocate` stands in its place."""
 
     def begin_step(self) -> None:
         """Takes the core's plan and prepares vLLM's scheduler for it. Call it before `schedule`."""
         self.release_overdue()
         self._carry_out(self._core.take_plan(self._clock()))
-        # vLLM allocates for each running request in each step, so the call goes through here only if it can matter.
-        self._manager.allocate_slots = self._allocate if self._held else self._allocate_slots
+        if self._held:  # vLLM allocates for each running request in each step, so its method stays where nothing is held
+            self._allocate_slots = self._manager.allocate_slots
+            self._manager.allocate_slots = self._allocate
         self._stepping = True
 
     def end_step(self) -> None:
         """Call it after `schedule`, also if it raised."""
         self._stepping = False
+        if self._allocate_slots is not None:
+            self._manager.allocate_slots, self._allocate_slots = self._allocate_slots, None
         for request, priority in self._own_priority.values():
             request.priority = priority
         self._own_priority.clear()
@@ -148,13 +152,15 @@ class PlanExecution:
 
     def _allocate(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """vLLM's `allocate_slots`. If there is no memory, held contexts yield (AugServe eq 31 with gamma = 1)."""
-        blocks = self._allocate_slots(request, *args, **kwargs)
+        allocate_slots = self._allocate_slots
+        assert allocate_slots is not None  # `end_step` puts vLLM's method back
+        blocks = allocate_slots(request, *args, **kwargs)
         while blocks is None and self._held:
             call_id = self._core.release_one()
             if call_id is None:
                 break
             self._free([call_id])
-            blocks = self._allocate_slots(request, *args, **kwargs)
+            blocks = allocate_slots(request, *args, **kwargs)
         return blocks
 
     def _rank_running(self) -> None:
@@ -162,7 +168,7 @@ class PlanExecution:
         if self._own_priority:
             return
         for request in self._scheduler.running:
-            self._admitted(request)
+            self._ranked(request)
             self._core.on_found_running(CallId(request.request_id))
         order = {call_id: place for place, call_id in enumerate(self._core.victims(self._clock()))}
         for request in self._scheduler.running:

@@ -183,5 +183,9 @@ class OrderedQueue(request_queue.RequestQueue):  # type: ignore[misc]  # vLLM sh
         self._scan.settle()
         return self._queue.candidates
 
+    def __getitem__(self, place: int) -> Request:
+        """As in vLLM's own queue under FCFS, which is a deque. It costs the order of all requests before the place."""
+        return list(self)[place]
+
     def __iter__(self) -> Iterator[Request]:
         return (self._requests[item.call.id] for item in self._queue)

@@ -38,6 +38,12 @@ def call(
     )
 
 
+def labelled(request: "Request") -> bool:
+    """Whether a label gives the request's urgency, so that its own `priority` does not order it."""
+    sent = getattr(request.sampling_params, "extra_args", None)
+    return isinstance(sent, Mapping) and "tg.urgency" in sent
+
+
 def unlabelled(now: float, request: "Request", *, output_prior: int) -> Call:
     """The call of a request whose labels cannot be read at all."""
     return Call(
