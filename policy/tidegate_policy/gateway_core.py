@@ -23,7 +23,7 @@ from tidegate_policy.dispatch import call_records, core_actions, dispatcher, eng
 from tidegate_policy.dispatch.core_actions import Action
 from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_policy.model import Backlog, Call, CallId, DropReason, EngineId, StageState, Workflow, WorkflowId
-from tidegate_policy.predict import output_length, remaining_work, workflow_history
+from tidegate_policy.predict import output_length, remaining_work, tool_times, tool_use, workflow_history
 from tidegate_policy.scale import call_load
 
 
@@ -93,6 +93,8 @@ class CallResult:
     finished_at_s: float | None = None
     """The last token; None = the instant of the event."""
     streamed: bool = True
+    tool: str | None = None
+    """The name of the tool that the answer invokes; `tool_use.NO_TOOL` = none, None = not known."""
 
 
 @dataclass(slots=True)
@@ -109,6 +111,13 @@ class _Admitted:
     """Seconds that the call takes alone, once it has ended well."""
     demand_s: float = 0.0
     """Seconds of the whole pool that it took."""
+    gap: tool_times.Gap | None = None
+    """The time since the conversation's last call."""
+    context_tokens: int = 0
+    """Of its prompt and its answer, once it has ended well."""
+    ended_at_s: float = 0.0
+    tool: str = tool_use.NO_TOOL
+    """The tool that its answer invokes."""
 
 
 class GatewayCore:
@@ -116,6 +125,7 @@ class GatewayCore:
 
     def __init__(self, settings: CoreSettings, rng: random.Random) -> None:
         self.lengths = output_length.OutputLengths()
+        self.tools = tool_use.ToolUse()
         self.remaining_work = remaining_work.RemainingWork()
         self.tenant_service = fairness.TenantService()
         self.engines = engine_table.EngineTable(
@@ -228,8 +238,13 @@ class GatewayCore:
         withdrawn."""
         kind = draft.kind(grant)
         length = self.lengths.predict(kind, draft.facts.max_tokens, draft.prompt_tokens)
-        call = promises.promise(draft, grant, length, self.engines.live_kinds())
-        self._admitted[call.id] = _Admitted(draft, kind, call)
+        facts, gap, tool = draft.facts, None, tool_use.NOT_KNOWN
+        if facts.conversation is not None:
+            gap = self.tools.on_arrival(draft.arrival_at_s, facts.tenant, facts.conversation)
+            if facts.offers_tools:
+                tool = self.tools.predict(kind, facts.tenant, tool_use.NO_TOOL if gap is None else gap.tool)
+        call = promises.promise(draft, grant, length, tool, self.engines.live_kinds())
+        self._admitted[call.id] = _Admitted(draft, kind, call, gap=gap)
         if grant is not None:
             self.workflows.on_call(draft.arrival_at_s, grant.workflow, grant.scope, call.id, grant.stage)
         return call
@@ -361,8 +376,15 @@ class GatewayCore:
 
     def _forget(self, now: float, call_id: CallId) -> None:
         admitted = self._admitted.pop(call_id, None)
-        if admitted is not None and admitted.call.workflow is not None:
+        if admitted is None:
+            return
+        if admitted.call.workflow is not None:
             self.workflows.on_end(now, admitted.call.workflow, call_id, admitted.own_s, admitted.demand_s)
+        tenant, conversation = admitted.draft.facts.tenant, admitted.draft.facts.conversation
+        if conversation is not None:
+            last = self.tools.on_leave(tenant, conversation)
+            if last and admitted.context_tokens:
+                self.tools.on_away(admitted.ended_at_s, tenant, conversation, admitted.tool, admitted.context_tokens)
 
     def _learn(self, now: float, admitted: _Admitted, result: CallResult) -> None:
         call, facts = admitted.call, admitted.draft.facts
@@ -392,9 +414,20 @@ class GatewayCore:
             self.dispatcher.tenants.observe(admitted.own_s, admitted.demand_s)
             if call.group is not None:
                 self.rows.observe(call.group, self.engines.busy_part(real, admitted.cached_tokens))
+        ended_at_s = now if result.finished_at_s is None else result.finished_at_s
+        if facts.conversation is not None and result.tool is not None:
+            self._learn_tool(admitted, result.tool, result.prompt_tokens)
+            admitted.context_tokens, admitted.ended_at_s = result.prompt_tokens + result.output_tokens, ended_at_s
         if admitted.engine is not None:
-            ended_at_s = now if result.finished_at_s is None else result.finished_at_s
             self.engines.on_answer(ended_at_s, admitted.engine, call.id, result.output_tokens, streamed=result.streamed)
+
+    def _learn_tool(self, admitted: _Admitted, tool: str, prompt_tokens: int) -> None:
+        facts, gap = admitted.draft.facts, admitted.gap
+        admitted.tool = tool
+        if facts.offers_tools:
+            self.tools.on_answer(admitted.kind, tool_use.NO_TOOL if gap is None else gap.tool, tool)
+        if gap is not None:
+            self.tools.observe(facts.tenant, gap, prompt_tokens)
 
 
 def used_tokens(call: Call, result: CallResult, *, otherwise: int) -> int:

@@ -208,6 +208,57 @@ def test_lengths_follow_the_answers_of_the_same_kind() -> None:
     assert promised(made, given=facts("next", tenant="t")).output_predicted == 7
 
 
+def agent_turn(
+    made: GatewayCore, name: str, now: float, *, tool: str | None, prompt: int = 100, **more: object
+) -> Call:
+    """A call of an agent's session, from its arrival to an answer of one second that invokes `tool`."""
+    call = promised(made, now, facts(name, **{"tenant": "t", "session": "s", "offers_tools": True, **more}))
+    made.on_arrival(now, call)
+    made.on_end(now + 1.0, call.id, answered(20, prompt_tokens=prompt, tool=tool))
+    return call
+
+
+def test_the_tool_after_a_call_is_learned_from_answers_and_from_the_returns_of_sessions() -> None:
+    made = core()
+    for index in range(
+        4
+    ):  # each answer invokes a tool of 4 s that returns 30 tokens, and the next one ends the session
+        first = agent_turn(made, f"first {index}", 100.0 * index, tool="search", session=f"s{index}")
+        last = agent_turn(made, f"last {index}", 100.0 * index + 5.0, tool="", prompt=150, session=f"s{index}")
+    assert (first.tool, first.tool_s, first.tool_return_tokens) == ("search", 4.0, 30)
+    assert (last.tool, last.tool_s, last.tool_return_tokens) == (None, None, 0), "nothing follows it"
+    other = promised(made, 900.0, facts("other", tenant="u", session="s", offers_tools=True))
+    without_tools = promised(made, 900.0, facts("without", tenant="t", session="v"))
+    single = promised(made, 900.0, facts("single", tenant="t", offers_tools=True))
+    assert (other.tool, without_tools.tool, single.tool) == (None, None, None)
+
+
+def test_an_answer_that_nothing_read_teaches_no_tool() -> None:
+    made = core()
+    for index in range(8):
+        call = agent_turn(made, str(index), 10.0 * index, tool=None)
+    assert call.tool is None
+    assert not made.tools._names
+
+
+def test_the_calls_of_a_workflow_without_sessions_learn_tools_too() -> None:
+    made = core()
+    for index in range(4):
+        names = {"session": None, "workflow": f"w{index}"}
+        call = agent_turn(made, f"a {index}", 100.0 * index, tool="search", **names)
+        agent_turn(made, f"b {index}", 100.0 * index + 3.0, tool="", prompt=120, **names)
+    assert (call.tool, call.tool_s) == ("search", 2.0)
+
+
+def test_calls_that_end_in_any_way_leave_nothing_of_their_session() -> None:
+    made = core(engines=1, max_inflight=1, limits=Limits(max_waiting=1))
+    for name in ("out", "waits", "shed"):
+        arrived(made, name, session="s")
+    made.on_cancel(1.0, CallId("waits"))
+    made.on_end(1.0, CallId("out"), CallResult(ok=False))
+    assert not made.tools._running
+
+
 def test_what_engines_cost_follows_their_answers_where_that_is_turned_on_or_they_have_no_profile() -> None:
     learns, without_profile, keeps = core(1, learn_costs=True), core(1, profile=None), core(1)
     for made in (learns, without_profile, keeps):
