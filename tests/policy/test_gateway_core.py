@@ -10,8 +10,10 @@ from tidegate_policy.admit import outliers
 from tidegate_policy.admit.entitlements import SloClass, Tenant
 from tidegate_policy.admit.promises import CallFacts, Claims
 from tidegate_policy.admit.retries import Failure
+from tidegate_policy.dispatch import rules
 from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.engine_table import EngineFacts, Health
+from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_policy.dispatch.waiting_limits import Limits
 from tidegate_policy.gateway_core import (
     CallResult,
@@ -294,14 +296,13 @@ def test_service_is_counted_by_tenant_and_weight() -> None:
     assert made.tenant_service.shares(0.0) == pytest.approx({"heavy": 0.25, "light": 0.75})
 
 
-def test_a_group_knows_where_its_calls_are_until_they_end() -> None:
-    made = core(engines=1)
-    for name in "ab":
-        arrived(made, name, group="q", group_size=2)
-    assert made.dispatcher.group_at("q") == {"e0": 2}
-    for name in "ab":
-        made.on_end(1.0, CallId(name), answered())
-    assert made.dispatcher.group_at("q") == {}
+def test_alpha_and_beta_are_shown_only_where_the_dispatch_rule_reads_them() -> None:
+    shown = {}
+    for rule in rules.RULES:
+        dispatcher = core(dispatch=DispatchSettings(rule=rule, alpha=0.3, beta=2.0)).dispatcher
+        shown[rule] = (dispatcher.alpha, dispatcher.beta)
+    assert shown.pop("score") == (0.3, 2.0)
+    assert set(shown.values()) == {(None, None)}
 
 
 @pytest.mark.parametrize("policy", sorted(policies.POLICIES))

@@ -70,7 +70,8 @@ class Tap:
         self._markers = dialect.usage_markers + dialect.error_markers
         self._rest = b""
         self._comments = 0
-        self._looks = tool_calls.MOST_LOOKS if meter.offers_tools and dialect.tool_marker else 0
+        self._tool_marker: bytes = dialect.tool_marker
+        self._looks: int = tool_calls.MOST_LOOKS if meter.offers_tools and dialect.tool_marker else 0
         """Blocks that may still be searched for the name of a tool."""
 
     def feed(self, data: bytes) -> bytes:
@@ -93,7 +94,7 @@ class Tap:
                 block = block.replace(b"\r\n\r\n", boundary)
             else:
                 boundary = b"\r\n\r\n"
-        if self._looks and self._dialect.tool_marker in block:
+        if self._looks and block.find(self._tool_marker) >= 0:
             self._look_for_tool(block)
         plain, rest = self._plain(block)
         self.meter.tokens += plain
@@ -112,7 +113,7 @@ class Tap:
     def _look_for_tool(self, block: bytes) -> None:
         self._looks -= 1
         for line in block.split(b"\n"):
-            if self._dialect.tool_marker in line and line.startswith(b"data:"):
+            if self._tool_marker in line and line.startswith(b"data:"):
                 found = self._dialect.read_tool(line[5:])
                 if found:
                     self.meter.tool = found
