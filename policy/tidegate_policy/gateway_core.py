@@ -13,18 +13,24 @@ Between `draft` and `promise` the driver books the tokens and joins the workflow
 store.
 """
 
+import itertools
 import random
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidegate_policy import budget, immutable, policies
 from tidegate_policy.admit import entitlements, fairness, outliers, promises, retries, row_window
-from tidegate_policy.dispatch import call_records, core_actions, dispatcher, engine_table, traffic_split, waiting_limits
+from tidegate_policy.dispatch import core_actions, dispatcher, engine_table, traffic_split, waiting_limits
 from tidegate_policy.dispatch.core_actions import Action
 from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_policy.model import Backlog, Call, CallId, DropReason, EngineId, StageState, Workflow, WorkflowId
 from tidegate_policy.predict import output_length, remaining_work, tool_times, tool_use, workflow_history
 from tidegate_policy.scale import call_load
+
+CHANGED = 1.5
+"""A predicted length that has changed by this factor orders a waiting call anew."""
+PREDICTED_AGAIN = 8
+"""Waiting calls of a kind that are predicted again at each answer of the kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +110,7 @@ class _Admitted:
     draft: promises.Draft
     kind: output_length.Kind
     call: Call
+    grant: promises.StageGrant | None = None
     engine: EngineId | None = None
     cached_tokens: int = 0
     """Tokens of the prompt that this engine is believed to hold."""
@@ -145,6 +152,9 @@ class GatewayCore:
         self._anyone = settings.anyone
         self._crowded = max(settings.limits.max_waiting // 2, 1)
         self._admitted: dict[CallId, _Admitted] = {}
+        self._waiting: dict[output_length.Kind, dict[CallId, None]] = {}
+        """The waiting calls of each kind that have the predictions of this core, in the order in which they are predicted
+        again."""
         self.offered = call_load.Tally()
         """The calls that have arrived, with their predicted lengths, whether engines exist or not."""
 
@@ -244,7 +254,7 @@ class GatewayCore:
             if facts.offers_tools:
                 tool = self.tools.predict(kind, facts.tenant, tool_use.NO_TOOL if gap is None else gap.tool)
         call = promises.promise(draft, grant, length, tool, self.engines.live_kinds())
-        self._admitted[call.id] = _Admitted(draft, kind, call, gap=gap)
+        self._admitted[call.id] = _Admitted(draft, kind, call, grant, gap=gap)
         if grant is not None:
             self.workflows.on_call(draft.arrival_at_s, grant.workflow, grant.scope, call.id, grant.stage)
         return call
@@ -254,7 +264,11 @@ class GatewayCore:
     def on_arrival(self, now: float, call: Call, only: Container[EngineId] | None = None) -> list[Action]:
         """The call came in; it may go to the engines of `only`, to all if that is None."""
         self.offered.add(call)
-        return self._seen(now, self.dispatcher.on_arrival(now, call, only))
+        actions = self._seen(now, self.dispatcher.on_arrival(now, call, only))
+        admitted = self._admitted.get(call.id)
+        if admitted is not None and admitted.engine is None and admitted.call is call:
+            self._waiting.setdefault(admitted.kind, {})[call.id] = None
+        return actions
 
     def next_row(self, now: float, limits: row_window.RowLimits) -> str | None:
         """The relQuery whose next row may start now; None = no row may."""
@@ -269,26 +283,6 @@ class GatewayCore:
     def on_progress(self, now: float, call_id: CallId, tokens: int) -> None:
         """`tokens` tokens of the call, of all its sequences, have come out so far."""
         self.dispatcher.on_progress(now, call_id, tokens)
-
-    def on_prediction(
-        self,
-        now: float,
-        call_id: CallId,
-        *,
-        output_predicted: int | None = None,
-        output_upper: int | None = None,
-        urgency: int | None = None,
-    ) -> None:
-        """A prediction arrived after the call was admitted. A waiting call is ordered anew. None keeps what is known. The
-        tenant's entitlement bounds the urgency as it bounds a claim. An id that is not here is ignored."""
-        admitted = self._admitted.get(call_id)
-        if admitted is None:
-            return
-        bounded = None if urgency is None else max(urgency, admitted.draft.tenant.max_urgency)
-        admitted.call = call_records.with_prediction(
-            admitted.call, output_predicted=output_predicted, output_upper=output_upper, urgency=bounded
-        )
-        self.dispatcher.on_prediction(now, admitted.call)
 
     def on_attempt_failed(self, now: float, call_id: CallId, failure: retries.Failure) -> list[Action]:
         """An engine failed the call before its first token."""
@@ -369,6 +363,8 @@ class GatewayCore:
             if isinstance(action, core_actions.Send):
                 admitted = self._admitted.get(action.call.id)
                 if admitted is not None:
+                    if admitted.engine is None:
+                        self._waits_no_more(admitted)
                     admitted.engine, admitted.cached_tokens = action.decision.engine, action.cached_tokens
             else:
                 self._forget(now, action.call.id)
@@ -378,6 +374,8 @@ class GatewayCore:
         admitted = self._admitted.pop(call_id, None)
         if admitted is None:
             return
+        if admitted.engine is None:
+            self._waits_no_more(admitted)
         if admitted.call.workflow is not None:
             self.workflows.on_end(now, admitted.call.workflow, call_id, admitted.own_s, admitted.demand_s)
         tenant, conversation = admitted.draft.facts.tenant, admitted.draft.facts.conversation
@@ -401,6 +399,8 @@ class GatewayCore:
                 output_tokens=result.output_tokens,
             ),
         )
+        if admitted.kind in self._waiting:
+            self._predict_again(now, admitted.kind)
         if result.output_tokens:
             each = max(round(result.output_tokens / call.sequences), 1)
             real = Call(
@@ -420,6 +420,29 @@ class GatewayCore:
             admitted.context_tokens, admitted.ended_at_s = result.prompt_tokens + result.output_tokens, ended_at_s
         if admitted.engine is not None:
             self.engines.on_answer(ended_at_s, admitted.engine, call.id, result.output_tokens, streamed=result.streamed)
+
+    def _waits_no_more(self, admitted: _Admitted) -> None:
+        waiting = self._waiting.get(admitted.kind)
+        if waiting is not None:
+            waiting.pop(admitted.call.id, None)
+            if not waiting:
+                del self._waiting[admitted.kind]
+
+    def _predict_again(self, now: float, kind: output_length.Kind) -> None:
+        """Predicts some waiting calls of a kind again, those first that were predicted least recently. A call whose length
+        has changed gets its promises and its place in the queue anew, and keeps its arrival."""
+        waiting = self._waiting[kind]
+        for call_id in list(itertools.islice(waiting, PREDICTED_AGAIN)):
+            del waiting[call_id]
+            waiting[call_id] = None
+            admitted = self._admitted[call_id]
+            draft, call = admitted.draft, admitted.call
+            length = self.lengths.predict(kind, draft.facts.max_tokens, draft.prompt_tokens)
+            if max(length.expected, call.output_predicted) < CHANGED * min(length.expected, call.output_predicted):
+                continue
+            tool = tool_use.NextTool(tool=call.tool, tool_s=call.tool_s, return_tokens=call.tool_return_tokens)
+            admitted.call = promises.promise(draft, admitted.grant, length, tool, self.engines.live_kinds())
+            self.dispatcher.on_prediction(now, admitted.call)
 
     def _learn_tool(self, admitted: _Admitted, tool: str, prompt_tokens: int) -> None:
         facts, gap = admitted.draft.facts, admitted.gap

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tidegate_policy import cost, policies
+from tidegate_policy import cost, gateway_core, policies
 from tidegate_policy.admit import outliers
 from tidegate_policy.admit.entitlements import SloClass, Tenant
 from tidegate_policy.admit.promises import CallFacts, Claims
@@ -180,23 +180,69 @@ def test_a_doubtful_engine_gets_calls_only_while_every_engine_is_doubtful() -> N
 # Late predictions.
 
 
-def test_a_late_prediction_moves_a_waiting_call() -> None:
+def test_a_waiting_call_is_ordered_anew_when_its_predicted_length_has_changed() -> None:
     made = core(engines=1, max_inflight=1, policy="sjf")
-    for name in ("out", "first", "second"):
-        arrived(made, name)
-    made.on_prediction(0.1, CallId("second"), output_predicted=3)
-    assert [call.id for call in made.dispatcher.waiting_calls()] == ["second", "first"]
-    (send,) = made.on_end(0.2, CallId("out"), CallResult(ok=False))
-    assert (send.call.id, send.call.output_predicted) == ("second", 3)
+    arrived(made, "out", slo_class="new")
+    arrived(made, "known", slo_class="known")  # predicted with the default of 128 tokens too
+    waiting = arrived(made, "of the new kind", slo_class="new")
+    assert waiting == []
+    (send,) = made.on_end(1.0, CallId("out"), answered(3))
+    assert isinstance(send, Send)
+    assert (send.call.id, send.call.output_predicted) == ("of the new kind", 3)
 
 
-def test_a_predicted_urgency_is_bounded_by_the_tenants_entitlement() -> None:
-    made = core(engines=1, max_inflight=1, policy="priority", tenants=(Tenant(name="vip", max_urgency=1),))
+def test_a_new_prediction_keeps_the_arrival_and_makes_the_promise_anew() -> None:
+    made = core(engines=1, max_inflight=1, policy="edf", classes=(SloClass(name="chat", ttft_s=1.0, tpot_s=0.1),))
+    arrived(made, "out", slo_class="chat")
+    arrived(made, "waits", 2.0, slo_class="chat")
+    (before,) = made.dispatcher.waiting_calls()
+    made.on_engine(3.0, EngineFacts(id=EngineId("e0"), cost=COST, health=Health.DOWN))
+    made.on_end(3.0, CallId("out"), answered(10))
+    (after,) = made.dispatcher.waiting_calls()
+    assert (before.arrived_at_s, before.output_predicted, before.due_at_s) == (2.0, 128, pytest.approx(15.8))
+    assert (after.arrived_at_s, after.output_predicted, after.due_at_s) == (2.0, 10, pytest.approx(4.0))
+
+
+def test_a_small_change_of_a_prediction_moves_no_call() -> None:
+    made = core(engines=1, max_inflight=1, policy="sjf")
     arrived(made, "out")
-    for tenant in ("plain", "vip"):
-        arrived(made, tenant, tenant=tenant)
-        made.on_prediction(0.1, CallId(tenant), urgency=0)
-    assert [(call.id, call.urgency) for call in made.dispatcher.waiting_calls()] == [("vip", 1), ("plain", 2)]
+    arrived(made, "waits")
+    (before,) = made.dispatcher.waiting_calls()
+    made.on_engine(3.0, EngineFacts(id=EngineId("e0"), cost=COST, health=Health.DOWN))
+    made.on_end(3.0, CallId("out"), answered(100))
+    assert made.dispatcher.waiting_calls() == [before]
+
+
+def test_an_answer_predicts_few_waiting_calls_again_and_all_in_turn() -> None:
+    count = 3 * gateway_core.PREDICTED_AGAIN
+    limits = Limits(max_waiting=1000, share_among_tenants=False)
+    made = core(engines=1, max_inflight=1, policy="fcfs", limits=limits)
+    for index in range(count + 3):
+        arrived(made, f"call {index}")
+    seen = []
+    for index in range(3):
+        made.on_end(1.0, CallId(f"call {index}"), answered(10))
+        seen.append(sum(call.output_predicted == 10 for call in made.dispatcher.waiting_calls()))
+    assert seen == [gateway_core.PREDICTED_AGAIN - 1, 2 * gateway_core.PREDICTED_AGAIN - 2, count - 3]
+
+
+def test_a_prediction_that_its_driver_replaced_is_left_alone() -> None:
+    made = core(engines=1, max_inflight=1)
+    arrived(made, "out")
+    made.on_arrival(0.0, replace(promised(made, given=facts("known")), output_predicted=999))
+    made.on_engine(3.0, EngineFacts(id=EngineId("e0"), cost=COST, health=Health.DOWN))
+    made.on_end(3.0, CallId("out"), answered(10))
+    assert [call.output_predicted for call in made.dispatcher.waiting_calls()] == [999]
+
+
+def test_no_call_that_left_is_remembered_as_waiting() -> None:
+    made = core(engines=1, max_inflight=1, limits=Limits(ttl_s=5.0))
+    for name in ("out", "cancelled", "expired"):
+        arrived(made, name)
+    made.on_cancel(1.0, CallId("cancelled"))
+    made.on_tick(6.0)
+    made.on_end(7.0, CallId("out"), answered(10))
+    assert not made._waiting
 
 
 # Learning.

@@ -176,16 +176,14 @@ class Dispatcher:
             self._queue.rekey(self._queue.policy.on_tokens(now, served))
 
     def on_prediction(self, now: float, call: Call) -> None:
-        """A late prediction changed what is known of a call: a waiting call is ordered anew, a call at an engine keeps its
-        engine and is charged anew at its next progress."""
+        """What is predicted of a waiting call has changed: it is ordered anew. An id that does not wait here is ignored."""
         waiting = self._waiting.get(call.id)
-        if waiting is not None:
-            waiting.prices = Prices(call)
-            item = self._queued(call, waiting.prices)
-            if not (self.gate.update(item) or self.tenants.update(item)):
-                self._queue.update(item)
-        elif call.id in self._out:
-            self._out[call.id].call = call
+        if waiting is None:
+            return
+        waiting.call, waiting.prices = call, Prices(call)
+        item = self._queued(call, waiting.prices)
+        if not (self.gate.update(item) or self.tenants.update(item)):
+            self._queue.update(item)
 
     def on_attempt_failed(self, now: float, call_id: CallId, failure: retries.Failure) -> list[Action]:
         """An engine failed the call before its first token. The call goes to another engine in its old place in the queue,
