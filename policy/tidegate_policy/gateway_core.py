@@ -29,7 +29,7 @@ from tidegate_policy.scale import call_load
 
 CHANGED = 1.5
 """A predicted length that has changed by this factor orders a waiting call anew."""
-PREDICTED_AGAIN = 8
+PREDICTED_AGAIN = 4
 """Waiting calls of a kind that are predicted again at each answer of the kind."""
 
 

@@ -74,6 +74,7 @@ def test_a_stream_is_searched_for_a_tool_only_where_the_request_offers_tools_and
     assert tapped({"role": "assistant"}, text, message("search")) == "search"
     assert tapped(message("search"), message("read")) == "search"
     assert tapped(message("search"), offers_tools=False) == ""
+    assert tapped(*[{"content": "name"}] * (tool_calls.MOST_LOOKS - 1), message("search")) == "search"
     assert tapped(*[{"content": "name"}] * tool_calls.MOST_LOOKS, message("search")) == ""
     assert tapped(*[text] * 10 * tool_calls.MOST_LOOKS, message("search")) == "search", "an escaped mark is no marker"
     assert tapped({**message("search"), "content": "x" * tool_calls.MOST_BYTES}) == ""

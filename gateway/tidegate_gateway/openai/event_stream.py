@@ -72,7 +72,7 @@ class Tap:
         self._comments = 0
         self._tool_marker: bytes = dialect.tool_marker
         self._looks: int = tool_calls.MOST_LOOKS if meter.offers_tools and dialect.tool_marker else 0
-        """Blocks that may still be searched for the name of a tool."""
+        """Events that may still be searched for the name of a tool."""
 
     def feed(self, data: bytes) -> bytes:
         """The whole events that `data` completes, as they came. Raises `NotEvents`."""
@@ -111,14 +111,13 @@ class Tap:
         return block if kept is rest else block[: len(block) - len(rest)] + kept
 
     def _look_for_tool(self, block: bytes) -> None:
-        self._looks -= 1
         for line in block.split(b"\n"):
-            if self._tool_marker in line and line.startswith(b"data:"):
+            if self._looks and self._tool_marker in line and line.startswith(b"data:"):
+                self._looks -= 1
                 found = self._dialect.read_tool(line[5:])
                 if found:
                     self.meter.tool = found
                     self._looks = 0
-                    return
 
     def _plain(self, block: bytes) -> tuple[int, bytes]:
         """The number of events at the start of the block that only carry text, and the rest of the block. Nearly all events

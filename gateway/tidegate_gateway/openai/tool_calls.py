@@ -12,7 +12,7 @@ import orjson
 MARKER = b'"name"'
 """Stands in each event of a chat that names a tool, and in few others: a quotation mark in a text is escaped."""
 MOST_LOOKS = 16
-"""Blocks with the marker of one stream that are read. An answer that says "name" more often before it invokes a tool
+"""Events with the marker of one stream that are read. An answer that says "name" more often before it invokes a tool
 counts as one without a tool."""
 MOST_BYTES = 256 * 1024
 """An event that is longer is not read."""
