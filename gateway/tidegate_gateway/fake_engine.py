@@ -35,6 +35,8 @@ class FakeEngine:
     """Streams stop after so many tokens, and stay open."""
     break_after: int | None = None
     """Streams break off after so many tokens."""
+    tool: str | None = None
+    """The tool that answers invoke, where the endpoint has tools."""
     garbage: bytes | None = None
     """Sent in place of any answer."""
     metrics: bytes | None = None
@@ -94,7 +96,8 @@ class FakeEngine:
         self.served += 1
         text = "".join(f"w{i} " for i in range(count))
         choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
-        choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        said = {"role": "assistant", "content": text, **self._invoked(whole=True)}
+        choice |= {"message": said} if chat else {"text": text}
         return web.json_response(self._object(body, chat, [choice], usage))
 
     async def _stream(
@@ -111,7 +114,8 @@ class FakeEngine:
                 await asyncio.sleep(3600)
             finish = "length" if i == count - 1 else None
             choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
-            choice |= {"delta": {"role": "assistant", "content": f"w{i} "}} if chat else {"text": f"w{i} "}
+            said = {"role": "assistant", "content": f"w{i} ", **(self._invoked(whole=False) if i == 1 else {})}
+            choice |= {"delta": said} if chat else {"text": f"w{i} "}
             await response.write(b"data: " + orjson.dumps(self._object(body, chat, [choice], None)) + b"\n\n")
             await asyncio.sleep(self.token_s)
         if (body.get("stream_options") or {}).get("include_usage"):
@@ -120,6 +124,14 @@ class FakeEngine:
         await response.write_eof()
         self.served += 1
         return response
+
+    def _invoked(self, *, whole: bool) -> dict[str, Any]:
+        """The part of a message, or of an event of a stream, that invokes the tool."""
+        if self.tool is None:
+            return {"tool_calls": []} if whole else {}
+        place = {} if whole else {"index": 0}
+        function = {"name": self.tool, "arguments": "{}"}
+        return {"tool_calls": [{**place, "id": "call_1", "type": "function", "function": function}]}
 
     def _object(self, body: dict[str, Any], chat: bool, choices: list[Any], usage: Any) -> dict[str, Any]:
         kind = ("chat.completion" if chat else "text_completion") + (".chunk" if body.get("stream") and chat else "")
@@ -154,13 +166,14 @@ class FakeEngine:
         text = "".join(f"w{i} " for i in range(count))
         content = {"type": "output_text", "text": text, "annotations": []}
         message = {"id": "m", "type": "message", "role": "assistant", "status": "completed", "content": [content]}
+        invoked = [{"id": "f", "type": "function_call", "call_id": "c", "name": self.tool, "arguments": "{}"}]
         whole = {
             "id": "r",
             "object": "response",
             "created_at": 1,
             "status": "completed",
             "model": body["model"],
-            "output": [message],
+            "output": [message, *(invoked if self.tool is not None else ())],
             "parallel_tool_calls": True,
             "tool_choice": "auto",
             "tools": [],

@@ -37,7 +37,7 @@ class _Seen:
     policy: str
     source: str
     reason: str
-    alpha: float
+    alpha: float | None
     ends_at_s: float | None
     """When the override ends, by the given clock; None when it has no end."""
 
@@ -71,7 +71,7 @@ class GatewayAdmin:
 
     @property
     def alpha(self) -> float | None:
-        """The weight of speed against load that a gateway last reported."""
+        """The weight of speed against load that a gateway last reported; None where its dispatch rule reads none."""
         return None if self._seen is None else self._seen.alpha
 
     async def override(self) -> steering_loop.Override | None:
@@ -83,12 +83,12 @@ class GatewayAdmin:
                 answer.raise_for_status()
                 state = await answer.json()
             policy = state["policy"]
-            left_s = policy["left_s"]
+            left_s, alpha = policy["left_s"], state["dispatch"]["alpha"]
             self._seen = _Seen(
                 policy=policy["name"],
                 source=policy["source"],
                 reason=policy["reason"],
-                alpha=float(state["dispatch"]["alpha"]),
+                alpha=None if alpha is None else float(alpha),
                 ends_at_s=None if left_s is None else self._clock() + float(left_s),
             )
         except UNUSABLE as error:

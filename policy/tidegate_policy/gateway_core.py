@@ -13,18 +13,24 @@ Between `draft` and `promise` the driver books the tokens and joins the workflow
 store.
 """
 
+import itertools
 import random
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidegate_policy import budget, immutable, policies
 from tidegate_policy.admit import entitlements, fairness, outliers, promises, retries, row_window
-from tidegate_policy.dispatch import call_records, core_actions, dispatcher, engine_table, traffic_split, waiting_limits
+from tidegate_policy.dispatch import core_actions, dispatcher, engine_table, traffic_split, waiting_limits
 from tidegate_policy.dispatch.core_actions import Action
 from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_policy.model import Backlog, Call, CallId, DropReason, EngineId, StageState, Workflow, WorkflowId
-from tidegate_policy.predict import output_length, remaining_work, workflow_history
+from tidegate_policy.predict import output_length, remaining_work, tool_times, tool_use, workflow_history
 from tidegate_policy.scale import call_load
+
+CHANGED = 1.5
+"""A predicted length that has changed by this factor orders a waiting call anew."""
+PREDICTED_AGAIN = 4
+"""Waiting calls of a kind that are predicted again at each answer of the kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +99,8 @@ class CallResult:
     finished_at_s: float | None = None
     """The last token; None = the instant of the event."""
     streamed: bool = True
+    tool: str | None = None
+    """The name of the tool that the answer invokes; `tool_use.NO_TOOL` = none, None = not known."""
 
 
 @dataclass(slots=True)
@@ -102,6 +110,7 @@ class _Admitted:
     draft: promises.Draft
     kind: output_length.Kind
     call: Call
+    grant: promises.StageGrant | None = None
     engine: EngineId | None = None
     cached_tokens: int = 0
     """Tokens of the prompt that this engine is believed to hold."""
@@ -109,6 +118,13 @@ class _Admitted:
     """Seconds that the call takes alone, once it has ended well."""
     demand_s: float = 0.0
     """Seconds of the whole pool that it took."""
+    gap: tool_times.Gap | None = None
+    """The time since the conversation's last call."""
+    context_tokens: int = 0
+    """Of its prompt and its answer, once it has ended well."""
+    ended_at_s: float = 0.0
+    tool: str = tool_use.NO_TOOL
+    """The tool that its answer invokes."""
 
 
 class GatewayCore:
@@ -116,6 +132,7 @@ class GatewayCore:
 
     def __init__(self, settings: CoreSettings, rng: random.Random) -> None:
         self.lengths = output_length.OutputLengths()
+        self.tools = tool_use.ToolUse()
         self.remaining_work = remaining_work.RemainingWork()
         self.tenant_service = fairness.TenantService()
         self.engines = engine_table.EngineTable(
@@ -135,6 +152,9 @@ class GatewayCore:
         self._anyone = settings.anyone
         self._crowded = max(settings.limits.max_waiting // 2, 1)
         self._admitted: dict[CallId, _Admitted] = {}
+        self._waiting: dict[output_length.Kind, dict[CallId, None]] = {}
+        """The waiting calls of each kind that have the predictions of this core, in the order in which they are predicted
+        again."""
         self.offered = call_load.Tally()
         """The calls that have arrived, with their predicted lengths, whether engines exist or not."""
 
@@ -228,8 +248,13 @@ class GatewayCore:
         withdrawn."""
         kind = draft.kind(grant)
         length = self.lengths.predict(kind, draft.facts.max_tokens, draft.prompt_tokens)
-        call = promises.promise(draft, grant, length, self.engines.live_kinds())
-        self._admitted[call.id] = _Admitted(draft, kind, call)
+        facts, gap, tool = draft.facts, None, tool_use.NOT_KNOWN
+        if facts.conversation is not None:
+            gap = self.tools.on_arrival(draft.arrival_at_s, facts.tenant, facts.conversation)
+            if facts.offers_tools:
+                tool = self.tools.predict(kind, facts.tenant, tool_use.NO_TOOL if gap is None else gap.tool)
+        call = promises.promise(draft, grant, length, tool, self.engines.live_kinds())
+        self._admitted[call.id] = _Admitted(draft, kind, call, grant, gap=gap)
         if grant is not None:
             self.workflows.on_call(draft.arrival_at_s, grant.workflow, grant.scope, call.id, grant.stage)
         return call
@@ -239,7 +264,11 @@ class GatewayCore:
     def on_arrival(self, now: float, call: Call, only: Container[EngineId] | None = None) -> list[Action]:
         """The call came in; it may go to the engines of `only`, to all if that is None."""
         self.offered.add(call)
-        return self._seen(now, self.dispatcher.on_arrival(now, call, only))
+        actions = self._seen(now, self.dispatcher.on_arrival(now, call, only))
+        admitted = self._admitted.get(call.id)
+        if admitted is not None and admitted.engine is None and admitted.call is call:
+            self._waiting.setdefault(admitted.kind, {})[call.id] = None
+        return actions
 
     def next_row(self, now: float, limits: row_window.RowLimits) -> str | None:
         """The relQuery whose next row may start now; None = no row may."""
@@ -254,26 +283,6 @@ class GatewayCore:
     def on_progress(self, now: float, call_id: CallId, tokens: int) -> None:
         """`tokens` tokens of the call, of all its sequences, have come out so far."""
         self.dispatcher.on_progress(now, call_id, tokens)
-
-    def on_prediction(
-        self,
-        now: float,
-        call_id: CallId,
-        *,
-        output_predicted: int | None = None,
-        output_upper: int | None = None,
-        urgency: int | None = None,
-    ) -> None:
-        """A prediction arrived after the call was admitted. A waiting call is ordered anew. None keeps what is known. The
-        tenant's entitlement bounds the urgency as it bounds a claim. An id that is not here is ignored."""
-        admitted = self._admitted.get(call_id)
-        if admitted is None:
-            return
-        bounded = None if urgency is None else max(urgency, admitted.draft.tenant.max_urgency)
-        admitted.call = call_records.with_prediction(
-            admitted.call, output_predicted=output_predicted, output_upper=output_upper, urgency=bounded
-        )
-        self.dispatcher.on_prediction(now, admitted.call)
 
     def on_attempt_failed(self, now: float, call_id: CallId, failure: retries.Failure) -> list[Action]:
         """An engine failed the call before its first token."""
@@ -354,6 +363,8 @@ class GatewayCore:
             if isinstance(action, core_actions.Send):
                 admitted = self._admitted.get(action.call.id)
                 if admitted is not None:
+                    if admitted.engine is None:
+                        self._waits_no_more(admitted)
                     admitted.engine, admitted.cached_tokens = action.decision.engine, action.cached_tokens
             else:
                 self._forget(now, action.call.id)
@@ -361,8 +372,17 @@ class GatewayCore:
 
     def _forget(self, now: float, call_id: CallId) -> None:
         admitted = self._admitted.pop(call_id, None)
-        if admitted is not None and admitted.call.workflow is not None:
+        if admitted is None:
+            return
+        if admitted.engine is None:
+            self._waits_no_more(admitted)
+        if admitted.call.workflow is not None:
             self.workflows.on_end(now, admitted.call.workflow, call_id, admitted.own_s, admitted.demand_s)
+        tenant, conversation = admitted.draft.facts.tenant, admitted.draft.facts.conversation
+        if conversation is not None:
+            last = self.tools.on_leave(tenant, conversation)
+            if last and admitted.context_tokens:
+                self.tools.on_away(admitted.ended_at_s, tenant, conversation, admitted.tool, admitted.context_tokens)
 
     def _learn(self, now: float, admitted: _Admitted, result: CallResult) -> None:
         call, facts = admitted.call, admitted.draft.facts
@@ -379,6 +399,8 @@ class GatewayCore:
                 output_tokens=result.output_tokens,
             ),
         )
+        if admitted.kind in self._waiting:
+            self._predict_again(now, admitted.kind)
         if result.output_tokens:
             each = max(round(result.output_tokens / call.sequences), 1)
             real = Call(
@@ -392,9 +414,43 @@ class GatewayCore:
             self.dispatcher.tenants.observe(admitted.own_s, admitted.demand_s)
             if call.group is not None:
                 self.rows.observe(call.group, self.engines.busy_part(real, admitted.cached_tokens))
+        ended_at_s = now if result.finished_at_s is None else result.finished_at_s
+        if facts.conversation is not None and result.tool is not None:
+            self._learn_tool(admitted, result.tool, result.prompt_tokens)
+            admitted.context_tokens, admitted.ended_at_s = result.prompt_tokens + result.output_tokens, ended_at_s
         if admitted.engine is not None:
-            ended_at_s = now if result.finished_at_s is None else result.finished_at_s
             self.engines.on_answer(ended_at_s, admitted.engine, call.id, result.output_tokens, streamed=result.streamed)
+
+    def _waits_no_more(self, admitted: _Admitted) -> None:
+        waiting = self._waiting.get(admitted.kind)
+        if waiting is not None:
+            waiting.pop(admitted.call.id, None)
+            if not waiting:
+                del self._waiting[admitted.kind]
+
+    def _predict_again(self, now: float, kind: output_length.Kind) -> None:
+        """Predicts some waiting calls of a kind again, those first that were predicted least recently. A call whose length
+        has changed gets its promises and its place in the queue anew, and keeps its arrival."""
+        waiting = self._waiting[kind]
+        for call_id in list(itertools.islice(waiting, PREDICTED_AGAIN)):
+            del waiting[call_id]
+            waiting[call_id] = None
+            admitted = self._admitted[call_id]
+            draft, call = admitted.draft, admitted.call
+            length = self.lengths.predict(kind, draft.facts.max_tokens, draft.prompt_tokens)
+            if max(length.expected, call.output_predicted) < CHANGED * min(length.expected, call.output_predicted):
+                continue
+            tool = tool_use.NextTool(tool=call.tool, tool_s=call.tool_s, return_tokens=call.tool_return_tokens)
+            admitted.call = promises.promise(draft, admitted.grant, length, tool, self.engines.live_kinds())
+            self.dispatcher.on_prediction(now, admitted.call)
+
+    def _learn_tool(self, admitted: _Admitted, tool: str, prompt_tokens: int) -> None:
+        facts, gap = admitted.draft.facts, admitted.gap
+        admitted.tool = tool
+        if facts.offers_tools:
+            self.tools.on_answer(admitted.kind, tool_use.NO_TOOL if gap is None else gap.tool, tool)
+        if gap is not None:
+            self.tools.observe(facts.tenant, gap, prompt_tokens)
 
 
 def used_tokens(call: Call, result: CallResult, *, otherwise: int) -> int:

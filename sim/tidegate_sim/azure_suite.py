@@ -16,15 +16,9 @@ class AzureSuite(suite.Suite):
 
     replayed: ClassVar[Sequence[str]]
     """The traces that need `--trace-file`."""
-    first_seed: ClassVar[int]
-    seeds: ClassVar[int]
 
     def seed(self, key: suite.CellKey) -> int:
         return int(key.trace.split("/")[1])
-
-    def chosen_seeds(self, options: suite.Options) -> range:
-        """The seeds of each cell. They are fixed beforehand."""
-        return range(self.first_seed, self.first_seed + (options.seeds or self.seeds))
 
     def chosen_traces(self, options: suite.Options) -> Sequence[str]:
         """The names of the traces that are asked for. Without `--trace-file` those that need it are left out, and raise

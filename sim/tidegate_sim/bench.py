@@ -116,7 +116,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--checked-share", type=_share, metavar="X", help="with a suite: cells that run on both schedulers (0.1)"
     )
-    made.add_argument("--seeds", type=_positive, metavar="N", help="with a suite that has seeds: their number (10)")
+    made.add_argument(
+        "--seeds",
+        type=_positive,
+        metavar="N",
+        help="with a suite: seeds of each cell (10, or 5 in prefix and autoscaling)",
+    )
     made.add_argument("--rates", type=_rates, metavar="R,...", help="with a suite: these loads only")
     made.add_argument("--traces", type=_names, metavar="NAMES", help="with a suite: these traces only")
     made.add_argument("--parts", type=_names, metavar="NAMES", help="with a suite that has parts: these parts only")

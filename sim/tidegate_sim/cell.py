@@ -20,6 +20,7 @@ from tidegate_policy.cost import CostModel
 from tidegate_policy.dispatch import core_actions, engine_table, prompt_blocks
 from tidegate_policy.engine import session_hold
 from tidegate_policy.model import CallId, DropReason, EngineId, WorkflowId
+from tidegate_policy.predict import tool_use
 from tidegate_policy.predict.output_length import CHARACTERS_PER_TOKEN
 from tidegate_policy.steer import steering_loop
 from tidegate_sim import beliefs, engine_limits, engine_models, history, perception, virtual_steering, virtual_time
@@ -246,6 +247,7 @@ class Cell:
             prompt_tokens=item.prompt_tokens,
             output_tokens=item.output_tokens,
             finished_at_s=now,
+            tool=tool_use.NO_TOOL if item.tool is None else item.tool.name,
         )
         self._carry_out(self.core.on_end(now, call_id, result))
         group = _group(item)
@@ -374,6 +376,7 @@ def _facts(item: TraceCall, group_size: int) -> promises.CallFacts:
         group_size=group_size,
         blocks=prompt_blocks.chain((MODEL,), prompt_blocks.of_parts(item.prefix)) if item.prefix else (),
         block_share=prompt_blocks.TRACE_BLOCK_TOKENS / item.prompt_tokens,
+        offers_tools=True,
     )
 
 

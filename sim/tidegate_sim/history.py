@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from tidegate_policy import cost, gateway_core
 from tidegate_policy.model import Call, CallId
-from tidegate_policy.predict.output_length import CHARACTERS_PER_TOKEN, LengthObservation
+from tidegate_policy.predict import output_length, tool_use
 from tidegate_sim.trace_format import TraceCall
 
 
@@ -17,20 +17,42 @@ def learn(
 ) -> None:
     """Shows the core `calls`, whose workflows have finished, on a pool of engines with the cost models `models`."""
     rest_s = _rest_s(calls, models)
+    called = {call.id: call for call in calls}
     for call in calls:
         second = (call.stage or "main") if call.workflow else call.slo_class
         core.lengths.observe(
             (call.tenant, second, model),
-            LengthObservation(
-                characters=round(call.prompt_tokens * CHARACTERS_PER_TOKEN),
+            output_length.LengthObservation(
+                characters=round(call.prompt_tokens * output_length.CHARACTERS_PER_TOKEN),
                 messages=0,
                 sequences=1,
                 prompt_tokens=call.prompt_tokens,
                 output_tokens=call.output_tokens,
             ),
         )
+        _learn_tool(core, call, called.get(call.after[0]) if call.after else None, (call.tenant, second, model))
         if call.workflow:
             core.remaining_work.observe((call.tenant, second), rest_s[call.id])
+
+
+def _learn_tool(
+    core: gateway_core.GatewayCore, call: TraceCall, before: TraceCall | None, kind: output_length.Kind
+) -> None:
+    """The tool that `call` invokes, and the time and the return of the one between `before` and `call`."""
+    if call.session is None:
+        return
+    core.tools.on_answer(kind, _tool(before), _tool(call))
+    if before is not None and before.tool is not None:
+        context = before.prompt_tokens + before.output_tokens
+        core.tools.on_away(0.0, call.tenant, call.session, before.tool.name, context)
+        gap = core.tools.on_arrival(before.tool.duration_s, call.tenant, call.session)
+        core.tools.on_leave(call.tenant, call.session)
+        if gap is not None:
+            core.tools.observe(call.tenant, gap, call.prompt_tokens)
+
+
+def _tool(call: TraceCall | None) -> str:
+    return tool_use.NO_TOOL if call is None or call.tool is None else call.tool.name
 
 
 def _rest_s(calls: Iterable[TraceCall], models: Sequence[cost.CostModel]) -> dict[str, float]:

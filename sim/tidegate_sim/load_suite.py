@@ -64,9 +64,6 @@ class LoadSuite(suite.Suite):
     capacity_rows: ClassVar[Sequence[str] | None] = None
     """The rows that measure the capacity; None = those of the sustained rates. Rows that finish cheap units first while the
     others pile up would measure too much."""
-    seeds: ClassVar[int] = 10
-    first_seed: ClassVar[int]
-    """Seeds are fixed beforehand: `first_seed`, and the numbers after it."""
     headline: ClassVar[str]
     """The figure that the paper compares; smaller is better."""
     shown: ClassVar[Mapping[str, str]]
@@ -148,7 +145,7 @@ class LoadSuite(suite.Suite):
             "scheduler": checks.report(),
             "settings": {
                 "count": {name: options.workflows or found.count or self.count for name, found in chosen.items()},
-                "seeds": list(self._seeds(options)),
+                "seeds": list(self.chosen_seeds(options)),
                 "rows": {name: asdict(found) for name, found in self.rows.items()},
             },
             "notes": list(self.notes),
@@ -176,9 +173,6 @@ class LoadSuite(suite.Suite):
     def _main_rows(self) -> list[str]:
         return [name for name in self.rows if name not in self.sensitivity]
 
-    def _seeds(self, options: suite.Options) -> range:
-        return range(self.first_seed, self.first_seed + (options.seeds or self.seeds))
-
     def _keys(
         self, options: suite.Options, workload: str, rate: float, rows: Sequence[str]
     ) -> dict[str, list[suite.CellKey]]:
@@ -198,7 +192,7 @@ class LoadSuite(suite.Suite):
                     workflows=count,
                     scheduler=options.scheduler,
                 )
-                for seed in self._seeds(options)
+                for seed in self.chosen_seeds(options)
             ]
             for name in rows
         }

@@ -16,7 +16,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
 from tidegate_policy.model import Call
-from tidegate_sim import realtime, responses_double, sim_request
+from tidegate_sim import embeddings_double, realtime, responses_double, sim_request
 
 VERSION = "0.32.0+tidegate.sim"
 _FILLER = (
@@ -51,6 +51,7 @@ class SimulatedEngine:
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._completion),
                 web.post("/v1/responses", self._response),
+                web.post("/v1/embeddings", self._embeddings),
                 web.get("/v1/models", self._models),
                 web.get("/health", self._health),
                 web.get("/version", self._version),
@@ -81,6 +82,15 @@ class SimulatedEngine:
             async for event in responses_double.events(head, parsed, words):
                 await response.write(event)
         return response
+
+    async def _embeddings(self, request: web.Request) -> web.StreamResponse:
+        try:
+            parsed = embeddings_double.parse(await request.read(), models=self.identity.models)
+        except sim_request.BadRequest as error:
+            return _rejection(error)
+        async for index, _ in self.engine.generate(parsed.calls, 1):
+            self._metrics.on_prompt(parsed.calls[index])
+        return web.json_response(body=orjson.dumps(embeddings_double.answer(parsed)))
 
     async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         try:
@@ -160,8 +170,11 @@ class _Metrics:
     def on_token(self, call: Call, done: int, elapsed_s: float) -> None:
         self._tokens.inc()
         if done == 1:
-            self._prompt.inc(call.prompt_tokens)
+            self.on_prompt(call)
             self._ttft.observe(elapsed_s)
+
+    def on_prompt(self, call: Call) -> None:
+        self._prompt.inc(call.prompt_tokens)
 
     def expose(self) -> bytes:
         return exposition.generate_latest(self._registry)

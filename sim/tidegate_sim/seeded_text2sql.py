@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from typing import ClassVar
 
 from tidegate_sim import suite, text2sql_workflows
 from tidegate_sim.trace_format import TraceCall
@@ -11,13 +10,12 @@ from tidegate_sim.trace_format import TraceCall
 class SeededText2Sql(suite.Suite):
     """A suite whose trace has its seed as its name."""
 
-    first_seed: ClassVar[int]
-    """Seeds are fixed beforehand: `first_seed`, and the numbers after it."""
-    trace_count: ClassVar[int] = 5
-
     @property
     def traces(self) -> Sequence[str]:
-        return tuple(str(self.first_seed + index) for index in range(self.trace_count))
+        return self.chosen_traces(suite.Options())
+
+    def chosen_traces(self, options: suite.Options) -> Sequence[str]:
+        return options.traces or tuple(map(str, self.chosen_seeds(options)))
 
     def trace(self, key: suite.CellKey) -> Sequence[TraceCall]:
         rng = random.Random(int(key.trace))

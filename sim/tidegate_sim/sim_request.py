@@ -8,6 +8,7 @@ import asyncio
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -53,19 +54,11 @@ class BadRequest(ValueError):
 
 def parse(body: bytes, *, chat: bool, models: Sequence[str]) -> SimRequest:
     """The request in `body`, to an engine that serves `models`, of which the first is the default. Raises `BadRequest`."""
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise BadRequest("the body must be a JSON object")
-    model = fields.get("model") or models[0]
-    if model not in models:
-        raise BadRequest(f"this engine serves {', '.join(map(repr, models))}, not {model!r}", param="model")
-    lengths = [_chat_tokens(fields.get("messages"))] if chat else _prompt_lengths(fields.get("prompt"))
-    limit = _at_least_1(fields, "max_completion_tokens") if chat else None
+    fields, model = of_model(body, models)
+    lengths = [_chat_tokens(fields.get("messages"))] if chat else prompt_lengths(fields.get("prompt"))
+    limit = at_least_1(fields, "max_completion_tokens") if chat else None
     if limit is None:
-        limit = _at_least_1(fields, "max_tokens")
+        limit = at_least_1(fields, "max_tokens")
     choices = _choices(fields)
     if len(lengths) * choices > MAX_CHOICES:
         raise BadRequest(f"an answer has at most {MAX_CHOICES} choices", param="n")
@@ -104,15 +97,30 @@ def parse(body: bytes, *, chat: bool, models: Sequence[str]) -> SimRequest:
     )
 
 
+def of_model(body: bytes, models: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """The fields of a body, and the model that it names or the first one. Raises `BadRequest`."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise BadRequest("the body must be a JSON object")
+    model = fields.get("model") or models[0]
+    if model not in models:
+        raise BadRequest(f"this engine serves {', '.join(map(repr, models))}, not {model!r}", param="model")
+    return fields, model
+
+
 def _choices(fields: dict[str, object]) -> int:
-    choices = _at_least_1(fields, "n") or 1
+    choices = at_least_1(fields, "n") or 1
     temperature = fields.get("temperature")
     if choices > 1 and isinstance(temperature, int | float) and temperature < GREEDY:
         raise BadRequest(f"n must be 1 when using greedy sampling, got {choices}.")
     return choices
 
 
-def _at_least_1(fields: dict[str, object], name: str) -> int | None:
+def at_least_1(fields: dict[str, Any], name: str) -> int | None:
+    """The whole number in the field `name`; None if it is absent. Raises `BadRequest`."""
     value = fields.get(name)
     if value is None:
         return None
@@ -129,19 +137,20 @@ def _chat_tokens(messages: object) -> int:
     return sum(_tokens(message.get("content") or "") for message in messages) or 1
 
 
-def _prompt_lengths(prompt: object) -> list[int]:
-    """Tokens of each prompt: a text, a list of token ids, or a list of either."""
-    prompts = prompt if isinstance(prompt, list) and not _is_ids(prompt) else [prompt]
-    if not prompts or not all((isinstance(item, str) and item) or _is_ids(item) for item in prompts):
-        raise BadRequest("prompt must be a text, token ids, or a list of either, and not empty", param="prompt")
+def prompt_lengths(prompt: object, name: str = "prompt") -> list[int]:
+    """Tokens of each prompt in the field `name`: a text, a list of token ids, or a list of either. Raises `BadRequest`."""
+    prompts = prompt if isinstance(prompt, list) and not is_ids(prompt) else [prompt]
+    if not prompts or not all((isinstance(item, str) and item) or is_ids(item) for item in prompts):
+        raise BadRequest(f"{name} must be a text, token ids, or a list of either, and not empty", param=name)
     return [max(_tokens(item), 1) for item in prompts]
 
 
-def _is_ids(prompt: object) -> bool:
+def is_ids(prompt: object) -> bool:
+    """Whether a prompt is a list of token ids."""
     return isinstance(prompt, list) and bool(prompt) and all(isinstance(token, int) for token in prompt)
 
 
 def _tokens(content: object) -> int:
-    if _is_ids(content):
-        return len(content)  # type: ignore[arg-type]  # a list, which `_is_ids` has seen
+    if is_ids(content):
+        return len(content)  # type: ignore[arg-type]  # a list, which `is_ids` has seen
     return len(content if isinstance(content, str) else orjson.dumps(content)) // CHARACTERS_A_TOKEN

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import EngineId
@@ -37,7 +38,7 @@ class Options:
     rates: Sequence[float] | None = None
     traces: Sequence[str] | None = None
     seeds: int | None = None
-    """Seeds of each cell, in suites that have seeds; None = the suite's own number."""
+    """Seeds of each cell; None = the suite's own number."""
     parts: Sequence[str] | None = None
     """Parts of the run, in suites that have parts; None = all."""
     trace_file: Path | None = None
@@ -112,6 +113,10 @@ class Suite(ABC):
 
     parts: Sequence[str] = ()
     """The parts of a run that the command line can choose."""
+    seeds: ClassVar[int] = 10
+    """Seeds of each cell, unless the command line says otherwise. A suite with fewer says why."""
+    first_seed: ClassVar[int]
+    """Seeds are fixed beforehand: `first_seed`, and the numbers after it."""
 
     @property
     @abstractmethod
@@ -138,6 +143,14 @@ class Suite(ABC):
     def learned_from(self) -> Sequence[TraceCall]:
         """The trace that the gateway has learned from before the run; none of the cells runs it."""
         return ()
+
+    def chosen_seeds(self, options: Options) -> range:
+        """The seeds of each cell."""
+        return range(self.first_seed, self.first_seed + (options.seeds or self.seeds))
+
+    def chosen_traces(self, options: Options) -> Sequence[str]:
+        """The names of the traces that are asked for. Raises `BadTrace` for one that cannot be read."""
+        return options.traces or self.traces
 
     def seed(self, key: CellKey) -> int:
         """The seed of the gateway's random source."""
@@ -184,7 +197,7 @@ class Suite(ABC):
             for pool, pool_rates in rates.items()
             for rate in pool_rates
             for row in self.rows
-            for trace in options.traces or self.traces
+            for trace in self.chosen_traces(options)
         ]
 
 

@@ -174,12 +174,20 @@ async def test_metrics_are_served_in_prometheus_format(up: Any) -> None:
             'tidegate_requests_total{class="none",outcome="ok"} 1.0',
             'tidegate_queue_depth{class="none"} 0.0',
             "tidegate_request_e2e_seconds_bucket",
-            "tidegate_alpha 0.2",
             'tidegate_policy_info{policy="urgency"} 1.0',
             "tidegate_engine_backlog_seconds",
             "tidegate_dispatch_seconds_count 1.0",
         ):
             assert name in page, name
+
+
+@pytest.mark.parametrize(("rule", "alpha"), [("least-delay", None), ("score", 0.2)])
+async def test_alpha_is_shown_only_while_the_dispatch_rule_reads_it(up: Any, rule: str, alpha: float | None) -> None:
+    async with fake_engine.engine() as engine, up(engine, dispatch={"rule": rule}) as client:
+        async with client.http.get(client.url + "/metrics") as response:
+            page = await response.text()
+        assert ('tidegate_alpha{rule="score"} 0.2' in page) == ("\ntidegate_alpha{" in page) == (alpha is not None)
+        assert client.state()["dispatch"]["alpha"] == alpha
 
 
 def test_every_metric_is_documented() -> None:

@@ -112,10 +112,11 @@ CASES = (
     ),
     Case(
         alert="TidegateNoEngines",
-        fires=_one("tidegate_alpha", "0.2x100") | _one("tidegate_engine_up", "0x100", ',engine="a"'),
+        fires=_one("tidegate_policy_info", "1x100", ',policy="edf"')
+        | _one("tidegate_engine_up", "0x100", ',engine="a"'),
         silent=(
-            _one("tidegate_alpha", "0.2x100") | _one("tidegate_engine_up", "1x100", ',engine="a"'),
-            _one("tidegate_alpha", "0.2x100")
+            _one("tidegate_policy_info", "1x100", ',policy="edf"') | _one("tidegate_engine_up", "1x100", ',engine="a"'),
+            _one("tidegate_policy_info", "1x100", ',policy="edf"')
             | _one("tidegate_operator_engines_desired", "0x100", ',node_pool="a"'),  # scaled to zero
         ),
         labels=IN_POOL,

@@ -7,9 +7,9 @@ from tidegate_operator import gateway_admin
 from tidegate_policy.steer import steering_loop
 
 
-def state(policy="edf", source="settings", left_s=None):
+def state(policy="edf", source="settings", left_s=None, alpha=0.3):
     stated = {"name": policy, "source": source, "reason": "busy", "left_s": left_s}
-    return {"policy": stated, "dispatch": {"rule": "score", "alpha": 0.3, "beta": 1.0}}
+    return {"policy": stated, "dispatch": {"rule": "score", "alpha": alpha, "beta": 1.0}}
 
 
 class Gateway:
@@ -61,6 +61,12 @@ async def test_a_policy_set_by_a_person_is_an_override(gateway, admin):
     gateway.answer = state("priority", "override")
     assert await admin.override() == steering_loop.Override(policy="priority", reason="busy")
     assert admin.alpha == 0.3
+
+
+async def test_a_gateway_whose_dispatch_rule_reads_no_alpha_reports_none(gateway, admin):
+    gateway.answer = state("priority", "override", alpha=None)
+    assert await admin.override() == steering_loop.Override(policy="priority", reason="busy")
+    assert admin.alpha is None
 
 
 @pytest.mark.parametrize("source", ["settings", "steered"])

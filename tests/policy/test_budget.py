@@ -123,3 +123,15 @@ def test_an_undeclared_predecessor_is_named() -> None:
 def test_a_long_chain_does_not_exhaust_the_stack() -> None:
     stages = [stage("s0", 1.0)] + [stage(f"s{i}", 1.0, f"s{i - 1}") for i in range(1, 5000)]
     assert budget.of_call(0.0, workflow(*stages), "s0").rest_s == 4999.0
+
+
+@given(flow=dags(), waits=st.integers(0, 7), ends=st.integers(0, 7), now=st.floats(0, 100))
+def test_the_end_of_a_stage_that_is_not_behind_a_waiting_call_leaves_its_budget(
+    flow: Workflow, waits: int, ends: int, now: float
+) -> None:
+    count = len(flow.stages)
+    waiting, ended = flow.stages[waits % count].name, flow.stages[ends % count].name
+    behind = any(ended in path[path.index(waiting) :] for path in paths(flow) if waiting in path)
+    after = replace(flow, stages=tuple(replace(s, done=s.done or s.name == ended) for s in flow.stages))
+    if not behind:
+        assert budget.of_call(now, after, waiting) == budget.of_call(now, flow, waiting)

@@ -5,13 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from tidegate_policy import cost, policies
+from tidegate_policy import cost, gateway_core, policies
 from tidegate_policy.admit import outliers
 from tidegate_policy.admit.entitlements import SloClass, Tenant
 from tidegate_policy.admit.promises import CallFacts, Claims
 from tidegate_policy.admit.retries import Failure
+from tidegate_policy.dispatch import rules
 from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.engine_table import EngineFacts, Health
+from tidegate_policy.dispatch.routing import DispatchSettings
 from tidegate_policy.dispatch.waiting_limits import Limits
 from tidegate_policy.gateway_core import (
     CallResult,
@@ -178,23 +180,69 @@ def test_a_doubtful_engine_gets_calls_only_while_every_engine_is_doubtful() -> N
 # Late predictions.
 
 
-def test_a_late_prediction_moves_a_waiting_call() -> None:
+def test_a_waiting_call_is_ordered_anew_when_its_predicted_length_has_changed() -> None:
     made = core(engines=1, max_inflight=1, policy="sjf")
-    for name in ("out", "first", "second"):
-        arrived(made, name)
-    made.on_prediction(0.1, CallId("second"), output_predicted=3)
-    assert [call.id for call in made.dispatcher.waiting_calls()] == ["second", "first"]
-    (send,) = made.on_end(0.2, CallId("out"), CallResult(ok=False))
-    assert (send.call.id, send.call.output_predicted) == ("second", 3)
+    arrived(made, "out", slo_class="new")
+    arrived(made, "known", slo_class="known")  # predicted with the default of 128 tokens too
+    waiting = arrived(made, "of the new kind", slo_class="new")
+    assert waiting == []
+    (send,) = made.on_end(1.0, CallId("out"), answered(3))
+    assert isinstance(send, Send)
+    assert (send.call.id, send.call.output_predicted) == ("of the new kind", 3)
 
 
-def test_a_predicted_urgency_is_bounded_by_the_tenants_entitlement() -> None:
-    made = core(engines=1, max_inflight=1, policy="priority", tenants=(Tenant(name="vip", max_urgency=1),))
+def test_a_new_prediction_keeps_the_arrival_and_makes_the_promise_anew() -> None:
+    made = core(engines=1, max_inflight=1, policy="edf", classes=(SloClass(name="chat", ttft_s=1.0, tpot_s=0.1),))
+    arrived(made, "out", slo_class="chat")
+    arrived(made, "waits", 2.0, slo_class="chat")
+    (before,) = made.dispatcher.waiting_calls()
+    made.on_engine(3.0, EngineFacts(id=EngineId("e0"), cost=COST, health=Health.DOWN))
+    made.on_end(3.0, CallId("out"), answered(10))
+    (after,) = made.dispatcher.waiting_calls()
+    assert (before.arrived_at_s, before.output_predicted, before.due_at_s) == (2.0, 128, pytest.approx(15.8))
+    assert (after.arrived_at_s, after.output_predicted, after.due_at_s) == (2.0, 10, pytest.approx(4.0))
+
+
+def test_a_small_change_of_a_prediction_moves_no_call() -> None:
+    made = core(engines=1, max_inflight=1, policy="sjf")
     arrived(made, "out")
-    for tenant in ("plain", "vip"):
-        arrived(made, tenant, tenant=tenant)
-        made.on_prediction(0.1, CallId(tenant), urgency=0)
-    assert [(call.id, call.urgency) for call in made.dispatcher.waiting_calls()] == [("vip", 1), ("plain", 2)]
+    arrived(made, "waits")
+    (before,) = made.dispatcher.waiting_calls()
+    made.on_engine(3.0, EngineFacts(id=EngineId("e0"), cost=COST, health=Health.DOWN))
+    made.on_end(3.0, CallId("out"), answered(100))
+    assert made.dispatcher.waiting_calls() == [before]
+
+
+def test_an_answer_predicts_few_waiting_calls_again_and_all_in_turn() -> None:
+    count = 3 * gateway_core.PREDICTED_AGAIN
+    limits = Limits(max_waiting=1000, share_among_tenants=False)
+    made = core(engines=1, max_inflight=1, policy="fcfs", limits=limits)
+    for index in range(count + 3):
+        arrived(made, f"call {index}")
+    seen = []
+    for index in range(3):
+        made.on_end(1.0, CallId(f"call {index}"), answered(10))
+        seen.append(sum(call.output_predicted == 10 for call in made.dispatcher.waiting_calls()))
+    assert seen == [gateway_core.PREDICTED_AGAIN - 1, 2 * gateway_core.PREDICTED_AGAIN - 2, count - 3]
+
+
+def test_a_prediction_that_its_driver_replaced_is_left_alone() -> None:
+    made = core(engines=1, max_inflight=1)
+    arrived(made, "out")
+    made.on_arrival(0.0, replace(promised(made, given=facts("known")), output_predicted=999))
+    made.on_engine(3.0, EngineFacts(id=EngineId("e0"), cost=COST, health=Health.DOWN))
+    made.on_end(3.0, CallId("out"), answered(10))
+    assert [call.output_predicted for call in made.dispatcher.waiting_calls()] == [999]
+
+
+def test_no_call_that_left_is_remembered_as_waiting() -> None:
+    made = core(engines=1, max_inflight=1, limits=Limits(ttl_s=5.0))
+    for name in ("out", "cancelled", "expired"):
+        arrived(made, name)
+    made.on_cancel(1.0, CallId("cancelled"))
+    made.on_tick(6.0)
+    made.on_end(7.0, CallId("out"), answered(10))
+    assert not made._waiting
 
 
 # Learning.
@@ -206,6 +254,57 @@ def test_lengths_follow_the_answers_of_the_same_kind() -> None:
         arrived(made, str(index), tenant="t")
         made.on_end(1.0, CallId(str(index)), answered(7))
     assert promised(made, given=facts("next", tenant="t")).output_predicted == 7
+
+
+def agent_turn(
+    made: GatewayCore, name: str, now: float, *, tool: str | None, prompt: int = 100, **more: object
+) -> Call:
+    """A call of an agent's session, from its arrival to an answer of one second that invokes `tool`."""
+    call = promised(made, now, facts(name, **{"tenant": "t", "session": "s", "offers_tools": True, **more}))
+    made.on_arrival(now, call)
+    made.on_end(now + 1.0, call.id, answered(20, prompt_tokens=prompt, tool=tool))
+    return call
+
+
+def test_the_tool_after_a_call_is_learned_from_answers_and_from_the_returns_of_sessions() -> None:
+    made = core()
+    for index in range(
+        4
+    ):  # each answer invokes a tool of 4 s that returns 30 tokens, and the next one ends the session
+        first = agent_turn(made, f"first {index}", 100.0 * index, tool="search", session=f"s{index}")
+        last = agent_turn(made, f"last {index}", 100.0 * index + 5.0, tool="", prompt=150, session=f"s{index}")
+    assert (first.tool, first.tool_s, first.tool_return_tokens) == ("search", 4.0, 30)
+    assert (last.tool, last.tool_s, last.tool_return_tokens) == (None, None, 0), "nothing follows it"
+    other = promised(made, 900.0, facts("other", tenant="u", session="s", offers_tools=True))
+    without_tools = promised(made, 900.0, facts("without", tenant="t", session="v"))
+    single = promised(made, 900.0, facts("single", tenant="t", offers_tools=True))
+    assert (other.tool, without_tools.tool, single.tool) == (None, None, None)
+
+
+def test_an_answer_that_nothing_read_teaches_no_tool() -> None:
+    made = core()
+    for index in range(8):
+        call = agent_turn(made, str(index), 10.0 * index, tool=None)
+    assert call.tool is None
+    assert not made.tools._names
+
+
+def test_the_calls_of_a_workflow_without_sessions_learn_tools_too() -> None:
+    made = core()
+    for index in range(4):
+        names = {"session": None, "workflow": f"w{index}"}
+        call = agent_turn(made, f"a {index}", 100.0 * index, tool="search", **names)
+        agent_turn(made, f"b {index}", 100.0 * index + 3.0, tool="", prompt=120, **names)
+    assert (call.tool, call.tool_s) == ("search", 2.0)
+
+
+def test_calls_that_end_in_any_way_leave_nothing_of_their_session() -> None:
+    made = core(engines=1, max_inflight=1, limits=Limits(max_waiting=1))
+    for name in ("out", "waits", "shed"):
+        arrived(made, name, session="s")
+    made.on_cancel(1.0, CallId("waits"))
+    made.on_end(1.0, CallId("out"), CallResult(ok=False))
+    assert not made.tools._running
 
 
 def test_what_engines_cost_follows_their_answers_where_that_is_turned_on_or_they_have_no_profile() -> None:
@@ -243,14 +342,13 @@ def test_service_is_counted_by_tenant_and_weight() -> None:
     assert made.tenant_service.shares(0.0) == pytest.approx({"heavy": 0.25, "light": 0.75})
 
 
-def test_a_group_knows_where_its_calls_are_until_they_end() -> None:
-    made = core(engines=1)
-    for name in "ab":
-        arrived(made, name, group="q", group_size=2)
-    assert made.dispatcher.group_at("q") == {"e0": 2}
-    for name in "ab":
-        made.on_end(1.0, CallId(name), answered())
-    assert made.dispatcher.group_at("q") == {}
+def test_alpha_and_beta_are_shown_only_where_the_dispatch_rule_reads_them() -> None:
+    shown = {}
+    for rule in rules.RULES:
+        dispatcher = core(dispatch=DispatchSettings(rule=rule, alpha=0.3, beta=2.0)).dispatcher
+        shown[rule] = (dispatcher.alpha, dispatcher.beta)
+    assert shown.pop("score") == (0.3, 2.0)
+    assert set(shown.values()) == {(None, None)}
 
 
 @pytest.mark.parametrize("policy", sorted(policies.POLICIES))

@@ -1,13 +1,15 @@
 """Small parts of the suites about learned costs, workflow admission and floods."""
 
+import json
 import math
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tidegate_policy.model import EngineId
-from tidegate_sim import beliefs, cell, pools, text2sql_workflows
+from tidegate_sim import beliefs, bench, cell, pools, suite, suites, text2sql_workflows
 from tidegate_sim.suites import admission, costs, flood
 
 POOL = pools.pool("hetero-1")
@@ -68,3 +70,30 @@ def test_a_flood_of_one_tenant_hardly_delays_the_others() -> None:
     quiet_s, flooded_s = p95_s("801", "shares by tenant"), p95_s("801-flood", "shares by tenant")
     assert flooded_s < 1.5 * quiet_s
     assert p95_s("801-flood", "no shares") > 2 * flooded_s
+
+
+@pytest.mark.parametrize("name", suites.NAMES)
+def test_every_suite_has_the_number_of_seeds_that_is_asked_for(name: str) -> None:
+    chosen = suites.load(name)
+    own = {"prefix": 5, "autoscaling": 5}.get(name, 10)
+    for seeds, count in ((None, own), (2, 2), (12, 12)):
+        assert len(chosen.chosen_seeds(suite.Options(seeds=seeds))) == count
+
+
+@pytest.mark.parametrize("name", ["flood", "costs", "admission"])
+def test_a_suite_whose_traces_are_seeds_runs_one_trace_for_each(name: str) -> None:
+    chosen = suites.load(name)
+    for seeds in (1, 3, 12):
+        options = suite.Options(seeds=seeds)
+        traces = {key.trace for key in chosen.keys(options, chosen.loads(options))}
+        assert {int(trace.partition("-")[0]) for trace in traces} == set(chosen.chosen_seeds(options))
+    named = suite.Options(seeds=3, traces=[chosen.traces[0]])
+    assert {key.trace for key in chosen.keys(named, chosen.loads(named))} == {chosen.traces[0]}
+
+
+def test_the_command_line_says_how_many_seeds_a_flood_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["flood", "--seeds", "2", "--rates", "0.2", "--jobs", "1", "--checked-share", "0", "--json"]
+    assert bench.main([*words, "--out", str(tmp_path)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["traces"] == ["801", "801-flood", "802", "802-flood"]
+    assert report["scheduler"]["cells"] == 8

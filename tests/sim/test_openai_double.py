@@ -360,3 +360,28 @@ async def test_a_required_tool_is_called_whole_and_streamed(rig: Rig) -> None:
     await client.close()
     assert calls[0].function.name == "weather"
     assert json.loads("".join(part.function.arguments for part in calls)) == {"city": "simulated"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "dimensions": 1_000_000}, "dimensions"),
+        ({"input": "a", "model": "other"}, "model"),
+    ],
+)
+async def test_wrong_requests_for_embeddings_name_their_field(rig: Rig, fields: dict[str, object], param: str) -> None:
+    status, answer = await rig.ask("/v1/embeddings", **fields)
+    assert (status, answer["error"]["param"]) == (400, param)  # type: ignore[index]
+
+
+async def test_an_embedding_takes_the_time_of_its_prompt(rig: Rig) -> None:
+    status, answer = await rig.ask("/v1/embeddings", input=["a city", [1, 2, 3]])
+    assert (status, len(answer["data"]), rig.engine.running) == (200, 2, 0)  # type: ignore[arg-type]
+    assert answer["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+    async with rig.http.get(rig.url + "/metrics") as response:
+        page = await response.text()
+    assert 'vllm:prompt_tokens_total{engine="0",model_name="m"} 4.0' in page
+    assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 0.0' in page

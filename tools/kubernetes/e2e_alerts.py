@@ -64,7 +64,7 @@ class Alerts:
         pods = folder / PODS
         pods.write_text("[]")
         self._cluster.node.run("prometheus", [_program("prometheus"), *words], self._answers)
-        wanted = ("tidegate_alpha", "vllm:num_requests_running", "tidegate_operator_active")
+        wanted = ("tidegate_policy_info", "vllm:num_requests_running", "tidegate_operator_active")
 
         def found() -> bool:
             pods.write_text(json.dumps(_targets(self._cluster)))

@@ -32,8 +32,8 @@ POOL = Dashboard(
     uid="tidegate-pool",
     title="Tidegate / Pool",
     variables=(
-        Variable(name="namespace", query="label_values(tidegate_alpha, namespace)"),
-        Variable(name="pool", query='label_values(tidegate_alpha{namespace="$namespace"}, pool)'),
+        Variable(name="namespace", query="label_values(tidegate_policy_info, namespace)"),
+        Variable(name="pool", query='label_values(tidegate_policy_info{namespace="$namespace"}, pool)'),
     ),
     annotations=(
         Annotation(

@@ -46,7 +46,7 @@ POOLS = (
     ),
     rule_model.Alert(
         name="TidegateNoEngines",
-        expr="count by (namespace, pool) (tidegate_alpha)"
+        expr="count by (namespace, pool) (tidegate_policy_info)"
         " unless count by (namespace, pool) (tidegate_engine_up == 1)"
         " unless sum by (namespace, pool) (tidegate_operator_engines_desired) == 0",
         severity="critical",

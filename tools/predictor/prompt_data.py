@@ -4,6 +4,7 @@ import collections
 import csv
 import gzip
 import json
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,3 +130,85 @@ def lengths(data: Path) -> dict[str, Sequence[Length]]:
 
 def _length(kind: str, prompt: Any, output: Any, text: str = "") -> Length:
     return Length(kind=kind, prompt_tokens=max(int(prompt), 1), output_tokens=max(int(output), 1), text=text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolTurn:
+    """A call of a session, and the tool after it."""
+
+    tool: str
+    """Empty = the answer invokes none."""
+    seconds: float | None = None
+    """Until the session returns; None = not published, or the session does not return."""
+    returned: int = 0
+    """Tokens by which the prompt grew beyond the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSession:
+    """The calls of a session, in their order."""
+
+    id: str
+    kind: str
+    """What a gateway knows of the calls before they run: their class or stage."""
+    turns: Sequence[ToolTurn]
+
+
+def tool_sessions(data: Path) -> dict[str, list[ToolSession]]:
+    """Sessions with tools by source."""
+    merged: dict[str, list[dict[str, str]]] = {}
+    with gzip.open(data / "augmented_merge" / "segments.csv.gz", "rt") as file:
+        for row in csv.DictReader(file):
+            merged.setdefault(row["request_id"], []).append(row)
+    mixed = random.Random(1).sample(list(merged.items()), len(merged))  # the file is sorted by tool
+    found = {
+        source: [
+            ToolSession(id=name, kind=rows[0]["tool"] if told else "", turns=[_segment(row) for row in rows])
+            for name, rows in mixed
+        ]
+        for source, told in (("tool sessions, a class for each tool", True), ("tool sessions, one class", False))
+    }
+    found["ToolBench runs, by split"] = [
+        ToolSession(id=row["id"], kind=row["split"], turns=[*map(_named, _tools(row)), ToolTurn(tool="")])
+        for row in lines(data / "tool_prompts" / "toolbench_gpt35_cot_traces.jsonl.gz")
+    ]
+    coding: dict[str, list[Any]] = collections.defaultdict(list)
+    for row in lines(data / "agentic_traces" / "exgentic_swebench_claude_code.jsonl.gz"):
+        coding[row["session_id"]].append(row)
+    found["coding sessions, names not published"] = [
+        ToolSession(id=name, kind="", turns=_gaps(sorted(rows, key=lambda row: float(row["start_time_s"]))))
+        for name, rows in coding.items()
+    ]
+    return found
+
+
+def _segment(row: dict[str, str]) -> ToolTurn:
+    if not row["api_time_s"]:
+        return ToolTurn(tool="")
+    return ToolTurn(tool=row["tool"], seconds=float(row["api_time_s"]), returned=int(row["api_return_tokens"] or 0))
+
+
+def _tools(row: Any) -> Iterator[str]:
+    """The names of the tools of a run, from the printed calls in its answer."""
+    nodes = list(row["answer"]["answer_details"])
+    while nodes:
+        node = nodes.pop(0)
+        if node["role"] == "tool" and node["message"].startswith("{'name': '"):
+            yield node["message"].split("'")[3]
+        nodes = list(node["next"][:1])
+
+
+def _named(tool: str) -> ToolTurn:
+    return ToolTurn(tool=tool)
+
+
+def _gaps(rows: Sequence[Any]) -> list[ToolTurn]:
+    """Calls that overlap the next one have no gap: a gateway sees that they run side by side."""
+    turns = []
+    for row, following in zip(rows, [*rows[1:], None], strict=True):
+        tool = "a tool" if row["finish_reasons"] == ["tool_calls"] else ""
+        gap_s = None if following is None else float(following["start_time_s"]) - float(row["end_time_s"])
+        used = int(row["input_tokens"] or 0) + int(row["output_tokens"] or 0)
+        grown = 0 if following is None else max(int(following["input_tokens"] or 0) - used, 0)
+        turns.append(ToolTurn(tool=tool, seconds=gap_s if gap_s is not None and gap_s >= 0 else None, returned=grown))
+    return turns

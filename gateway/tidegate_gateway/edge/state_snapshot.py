@@ -71,8 +71,8 @@ def summary(gateway: running_gateway.Gateway) -> dict[str, Any]:
         "policy": policy(gateway),
         "dispatch": {
             "rule": dispatcher.settings.rule,
-            "alpha": dispatcher.settings.alpha,
-            "beta": dispatcher.settings.beta,
+            "alpha": dispatcher.alpha,
+            "beta": dispatcher.beta,
             "cap": gateway.settings.dispatch.cap,
         },
         "calls": {"waiting": dispatcher.waiting, "out": dispatcher.inflight},

@@ -108,6 +108,7 @@ class Admission:
             group_size=request.group_size,
             blocks=prefix.blocks,
             block_share=prefix.share,
+            offers_tools=request.offers_tools,
         )
         try:
             record.has_target = self._core.has_target(facts)

@@ -114,7 +114,12 @@ class EngineClient:
         if connection.status >= 500 and connection.status != ABSENT:
             raise error_table.EngineTrouble(f"the engine answered {connection.status}")
         dialect, size = request.endpoint.stream, request.size
-        meter = event_stream.Meter(endpoint=request.endpoint, choices=size.choices, max_tokens=size.max_tokens)
+        meter = event_stream.Meter(
+            endpoint=request.endpoint,
+            choices=size.choices,
+            max_tokens=size.max_tokens,
+            offers_tools=request.offers_tools,
+        )
         if connection.status != 200 or not request.stream or dialect is None:
             return await self._whole(connection, request.endpoint, meter)
         if not connection.content_type.startswith("text/event-stream"):
@@ -166,6 +171,8 @@ class EngineClient:
         if not isinstance(answer, dict) or (connection.status == 200 and not kind.is_answer(answer)):
             raise error_table.EngineTrouble(f"the engine's answer is not an answer of {kind.path}")
         meter.on_usage(answer.get("usage"))
+        if meter.offers_tools:
+            meter.tool = kind.invoked_tool(answer)
         return Reply(connection, first=content, meter=meter)
 
 

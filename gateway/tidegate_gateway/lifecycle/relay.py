@@ -187,3 +187,4 @@ class Relay:
                 meter.output_tokens,
                 meter.generated,
             )
+            record.tool = meter.tool

@@ -49,6 +49,8 @@ class CallRecord:
     output_tokens: int | None = None
     tokens: int = 0
     """Generated tokens: the engine's count, or the events of the stream until the engine has counted."""
+    tool: str | None = None
+    """The name of the tool that the answer invokes; "" = none, None = not known."""
     outcome: str = "cancelled"
     """ok, cancelled, rejected (the engine's 4xx) or the code of an error."""
 
@@ -77,4 +79,5 @@ class CallRecord:
             output_tokens=self.output_tokens,
             finished_at_s=self.finished_at_s,
             streamed=self.stream,
+            tool=self.tool,
         )

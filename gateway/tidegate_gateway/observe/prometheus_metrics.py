@@ -144,7 +144,12 @@ class Metrics:
             buckets=RATIOS,
             registry=registry,
         )
-        self.alpha = Gauge(p + "alpha", "Weight of speed against load in the dispatch rule score.", registry=registry)
+        self.alpha = Gauge(
+            p + "alpha",
+            "Weight of speed against load, while the dispatch rule reads one.",
+            ["rule"],
+            registry=registry,
+        )
         self.policy = Gauge(p + "policy_info", "The active scheduling policy.", ["policy"], registry=registry)
         self.switches = Counter(
             p + "policy_switches", "Switches of the scheduling policy.", ["from", "to", "reason"], registry=registry
@@ -313,7 +318,8 @@ class Metrics:
         for engine in core.engines:
             self.backlog.labels(engine.facts.id).set(engine.cost.backlog_seconds(engine.backlog))
             self.engine_up.labels(engine.facts.id).set(engine.facts.id in accepting)
-        self.alpha.set(core.dispatcher.settings.alpha)
+        if core.dispatcher.alpha is not None:
+            self.alpha.labels(core.dispatcher.settings.rule).set(core.dispatcher.alpha)
         self.store_up.set(store_up)
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tidegate_gateway.openai import endpoint
+from tidegate_gateway.openai import endpoint, tool_calls
 from tidegate_gateway.openai.error_table import BadRequest
 
 OTHER_PART_CHARACTERS = 2000
@@ -72,5 +72,6 @@ ENDPOINT: endpoint.Endpoint = endpoint.Endpoint(
     prompt_field="messages",
     prompt_parts=prompt_parts,
     is_answer=endpoint.has_choices,
-    stream=endpoint.StreamDialect(),
+    stream=endpoint.StreamDialect(tool_marker=tool_calls.MARKER, read_tool=tool_calls.of_chat_event),
+    invoked_tool=tool_calls.of_chat,
 )

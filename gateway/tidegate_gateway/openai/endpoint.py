@@ -43,6 +43,8 @@ class NamedEvent:
     failed: bool = False
     """It reports a failure of the engine."""
     usage: Any = None
+    tool: str = ""
+    """The tool that the answer invokes, where the event carries the whole answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,10 @@ class StreamDialect:
     """An event whose payload contains one of these carries the usage and no text."""
     error_markers: tuple[bytes, ...] = (b'{"error"', b'{"object":"error"')
     """An event whose payload starts with one of these reports a failure of the engine."""
+    tool_marker: bytes = b""
+    """Stands in each event that names the tool that the answer invokes; b"" = the endpoint has none such."""
+    read_tool: Callable[[bytes], str] = lambda payload: ""
+    """The tool that the payload of such an event names; "" = none."""
 
     @property
     def end_event(self) -> bytes:
@@ -91,6 +97,8 @@ class Endpoint:
     """The field of the body that `read_size` bounds as the prompt."""
     stream: StreamDialect | None = None
     """None = answers of this endpoint are never streamed."""
+    invoked_tool: Callable[[Mapping[str, Any]], str] = lambda answer: ""
+    """The name of the tool that a whole answer invokes; "" = none."""
     asks_for_usage: bool = True
     """Streams carry their usage only if the request asks for it (`stream_options`)."""
     prompt_usage: str = "prompt_tokens"

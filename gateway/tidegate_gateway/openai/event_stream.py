@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from tidegate_gateway.openai import endpoint
+from tidegate_gateway.openai import endpoint, tool_calls
 from tidegate_gateway.openai.endpoint import Endpoint
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
@@ -34,6 +34,10 @@ class Meter:
     """The end marker was read, or the whole answer is here."""
     failed: bool = False
     """The engine reported an error in mid-stream."""
+    offers_tools: bool = False
+    """The request offers tools, so the answer may invoke one."""
+    tool: str = ""
+    """The name of the tool that the answer invokes; "" = none so far."""
 
     @property
     def most_events(self) -> int:
@@ -66,6 +70,9 @@ class Tap:
         self._markers = dialect.usage_markers + dialect.error_markers
         self._rest = b""
         self._comments = 0
+        self._tool_marker: bytes = dialect.tool_marker
+        self._looks: int = tool_calls.MOST_LOOKS if meter.offers_tools and dialect.tool_marker else 0
+        """Events that may still be searched for the name of a tool."""
 
     def feed(self, data: bytes) -> bytes:
         """The whole events that `data` completes, as they came. Raises `NotEvents`."""
@@ -87,6 +94,8 @@ class Tap:
                 block = block.replace(b"\r\n\r\n", boundary)
             else:
                 boundary = b"\r\n\r\n"
+        if self._looks and block.find(self._tool_marker) >= 0:
+            self._look_for_tool(block)
         plain, rest = self._plain(block)
         self.meter.tokens += plain
         if self.meter.tokens > self.meter.most_events:
@@ -100,6 +109,15 @@ class Tap:
         if self._comments > COMMENTS + COMMENTS_PER_TOKEN * self.meter.tokens:
             raise NotEvents("comments without end")
         return block if kept is rest else block[: len(block) - len(rest)] + kept
+
+    def _look_for_tool(self, block: bytes) -> None:
+        for line in block.split(b"\n"):
+            if self._looks and self._tool_marker in line and line.startswith(b"data:"):
+                self._looks -= 1
+                found = self._dialect.read_tool(line[5:])
+                if found:
+                    self.meter.tool = found
+                    self._looks = 0
 
     def _plain(self, block: bytes) -> tuple[int, bytes]:
         """The number of events at the start of the block that only carry text, and the rest of the block. Nearly all events
@@ -148,6 +166,7 @@ class Tap:
         meter.tokens += found.text
         meter.failed |= found.failed
         meter.done |= found.last
+        meter.tool = found.tool or meter.tool
         if found.usage is not None:
             meter.on_usage(found.usage)
 

@@ -38,6 +38,11 @@ class ParsedRequest:
     is_costly: bool = False
     """Its body has many values, which take much more memory than its JSON."""
 
+    @property
+    def offers_tools(self) -> bool:
+        """Its answer may invoke a tool of the client (`functions` is the form before tools)."""
+        return "tools" in self.body or "functions" in self.body
+
 
 def from_json(
     kind: endpoint.Endpoint,

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from tidegate_gateway.openai import chat_completions, endpoint
+from tidegate_gateway.openai import chat_completions, endpoint, tool_calls
 from tidegate_gateway.openai.error_table import BadRequest
 
 STATEFUL = ("previous_response_id", "conversation", "background")
@@ -85,7 +85,8 @@ class ResponseEvents(endpoint.StreamDialect):
         if name in self.final:
             response = orjson.loads(payload).get("response")
             usage = response.get("usage") if isinstance(response, dict) else None
-            return endpoint.NamedEvent(last=True, failed=name == b"response.failed", usage=usage)
+            tool = tool_calls.of_response(response)
+            return endpoint.NamedEvent(last=True, failed=name == b"response.failed", usage=usage, tool=tool)
         return endpoint.NamedEvent(text=name.endswith(b".delta"), failed=name == b"error")
 
     def error_events(self, body: bytes) -> bytes:
@@ -104,6 +105,7 @@ ENDPOINT: endpoint.Endpoint = endpoint.Endpoint(
     prompt_parts=prompt_parts,
     is_answer=_is_response,
     stream=ResponseEvents(named=True),
+    invoked_tool=tool_calls.of_response,
     prompt_usage="input_tokens",
     output_usage="output_tokens",
     asks_for_usage=False,

@@ -12,6 +12,7 @@ from tidegate_policy import immutable
 from tidegate_policy.admit import entitlements
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import DEFAULT_URGENCY, Call, CallId, WorkflowId
+from tidegate_policy.predict import tool_use
 from tidegate_policy.predict.output_length import Kind, LengthPrediction
 
 
@@ -54,6 +55,13 @@ class CallFacts:
     """The chained hashes of the leading blocks of the prompt (`dispatch.prompt_blocks`)."""
     block_share: float = 0.0
     """The share of the prompt that one block holds."""
+    offers_tools: bool = False
+    """Its answer may invoke a tool."""
+
+    @property
+    def conversation(self) -> str | None:
+        """The calls between which the client may run tools: those of its session, else of its workflow."""
+        return self.workflow if self.session is None else self.session
 
 
 @immutable.value(frozen=True, slots=True, kw_only=True)
@@ -91,7 +99,13 @@ class Draft:
         return (self.facts.tenant, self.slo_class.name, self.facts.model)
 
 
-def promise(draft: Draft, grant: StageGrant | None, length: LengthPrediction, models: Sequence[CostModel]) -> Call:
+def promise(
+    draft: Draft,
+    grant: StageGrant | None,
+    length: LengthPrediction,
+    tool: tool_use.NextTool,
+    models: Sequence[CostModel],
+) -> Call:
     """The call that the draft becomes. `models` are the distinct cost models of the live engines; empty = none is known."""
     facts, slo_class, claims, now = draft.facts, draft.slo_class, draft.facts.claims, draft.arrival_at_s
     ttft_s = _latest(claims.ttft_s, slo_class.ttft_s)
@@ -127,6 +141,9 @@ def promise(draft: Draft, grant: StageGrant | None, length: LengthPrediction, mo
         session=facts.session,
         group=facts.group,
         group_size=facts.group_size,
+        tool=tool.tool,
+        tool_s=tool.tool_s,
+        tool_return_tokens=tool.return_tokens,
         blocks=facts.blocks,
         block_tokens=facts.block_share * draft.prompt_tokens,
     )

@@ -1,7 +1,7 @@
 """What the dispatcher remembers of each call: while the call waits, and while the call is at an engine."""
 
 from collections.abc import Container
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tidegate_policy import policies
 from tidegate_policy.dispatch.routing import Prices
@@ -49,13 +49,3 @@ class Waiting:
     def is_choosy(self) -> bool:
         """Some engine may not serve the call."""
         return bool(self.avoid) or self.only is not None
-
-
-def with_prediction(call: Call, *, output_predicted: int | None, output_upper: int | None, urgency: int | None) -> Call:
-    """The call with what a late prediction says; None keeps what is known."""
-    return replace(
-        call,
-        output_predicted=call.output_predicted if output_predicted is None else max(output_predicted, 1),
-        output_upper=call.output_upper if output_upper is None else output_upper,
-        urgency=call.urgency if urgency is None else urgency,
-    )

@@ -11,7 +11,6 @@ engine that has room (late binding).
 
 import heapq
 import random
-from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from tidegate_policy import policies
@@ -56,8 +55,6 @@ class Dispatcher:
         self._expiries: list[tuple[float, CallId]] = []
         """A heap of (expiry, call). Entries of calls that no longer wait are skipped, and removed when they are many."""
         self._out: dict[CallId, call_records.Out] = {}
-        self._groups: dict[str, Counter[EngineId]] = {}
-        """Calls of each request group at each engine."""
         self._limits = limits
         self._retry = retry
         self._rng = rng
@@ -73,6 +70,16 @@ class Dispatcher:
     @property
     def policy_parameters(self) -> Mapping[str, float]:
         return self._queue.policy.parameters
+
+    @property
+    def alpha(self) -> float | None:
+        """The weight of speed against load; None while the rule reads no such weight."""
+        return self.settings.alpha if self._rule.reads_weights else None
+
+    @property
+    def beta(self) -> float | None:
+        """The scale of the load in seconds squared; None while the rule reads none."""
+        return self.settings.beta if self._rule.reads_weights else None
 
     @property
     def waiting(self) -> int:
@@ -105,10 +112,6 @@ class Dispatcher:
     def own_backlog(self, engine: EngineId) -> Backlog:
         """The work of the calls that are out at `engine`."""
         return sum((out.charge for out in self._out.values() if out.engine == engine), NO_BACKLOG)
-
-    def group_at(self, group: str) -> Mapping[EngineId, int]:
-        """Calls of the request group at each engine."""
-        return self._groups.get(group, {})
 
     def next_expiry_at_s(self) -> float | None:
         """The instant at which `on_tick` has a call to shed, or a workflow to start; None while no call waits."""
@@ -173,16 +176,14 @@ class Dispatcher:
             self._queue.rekey(self._queue.policy.on_tokens(now, served))
 
     def on_prediction(self, now: float, call: Call) -> None:
-        """A late prediction changed what is known of a call: a waiting call is ordered anew, a call at an engine keeps its
-        engine and is charged anew at its next progress."""
+        """What is predicted of a waiting call has changed: it is ordered anew. An id that does not wait here is ignored."""
         waiting = self._waiting.get(call.id)
-        if waiting is not None:
-            waiting.prices = Prices(call)
-            item = self._queued(call, waiting.prices)
-            if not (self.gate.update(item) or self.tenants.update(item)):
-                self._queue.update(item)
-        elif call.id in self._out:
-            self._out[call.id].call = call
+        if waiting is None:
+            return
+        waiting.call, waiting.prices = call, Prices(call)
+        item = self._queued(call, waiting.prices)
+        if not (self.gate.update(item) or self.tenants.update(item)):
+            self._queue.update(item)
 
     def on_attempt_failed(self, now: float, call_id: CallId, failure: retries.Failure) -> list[Action]:
         """An engine failed the call before its first token. The call goes to another engine in its old place in the queue,
@@ -385,7 +386,6 @@ class Dispatcher:
             turn=self._turn,
             rng=self._rng,
             prices=waited.prices,
-            group_at={} if call.group is None else self.group_at(call.group),
         )
         choice = self._rule.choose(context)
         chosen, price = choice.engine, context.price(choice.engine)
@@ -406,8 +406,6 @@ class Dispatcher:
         self._out[call.id] = call_records.Out(
             call, chosen.id, price.charge, waited.attempt, item, avoid=frozenset(waited.avoid), only=waited.only
         )
-        if call.group is not None:
-            self._groups.setdefault(call.group, Counter())[chosen.id] += 1
         self.prefixes.on_sent(call, chosen.id, chosen.cost.kv_tokens)
         self._rule.on_sent(now, call, chosen.id)
         return Send(call=call, decision=decision, attempt=waited.attempt, cached_tokens=chosen.cached_tokens)
@@ -431,13 +429,6 @@ class Dispatcher:
             engine.estimate.forget(call_id)
         self._left(now, out.call)
         self._rule.on_end(now, out.call, out.engine)
-        if out.call.group is not None:
-            members = self._groups[out.call.group]
-            members[out.engine] -= 1
-            if not members[out.engine]:
-                del members[out.engine]
-            if not members:
-                del self._groups[out.call.group]
 
     def _recharge(self, out: call_records.Out, left: Backlog) -> None:
         engine = self._engines.get(out.engine)

@@ -5,7 +5,7 @@ rest. The price of a call is computed once for each distinct cost model, because
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tidegate_policy import immutable
@@ -18,7 +18,7 @@ Scores = dict[EngineId, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchSettings:
-    """The dispatch rule and its two parameters. `alpha` may be tuned while serving; `beta` is fixed."""
+    """The dispatch rule, and what rules read. No value is tuned while serving (docs/decisions/0025)."""
 
     rule: str = "least-delay"
     alpha: float = 0.2
@@ -135,8 +135,6 @@ class RoutingContext:
     """The number of calls dispatched before this one, for rules that rotate."""
     rng: random.Random
     prices: Prices
-    group_at: Mapping[EngineId, int] = field(default_factory=dict)
-    """Calls of the call's request group at each engine; empty for a call without a group."""
     _finishes: list[tuple[RoutableEngine, Price, float]] = field(default_factory=list)
 
     def price(self, engine: RoutableEngine) -> Price:

@@ -3,17 +3,18 @@
 A call that invokes a tool ends; the session returns later with a longer prompt. `wastes` compares the expected waste of
 holding, discarding and swapping the context (AugServe eq 4-8, after InferCept). `SessionHolds` is the ledger of what is
 held. It is bounded in tokens and in time. Holds give way to every call that needs memory, waiting or running (AugServe
-eq 31 with gamma = 1). The driver owns the blocks; this module decides only. Tool times and returns are learned from the
-sessions that the engine sees (`predict.tool_times`).
+eq 31 with gamma = 1). The driver owns the blocks; this module decides only. A gateway predicts the tool after a call, its
+time and its return (`predict.tool_use`). What the call's labels do not say is learned from the sessions that the engine
+sees (`predict.tool_times`).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import Call, CallId
-from tidegate_policy.predict.tool_times import Return, ToolTimes
+from tidegate_policy.predict.tool_times import UNKNOWN_TOOL, Return, ToolTimes
 
 RATE_WINDOW_S = 10.0
 """Seconds over which the rate of KV allocation is averaged."""
@@ -145,8 +146,8 @@ class SessionHolds:
         `free_tokens` and `allocated_per_s` say how soon vLLM would reuse freed blocks."""
         if call.session is None:
             return Handling.DISCARD
-        self.tools.on_call_end(now, call, output_tokens)
-        expected = self.tools.expect(call)
+        self.tools.on_call_end(now, call.session, call.tool or UNKNOWN_TOOL, call.prompt_tokens + output_tokens)
+        expected = self._expected(call)
         limit_s = min(self.settings.patience * expected.tool_s + 1.0, self.settings.max_s)
         evicted_share = min(expected.tool_s * allocated_per_s / max(free_tokens, 1), 1.0)
         best = wastes(
@@ -170,7 +171,9 @@ class SessionHolds:
         """A call arrived; if its session has a held context, the call will use it."""
         if call.session is None:
             return
-        self.tools.on_arrival(now, call)
+        gap = self.tools.on_arrival(now, call.session)
+        if gap is not None:
+            self.tools.observe(gap, call.prompt_tokens)
         held = self._of_session.pop(call.session, None)
         if held is not None:
             self._returning[call.id] = held
@@ -195,6 +198,15 @@ class SessionHolds:
     def clear(self) -> list[CallId]:
         """All holds, when the cache is reset."""
         return [self._drop(call_id) for call_id in list(self._holds)]
+
+    def _expected(self, call: Call) -> Return:
+        """What is expected after the call, by what travels with it and by what was learned of its tool."""
+        learned = self.tools.expect(call.tool or UNKNOWN_TOOL)
+        return replace(
+            learned,
+            tool_s=learned.tool_s if call.tool_s is None else call.tool_s,
+            return_tokens=call.tool_return_tokens or learned.return_tokens,
+        )
 
     def _drop(self, call_id: CallId) -> CallId:
         hold = self._holds.pop(call_id)

@@ -1,13 +1,15 @@
 """How long a session's tool runs, whether the session returns, and how long the tool's answer is.
 
 It learns from the sessions themselves: the gap between the end of a call and the next call of its session, by the name of
-the tool that the call invokes. A prediction that travels with a call wins over what was learned. The number of remembered
-tools and sessions is bounded, so a hostile client cannot make it grow.
+the tool that the call invokes. The engine (`engine.session_hold`) and the gateway (`predict.tool_use`) learn from what each
+of them sees. The number of remembered tools and sessions is bounded, so a hostile client cannot make it grow: the tool that
+was used least recently is forgotten first, and so is the session that is away for the longest time.
 """
 
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from dataclasses import dataclass
 
-from tidegate_policy.model import Call
+from tidegate_policy import immutable
 
 UNKNOWN_TOOL = ""
 MAX_TOOLS, MAX_SESSIONS = 256, 10_000
@@ -17,7 +19,7 @@ ABSENT_S = 600.0
 """A session that is away for longer does not return."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class Return:
     """What is expected of a session after a call."""
 
@@ -33,76 +35,105 @@ DEFAULT_RETURN = Return(tool_s=5.0, share=0.5, return_tokens=0)
 """What is expected of a tool before the first observation."""
 
 
+@immutable.value(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """The time between a call and the next call of its session."""
+
+    tool: str
+    """The tool that the earlier call invoked; `UNKNOWN_TOOL` = none that is known."""
+    seconds: float
+    context_tokens: int
+    """Tokens of the prompt and of the answer of the earlier call."""
+
+
 @dataclass(slots=True)
 class _Tool:
     ended: float = 1.0
     """Weighted count of calls that invoked the tool. The prior counts as one call."""
-    returned: float = DEFAULT_RETURN.share
-    tool_s: float = DEFAULT_RETURN.tool_s
+    returned: float = 0.5
+    tool_s: float = 5.0
     return_tokens: float = 0.0
     seen: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Away:
     tool: str
     since_s: float
     context_tokens: int
 
 
-@dataclass(slots=True)
 class ToolTimes:
-    """Running averages by tool name."""
+    """Running averages by tool name. All methods take constant time."""
 
-    _tools: dict[str, _Tool] = field(default_factory=dict)
-    _away: dict[str, _Away] = field(default_factory=dict)
-    """Sessions whose last call ended, oldest first."""
+    def __init__(self, most_tools: int = MAX_TOOLS) -> None:
+        self._most_tools = most_tools
+        self._tools: OrderedDict[str, _Tool] = OrderedDict()
+        self._away: dict[str, _Away] = {}
+        """Sessions whose last call ended, oldest first."""
 
-    def on_call_end(self, now: float, call: Call, output_tokens: int) -> None:
-        """A call of a session finished; its client may run a tool now."""
-        if call.session is None:
-            return
-        while self._away and (len(self._away) >= MAX_SESSIONS or self._oldest().since_s < now - ABSENT_S):
-            self._gone(next(iter(self._away)))
-        if call.session in self._away:
-            self._gone(call.session)
-        name = call.tool or UNKNOWN_TOOL
-        self._away[call.session] = _Away(self._known(name), now, call.prompt_tokens + output_tokens)
+    @property
+    def away(self) -> int:
+        """Sessions that are remembered between two calls."""
+        return len(self._away)
 
-    def on_arrival(self, now: float, call: Call) -> None:
-        """A call arrived; if its session was away, the gap is the time of its tool."""
-        away = None if call.session is None else self._away.pop(call.session, None)
+    def on_call_end(
+        self, now: float, session: str, tool: str, context_tokens: int, *, most_sessions: int = MAX_SESSIONS
+    ) -> None:
+        """A call of the session finished with this context; its client may run the tool now."""
+        away = self._away
+        while away and (len(away) >= most_sessions or self._oldest().since_s < now - ABSENT_S):
+            self._gone(next(iter(away)))
+        if session in away:
+            self._gone(session)
+        if tool not in self._tools:
+            self._tools[tool] = _Tool()
+            if len(self._tools) > self._most_tools:
+                self._tools.popitem(last=False)
+        self._tools.move_to_end(tool)
+        away[session] = _Away(tool, now, context_tokens)
+
+    def on_arrival(self, now: float, session: str) -> Gap | None:
+        """A call of the session arrived; the gap since its last call, None if it was not away."""
+        away = self._away.pop(session, None)
         if away is None:
+            return None
+        return Gap(tool=away.tool, seconds=max(now - away.since_s, 0.0), context_tokens=away.context_tokens)
+
+    def observe(self, gap: Gap, prompt_tokens: int) -> None:
+        """The session returned after this gap with a prompt of so many tokens."""
+        tool = self._tools.get(gap.tool)
+        if tool is None:
             return
-        tool = self._tools[away.tool]
         tool.seen += 1
         weight = max(1.0 / tool.seen, FORGETTING)
-        tool.tool_s += weight * (now - away.since_s - tool.tool_s)
-        tool.return_tokens += weight * (max(call.prompt_tokens - away.context_tokens, 0) - tool.return_tokens)
+        tool.tool_s += weight * (gap.seconds - tool.tool_s)
+        tool.return_tokens += weight * (max(prompt_tokens - gap.context_tokens, 0) - tool.return_tokens)
         tool.ended = tool.ended * (1 - FORGETTING) + 1
         tool.returned = tool.returned * (1 - FORGETTING) + 1
 
-    def expect(self, call: Call) -> Return:
-        """What is expected after `call`, by what travels with it and by what was learned of its tool."""
-        tool = self._tools.get(call.tool or UNKNOWN_TOOL) or self._tools.get(UNKNOWN_TOOL) or _Tool()
+    def expect(self, name: str) -> Return:
+        """What is expected after a call that invokes this tool; of a tool that is not known, what is expected after calls
+        whose tool was not known."""
+        tool = self._tools.get(name) or self._tools.get(UNKNOWN_TOOL)
+        if tool is None:
+            return DEFAULT_RETURN
         return Return(
-            tool_s=tool.tool_s if call.tool_s is None else call.tool_s,
+            tool_s=tool.tool_s,
             share=tool.returned / tool.ended,
-            return_tokens=call.tool_return_tokens or round(tool.return_tokens),
+            return_tokens=round(tool.return_tokens),
         )
+
+    def seen(self, name: str) -> int:
+        """Returns of sessions from this tool that were seen."""
+        tool = self._tools.get(name)
+        return 0 if tool is None else tool.seen
 
     def _oldest(self) -> _Away:
         return next(iter(self._away.values()))
 
     def _gone(self, session: str) -> None:
-        tool = self._tools[self._away.pop(session).tool]
-        tool.ended = tool.ended * (1 - FORGETTING) + 1
-        tool.returned *= 1 - FORGETTING
-
-    def _known(self, name: str) -> str:
-        """The name under which a tool is remembered; tools beyond `MAX_TOOLS` share one."""
-        if name not in self._tools:
-            if len(self._tools) >= MAX_TOOLS:
-                name = UNKNOWN_TOOL
-            self._tools.setdefault(name, _Tool())
-        return name
+        tool = self._tools.get(self._away.pop(session).tool)
+        if tool is not None:
+            tool.ended = tool.ended * (1 - FORGETTING) + 1
+            tool.returned *= 1 - FORGETTING

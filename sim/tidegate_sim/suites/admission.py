@@ -57,6 +57,7 @@ class Admission(seeded_text2sql.SeededText2Sql):
         return {
             "suite": self.name,
             "scheduler": checks.report(),
+            "traces": list(self.chosen_traces(options)),
             "cells": [
                 {
                     "pool": pool,

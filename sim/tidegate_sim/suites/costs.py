@@ -61,6 +61,7 @@ class Costs(seeded_text2sql.SeededText2Sql):
         return {
             "suite": self.name,
             "scheduler": checks.report(),
+            "traces": list(self.chosen_traces(options)),
             "cells": [
                 {"pool": pool, "rate": rate, "rows": {row: _compared(results, pool, rate, row) for row in ROWS}}
                 for pool, rates in self.loads(options).items()

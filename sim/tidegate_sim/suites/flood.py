@@ -19,7 +19,7 @@ TENANTS, FLOODER = ("ant", "bee", "cat"), "flood"
 FLOOD, FLOOD_FROM_S, FLOOD_S = 50, 60.0, 40.0
 QUIET_S = 60.0
 """Seconds after the flood that are counted too, because its calls still wait then."""
-FIRST_SEED, SEEDS = 801, 3
+FIRST_SEED = 801
 PROMPT, OUTPUT = (200, 1200), (40, 240)
 """Ranges of tokens."""
 FIGURES = {"p95_s": 0.95, "p50_s": 0.5}
@@ -39,10 +39,16 @@ class Flood(suite.Suite):
     pools = ("hetero-1",)
     rates = (6.0,)
     """Calls a second of all tenants together."""
+    first_seed = FIRST_SEED
 
     @property
     def traces(self) -> Sequence[str]:
-        return tuple(f"{FIRST_SEED + index}{kind}" for index in range(SEEDS) for kind in ("", "-flood"))
+        return self.chosen_traces(suite.Options())
+
+    def chosen_traces(self, options: suite.Options) -> Sequence[str]:
+        return options.traces or tuple(
+            f"{seed}{kind}" for seed in self.chosen_seeds(options) for kind in ("", "-flood")
+        )
 
     @property
     def rows(self) -> Mapping[str, cell.Row]:
@@ -71,6 +77,7 @@ class Flood(suite.Suite):
         return {
             "suite": self.name,
             "scheduler": checks.report(),
+            "traces": list(self.chosen_traces(options)),
             "cells": [
                 {"pool": pool, "rate": rate, "row": row, **_compared(results, pool, rate, row)}
                 for pool, rates in self.loads(options).items()

@@ -112,6 +112,8 @@ class Prefix(suite.Suite):
     pools = POOLS
     parts = tuple(ROWS_OF)
     seeds = 5
+    """A bisection runs six cells for each seed, target and row, and the published trace has few slices."""
+    first_seed = FIRST_SEED
 
     @property
     def traces(self) -> Sequence[str]:
@@ -161,7 +163,7 @@ class Prefix(suite.Suite):
         if WLR not in rows:
             rows.insert(0, WLR)
         chosen = options.traces or [name for name in self.traces if options.trace_file or "mooncake" not in name]
-        seeds = list(range(FIRST_SEED, FIRST_SEED + (options.seeds or self.seeds)))
+        seeds = list(self.chosen_seeds(options))
         found = {name: self._sustained(name, rows, seeds, options, checks, tell) for name in chosen}
         return {
             "suite": self.name,

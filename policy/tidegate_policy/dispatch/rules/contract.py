@@ -1,6 +1,7 @@
 """The contract of a dispatch rule."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from tidegate_policy.dispatch.routing import Choice, RoutingContext
 from tidegate_policy.model import Call, EngineId
@@ -11,6 +12,9 @@ class DispatchRule(ABC):
 
     `choose` is required. A rule that learns also overrides some of the events, which do nothing by default.
     """
+
+    reads_weights: ClassVar[bool] = False
+    """Whether it reads `alpha` and `beta` of the settings."""
 
     @abstractmethod
     def choose(self, context: RoutingContext) -> Choice:

@@ -14,6 +14,8 @@ class Score(DispatchRule):
     If some engine is predicted to meet the deadline, the engines that are predicted to miss it are left out.
     """
 
+    reads_weights = True
+
     def choose(self, context: RoutingContext) -> Choice:
         alpha, beta = context.settings.alpha, context.settings.beta
         scores: Scores = {}
