@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 COMPILE := $(BIN)/python tools/compiled_core/build --cache $(CACHE)/compiled
-SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles client examples tests tools tools/compiled_core/build tools/reference/generate tools/monitoring/generate tools/monitoring/picture proto/generate
+SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles client examples tests tools tools/compiled_core/build tools/reference/generate tools/monitoring/generate tools/monitoring/picture tools/vllm_tests/run proto/generate
 SUITE ?= text2sql
 FIGURES ?= faults.json
 # These tests share no server, so they run on all cores. They run the sources, as the engine does; the tests of the core run
@@ -18,7 +18,7 @@ FIGURES ?= faults.json
 # each process, so two processes run them, file by file.
 PURE_TESTS := tests/contracts tests/policy tests/sim
 
-.PHONY: help client install compiled up test lint e2e bench bench-gateway bench-engine bench-operator bench-real docs lock proto kubernetes clean faults page-image steering-demo dashboard-images
+.PHONY: help client install compiled up test lint e2e bench bench-gateway bench-engine bench-operator bench-real docs lock proto kubernetes clean faults page-image steering-demo dashboard-images vllm-tests
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -78,6 +78,9 @@ bench-operator: $(VENV)/.installed-all kubernetes ## time, CPU, memory and reque
 bench-real: $(VENV)/.installed-all ## small cases of the suites in wall-clock time on a real vLLM engine: BENCH_REAL='--suites semantic'
 	$(BIN)/python benchmarks/real_engine $(BENCH_REAL)
 
+vllm-tests: $(VENV)/.installed-all ## vLLM's own tests of its scheduler, on its classes and on ours: VLLM_TESTS='--select priority' (20 minutes)
+	$(BIN)/python tools/vllm_tests/run $(VLLM_TESTS)
+
 steering-demo: $(VENV)/.installed-all ## shifts the load on `tidegate up` and prints each switch of the policy with its reason (6 minutes)
 	$(BIN)/python tools/steering/demonstrate
 
@@ -109,7 +112,7 @@ lock: $(UV) ## resolve dependencies again
 
 clean: ## remove all that was made, caches included
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache
-	rm -rf $(addprefix $(CACHE)/,compiled e2e-model e2e-weights e2e.lock images kubernetes models)
+	rm -rf $(addprefix $(CACHE)/,compiled e2e-model e2e-weights e2e.lock images kubernetes models vllm-tests)
 	rmdir $(CACHE) 2> /dev/null || true
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

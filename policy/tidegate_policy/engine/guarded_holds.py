@@ -31,9 +31,7 @@ class GuardedHolds:
     ) -> None:
         """`settings` None = nothing is held. `capacity_tokens` is the size of the KV cache."""
         self._ledger = (
-            None
-            if settings is None
-            else session_hold.SessionHolds(capacity_tokens=capacity_tokens, settings=settings)
+            None if settings is None else session_hold.SessionHolds(capacity_tokens=capacity_tokens, settings=settings)
         )
         self._capacity_tokens = capacity_tokens
         self._allocation = session_hold.AllocationRate(now)
@@ -126,10 +124,8 @@ class GuardedHolds:
         return released
 
     def _tried(self, action: Callable[[], T], otherwise: T) -> T:
-        try:
+        with self._failures.caught(HOOK):
             return action()
-        except Exception as error:
-            self._failures.add(HOOK, error)
-            self._ledger = None
-            self._released = list(self._held)
-            return otherwise
+        self._ledger = None
+        self._released = list(self._held)
+        return otherwise

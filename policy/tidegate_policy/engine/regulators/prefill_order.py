@@ -10,14 +10,17 @@ each prompt in one step.
 """
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tidegate_policy.engine.known_call import KnownCall
 from tidegate_policy.engine.regulators.regulator import Memoryless
 from tidegate_policy.engine.regulators.slot_preemption import fits
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepPlan
-from tidegate_policy.model import CallId
 from tidegate_policy.policies import QueuedRequest
+
+if TYPE_CHECKING:
+    from tidegate_policy.model import CallId
 
 
 class PrefillOrder(Memoryless):
@@ -44,9 +47,7 @@ class PrefillOrder(Memoryless):
                 paused.append(call.call.id)
         return replace(plan, paused=plan.paused.union(paused)) if paused else plan
 
-    def _best(
-        self, engine: EngineSnapshot, plan: StepPlan, prefills: list[KnownCall]
-    ) -> tuple[QueuedRequest, int]:
+    def _best(self, engine: EngineSnapshot, plan: StepPlan, prefills: list[KnownCall]) -> tuple[QueuedRequest, int]:
         """The prompt that goes first by the policy, and the tokens of it that the step would compute."""
         room = max(plan.max_step_tokens - engine.decode_count, 1)
         best, tokens = min(
