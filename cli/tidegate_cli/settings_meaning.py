@@ -47,6 +47,10 @@ def sentences(settings: gateway_settings.Settings) -> Iterator[str]:
         yield f"Calls go to the engines {', '.join(names)} by the dispatch rule {settings.dispatch.rule}."
     else:
         yield "The file names no engines: `tidegate up` starts its own, `tidegate gateway` answers 503."
+    named_profiles = {item.profile for item in settings.engines if item.cost is None}
+    named_profiles |= {item.profile for item in settings.services if item.cost is None}
+    for name in sorted(filter(None, named_profiles)):
+        yield f"Profile {name}: {tidegate_profiles.accuracy(tidegate_profiles.load(name))}."
     yield (
         f"At most {settings.queue.max_requests:,} calls wait, at first by the policy {settings.policy.name}. "
         f"A call without a deadline waits for {duration.text(settings.queue.ttl_s)} at most."

@@ -89,6 +89,7 @@ def cost_model(profile: str) -> cost.CostModel | None:
 
     source = Path(profile)
     loaded = tidegate_profiles.read(source) if source.suffix == ".yaml" else tidegate_profiles.load(profile)
+    log.info("cost profile %s: %s", profile, tidegate_profiles.accuracy(loaded))
     return cost.from_mapping(loaded["cost"])
 
 

@@ -2,8 +2,10 @@
 
 Each file states its source, how it was derived and how it grows with the batch; `cost` holds the fields of
 `tidegate_policy.cost.CostModel`. Shells read a profile here and hand its `cost` to `cost.from_mapping`, which checks it.
+A profile that was fitted to measurements has `fit`, the errors on timings that were not fitted (`accuracy`).
 """
 
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,16 @@ def load(name: str) -> dict[str, Any]:
 def read(path: Path) -> dict[str, Any]:
     """A profile from a file. Raises `UnknownProfile`, or `OSError`."""
     return _parsed(path.read_text(), str(path))
+
+
+def accuracy(profile: Mapping[str, Any]) -> str:
+    """How well a profile is known, in one clause: the errors of its fit, or that nobody measured it."""
+    try:
+        fit = profile["fit"]
+        mean, p95, timings = float(fit["mean_error"]), float(fit["p95_error"]), int(fit["held_out_timings"])
+    except (TypeError, KeyError, ValueError):
+        return "nobody measured this profile, so its error is unknown (tidegate profile measures one)"
+    return f"measured, with a mean error of {mean:.1%} (95th percentile {p95:.1%}) on {timings} timings left out of the fit"
 
 
 def _parsed(text: str, origin: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import EngineId
-from tidegate_sim import bench_report, cell, paired_difference, perception, suite, sustained_rate
+from tidegate_sim import bench_report, cell, paired_difference, perception, pools, suite, sustained_rate
 from tidegate_sim.bench_report import Report
 from tidegate_sim.trace_format import TraceCall
 
@@ -149,6 +149,7 @@ class LoadSuite(suite.Suite):
                 "rows": {name: asdict(found) for name, found in self.rows.items()},
             },
             "notes": list(self.notes),
+            "profiles": pools.accuracy(found.pool for found in chosen.values()),
             "paper": dict(self.paper),
             "sweep": sweep,
             "capacity": capacity,
@@ -165,7 +166,7 @@ class LoadSuite(suite.Suite):
         if report["sustained"]:
             parts.append(self._sustained_table(report))
         parts.append("\n".join(f"Paper, {name}: {figure}" for name, figure in report["paper"].items()))
-        parts.append("\n".join(report["notes"]))
+        parts.append("\n".join((*report["notes"], *report["profiles"])))
         parts.append(report["scheduler"]["sentence"])
         return "\n\n".join(part for part in parts if part)
 

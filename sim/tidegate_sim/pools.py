@@ -1,6 +1,6 @@
 """Pools of unequal engines by name, each engine by its cost profile."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import tidegate_profiles
 from tidegate_policy import cost
@@ -15,6 +15,14 @@ POOLS: dict[str, Sequence[str]] = {
 
 class UnknownPool(ValueError):
     """A pool that is neither known by name nor a list of profiles; the message lists the names."""
+
+
+def accuracy(names: Iterable[str]) -> list[str]:
+    """What is known of each profile in these pools, a sentence each."""
+    profiles = sorted({profile for name in names for profile in POOLS.get(name) or name.split(",")})
+    return [
+        f"Profile {profile}: {tidegate_profiles.accuracy(tidegate_profiles.load(profile))}." for profile in profiles
+    ]
 
 
 def pool(name: str) -> dict[EngineId, cost.CostModel]:

@@ -48,6 +48,8 @@ def test_no_coefficient_is_absurdly_slow(profile):
 
 
 def test_a_batch_grows_as_the_roofline_does(profile):
+    if "fit" in profile:
+        pytest.skip("measurements say how a batch grows")
     model = cost.from_mapping(profile["cost"])
     ridge = (model.step_s + model.decode_s) / model.prefill_s  # sequences that make a step compute-bound
     roofline_s = max(model.step_s, 2 * ridge * model.prefill_s)
@@ -68,6 +70,17 @@ def test_single_calls_take_the_published_time_within_an_eighth(name, column, pub
         prompt, output = table["io_len"][stage]
         call = Call(id=CallId(stage), arrived_at_s=0.0, prompt_tokens=prompt, output_predicted=output)
         assert model.call_seconds(call) == pytest.approx(seconds, rel=0.125), stage
+
+
+def test_a_profile_says_whether_anybody_measured_it(profile):
+    found = tidegate_profiles.accuracy(profile)
+    assert ("measured, with a mean error of" in found) == ("fit" in profile)
+    assert ("nobody measured" in found) == ("fit" not in profile)
+
+
+@pytest.mark.parametrize("fit", [None, [], {}, {"mean_error": "?"}, {"mean_error": 0.1, "p95_error": None}])
+def test_a_fit_that_cannot_be_read_counts_as_none(fit):
+    assert "nobody measured" in tidegate_profiles.accuracy({"cost": {}, "fit": fit})
 
 
 def test_an_unknown_profile_is_answered_with_those_that_exist():
