@@ -25,6 +25,7 @@ TOOL = {
             "type": "object",
             "properties": {"country": {"type": "string", "maxLength": 12}},
             "required": ["country"],
+            "additionalProperties": False,
         },
     },
 }
@@ -86,7 +87,7 @@ async def tools_and_structured_output(sdk: openai.AsyncOpenAI, model: str) -> No
     (call,) = whole.choices[0].message.tool_calls or ()
     assert call.type == "function"
     assert call.function.name == "find_city"
-    assert set(json.loads(call.function.arguments)) == {"country"}
+    assert set(json.loads(call.function.arguments)) == {"country"}, call.function.arguments
     assert whole.choices[0].finish_reason in ("tool_calls", "stop")
     stream = await sdk.chat.completions.create(**asked, tool_choice=forced, **USAGE)
     deltas = [choice.delta async for event in stream for choice in event.choices]

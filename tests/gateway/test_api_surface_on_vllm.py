@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from tidegate_engine import checkpoints, live_engine
+from tidegate_policy.predict import tool_use
 
 pytestmark = [
     pytest.mark.vllm,
@@ -20,11 +21,15 @@ SLOW = {"firstToken": "600s", "nextToken": "600s"}
 """The first call with logprobs compiles a kernel, which takes more than a minute on a busy machine."""
 
 
+TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+NAMED: Any = {"type": "function", "function": {"name": "find_city"}}
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[live_engine.Engine]:
     log = tmp_path_factory.mktemp("engine") / "engine.log"
     try:
-        with live_engine.served(log, "--max-num-seqs", "8") as started:
+        with live_engine.served(log, "--max-num-seqs", "8", *TOOLS) as started:
             yield started
     except checkpoints.MissingPackage as error:
         pytest.skip(str(error))
@@ -55,4 +60,24 @@ async def test_calls_through_the_sdk_and_grpc_on_vllm(up: Any, engine: live_engi
             )
             assert chat.choices[0].logprobs is not None
             assert len(chat.choices[0].logprobs.content[0].top_logprobs) == 2
+            for stream, tenant in ((False, "whole"), (True, "streamed")):
+                await invoke_a_tool(sdk, tenant, stream=stream)
+                found = client.gateway.core.tools.predict((tenant, "", live_engine.MODEL), tenant, tool_use.NO_TOOL)
+                assert found.tool == "find_city", "the gateway has read the names in vLLM's answers"
         await api_surface.over_grpc(client.grpc, live_engine.MODEL)
+
+
+async def invoke_a_tool(sdk: openai.AsyncOpenAI, tenant: str, *, stream: bool) -> None:
+    """As many calls as the gateway needs to predict the tool. The arguments are what this small model makes of them."""
+    for number in range(tool_use.LEAST_SEEN):
+        answer: Any = await sdk.chat.completions.create(
+            model=live_engine.MODEL,
+            messages=api_surface.HELLO,
+            tools=[api_surface.TOOL],
+            tool_choice=NAMED,
+            max_tokens=64,
+            stream=stream,
+            extra_headers={"x-session-id": f"s{number}", "x-tidegate-tenant": tenant},
+        )
+        if stream:
+            assert [event async for event in answer]
