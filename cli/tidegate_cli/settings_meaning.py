@@ -49,7 +49,7 @@ def sentences(settings: gateway_settings.Settings) -> Iterator[str]:
         yield "The file names no engines: `tidegate up` starts its own, `tidegate gateway` answers 503."
     named_profiles = {item.profile for item in settings.engines if item.cost is None}
     named_profiles |= {item.profile for item in settings.services if item.cost is None}
-    for name in sorted(filter(None, named_profiles)):
+    for name in filter(named_profiles.__contains__, tidegate_profiles.names()):
         yield f"Profile {name}: {tidegate_profiles.accuracy(tidegate_profiles.load(name))}."
     yield (
         f"At most {settings.queue.max_requests:,} calls wait, at first by the policy {settings.policy.name}. "
