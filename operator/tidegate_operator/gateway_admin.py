@@ -163,21 +163,24 @@ class GatewayAdmin:
         return {address: policy for address, policy in self._policies.items() if policy not in policies}
 
     async def follow(self, policy: str, reason: str) -> None:
-        """Sets `policy` for the gateways' own queues, unless it is in force or a person has set another.
+        """Sets `policy` for the gateways' own queues, unless it is in force for this reason or a person has set another.
 
         The next observation repeats a failed call. A short delay is harmless, because gateways queue only the calls
         that engines have no room for.
         """
         seen = self._seen
-        if seen is None or seen.source == "override" or (seen.policy, seen.source) == (policy, "steered"):
+        reason = reason[:MAX_REASON]
+        known = None if seen is None else (seen.policy, seen.source, seen.reason)
+        if seen is None or seen.source == "override" or known == (policy, "steered", reason):
             return
-        body = {"policy": policy, "reason": reason[:MAX_REASON], "source": "steered"}
+        body = {"policy": policy, "reason": reason, "source": "steered"}
         try:
             url = f"{self._url}/admin/policy"
             async with self._session.put(url, json=body, headers=self._headers, timeout=TIMEOUT) as answer:
                 self._note(answer)
                 answer.raise_for_status()
-            self._policies = {}  # what the gateways had before says nothing of whether they follow
+            if seen.policy != policy:
+                self._policies = {}  # what the gateways had before says nothing of whether they follow
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             log.debug("%s does not accept policy %s: %r", self._url, policy, error)
 

@@ -181,7 +181,7 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
             shown = (*key, len(fresh), outcome.verdict.policy, address, errors[address])
             log.warning("%s/%s: %d engines did not accept policy %s, for example %s: %s", *shown)
         steered.failing = errors.keys()
-        await admin.follow(outcome.state.active, outcome.state.reason)
+        await admin.follow(outcome.state.active, steering_loop.explained(outcome.state))
         return driver.settings.observation_period_s
 
     def silent(self) -> dict[watch_cache.Key, int]:

@@ -43,7 +43,7 @@ def of_steering(
         "activePolicy": {
             "name": state.active,
             "since": reconcile.timestamp(since),
-            "reason": state.reason,
+            "reason": steering_loop.explained(state),
             "override": state.kind is guards.Kind.OVERRIDE,
         },
         "steering": steer_memory.written(state),
@@ -145,7 +145,7 @@ def disobedience(policy: str, engines: Mapping[str, str], gateways: Mapping[str,
 
 
 def _stability(state: guards.SteerState, settings: guards.GuardSettings, now: float) -> pool_status.Condition:
-    age_s, shown = now - state.since_at_s, f"{state.active}: {state.reason}"
+    age_s, shown = now - state.since_at_s, f"{state.active}: {steering_loop.explained(state)}"
     if state.kind is guards.Kind.BYPASS:
         return pool_status.Condition(type="PolicyStable", status=False, reason="Bypass", message=shown)
     if age_s < guards.minimum_dwell_s(state, settings) and state.kind is not guards.Kind.OVERRIDE:

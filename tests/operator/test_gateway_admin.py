@@ -81,8 +81,17 @@ async def test_the_gateways_receive_a_policy_once(gateway, admin):
     assert gateway.received == [("/admin/policy", {"policy": "sjf", "reason": "x" * 256, "source": "steered"})]
     gateway.answer = state("sjf", "steered")
     await admin.override()
-    await admin.follow("sjf", "again")
+    await admin.follow("sjf", "busy")
     assert len(gateway.received) == 1
+
+
+async def test_the_gateways_receive_a_new_reason_of_the_same_policy(gateway, admin):
+    gateway.answer = state("sjf", "steered")
+    await admin.override()
+    await admin.follow("sjf", "busy; last decision by the rules, because the answer is no JSON")
+    assert [body["reason"] for _, body in gateway.received] == [
+        "busy; last decision by the rules, because the answer is no JSON"
+    ]
 
 
 async def test_the_gateways_receive_no_policy_during_an_override(gateway, admin):

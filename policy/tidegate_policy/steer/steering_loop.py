@@ -188,23 +188,24 @@ class SteeringLoop:
         tenants = qos.tenants_of([self._tenants], self._newest.values())
         return replace(qos.across(interval.reports.values(), tenants=False), tenants=tenants)
 
-    def question(self, now: float) -> Sequence[Mapping[str, str]] | None:
-        """What a model is asked after the last observation before a decision of the selector `llm`: the messages of a chat
-        completion. None at any other time."""
+    def question(self, now: float) -> llm_choice.Question | None:
+        """What a model is asked after the last observation before a decision of the selector `llm`; None at any other time.
+        The policies of the question are those that the decision allows: banned policies are not among them."""
         decides_at_s = self._decided_at_s + self.settings.interval_s
         if not isinstance(self.settings.selector, llm_choice.LlmChoice):
             return None
         if not now < decides_at_s <= now + self.settings.observation_period_s:
             return None
         together = self._together(credible_reports.believed(self._interval)) if self._interval else self._decided
-        messages = llm_choice.question(together, self.state.active, self.settings.allow)
-        if messages is not None:
+        allow = guards.allowed(now, self.state, self.settings.allow)
+        question = llm_choice.question(together, self.state.active, allow)
+        if question is not None:
             self._remember({"asked": True})
-        return messages
+        return question
 
     def answered(self, answer: llm_choice.Answer) -> None:
         """The model has answered the last question, or failed to."""
-        self._remember({"policy": answer.policy} if answer.policy else {"trouble": answer.trouble})
+        self._remember({"policy": answer.policy} if answer.policy else {"failed": answer.trouble})
 
     def _remember(self, facts: proposal.Memory) -> None:
         self.state = replace(self.state, memory={llm_choice.LlmChoice.__name__: facts})
@@ -223,6 +224,16 @@ class SteeringLoop:
         if state.kind is not guards.Kind.OVERRIDE or (state.ends_at_s is not None and now >= state.ends_at_s):
             return None
         return Override(policy=state.active, reason=state.reason, ends_at_s=state.ends_at_s)
+
+
+def explained(state: guards.SteerState) -> str:
+    """The reason of the active policy as persons read it. Where the rules made the last decision in place of the model of
+    the selector `llm`, it says so, also when the policy stayed."""
+    trouble = state.memory.get(llm_choice.LlmChoice.__name__, {}).get("trouble")
+    if not trouble or state.kind in (guards.Kind.OVERRIDE, guards.Kind.BYPASS):
+        return state.reason
+    stand_in = llm_choice.stand_in(str(trouble))
+    return state.reason if stand_in in state.reason else f"{state.reason}; last decision {stand_in}"
 
 
 def _decide(
