@@ -2,7 +2,7 @@
 events of its switches. Pure."""
 
 import datetime
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tidegate_operator import error_budget, pool_status, reconcile, spec
@@ -20,6 +20,8 @@ _REASONS = {
     guards.Kind.BYPASS: "PolicyBypassed",
     guards.Kind.OVERRIDE: "PolicyOverridden",
 }
+MOST_REASON, MOST_PART = 400, 200
+"""Characters of the reason in the event of a switch, and of each other part. Kubernetes takes 1,024 in all."""
 SHOWN_PARTS = 5
 """Engines and gateways that a condition names."""
 
@@ -153,17 +155,39 @@ def _stability(state: guards.SteerState, settings: guards.GuardSettings, now: fl
     return pool_status.Condition(type="PolicyStable", status=True, reason="Settled", message=shown)
 
 
-def event(pool: spec.Pool, outcome: steering_loop.Outcome) -> pool_status.Event | None:
-    """The event of a switch; None when the policy stays."""
-    kind, verdict = outcome.verdict.kind, outcome.verdict
-    if kind is guards.Kind.KEEP:
-        return None
+def events(pool: spec.Pool, outcome: steering_loop.Outcome, now: datetime.datetime) -> Sequence[pool_status.Event]:
+    """The event of a switch, or of the effect of the last switch when it is known since this observation."""
+    kind, verdict, state = outcome.verdict.kind, outcome.verdict, outcome.state
+    if kind is not guards.Kind.KEEP:
+        since = datetime.datetime.fromtimestamp(state.since_at_s, datetime.UTC)
+        message = f"Engines now serve by {verdict.policy}: {_bounded(verdict.reason, MOST_REASON)}"
+        if state.expected:
+            message += f". Expected: {_bounded(state.expected, MOST_PART)}"
+        if state.alternatives:
+            message += f". Alternatives: {_bounded(', '.join(state.alternatives), MOST_PART)}"
+        warning = kind in (guards.Kind.ROLLBACK, guards.Kind.BYPASS)
+        return [_event(pool, _REASONS[kind], message, since, warning=warning)]
+    if outcome.judged is None:
+        return []
+    message = f"After the switch to {state.active}: {_bounded(state.effect, MOST_PART)}"
+    if state.expected:
+        message += f". Expected: {_bounded(state.expected, MOST_PART)}"
+    return [_event(pool, "PolicyEffect", message, now)]
+
+
+def _event(
+    pool: spec.Pool, reason: str, message: str, at: datetime.datetime, *, warning: bool = False
+) -> pool_status.Event:
     return pool_status.Event(
         namespace=pool.namespace,
         pool=pool.name,
         uid=pool.uid,
-        reason=_REASONS[kind],
-        message=f"Engines now serve by {verdict.policy}: {verdict.reason}",
-        at=reconcile.timestamp(datetime.datetime.fromtimestamp(outcome.state.since_at_s, datetime.UTC)),
-        warning=kind in (guards.Kind.ROLLBACK, guards.Kind.BYPASS),
+        reason=reason,
+        message=message,
+        at=reconcile.timestamp(at),
+        warning=warning,
     )
+
+
+def _bounded(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -70,6 +70,8 @@ class Outcome:
     """What each engine delivered since the selector's last decision, by address; None between two decisions."""
     outliers: Mapping[str, str] = field(default_factory=dict)
     """By address: why the numbers of an engine cannot be believed."""
+    judged: qos.Qos | None = None
+    """The service that followed the last switch, in the observation that completes its trial; None in every other one."""
 
 
 class SteeringLoop:
@@ -142,18 +144,20 @@ class SteeringLoop:
             unfit=unfit,
             only_emergencies=not is_decision,
         )
+        judged: qos.Qos | None = None
         if verdict.kind is not guards.Kind.KEEP:
             self._trial = []
         elif self._trial and now >= self.state.since_at_s + guards.trial_s(self.state, self.settings.guards):
-            self.state = replace(
-                self.state, effect=self.state.effect or switch_regret.effect(qos.over_time(self._trial))
-            )
+            if not self.state.effect:
+                judged = qos.over_time(self._trial)
+                self.state = replace(self.state, effect=switch_regret.effect(judged))
             self._trial = []
         return Outcome(
             state=self.state,
             verdict=verdict,
             window=believed.reports if is_decision else None,
             outliers=believed.outliers,
+            judged=judged,
         )
 
     def _follow_clock(self, now: float, monotonic_s: float | None) -> None:
