@@ -50,7 +50,7 @@ def of_steering(
         },
         "steering": steer_memory.written(state),
         "conditions": pool_status.timed(
-            [trouble or _stability(state, settings, now.timestamp())],
+            [trouble or _stability(state, settings, now.timestamp()), credibility(outcome.outliers)],
             before.get("conditions", ()),
             generation=pool.generation,
             now=reconcile.timestamp(now),
@@ -144,6 +144,18 @@ def disobedience(policy: str, engines: Mapping[str, str], gateways: Mapping[str,
     more = f"; and {len(parts) - SHOWN_PARTS} more" if len(parts) > SHOWN_PARTS else ""
     message = f"Not all parts serve by {policy}: {'; '.join(parts[:SHOWN_PARTS])}{more}."
     return pool_status.Condition(type="PolicyStable", status=False, reason="NotFollowed", message=message)
+
+
+def credibility(outliers: Mapping[str, str]) -> pool_status.Condition:
+    """Whether the reports of all engines count in full. `outliers` has the engines whose reports do not, and why."""
+    if not outliers:
+        return pool_status.Condition(
+            type="ReportsCredible", status=True, reason="Believed", message="The reports of all engines count in full."
+        )
+    shown = [f"{address}: {outliers[address]}" for address in sorted(outliers)[:SHOWN_PARTS]]
+    more = f"; and {len(outliers) - SHOWN_PARTS} more" if len(outliers) > SHOWN_PARTS else ""
+    message = f"The steering loop counts less than these engines claim: {'; '.join(shown)}{more}."
+    return pool_status.Condition(type="ReportsCredible", status=False, reason="Outliers", message=message)
 
 
 def _stability(state: guards.SteerState, settings: guards.GuardSettings, now: float) -> pool_status.Condition:
