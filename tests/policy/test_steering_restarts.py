@@ -1,4 +1,4 @@
-"""How often does the whole loop switch, when it restarts at random points of random histories with its memory or without?"""
+"""How often does the whole loop switch when it restarts at random points of random histories, with and without memory?"""
 
 import dataclasses
 import json
