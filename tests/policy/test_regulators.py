@@ -111,9 +111,7 @@ def test_each_level_is_protected_from_the_levels_below_it() -> None:
     assert COST.step_seconds(uncached=plan.max_step_tokens - 2, decodes=2, context=0) <= 0.03
     world.runs("between", prompt=1800, urgency=1)
     plan = shaped("stage-awareness", world.engine())
-    assert (plan.max_step_tokens, plan.max_starts) == (FULL.max_step_tokens, 0), (
-        "level 1 takes more than the target allows, so level 4 waits"
-    )
+    assert (plan.max_step_tokens, plan.max_starts) == (FULL.max_step_tokens, 0), "level 1 takes more than the target allows, so level 4 waits"
 
 
 def test_a_short_prefill_that_the_targets_allow_changes_nothing() -> None:

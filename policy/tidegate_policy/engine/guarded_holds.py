@@ -31,7 +31,9 @@ class GuardedHolds:
     ) -> None:
         """`settings` None = nothing is held. `capacity_tokens` is the size of the KV cache."""
         self._ledger = (
-            None if settings is None else session_hold.SessionHolds(capacity_tokens=capacity_tokens, settings=settings)
+            None
+            if settings is None
+            else session_hold.SessionHolds(capacity_tokens=capacity_tokens, settings=settings)
         )
         self._capacity_tokens = capacity_tokens
         self._allocation = session_hold.AllocationRate(now)

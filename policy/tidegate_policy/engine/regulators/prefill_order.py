@@ -44,7 +44,9 @@ class PrefillOrder(Memoryless):
                 paused.append(call.call.id)
         return replace(plan, paused=plan.paused.union(paused)) if paused else plan
 
-    def _best(self, engine: EngineSnapshot, plan: StepPlan, prefills: list[KnownCall]) -> tuple[QueuedRequest, int]:
+    def _best(
+        self, engine: EngineSnapshot, plan: StepPlan, prefills: list[KnownCall]
+    ) -> tuple[QueuedRequest, int]:
         """The prompt that goes first by the policy, and the tokens of it that the step would compute."""
         room = max(plan.max_step_tokens - engine.decode_count, 1)
         best, tokens = min(
