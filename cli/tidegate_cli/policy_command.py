@@ -76,15 +76,19 @@ def _show(options: argparse.Namespace, answer: Mapping[str, Any], engines: Mappi
     sys.stdout.write(f"{answer['name']}  ({answer['source']}{left}{reason})\n")
     sys.stdout.writelines(f"  {name}: {how}\n" for name, how in engines.items())
     if options.verb == "get":
-        sys.stdout.writelines(_switches(answer.get("switches", ())))
+        sys.stdout.writelines(switches(answer.get("switches", ())))
 
 
-def _switches(switches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def switches(switches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The last switches, newest first, in the gateway's own words."""
     if switches:
         yield "last switches (docs/steering.md):\n"
     for each in switches[:SHOWN_SWITCHES]:
         yield _switch(each)
+        if each.get("alternatives"):
+            yield f"    alternatives:          {terminal_text.plain(', '.join(each['alternatives']))}\n"
+        if each.get("expected"):
+            yield f"    expected:              {terminal_text.plain(each['expected'])}\n"
         yield f"    evidence, 60 s before: {each['evidence']}\n"
         yield f"    effect, 60 s after:    {each['effect']}\n"
 

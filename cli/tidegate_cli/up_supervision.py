@@ -86,6 +86,12 @@ async def _steer(options: argparse.Namespace, controls: Sequence[str], token: st
                 if outcome.verdict.kind is not guards.Kind.KEEP:
                     sys.stderr.write(f"policy {outcome.verdict.policy}: {outcome.verdict.reason}\n")
                 await driver.enforce()
-                await admin.follow(outcome.state.active, outcome.state.reason)
+                state = outcome.state
+                await admin.follow(
+                    state.active,
+                    steering_loop.explained(state),
+                    alternatives=state.alternatives,
+                    expected=state.expected,
+                )
         finally:
             await driver.close()

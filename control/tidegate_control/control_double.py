@@ -28,6 +28,8 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
         self.token: str | None = None
         """Calls must carry it; None = every call is taken."""
         self.rejects = False
+        self.stalls = False
+        """It answers no call that sets a policy, and sets none."""
         self.disobeys = False
         """It accepts a policy and goes on with the one that it has."""
         self.unknown: set[str] = set()
@@ -54,6 +56,8 @@ class FakeEngine(control_pb2_grpc.EngineControlServicer):
 
     async def SetPolicy(self, request: control_pb2.SetPolicyRequest, context: Any) -> control_pb2.SetPolicyResponse:
         await self._check_token(context)
+        if self.stalls:
+            await asyncio.Event().wait()
         if self.rejects:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
         if request.policy in self.unknown:

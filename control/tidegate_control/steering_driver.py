@@ -80,12 +80,12 @@ class SteeringDriver:
         if self._asking is not None:
             self._asking.cancel()  # its answer would come after the decision that it was for
             self._asking = None
-        if self.ask is not None and (messages := self._loop.question(now)) is not None:
-            self._asking = asyncio.create_task(self._advised(self.ask, messages))
+        if self.ask is not None and (question := self._loop.question(now)) is not None:
+            self._asking = asyncio.create_task(self._advised(self.ask, question))
         return outcome
 
-    async def _advised(self, ask: Ask, messages: Sequence[Mapping[str, str]]) -> None:
-        answer = await ask(messages, self.settings.allow)
+    async def _advised(self, ask: Ask, question: llm_choice.Question) -> None:
+        answer = await ask(question.messages, question.allow)
         if answer.trouble:
             logger.warning("the rules choose the policy, because %s", answer.trouble)
         self._loop.answered(answer)

@@ -8,7 +8,7 @@ nor ends because a gateway restarts.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeVar
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 TIMEOUT = aiohttp.ClientTimeout(total=3.0)
 MAX_REASON = 256
+"""Characters of a reason, and of what is expected."""
 DIVIDED_S = 300.0
 """The time for which a division of calls holds unless it is renewed."""
 T = TypeVar("T")
@@ -162,24 +163,35 @@ class GatewayAdmin:
         switch, until the next `targets`."""
         return {address: policy for address, policy in self._policies.items() if policy not in policies}
 
-    async def follow(self, policy: str, reason: str) -> None:
-        """Sets `policy` for the gateways' own queues, unless it is in force or a person has set another.
+    async def follow(self, policy: str, reason: str, *, alternatives: Sequence[str] = (), expected: str = "") -> None:
+        """Sets `policy` for the gateways' own queues, unless it is in force for this reason or a person has set another.
 
         The next observation repeats a failed call. A short delay is harmless, because gateways queue only the calls
         that engines have no room for.
         """
         seen = self._seen
-        if seen is None or seen.source == "override" or (seen.policy, seen.source) == (policy, "steered"):
+        reason = reason[:MAX_REASON]
+        known = None if seen is None else (seen.policy, seen.source, seen.reason)
+        if seen is None or seen.source == "override" or known == (policy, "steered", reason):
             return
-        body = {"policy": policy, "reason": reason[:MAX_REASON], "source": "steered"}
+        body: Json = {"policy": policy, "reason": reason, "source": "steered"}
+        explained = {**body, "alternatives": [*alternatives], "expected": expected[:MAX_REASON]}
         try:
-            url = f"{self._url}/admin/policy"
-            async with self._session.put(url, json=body, headers=self._headers, timeout=TIMEOUT) as answer:
-                self._note(answer)
-                answer.raise_for_status()
-            self._policies = {}  # what the gateways had before says nothing of whether they follow
+            if await self._put_policy(explained) == HTTPStatus.BAD_REQUEST:
+                await self._put_policy(body)  # a gateway of an earlier version knows no other fields
+            if seen.policy != policy:
+                self._policies = {}  # what the gateways had before says nothing of whether they follow
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             log.debug("%s does not accept policy %s: %r", self._url, policy, error)
+
+    async def _put_policy(self, body: Json) -> int:
+        """The status of the answer. Raises what aiohttp raises, for every error but 400 too."""
+        url = f"{self._url}/admin/policy"
+        async with self._session.put(url, json=body, headers=self._headers, timeout=TIMEOUT) as answer:
+            self._note(answer)
+            if answer.status != HTTPStatus.BAD_REQUEST or "expected" not in body:
+                answer.raise_for_status()
+            return answer.status
 
     def _note(self, answer: aiohttp.ClientResponse) -> None:
         rejects = answer.status == HTTPStatus.UNAUTHORIZED

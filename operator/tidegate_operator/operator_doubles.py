@@ -136,6 +136,6 @@ class FakeAdmin:
     def others(self, policies: Collection[str]) -> dict[str, str]:
         return {address: policy for address, policy in self.others_have.items() if policy not in policies}
 
-    async def follow(self, policy: str, reason: str) -> None:
+    async def follow(self, policy: str, reason: str, *, alternatives: Sequence[str] = (), expected: str = "") -> None:
         if self.received[-1:] != [policy]:
             self.received.append(policy)

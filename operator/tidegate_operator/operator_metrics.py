@@ -13,6 +13,7 @@ from prometheus_client import core, exposition, registry
 
 from tidegate_operator import workqueue
 from tidegate_operator.spec import Json
+from tidegate_policy import qos
 from tidegate_policy.steer import guards
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -63,6 +64,12 @@ class OperatorMetrics:
             ["namespace", "pool", "from", "to", "reason"],
             registry=self.registry,
         )
+        self._effect = prometheus_client.Gauge(
+            p + "policy_effect_met_ratio",
+            "Share of the targets that were met in the trial of the last switch to a policy.",
+            ["namespace", "pool", "policy"],
+            registry=self.registry,
+        )
         self._decided: set[Key] = set()
         self._reasons: set[str] = set()
         self._queues: dict[str, Callable[[], workqueue.Reading]] = {}
@@ -94,10 +101,15 @@ class OperatorMetrics:
         if verdict.kind is not guards.Kind.KEEP and verdict.policy != before:
             self._switches.labels(*key, before, verdict.policy, self._reason(verdict)).inc()
 
+    def judged(self, key: Key, policy: str, trial: qos.Qos) -> None:
+        """The effect of the last switch of a pool, to `policy`, is known. Without targets it has no measure here."""
+        if trial.with_target:
+            self._effect.labels(*key, policy).set(1 - trial.miss_ratio)
+
     def forget(self, key: Key) -> None:
         """Removes the counts of a pool that does not exist any more."""
         self._decided.discard(key)
-        for metric in (self._decisions, self._switches):
+        for metric in (self._decisions, self._switches, self._effect):
             for sample in next(iter(metric.collect())).samples:
                 if (sample.labels["namespace"], sample.labels["pool"]) == key:
                     metric.remove(*(sample.labels[name] for name in metric._labelnames))

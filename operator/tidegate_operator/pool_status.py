@@ -1,8 +1,8 @@
 """The status of a pool: its conditions, counts and events, computed from the objects that exist.
 
 Pure. Several writers share a pool's status by server-side apply, and each states its own part: `reconcile` (counts, Ready,
-Progressing, Degraded), `pool_steering` (active policy, attainment, PolicyStable), `pool_scaling` and `pool_canary`. So none
-overwrites another.
+Progressing, Degraded), `pool_steering` (active policy, attainment, PolicyStable, ReportsCredible), `pool_scaling` and
+`pool_canary`. So none overwrites another.
 
     Available     calls are served: at least one engine, one gateway and the store are ready
     Ready         every part runs as the spec asks
@@ -10,6 +10,7 @@ overwrites another.
     Degraded      a person must act: the spec cannot be built, an object was rejected, pods do not start, or a revision
                   of the engines did not serve
     PolicyStable  the scheduling policy has stayed for its dwell
+    ReportsCredible  the steering loop believes the reports of all engines
 """
 
 import datetime

@@ -58,7 +58,9 @@ class Admin(pool_driver.Admin, Protocol):
 
     def others(self, policies: Collection[str]) -> Mapping[str, str]: ...
 
-    async def follow(self, policy: str, reason: str) -> None: ...
+    async def follow(
+        self, policy: str, reason: str, *, alternatives: Sequence[str] = (), expected: str = ""
+    ) -> None: ...
 
 
 def admin_url(pool: spec.Pool) -> str:
@@ -154,6 +156,8 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
         outcome = driver.observe(now.timestamp(), by_hand or _fixed(pool), monotonic_s=self._monotonic())
         if outcome.window is not None or outcome.verdict.kind is not guards.Kind.KEEP:
             self._metrics.decided(key, before, outcome.verdict)
+        if outcome.judged is not None:
+            self._metrics.judged(key, outcome.state.active, outcome.judged)
         if outcome.window is not None:
             gateways = gateway_addresses(pods)
             steered.budgets.add(now.timestamp(), await admin.targets(gateways), gateways=gateways)
@@ -181,7 +185,10 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
             shown = (*key, len(fresh), outcome.verdict.policy, address, errors[address])
             log.warning("%s/%s: %d engines did not accept policy %s, for example %s: %s", *shown)
         steered.failing = errors.keys()
-        await admin.follow(outcome.state.active, outcome.state.reason)
+        state = outcome.state
+        await admin.follow(
+            state.active, steering_loop.explained(state), alternatives=state.alternatives, expected=state.expected
+        )
         return driver.settings.observation_period_s
 
     def silent(self) -> dict[watch_cache.Key, int]:
@@ -228,7 +235,7 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
         return {address: node_pool for address, node_pool in located if address is not None}
 
     async def _persist(self, body: Json, pool: spec.Pool, ours: Json, outcome: steering_loop.Outcome) -> None:
-        if event := steering_status.event(pool, outcome):
+        for event in steering_status.events(pool, outcome, self._clock()):
             log.info("%s/%s: %s: %s", pool.namespace, pool.name, event.reason, event.message)
             await self._api.record(event)
         if pool_status.changed(body.get("status", {}), ours, owns=steering_status.MEASURED):

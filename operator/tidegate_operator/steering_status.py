@@ -2,7 +2,7 @@
 events of its switches. Pure."""
 
 import datetime
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tidegate_operator import error_budget, pool_status, reconcile, spec
@@ -20,6 +20,8 @@ _REASONS = {
     guards.Kind.BYPASS: "PolicyBypassed",
     guards.Kind.OVERRIDE: "PolicyOverridden",
 }
+MOST_REASON, MOST_PART = 400, 200
+"""Characters of the reason in the event of a switch, and of each other part. Kubernetes takes 1,024 in all."""
 SHOWN_PARTS = 5
 """Engines and gateways that a condition names."""
 
@@ -43,12 +45,12 @@ def of_steering(
         "activePolicy": {
             "name": state.active,
             "since": reconcile.timestamp(since),
-            "reason": state.reason,
+            "reason": steering_loop.explained(state),
             "override": state.kind is guards.Kind.OVERRIDE,
         },
         "steering": steer_memory.written(state),
         "conditions": pool_status.timed(
-            [trouble or _stability(state, settings, now.timestamp())],
+            [trouble or _stability(state, settings, now.timestamp()), credibility(outcome.outliers)],
             before.get("conditions", ()),
             generation=pool.generation,
             now=reconcile.timestamp(now),
@@ -144,8 +146,20 @@ def disobedience(policy: str, engines: Mapping[str, str], gateways: Mapping[str,
     return pool_status.Condition(type="PolicyStable", status=False, reason="NotFollowed", message=message)
 
 
+def credibility(outliers: Mapping[str, str]) -> pool_status.Condition:
+    """Whether the reports of all engines count in full. `outliers` has the engines whose reports do not, and why."""
+    if not outliers:
+        return pool_status.Condition(
+            type="ReportsCredible", status=True, reason="Believed", message="The reports of all engines count in full."
+        )
+    shown = [f"{address}: {outliers[address]}" for address in sorted(outliers)[:SHOWN_PARTS]]
+    more = f"; and {len(outliers) - SHOWN_PARTS} more" if len(outliers) > SHOWN_PARTS else ""
+    message = f"The steering loop counts less than these engines claim: {'; '.join(shown)}{more}."
+    return pool_status.Condition(type="ReportsCredible", status=False, reason="Outliers", message=message)
+
+
 def _stability(state: guards.SteerState, settings: guards.GuardSettings, now: float) -> pool_status.Condition:
-    age_s, shown = now - state.since_at_s, f"{state.active}: {state.reason}"
+    age_s, shown = now - state.since_at_s, f"{state.active}: {steering_loop.explained(state)}"
     if state.kind is guards.Kind.BYPASS:
         return pool_status.Condition(type="PolicyStable", status=False, reason="Bypass", message=shown)
     if age_s < guards.minimum_dwell_s(state, settings) and state.kind is not guards.Kind.OVERRIDE:
@@ -153,17 +167,39 @@ def _stability(state: guards.SteerState, settings: guards.GuardSettings, now: fl
     return pool_status.Condition(type="PolicyStable", status=True, reason="Settled", message=shown)
 
 
-def event(pool: spec.Pool, outcome: steering_loop.Outcome) -> pool_status.Event | None:
-    """The event of a switch; None when the policy stays."""
-    kind, verdict = outcome.verdict.kind, outcome.verdict
-    if kind is guards.Kind.KEEP:
-        return None
+def events(pool: spec.Pool, outcome: steering_loop.Outcome, now: datetime.datetime) -> Sequence[pool_status.Event]:
+    """The event of a switch, or of the effect of the last switch when it is known since this observation."""
+    kind, verdict, state = outcome.verdict.kind, outcome.verdict, outcome.state
+    if kind is not guards.Kind.KEEP:
+        since = datetime.datetime.fromtimestamp(state.since_at_s, datetime.UTC)
+        message = f"Engines now serve by {verdict.policy}: {_bounded(verdict.reason, MOST_REASON)}"
+        if state.expected:
+            message += f". Expected: {_bounded(state.expected, MOST_PART)}"
+        if state.alternatives:
+            message += f". Alternatives: {_bounded(', '.join(state.alternatives), MOST_PART)}"
+        warning = kind in (guards.Kind.ROLLBACK, guards.Kind.BYPASS)
+        return [_event(pool, _REASONS[kind], message, since, warning=warning)]
+    if outcome.judged is None:
+        return []
+    message = f"After the switch to {state.active}: {_bounded(state.effect, MOST_PART)}"
+    if state.expected:
+        message += f". Expected: {_bounded(state.expected, MOST_PART)}"
+    return [_event(pool, "PolicyEffect", message, now)]
+
+
+def _event(
+    pool: spec.Pool, reason: str, message: str, at: datetime.datetime, *, warning: bool = False
+) -> pool_status.Event:
     return pool_status.Event(
         namespace=pool.namespace,
         pool=pool.name,
         uid=pool.uid,
-        reason=_REASONS[kind],
-        message=f"Engines now serve by {verdict.policy}: {verdict.reason}",
-        at=reconcile.timestamp(datetime.datetime.fromtimestamp(outcome.state.since_at_s, datetime.UTC)),
-        warning=kind in (guards.Kind.ROLLBACK, guards.Kind.BYPASS),
+        reason=reason,
+        message=message,
+        at=reconcile.timestamp(at),
+        warning=warning,
     )
+
+
+def _bounded(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -40,7 +40,7 @@ class Options:
     seeds: int | None = None
     """Seeds of each cell; None = the suite's own number."""
     parts: Sequence[str] | None = None
-    """Parts of the run, in suites that have parts; None = all."""
+    """Parts of the run, in suites that have parts; None = all, or those that the suite runs unless others are named."""
     trace_file: Path | None = None
     """A published trace, in suites that replay one."""
     scheduler: engine_models.Model = "fast"

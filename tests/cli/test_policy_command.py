@@ -70,6 +70,27 @@ async def test_get_prints_the_last_switches_with_evidence_and_effect_in_the_word
     assert f"effect, 60 s after:    {switch['effect'].partition(' (first')[0]}" in text
 
 
+def test_get_prints_the_alternatives_and_the_expected_effect_of_a_switch_if_the_gateway_tells_them() -> None:
+    told = {
+        "at": "2026-11-22T00:00:00Z",
+        "from": "edf",
+        "to": "sjf",
+        "source": "steered",
+        "reason": "overload",
+        "evidence": "none",
+        "effect": "none",
+    }
+    silent = "".join(policy_command.switches([told]))
+    assert "alternatives" not in silent
+    assert "expected" not in silent
+    text = "".join(
+        policy_command.switches([{**told, "alternatives": ["two-lane", "edf"], "expected": "calls\x1b[2J wait less"}])
+    )
+    assert "    alternatives:          two-lane, edf\n" in text
+    assert "    expected:              calls" in text
+    assert "\x1b" not in text
+
+
 async def test_watch_prints_each_further_switch_until_ctrl_c(gateway: Addresses) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tidegate_cli.main", "policy", "get", "--watch", "--admin", gateway.admin),

@@ -38,9 +38,19 @@ async def test_an_exchange_with_the_store_that_began_before_an_override_does_not
 
 async def test_an_override_outranks_steering_and_can_be_taken_back(up: Any, until: Any) -> None:
     async with fake_engine.engine() as engine, up(engine) as client:
-        assert (await put(client, {"policy": "two-lane", "source": "steered", "reason": "long calls"}))[1][
-            "name"
-        ] == "two-lane"
+        steered = {
+            "policy": "two-lane",
+            "source": "steered",
+            "reason": "long calls",
+            "alternatives": ["sjf", "edf"],
+            "expected": "short calls wait less",
+        }
+        chosen = (await put(client, steered))[1]
+        assert (chosen["name"], chosen["alternatives"], chosen["expected"]) == (
+            "two-lane",
+            ["sjf", "edf"],
+            "short calls wait less",
+        )
         assert (await put(client, {"policy": "fcfs"}))[1]["name"] == "fcfs"
         assert (await put(client, {"policy": "sjf", "source": "steered"}))[1]["name"] == "fcfs"
         active = (await put(client, {"policy": None}))[1]
@@ -57,6 +67,8 @@ async def test_an_override_outranks_steering_and_can_be_taken_back(up: Any, unti
             ("urgency", "two-lane", "steered"),
         ]
         assert active["switches"][-1]["reason"] == "long calls"
+        explained = [(each["alternatives"], each["expected"]) for each in active["switches"]]
+        assert explained == [([], ""), ([], ""), (["sjf", "edf"], "short calls wait less")]
         counted = client.gateway.metrics.registry.get_sample_value
         labels = {"from": "urgency", "to": "two-lane", "reason": "steered"}
         assert counted("tidegate_policy_switches_total", labels) == 1.0

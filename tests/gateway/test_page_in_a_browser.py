@@ -50,10 +50,19 @@ async def test_the_page_shows_data_and_changes_while_calls_run_without_errors_or
         await page.until("document.getElementById('tenants').innerText.includes('acme')")
         assert "acme" in await page.text("recent")
 
-        await client.gateway.policy.choose("steered", "sjf", reason="overload: as the test says", for_s=None)
+        await client.gateway.policy.choose(
+            "steered",
+            "sjf",
+            reason="overload: as the test says",
+            for_s=None,
+            alternatives=("two-lane", "edf"),
+            expected="long calls wait",
+        )
         switch = await page.until("(t => t.includes('sjf') && t)(document.getElementById('switches').innerText)")
         assert "urgency → sjf" in switch
         assert "overload: as the test says" in switch
+        assert "two-lane, edf" in switch
+        assert "long calls wait" in switch
         shown = client.state()["policy"]["switches"][0]
         assert shown["evidence"] in switch
         assert shown["effect"].partition(" (first")[0] in switch

@@ -251,10 +251,18 @@ async def test_policies_are_shared_ranked_by_kind_and_lapse(
     two: tuple[store_contract.Store, store_contract.Store],
 ) -> None:
     one, other = two
-    await one.choose_policy("steered", "edf", "misses", None)
+    await one.choose_policy(
+        "steered", "edf", "misses", None, alternatives=("urgency", "sjf"), expected="fewer targets are missed"
+    )
     await one.choose_policy("override", "fcfs", "by hand", 0.2)
     found = await other.exchange({})
-    assert found.steered == store_contract.Chosen(policy="edf", reason="misses", left_s=None)
+    assert found.steered == store_contract.Chosen(
+        policy="edf",
+        reason="misses",
+        left_s=None,
+        alternatives=("urgency", "sjf"),
+        expected="fewer targets are missed",
+    )
     assert found.override is not None
     assert found.override.policy == "fcfs"
     async with asyncio.timeout(10):

@@ -77,12 +77,32 @@ async def test_a_policy_set_by_steering_is_no_override(gateway, admin, source):
 
 async def test_the_gateways_receive_a_policy_once(gateway, admin):
     await admin.override()
-    await admin.follow("sjf", "x" * 1000)
-    assert gateway.received == [("/admin/policy", {"policy": "sjf", "reason": "x" * 256, "source": "steered"})]
+    await admin.follow("sjf", "x" * 1000, alternatives=("two-lane",), expected="y" * 1000)
+    sent = {"policy": "sjf", "reason": "x" * 256, "source": "steered"}
+    assert gateway.received == [("/admin/policy", {**sent, "alternatives": ["two-lane"], "expected": "y" * 256})]
     gateway.answer = state("sjf", "steered")
     await admin.override()
-    await admin.follow("sjf", "again")
+    await admin.follow("sjf", "busy")
     assert len(gateway.received) == 1
+
+
+async def test_a_gateway_of_an_earlier_version_receives_the_policy_without_what_it_does_not_know(gateway, admin):
+    await admin.override()
+    gateway.answer = lambda: web.Response(status=400)
+    await admin.follow("sjf", "busy", alternatives=("two-lane",), expected="short calls wait less")
+    assert [sorted(body) for _, body in gateway.received] == [
+        ["alternatives", "expected", "policy", "reason", "source"],
+        ["policy", "reason", "source"],
+    ]
+
+
+async def test_the_gateways_receive_a_new_reason_of_the_same_policy(gateway, admin):
+    gateway.answer = state("sjf", "steered")
+    await admin.override()
+    await admin.follow("sjf", "busy; last decision by the rules, because the answer is no JSON")
+    assert [body["reason"] for _, body in gateway.received] == [
+        "busy; last decision by the rules, because the answer is no JSON"
+    ]
 
 
 async def test_the_gateways_receive_no_policy_during_an_override(gateway, admin):

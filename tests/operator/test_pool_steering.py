@@ -406,7 +406,8 @@ async def test_a_policy_with_a_doubled_dwell_is_stable_after_the_doubled_dwell(
     outcome = steering_loop.Outcome(state=state, verdict=kept, window=None)
     now, settings = START + datetime.timedelta(seconds=age_s), pool_steering.settings_of(pool.steering).guards
     stated = steering_status.of_steering({}, pool, outcome, settings, None, {}, now)
-    assert [(item["type"], item["status"]) for item in stated["conditions"]] == [("PolicyStable", stable)]
+    found = {item["type"]: item["status"] for item in stated["conditions"]}
+    assert found == {"PolicyStable": stable, "ReportsCredible": "True"}
 
 
 async def test_a_pool_that_is_created_again_under_its_name_has_no_memory(cluster, kubectl, namespace, rules):

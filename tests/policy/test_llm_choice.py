@@ -55,8 +55,9 @@ def test_the_question_has_numbers_and_no_name_that_a_client_chose() -> None:
         classes={injected: Targets(with_target=30, missed=30)},
         tenants={injected: TenantService(), f"{injected} twice": TenantService()},
     )
-    messages = llm_choice.question(qos, "urgency", ALLOW)
-    assert messages is not None
+    question = llm_choice.question(qos, "urgency", ALLOW)
+    assert question is not None
+    messages = question.messages
     assert "ignore" not in json.dumps(messages)
     assert json.loads(messages[1]["content"])["targets_missed"] == 30
     for name in ALLOW:
@@ -103,6 +104,80 @@ def test_an_answer_for_a_policy_that_is_no_longer_allowed_is_not_used() -> None:
     loop.answered(llm_choice.Answer(policy="sjf"))
     loop.settings = dataclasses.replace(SETTINGS, allow=("urgency", "edf"))
     assert observed(loop, 30.0).policy != "sjf"
+    assert steering_loop.explained(loop.state).endswith(
+        "by the rules, because the policy that the model chose is not allowed any more"
+    )
+
+
+def test_the_question_lists_the_policies_that_are_not_banned_and_no_answer_may_name_another() -> None:
+    loop = steered()
+    loop.state = dataclasses.replace(loop.state, banned_until_at_s={"sjf": 500.0, "edf": 15.0})
+    for now in (10.0, 20.0):
+        observed(loop, now)
+    question = loop.question(20.0)
+    assert question is not None
+    assert question.allow == ("urgency", "edf", "fcfs")
+    assert "- sjf: " not in question.messages[0]["content"]
+    assert llm_choice.answer_schema(question.allow)["properties"]["policy"]["enum"] == ["edf", "fcfs", "urgency"]
+    assert llm_choice.read('{"policy": "sjf"}', question.allow).policy is None
+
+
+def test_the_question_does_not_offer_to_keep_a_policy_that_is_not_allowed() -> None:
+    kept = llm_choice.question(LATE, "urgency", ALLOW)
+    left = llm_choice.question(LATE, "wfq", ALLOW)
+    assert kept is not None
+    assert left is not None
+    assert "if it should stay" in kept.messages[0]["content"]
+    assert "if it should stay" not in left.messages[0]["content"]
+    assert llm_choice.question(LATE, "urgency", ()) is None
+
+
+def test_the_reason_says_that_the_rules_decided_also_when_the_policy_stays_and_only_for_that_decision() -> None:
+    loop = steered()
+    loop.settings = dataclasses.replace(SETTINGS, allow=("urgency", "fcfs"))  # the rules have no cure among these
+    for now in (10.0, 20.0):
+        observed(loop, now)
+    loop.question(20.0)
+    loop.answered(llm_choice.read("fcfs, of course", ALLOW))
+    assert observed(loop, 30.0).kind is guards.Kind.KEEP
+    assert steering_loop.explained(loop.state) == "start; last decision by the rules, because the answer is no JSON"
+    for now in (40.0, 50.0):
+        observed(loop, now)
+    loop.question(50.0)
+    loop.answered(llm_choice.Answer(policy="urgency"))
+    assert observed(loop, 60.0).kind is guards.Kind.KEEP
+    assert steering_loop.explained(loop.state) == "start"
+
+
+def test_the_reason_of_a_switch_by_the_rules_names_the_trouble_once() -> None:
+    loop = steered()
+    for now in (10.0, 20.0):
+        observed(loop, now)
+    loop.question(20.0)
+    verdict = observed(loop, 30.0)
+    assert steering_loop.explained(loop.state) == verdict.reason
+    assert verdict.reason.count(llm_choice.SILENT) == 1
+
+
+def test_the_rules_that_decide_about_calls_that_came_after_the_question_say_that_the_model_was_not_asked() -> None:
+    loop = steered()
+    for now in (10.0, 20.0):
+        loop.observe(now, {"engine": [qos_windows.window(waiting=0)]}, silent=())
+    assert loop.question(20.0) is None
+    verdict = observed(loop, 30.0)
+    assert verdict.kind is guards.Kind.SWITCH
+    assert verdict.reason.endswith(f"(by the rules, because {llm_choice.NOT_ASKED})")
+
+
+def test_the_choice_of_a_person_has_no_word_of_the_rules() -> None:
+    state = guards.SteerState(
+        active="edf",
+        since_at_s=0.0,
+        kind=guards.Kind.OVERRIDE,
+        reason="by me",
+        memory={"LlmChoice": {"trouble": llm_choice.SILENT}},
+    )
+    assert steering_loop.explained(state) == "by me"
 
 
 def test_a_pool_that_decides_at_every_observation_asks_about_the_last_interval() -> None:

@@ -8,7 +8,8 @@ from statistics import fmean
 
 import pytest
 
-from tidegate_sim import cell, maas_ablations, maas_figures, maas_traces, suite
+from tidegate_policy import policies
+from tidegate_sim import cell, maas_ablations, maas_figures, maas_policies, maas_traces, suite
 from tidegate_sim.suites import maas
 from tidegate_sim.trace_format import BadTrace, TraceCall
 
@@ -184,8 +185,39 @@ def test_the_table_of_a_short_run_has_every_row() -> None:
     for row in maas.SUITE.everywhere:
         assert f"\n{row} " in text
     for row in maas.SUITE.rows.keys() - maas.SUITE.everywhere.keys():
-        assert row not in text
+        assert f"\n{row} " not in text
     assert report["pools"][0]["traces"]["burst"]["sjf"]["regret"]["mean"] >= 0
+
+
+def test_the_part_policies_runs_every_policy_fixed_and_no_selector() -> None:
+    options = suite.Options(
+        traces=("burst",), rates=(1.0,), workflows=40, seeds=2, jobs=1, checked_share=0.0, parts=(maas.POLICIES,)
+    )
+    report = maas.SUITE.run(options, lambda line: None)
+    assert report["scheduler"]["cells"] == 2 * len(policies.POLICIES)
+    assert "overall" not in report["pools"][0]
+    found = report["pools"][0]["policies"]
+    assert list(found["traces"]["burst"]) == list(found["over"]) == list(policies.POLICIES)
+    assert found["over"][maas_policies.REFERENCE] == {"mean": 1.0, "low": 1.0, "high": 1.0}
+    assert all(maas.SUITE.rows[name].steering is None for name in policies.POLICIES)
+    text = maas.SUITE.table(report)
+    for name in policies.POLICIES:
+        assert f"\n{name} " in text
+    assert "selector" not in text
+
+
+def test_policies_are_compared_by_the_sum_of_their_traces_seed_by_seed_and_listed_best_first() -> None:
+    runs = {}
+    for index, row in enumerate(maas_policies.ROWS):
+        for name in ("stress", "shift"):
+            for seed in (1, 2):
+                goodput = 1.0 if row == maas_policies.REFERENCE else 0.5 - index / 100
+                runs[f"{name}/{seed}", row] = {"goodput": goodput * seed, "attainment": goodput, "esg": goodput}
+    found = maas_policies.compared(runs, ("stress", "shift"), (1, 2))
+    assert found["over"]["fcfs"]["mean"] == pytest.approx(0.5)
+    assert found["traces"]["shift"]["fcfs"]["goodput"]["mean"] == pytest.approx(0.75)
+    lines = maas_policies.table("title", found).splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["sjf", "fcfs", "edf"]
 
 
 def test_the_ablations_run_on_their_trace_and_are_divided_by_the_whole_product() -> None:

@@ -37,6 +37,10 @@ class ActivePolicy:
     source: Literal["override", "steered", "settings"]
     reason: str
     left_s: float | None = None
+    alternatives: tuple[str, ...] = ()
+    """The other policies that the steering loop compared, best first."""
+    expected: str = ""
+    """What the steering loop expects of the switch."""
 
 
 class PolicyChoice:
@@ -81,7 +85,16 @@ class PolicyChoice:
         if again and self._core.dispatcher.policy == name:
             self._order()
 
-    async def choose(self, source: Source, name: str | None, *, reason: str, for_s: float | None) -> ActivePolicy:
+    async def choose(
+        self,
+        source: Source,
+        name: str | None,
+        *,
+        reason: str,
+        for_s: float | None,
+        alternatives: tuple[str, ...] = (),
+        expected: str = "",
+    ) -> ActivePolicy:
         """Stores a choice for all gateways; None takes it back. Raises `GatewayError`."""
         if name is not None and name not in policies.POLICIES:
             known = ", ".join(sorted(policies.POLICIES))
@@ -93,7 +106,11 @@ class PolicyChoice:
             raise error_table.BadRequest(allowed, param="for_s")
         store = self._link.store
         if store is None:
-            chosen = None if name is None else store_contract.Chosen(policy=name, reason=reason, left_s=for_s)
+            chosen = None
+            if name is not None:
+                chosen = store_contract.Chosen(
+                    policy=name, reason=reason, left_s=for_s, alternatives=alternatives, expected=expected
+                )
             if source == "override":
                 self._override_until_at_s = None if for_s is None or chosen is None else self._clock() + for_s
                 self.apply(dataclasses.replace(self._chosen, override=chosen))
@@ -101,7 +118,9 @@ class PolicyChoice:
                 self.apply(dataclasses.replace(self._chosen, steered=chosen))
             return self.active
         try:
-            stored = await store.choose_policy(source, name, reason, for_s)
+            stored = await store.choose_policy(
+                source, name, reason, for_s, alternatives=alternatives, expected=expected
+            )
         except store_contract.Unavailable as error:
             raise error_table.store_unavailable() from error
         self.choices += 1
@@ -132,7 +151,14 @@ class PolicyChoice:
         self.switches.settle()
         if active.name != before:
             reason = OVERRIDE_ENDED if ended else active.reason
-            self.switches.on_switch(before, active.name, source=active.source, reason=reason)
+            self.switches.on_switch(
+                before,
+                active.name,
+                source=active.source,
+                reason=reason,
+                alternatives=active.alternatives,
+                expected=active.expected,
+            )
             count = self._order()
             self._metrics.on_policy(before, active.name, active.source)
             logger.warning("policy %s -> %s (%s): %d waiting calls ordered anew", before, active.name, reason, count)
@@ -155,4 +181,11 @@ class PolicyChoice:
 
 def _active(source: Source, chosen: store_contract.Chosen) -> ActivePolicy:
     reason = chosen.reason or (SET_BY_HAND if source == "override" else source)
-    return ActivePolicy(name=chosen.policy, source=source, reason=reason, left_s=chosen.left_s)
+    return ActivePolicy(
+        name=chosen.policy,
+        source=source,
+        reason=reason,
+        left_s=chosen.left_s,
+        alternatives=chosen.alternatives,
+        expected=chosen.expected,
+    )

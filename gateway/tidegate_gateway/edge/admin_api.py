@@ -20,6 +20,10 @@ from tidegate_policy.model import EngineId
 
 DIVIDED_S, LONGEST_DIVIDED_S = 300.0, 86400.0
 """The time after which a division of calls ends unless it is renewed, by default and at most."""
+MOST_CHARACTERS = 256
+"""Of the reason of a choice, and of what is expected of it."""
+MOST_ALTERNATIVES, MOST_NAME = 32, 64
+"""Policies that the steering loop compared, and the characters of a name."""
 _PORT = re.compile(r":\d+$")
 _OWN_ENDS = (".svc", ".svc.cluster.local", ".localhost")
 
@@ -81,9 +85,10 @@ class AdminApi:
         return http_messages.reply(self._shown())
 
     async def _choose(self, request: http_messages.Request) -> http_messages.Response:
-        """`{"policy": name or null, "for_s"?: seconds, "reason"?: text, "source"?: "override" or "steered"}`."""
+        """`{"policy": name or null, "for_s"?: seconds, "reason"?: text, "source"?: "override" or "steered"}`. The steering
+        loop also sends `alternatives`, the names of the policies that it compared, and `expected`, a text."""
         body = request.json_object()
-        unknown = sorted(set(body) - {"policy", "for_s", "reason", "source"})
+        unknown = sorted(set(body) - {"policy", "for_s", "reason", "source", "alternatives", "expected"})
         if unknown or "policy" not in body:
             raise BadRequest(
                 "send policy (a name, or null to take the override back), and for_s, reason, source if wanted"
@@ -94,12 +99,25 @@ class AdminApi:
             raise BadRequest("policy must be a name, or null", param="policy")
         if for_s is not None and (isinstance(for_s, bool) or not isinstance(for_s, int | float)):
             raise BadRequest("for_s must be a number of seconds", param="for_s")
-        if not isinstance(reason, str) or len(reason) > 256:
-            raise BadRequest("reason must be at most 256 characters", param="reason")
+        alternatives, expected = body.get("alternatives", []), body.get("expected", "")
+        for key, text in (("reason", reason), ("expected", expected)):
+            if not isinstance(text, str) or len(text) > MOST_CHARACTERS:
+                raise BadRequest(f"{key} must be at most {MOST_CHARACTERS} characters", param=key)
+        if (
+            not isinstance(alternatives, list)
+            or len(alternatives) > MOST_ALTERNATIVES
+            or not all(isinstance(each, str) and len(each) <= MOST_NAME for each in alternatives)
+        ):
+            raise BadRequest(
+                f"alternatives must be at most {MOST_ALTERNATIVES} names of at most {MOST_NAME} characters",
+                param="alternatives",
+            )
         if source not in policy_choice.SOURCES:
             raise BadRequest("source must be override or steered", param="source")
         kind = policy_choice.SOURCES[policy_choice.SOURCES.index(source)]
-        await self._gateway.policy.choose(kind, name, reason=reason, for_s=for_s)
+        await self._gateway.policy.choose(
+            kind, name, reason=reason, for_s=for_s, alternatives=tuple(alternatives), expected=expected
+        )
         return http_messages.reply(self._shown())
 
     async def _divide(self, request: http_messages.Request) -> http_messages.Response:

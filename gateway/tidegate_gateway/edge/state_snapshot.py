@@ -105,6 +105,8 @@ def policy(gateway: running_gateway.Gateway) -> dict[str, Any]:
         "parameters": dict(gateway.core.dispatcher.policy_parameters),
         "source": active.source,
         "reason": active.reason,
+        "alternatives": list(active.alternatives),
+        "expected": active.expected,
         "left_s": active.left_s,
         "since_s": round(switches.since_s, 1),
         "switches": switches.as_json(),

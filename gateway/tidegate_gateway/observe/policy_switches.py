@@ -45,6 +45,10 @@ class Switch:
     after_policy: str
     source: str
     reason: str
+    alternatives: tuple[str, ...]
+    """The other policies that the steering loop compared, best first."""
+    expected: str
+    """What the steering loop expected; empty for a choice of a person."""
     before: Measured
     after: Measured | None = None
     """None until the effect is complete."""
@@ -69,7 +73,16 @@ class PolicySwitches:
         self._began_at_s = clock()
         self._switches: collections.deque[Switch] = collections.deque(maxlen=REMEMBERED)
 
-    def on_switch(self, before: str, after: str, *, source: str, reason: str) -> None:
+    def on_switch(
+        self,
+        before: str,
+        after: str,
+        *,
+        source: str,
+        reason: str,
+        alternatives: tuple[str, ...] = (),
+        expected: str = "",
+    ) -> None:
         """The policy has changed."""
         now = self._clock()
         self.settle(ended=True)
@@ -81,6 +94,8 @@ class PolicySwitches:
                 after_policy=after,
                 source=source,
                 reason=reason,
+                alternatives=alternatives,
+                expected=expected,
                 before=self._measured(since_at_s, now),
             )
         )
@@ -108,6 +123,8 @@ class PolicySwitches:
                     "to": switch.after_policy,
                     "source": switch.source,
                     "reason": switch.reason,
+                    "alternatives": list(switch.alternatives),
+                    "expected": switch.expected,
                     "evidence": switch.before.words(),
                     "effect": after.words() + so_far,
                     "before": switch.before.as_json(),

@@ -18,6 +18,8 @@ def chosen(answer: object) -> dict[str, Any]:
             policy=item["policy"],
             reason=item.get("reason", ""),
             left_s=None if item.get("left_ms") is None else item["left_ms"] / 1000,
+            alternatives=tuple(map(str, rows(item.get("alternatives")))),
+            expected=item.get("expected", ""),
         )
         for kind, item in found.items()
     }

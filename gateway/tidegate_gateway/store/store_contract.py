@@ -118,6 +118,10 @@ class Chosen:
     reason: str
     left_s: float | None
     """Seconds until the choice ends; None = it does not end."""
+    alternatives: tuple[str, ...] = ()
+    """The other policies that the steering loop compared, best first."""
+    expected: str = ""
+    """What the steering loop expects of the switch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +203,14 @@ class Store(Protocol):
         """This gateway ends after its last exchange; its backlogs and its lease are removed at once."""
 
     async def choose_policy(
-        self, kind: Literal["override", "steered"], policy: str | None, reason: str, for_s: float | None
+        self,
+        kind: Literal["override", "steered"],
+        policy: str | None,
+        reason: str,
+        for_s: float | None,
+        *,
+        alternatives: tuple[str, ...] = (),
+        expected: str = "",
     ) -> Exchange:
         """Sets or clears a chosen policy; the choices as they are then."""
 

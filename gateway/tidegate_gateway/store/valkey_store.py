@@ -212,7 +212,14 @@ class Valkey:
         await self._share("leave")
 
     async def choose_policy(
-        self, kind: Literal["override", "steered"], policy: str | None, reason: str, for_s: float | None
+        self,
+        kind: Literal["override", "steered"],
+        policy: str | None,
+        reason: str,
+        for_s: float | None,
+        *,
+        alternatives: tuple[str, ...] = (),
+        expected: str = "",
     ) -> store_contract.Exchange:
         answer = await self._share(
             "set_policy",
@@ -220,6 +227,8 @@ class Valkey:
             policy=policy,
             reason=reason,
             for_ms=None if for_s is None else round(for_s * 1000),
+            alternatives=alternatives,
+            expected=expected,
         )
         return store_contract.Exchange(**store_answers.chosen(answer))
 

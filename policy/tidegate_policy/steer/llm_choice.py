@@ -3,13 +3,14 @@
 The model reads numbers of the pool and one sentence about each allowed policy. It reads no prompt, and no name that a
 client chose, so no tenant can instruct it. Its answer is one JSON object with the name of an allowed policy; every other
 answer counts as none. The loop's driver asks the model shortly before each decision (`question`), and leaves the answer
-in the memory of the selector (`Answer`). A decision never waits for the model.
+in the memory of the selector (`Answer`). A decision never waits for the model. `stand_in` says why the rules made the last
+decision.
 """
 
 import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tidegate_policy import policies
@@ -19,6 +20,7 @@ from tidegate_policy.steer.proposal import Memory, Proposal
 
 MOST_ANSWER_CHARACTERS = 1000
 SILENT = "the model gave no answer in time"
+NOT_ASKED = "the model was not asked, because too few calls waited at that time"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +33,28 @@ class Answer:
     """Why there is no valid answer. It never quotes the answer."""
 
 
-def question(qos: Qos, active: str, allow: Collection[str]) -> Sequence[Mapping[str, str]] | None:
-    """The messages of a chat completion; None when no call waits or too few came, because then the policy stays."""
-    if not features.is_evidence(qos):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a model is asked."""
+
+    messages: Sequence[Mapping[str, str]]
+    """Of a chat completion."""
+    allow: tuple[str, ...]
+    """The policies that a valid answer may name."""
+
+
+def question(qos: Qos, active: str, allow: Collection[str]) -> Question | None:
+    """The question about `allow`, the policies that may be active now; None when no call waits or too few came, because
+    then the policy stays, and when no policy is allowed."""
+    if not allow or not features.is_evidence(qos):
         return None
+    stay = "Name the active policy if it should stay. " if active in allow else ""
     known = "\n".join(f"- {name}: {_sentence(name)}" for name in allow if name in policies.POLICIES)
     system = (
         "You choose the scheduling policy of a pool of LLM engines. Policies:\n"
         f"{known}\n"
         'Answer with one JSON object and nothing else: {"policy": "NAME"}. NAME is one of the policies above. '
-        "Name the active policy if it should stay. Meet as many targets as possible."
+        f"{stay}Meet as many targets as possible."
     )
     numbers = {
         "active_policy": active,
@@ -64,7 +78,8 @@ def question(qos: Qos, active: str, allow: Collection[str]) -> Sequence[Mapping[
         "preemptions": qos.preemptions,
         "fairness_of_tenants": None if qos.fairness is None else round(qos.fairness, 3),
     }
-    return [{"role": "system", "content": system}, {"role": "user", "content": json.dumps(numbers)}]
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": json.dumps(numbers)}]
+    return Question(messages=messages, allow=tuple(allow))
 
 
 def answer_schema(allow: Collection[str]) -> Mapping[str, Any]:
@@ -94,31 +109,38 @@ def read(text: str, allow: Collection[str]) -> Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmChoice:
-    """The selector. Its memory is `asked` while an answer is awaited, then the `policy` or the `trouble` of the answer."""
+    """The selector. Its memory is `asked` while an answer is awaited, then the `policy` of the answer, or `failed` with the
+    trouble of the answer. After a decision that the rules made in place of the model, it is the `trouble` alone."""
 
     fallback: rules.Rules = field(default_factory=rules.Rules)
 
     def propose(self, qos: Qos, active: str, allow: Collection[str], memory: Memory) -> Proposal | None:
-        chosen = memory.pop("policy", None)
-        if memory.pop("asked", False):
-            memory["trouble"] = SILENT
-        if chosen in allow:  # the spec may have changed since the answer
-            memory.pop("trouble", None)
+        chosen, failed = memory.pop("policy", None), memory.pop("failed", None)
+        was_asked = memory.pop("asked", False)
+        memory.pop("trouble", None)  # of an earlier decision
+        if chosen in allow:
             if chosen == active:
                 return None
             others = tuple(name for name in allow if name not in (chosen, active))
             return Proposal(
                 policy=chosen, reason="llm: the model chose it", alternatives=others, expected="more targets are met"
             )
+        if chosen is not None:  # the spec or the bans have changed since the answer
+            failed = "the policy that the model chose is not allowed any more"
+        elif was_asked:
+            failed = SILENT
         proposed = self.fallback.propose(qos, active, allow)
-        if proposed is None or "trouble" not in memory:
-            return proposed
-        return Proposal(
-            policy=proposed.policy,
-            reason=f"{proposed.reason} (by the rules, because {memory['trouble']})",
-            alternatives=proposed.alternatives,
-            expected=proposed.expected,
-        )
+        if proposed is not None and failed is None:
+            failed = NOT_ASKED
+        if failed is None:
+            return None
+        memory["trouble"] = failed
+        return None if proposed is None else replace(proposed, reason=f"{proposed.reason} ({stand_in(failed)})")
+
+
+def stand_in(trouble: str) -> str:
+    """Why the rules decided in place of the model."""
+    return f"by the rules, because {trouble}"
 
 
 def _sentence(name: str) -> str:

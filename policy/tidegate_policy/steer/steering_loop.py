@@ -70,6 +70,8 @@ class Outcome:
     """What each engine delivered since the selector's last decision, by address; None between two decisions."""
     outliers: Mapping[str, str] = field(default_factory=dict)
     """By address: why the numbers of an engine cannot be believed."""
+    judged: qos.Qos | None = None
+    """The service that followed the last switch, in the observation that completes its trial; None in every other one."""
 
 
 class SteeringLoop:
@@ -142,18 +144,20 @@ class SteeringLoop:
             unfit=unfit,
             only_emergencies=not is_decision,
         )
+        judged: qos.Qos | None = None
         if verdict.kind is not guards.Kind.KEEP:
             self._trial = []
         elif self._trial and now >= self.state.since_at_s + guards.trial_s(self.state, self.settings.guards):
-            self.state = replace(
-                self.state, effect=self.state.effect or switch_regret.effect(qos.over_time(self._trial))
-            )
+            if not self.state.effect:
+                judged = qos.over_time(self._trial)
+                self.state = replace(self.state, effect=switch_regret.effect(judged))
             self._trial = []
         return Outcome(
             state=self.state,
             verdict=verdict,
             window=believed.reports if is_decision else None,
             outliers=believed.outliers,
+            judged=judged,
         )
 
     def _follow_clock(self, now: float, monotonic_s: float | None) -> None:
@@ -188,23 +192,24 @@ class SteeringLoop:
         tenants = qos.tenants_of([self._tenants], self._newest.values())
         return replace(qos.across(interval.reports.values(), tenants=False), tenants=tenants)
 
-    def question(self, now: float) -> Sequence[Mapping[str, str]] | None:
-        """What a model is asked after the last observation before a decision of the selector `llm`: the messages of a chat
-        completion. None at any other time."""
+    def question(self, now: float) -> llm_choice.Question | None:
+        """What a model is asked after the last observation before a decision of the selector `llm`; None at any other time.
+        The policies of the question are those that the decision allows: banned policies are not among them."""
         decides_at_s = self._decided_at_s + self.settings.interval_s
         if not isinstance(self.settings.selector, llm_choice.LlmChoice):
             return None
         if not now < decides_at_s <= now + self.settings.observation_period_s:
             return None
         together = self._together(credible_reports.believed(self._interval)) if self._interval else self._decided
-        messages = llm_choice.question(together, self.state.active, self.settings.allow)
-        if messages is not None:
+        allow = guards.allowed(now, self.state, self.settings.allow)
+        question = llm_choice.question(together, self.state.active, allow)
+        if question is not None:
             self._remember({"asked": True})
-        return messages
+        return question
 
     def answered(self, answer: llm_choice.Answer) -> None:
         """The model has answered the last question, or failed to."""
-        self._remember({"policy": answer.policy} if answer.policy else {"trouble": answer.trouble})
+        self._remember({"policy": answer.policy} if answer.policy else {"failed": answer.trouble})
 
     def _remember(self, facts: proposal.Memory) -> None:
         self.state = replace(self.state, memory={llm_choice.LlmChoice.__name__: facts})
@@ -223,6 +228,16 @@ class SteeringLoop:
         if state.kind is not guards.Kind.OVERRIDE or (state.ends_at_s is not None and now >= state.ends_at_s):
             return None
         return Override(policy=state.active, reason=state.reason, ends_at_s=state.ends_at_s)
+
+
+def explained(state: guards.SteerState) -> str:
+    """The reason of the active policy as persons read it. Where the rules made the last decision in place of the model of
+    the selector `llm`, it says so, also when the policy stayed."""
+    trouble = state.memory.get(llm_choice.LlmChoice.__name__, {}).get("trouble")
+    if not trouble or state.kind in (guards.Kind.OVERRIDE, guards.Kind.BYPASS):
+        return state.reason
+    stand_in = llm_choice.stand_in(str(trouble))
+    return state.reason if stand_in in state.reason else f"{state.reason}; last decision {stand_in}"
 
 
 def _decide(

@@ -5,7 +5,8 @@ row that runs. For each window of 30 s it takes the fixed policy of Tidegate und
 window meet their targets, and adds up these counts. Each policy enters a window with the backlog that it left itself, so
 the oracle is a reference that looks back, and no policy is promised to reach it.
 
-`maas_ablations` adds rows that leave one part of the product out, on one trace.
+`maas_ablations` adds rows that leave one part of the product out, on one trace. The part `policies` of a run has other
+rows: every policy, fixed (`maas_policies`). It runs only where the command line names it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from tidegate_sim import (
     engine_rows,
     maas_ablations,
     maas_figures,
+    maas_policies,
     maas_traces,
     paired_difference,
     suite,
@@ -39,6 +41,8 @@ FIXED = ("fcfs", "edf", "urgency", "sjf", "two-lane", "wfq")
 STOCK = {"vLLM, FCFS": "fcfs", "vLLM, priority": "priority"}
 INTERVAL_S = 30.0
 """The time between two decisions, as a ServingPool has it by default."""
+SELECTORS, POLICIES = "selectors", "policies"
+"""The parts of a run. Without `--parts` the first one runs."""
 SHOWN = {
     "goodput": ("goodput, 1/s", 3),
     "attainment": ("targets met", 3),
@@ -96,6 +100,7 @@ class Maas(azure_suite.AzureSuite):
     workflows = 0
     """A number that is not 0 keeps only as many calls of each trace."""
     replayed = maas_traces.FROM_AZURE
+    parts = (SELECTORS, POLICIES)
     first_seed, seeds = FIRST_SEED, SEEDS
 
     @property
@@ -106,7 +111,17 @@ class Maas(azure_suite.AzureSuite):
     def rows(self) -> Mapping[str, cell.Row]:
         """All rows, by name."""
         everywhere = self.everywhere
-        return {**everywhere, **maas_ablations.rows(everywhere[maas_ablations.WHOLE])}
+        return {
+            **{policy: _row(policy) for policy in maas_policies.ROWS},
+            **everywhere,
+            **maas_ablations.rows(everywhere[maas_ablations.WHOLE]),
+        }
+
+    @property
+    def with_selectors(self) -> Sequence[str]:
+        """The rows of the part `selectors` on the trace of the ablations."""
+        everywhere = self.everywhere
+        return [*everywhere, *maas_ablations.rows(everywhere[maas_ablations.WHOLE])]
 
     @property
     def everywhere(self) -> Mapping[str, cell.Row]:
@@ -136,26 +151,40 @@ class Maas(azure_suite.AzureSuite):
         """All rows on all traces that are asked for. Without `--trace-file` the two traces from Azure are left out."""
         checks = suite.Checks(scheduler=options.scheduler)
         named, seeds = self.chosen_traces(options), self.chosen_seeds(options)
-        keys = self.seeded_keys(options, lambda name: self.rows if name == maas_ablations.TRACE else self.everywhere)
-        results = suite.run_cells(keys, options, checks, tell)
-        return {
-            "suite": self.name,
-            "scheduler": checks.report(),
-            "seeds": list(seeds),
-            "pools": [
-                {"pool": pool, "rate": rate, **_compared(results, pool, rate, named, seeds)}
-                for pool, rates in self.loads(options).items()
-                for rate in rates
-            ],
-        }
+        chosen = options.parts or (SELECTORS,)
+
+        def rows(name: str) -> list[str]:
+            """The rows that the chosen parts run on a trace."""
+            selectors_rows = self.with_selectors if name == maas_ablations.TRACE else self.everywhere
+            wanted = [*(selectors_rows if SELECTORS in chosen else ())]
+            return list(dict.fromkeys([*wanted, *(maas_policies.ROWS if POLICIES in chosen else ())]))
+
+        results = suite.run_cells(self.seeded_keys(options, rows), options, checks, tell)
+        loads = [(pool, rate) for pool, rates in self.loads(options).items() for rate in rates]
+        report: Report = {"suite": self.name, "scheduler": checks.report(), "seeds": list(seeds), "pools": []}
+        for pool, rate in loads:
+            runs = {
+                (key.trace, key.row): dict(run) for key, run in results.items() if (key.pool, key.rate) == (pool, rate)
+            }
+            found: Report = {"pool": pool, "rate": rate}
+            if SELECTORS in chosen:
+                found |= _compared(runs, named, seeds)
+            if POLICIES in chosen:
+                found["policies"] = maas_policies.compared(runs, named, seeds)
+            report["pools"].append(found)
+        return report
 
     def table(self, report: Report) -> str:
         parts = [
             _table(f"{name}: {found['pool']}, {found['rate']:g} calls/s", rows)
             for found in report["pools"]
-            for name, rows in found["traces"].items()
+            for name, rows in found.get("traces", {}).items()
         ]
         for found in report["pools"]:
+            if "policies" in found:
+                parts.append(maas_policies.table(f"{found['pool']}, {found['rate']:g} calls/s", found["policies"]))
+            if "overall" not in found:
+                continue
             header = (
                 "all traces",
                 "goodput over the oracle's",
@@ -187,13 +216,11 @@ def oracle(met: Mapping[str, Sequence[int]]) -> int:
     return sum(max(counts) for counts in zip(*met.values(), strict=True))
 
 
-def _compared(
-    results: Mapping[suite.CellKey, Report], pool: str, rate: float, names: Sequence[str], seeds: Sequence[int]
-) -> Report:
-    """The figures of each row on each trace, and goodput relative to the oracle, to vLLM and to the best fixed policy."""
-    runs = {(key.trace, key.row): dict(run) for key, run in results.items() if (key.pool, key.rate) == (pool, rate)}
+def _compared(runs: Mapping[tuple[str, str], Report], names: Sequence[str], seeds: Sequence[int]) -> Report:
+    """The figures of each row on each trace, and goodput relative to the oracle, to vLLM and to the best fixed policy.
+    `runs` are the figures by trace (`NAME/SEED`) and row; they get the regret too."""
     rows = list(SUITE.everywhere)
-    for trace in dict.fromkeys(trace for trace, _ in runs):
+    for trace in [f"{name}/{seed}" for name in names for seed in seeds]:
         best = oracle({row: runs[trace, row]["met_by_window"] for row in FIXED}) / maas_traces.LENGTH_S
         for row in rows:
             runs[trace, row]["oracle"] = best

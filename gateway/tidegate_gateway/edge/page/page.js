@@ -120,8 +120,8 @@ function classes(rows) {
 
 function switches(rows) {
   const time = (row) => `${new Date(row.at).toLocaleTimeString()} (${seconds(row.ago_s)} ago)`;
-  return table(["time", "switch", "reason", "evidence: 60 s before", "effect: 60 s after"],
-    rows.map((row) => [time(row), `${row.from} → ${row.to}`, row.reason, row.evidence, row.effect]));
+  return table(["time", "switch", "reason", "alternatives", "evidence: 60 s before", "expected", "effect: 60 s after"],
+    rows.map((row) => [time(row), `${row.from} → ${row.to}`, row.reason, row.alternatives.join(", "), row.evidence, row.expected, row.effect]));
 }
 
 const load = (engine) => (engine.calls + engine.calls_of_others) / (engine.cap || Math.max(engine.calls + engine.calls_of_others, 1));

@@ -84,7 +84,7 @@ end
 function operations.set_policy()
   if args.policy then
     redis.call('HSET', policy, args.kind, cjson.encode({
-      policy = args.policy, reason = args.reason, since_ms = now_ms,
+      policy = args.policy, reason = args.reason, since_ms = now_ms, alternatives = args.alternatives, expected = args.expected,
       until_ms = args.for_ms and now_ms + args.for_ms or nil,
     }))
     redis.call('PEXPIRE', policy, longest_ms)
