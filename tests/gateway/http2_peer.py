@@ -61,20 +61,38 @@ class Echo:
         self.resets += 1
 
 
+class Refusing:
+    """A method that needs a key, which no caller has."""
+
+    def __init__(self, stream: http2_stream.Stream) -> None:
+        stream.is_unknown = True
+        stream.finish(16, "send a key")
+
+    def on_message(self, message: bytes) -> None:
+        pass
+
+    def on_half_close(self) -> None:
+        pass
+
+    def on_reset(self) -> None:
+        pass
+
+
 def connection() -> tuple[http2_connection.Connection, Transport]:
     ECHOES.clear()
     bounds = http2_server.Bounds(message_bytes=100_000, streams=10, connections=1, connections_per_address=1)
     server = http2_server.Server(
-        {"/echo": Echo}, bounds, unread_answers.UnreadAnswers(), tenant_budget.TenantBudget(450_000)
+        {"/echo": Echo, "/keys": Refusing}, bounds, unread_answers.UnreadAnswers(), tenant_budget.TenantBudget(450_000)
     )
     made, transport = server(), Transport()
     made.connection_made(transport)
     return made, transport
 
 
-def opened(number: int, *headers: tuple[bytes, bytes], ends: bool = False) -> bytes:
-    """A stream of the method /echo."""
+def opened(number: int, *headers: tuple[bytes, bytes], ends: bool = False, never_indexed: bool = False) -> bytes:
+    """A stream of the method /echo. `never_indexed` headers leave the table of the decoder as it is."""
     of_grpc = [(b":method", b"POST"), (b":path", b"/echo"), (b"content-type", b"application/grpc")]
-    block = hpack.Encoder().encode([*of_grpc, *headers], huffman=False)
+    further = [hpack.NeverIndexedHeaderTuple(*each) for each in headers] if never_indexed else headers
+    block = hpack.Encoder().encode([*of_grpc, *further], huffman=False)
     flags = http2_frames.END_HEADERS | (http2_frames.END_STREAM if ends else 0)
     return http2_frames.frame(http2_frames.HEADERS, flags, number, block)

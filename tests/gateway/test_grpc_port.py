@@ -301,3 +301,16 @@ async def test_a_call_that_is_cut_before_the_first_step_of_its_task_is_told_and_
         assert call() is None, "no timer keeps it"
         assert await checked(peer) == "0"
         assert not engine.bodies
+
+
+async def test_a_connection_whose_calls_have_no_key_is_cut_soon(up: Any, keys: dict[str, Any]) -> None:
+    async with up(store=False, listen={"grpcPort": 0}, **keys) as client:
+        async with grpc_peer.connected(client.grpc) as peer:
+            for _ in range(2000):
+                number = peer.open(grpc_peer.GENERATE)
+                peer.writer.write(http2_frames.frame(http2_frames.RST_STREAM, 0, number, (8).to_bytes(4)))
+            assert await peer.is_cut()
+        async with grpc_peer.connected(client.grpc) as peer:
+            for _ in range(30):
+                found = await peer.ended(peer.open(grpc_peer.GENERATE))
+                assert found.head["grpc-status"] == "16"

@@ -31,6 +31,7 @@ FLOODS = [
     "unknown kinds",
     "large trailers",
     "late trailers",
+    "calls without a key",
 ]
 
 
@@ -86,6 +87,8 @@ async def test_a_flood_of_frames_that_bring_no_call_ends_the_connection(kind: st
                 sent = http2_peer.opened(number) + frame(http2_frames.HEADERS, ends, number, trailers)
             case "late trailers":
                 sent = http2_peer.opened(3) + frame(http2_frames.RST_STREAM, 0, 3, bytes(4)) * (number == 3)
+            case "calls without a key":
+                sent = http2_peer.opened(number).replace(b"/echo", b"/keys")
             case "priorities":
                 sent = frame(http2_frames.PRIORITY, 0, 1, bytes(5))
             case _:
@@ -95,6 +98,33 @@ async def test_a_flood_of_frames_that_bring_no_call_ends_the_connection(kind: st
     assert transport.written[-4:] == http2_frames.ENHANCE_YOUR_CALM.to_bytes(4)
     assert http2_peer.ECHOES
     assert [echo.resets for echo in http2_peer.ECHOES] == [1] * len(http2_peer.ECHOES)
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(b"/echo", id="too large"), pytest.param(b"/none", id="unknown method"),
+               pytest.param(b"/keys", id="without a key")]
+)  # fmt: skip
+async def test_heads_of_many_fields_that_bring_no_call_end_the_connection_soon(method: bytes) -> None:
+    fields = 1500 if method == b"/echo" else 900
+    made, transport = http2_peer.connection()
+    made.data_received(http2_frames.PREFACE)
+    for number in range(1, 13, 2):
+        if not transport.is_closing():
+            many = [(b"c", b"%d" % (number * fields + each)) for each in range(fields)]
+            made.data_received(http2_peer.opened(number, *many, never_indexed=True).replace(b"/echo", method))
+            await asyncio.sleep(0.01)  # it may have to wait for its turn
+    assert transport.is_closing()
+    assert transport.written[-4:] == http2_frames.ENHANCE_YOUR_CALM.to_bytes(4)
+
+
+async def test_a_connection_whose_calls_had_no_key_waits_for_its_turn_as_new_ones_do() -> None:
+    made, _ = http2_peer.connection()
+    made.data_received(http2_frames.PREFACE + http2_peer.opened(1).replace(b"/echo", b"/keys"))
+    made.server.turns.spend(2 * reading_turns.STEP_S)
+    made.data_received(http2_peer.opened(3))
+    assert not http2_peer.ECHOES
+    while not http2_peer.ECHOES:
+        await asyncio.sleep(0)
 
 
 async def test_a_peer_that_breaks_the_protocol_and_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tidegate_gateway import fake_engine, reading_turns
-from tidegate_gateway.edge import http_connection, http_messages
+from tidegate_gateway.edge import http_connection, http_messages, incoming_bytes
 
 CLIENTS, BYTES = 30, 1024 * 1024
-BEGIN = 2 * http_connection.LARGE_BYTES
+BEGIN = 2 * incoming_bytes.LARGE_BYTES
 RECEIVED_BYTES = 256 * 1024
 """What a transport reads at once, at most."""
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % BYTES

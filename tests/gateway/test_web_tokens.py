@@ -12,11 +12,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import hypothesis
 import jwt
 import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tidegate_gateway import access_settings, fake_engine, gateway_settings, settings_decoder
 from tidegate_gateway.callers import authentication, web_tokens
@@ -126,6 +129,17 @@ def hmac_with_the_public_key() -> str:
         (lambda: token(iss="https://evil.example"), "issuer"),
         (lambda: token(exp=time.time() - 60), "expired"),
         (lambda: token(exp=None), "exp"),
+        (lambda: token(exp=10**400), "a number of seconds since 1970"),
+        (lambda: token(exp=str(int(time.time()) + 600)), "a number of seconds since 1970"),
+        (lambda: token(exp=True), "expired"),
+        (lambda: token(exp=int(time.time() * 1e6)), "a number of seconds since 1970"),
+        (lambda: token(exp=float("inf")), "not valid"),
+        (lambda: token(exp=float("nan")), "not valid"),
+        (lambda: token(nbf=-(10**400)), "a number of seconds since 1970"),
+        (lambda: token(nbf="1"), "a number of seconds since 1970"),
+        (lambda: token(iat=-(10**400)), "a number of seconds since 1970"),
+        (lambda: token(iat=[1]), "not valid"),
+        (lambda: deep(), "not valid"),
         (lambda: token(aud=None), "aud"),
         (lambda: token(nbf=time.time() + 600), "not yet valid"),
         (lambda: token(kid="unknown"), "does not publish"),
@@ -144,6 +158,79 @@ def test_a_token_that_proves_nothing_is_refused_with_the_reason(key_set: pathlib
     code, message = refusal(tokens(key_set), secret())
     assert code == "invalid_api_key"
     assert says in message
+
+
+ODD = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.just(10**400)
+    | st.just(-(10**400)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.dictionaries(st.sampled_from(["exp", "nbf", "iat", "aud", "sub", "classes", "jti", "crit"]), ODD))
+def test_odd_claims_of_a_signed_token_are_refused_or_taken_and_never_an_exception(
+    key_set: pathlib.Path, caplog: pytest.LogCaptureFixture, claims: dict[str, Any]
+) -> None:
+    given_claims = {"iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 600, "sub": "acme", **claims}
+    secret = jws(json.dumps(given_claims).encode())
+    known, codes = tokens(key_set, classes_claim="classes"), set[str]()
+    for _ in range(2):  # the second time it may be remembered
+        try:
+            found = known.caller_of([("authorization", f"Bearer {secret}")])
+        except GatewayError as error:
+            codes.add(error.code)
+        else:
+            assert found.tenant == given_claims["sub"]
+    assert codes <= {"invalid_api_key", "forbidden"}
+    assert not caplog.records
+
+
+def jws(payload: bytes) -> str:
+    """A token with any content, signed by the issuer."""
+    return jwt.PyJWS().encode(payload, ED, algorithm="EdDSA", headers={"kid": "ed"})
+
+
+def deep() -> str:
+    """A token whose head nobody has signed, with more levels than the decoder has."""
+    return base64.urlsafe_b64encode(b"[" * 5000).rstrip(b"=").decode() + ".e30.AA"
+
+
+def test_a_token_that_breaks_its_reader_is_refused_and_logged_once(
+    key_set: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError
+
+    known, good = tokens(key_set), token()
+    monkeypatch.setattr(jwt, "decode", broken)
+    for _ in range(3):
+        assert refusal(known, good)[0] == "invalid_api_key"
+    assert [record.message for record in caplog.records if "cannot be read" in record.message] == [
+        "a token cannot be read; further ones like it are refused without a line here"
+    ]
+
+
+async def test_a_token_with_a_number_of_any_size_is_unauthenticated_on_both_wires(
+    up: Any, key_set: pathlib.Path
+) -> None:
+    given = {"auth": {"jwt": settings(key_set)}, "listen": {"grpcPort": 0}}
+    async with up(store=False, **given) as client, grpc.aio.insecure_channel(client.grpc) as channel:
+        odd = token(exp=10**400)
+        status, answer, _ = await client.ask(headers=bearer(odd))
+        assert status == 401
+        assert "a number of seconds" in answer["error"]["message"]
+        request = inference_pb2.GenerateRequest(model="fake", prompt="x")
+        metadata = (("authorization", f"Bearer {odd}"),)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(aiter(inference_pb2_grpc.InferenceStub(channel).Generate(request, metadata=metadata)))
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize("tenant", [None, "", "*", 7, ["acme"], "x" * 5000, "a\nb"])

@@ -30,6 +30,9 @@ LEEWAY_S = 30.0
 """The clocks of the issuer and of the gateway may differ by this much."""
 REMEMBERED = 10_000
 FETCH_S, FETCHED_BYTES = 10.0, 1 << 20
+LATEST_S = 253_402_300_799
+"""The last second of the year 9999, since 1970. A later time in a claim was meant in another unit."""
+TIMES = ("exp", "nbf", "iat")
 RETRY_S = 5.0
 """Between two attempts to read the public keys, while there are none."""
 
@@ -49,6 +52,8 @@ class WebTokens:
         """By the SHA-256 of a verified token: when it expires, in seconds of the wall clock, and its caller."""
         if settings.jwks_file is not None:
             self._take(settings_file.named(settings.jwks_file, "auth.jwt.jwksFile"))
+        self._has_failed = False
+        """A token could not be read for a reason that nobody thought of; the log has the first one."""
 
     @property
     def has_keys(self) -> bool:
@@ -74,8 +79,16 @@ class WebTokens:
         expires_at_s, found = self._known.get(digest, (0.0, None))
         if found is not None and time.time() < expires_at_s:
             return found
-        claims = self._verified(token)
-        found = self._bound(claims)
+        try:
+            claims = self._verified(token)
+            found = self._bound(claims)
+        except error_table.GatewayError:
+            raise
+        except Exception as error:
+            if not self._has_failed:
+                self._has_failed = True
+                logger.exception("a token cannot be read; further ones like it are refused without a line here")
+            raise caller.unauthenticated("the token cannot be read; get a new one from its issuer") from error
         if len(self._known) >= REMEMBERED:
             self._known.clear()
         self._known[digest] = (float(claims["exp"]) + LEEWAY_S, found)
@@ -120,8 +133,13 @@ class WebTokens:
             )
         except jwt.ExpiredSignatureError as error:
             raise caller.unauthenticated("the token has expired; get a new one from its issuer") from error
-        except (jwt.PyJWTError, ValueError) as error:
-            raise caller.unauthenticated(f"the token is not valid here: {error}") from error
+        except (jwt.PyJWTError, ValueError, OverflowError) as error:  # an infinite time overflows
+            raise caller.unauthenticated(f"the token is not valid here: {str(error)[:200]}") from error
+        for name in TIMES:
+            if name in claims and not _is_time(claims[name]):
+                raise caller.unauthenticated(
+                    f"the claim {name} of the token must be a number of seconds since 1970, before the year 10000"
+                )
         return claims
 
     def _bound(self, claims: dict[str, Any]) -> caller.Caller:
@@ -140,6 +158,11 @@ class WebTokens:
         if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
             raise caller.forbidden(f"the claim {listed} must be a list of classes")
         return caller.Caller(tenant=tenant, classes=frozenset(classes))
+
+
+def _is_time(claim: object) -> bool:
+    """A claim is a NumericDate (RFC 7519, 2) of a year that a calendar has; a text of digits is none."""
+    return isinstance(claim, (int, float)) and not isinstance(claim, bool) and -LATEST_S <= claim <= LATEST_S
 
 
 def _parsed(raw: bytes) -> dict[str | None, jwt.PyJWK]:

@@ -1,7 +1,8 @@
 """How many frames of HTTP/2 a peer may send that make work and bring no call: streams that are reset before their answer,
-refused streams, pings, settings, their acknowledgements, empty data, heads in many parts, further heads of a stream,
-updates of windows that no data explain, and kinds of frames that mean nothing here (CVE-2023-44487, CVE-2019-9511, -9512,
--9513, -9514, -9515, -9518, CVE-2024-27316). Clients and proxies send few.
+refused streams, calls without a valid key, pings, settings, their acknowledgements, empty data, heads in many parts,
+further heads of a stream, updates of windows that no data explain, and kinds of frames that mean nothing here
+(CVE-2023-44487, CVE-2019-9511, -9512, -9513, -9514, -9515, -9518, CVE-2024-27316). Clients and proxies send few. A head of
+many fields or bytes that brings no call counts as several frames, because it costs as much as they do.
 """
 
 import time
@@ -21,14 +22,14 @@ class FrameAllowance:
         self._left = float(FIRST)
         self._at_s = clock()
 
-    def spend(self) -> None:
-        """Takes one frame. Raises `ConnectionBroken` if there is none left."""
-        if self._left < 1:
+    def spend(self, frames: int = 1) -> None:
+        """Takes so many frames. Raises `ConnectionBroken` if there are not so many left."""
+        if self._left < frames:
             now_s = self._clock()
             self._left = min(float(BURST), self._left + (now_s - self._at_s) * PER_S)
             self._at_s = now_s
-            if self._left < 1:
+            if self._left < frames:
                 raise http2_frames.ConnectionBroken(
                     http2_frames.ENHANCE_YOUR_CALM, "too many frames that bring no call"
                 )
-        self._left -= 1
+        self._left -= frames

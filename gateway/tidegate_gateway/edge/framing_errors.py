@@ -10,9 +10,9 @@ from tidegate_gateway.openai.error_table import BadRequest
 
 PATH_BYTES, HEADER_BYTES, HEADERS, HEAD_BYTES = 8000, 8190, 128, 32 * 1024
 """Longest path, longest header, most headers, and the most bytes of all headers, or of the framing of a body in chunks."""
-BODY_PIECES, PIECE_BYTES = 16_384, 64
-"""The pieces of a body that may be small, and the mean bytes of a piece beyond them. Each takes a microsecond, so a body in
-chunks of one byte would hold the event loop for seconds."""
+SMALL_CHUNKS, BODY_PIECES, PIECE_BYTES = 1024, 16_384, 64
+"""The chunks of a body that may be small, the pieces in which a body without chunks may arrive, and the mean bytes of those
+beyond them. Each takes a microsecond, and a client sends thousands of chunks of one byte in one packet."""
 INVALID = "this is not a valid HTTP request: "
 FIRST_LINE = "the first line must be METHOD /path HTTP/1.1"
 
@@ -27,9 +27,9 @@ def origin_form(url: bytes) -> str:
     return path.decode("latin-1")
 
 
-def small_chunks() -> BadRequest:
+def small_chunks(most: int) -> BadRequest:
     return BadRequest(
-        f"the body comes in chunks that are too small: beyond {BODY_PIECES} chunks, a chunk must have {PIECE_BYTES} bytes"
+        f"the body comes in chunks that are too small: beyond {most} chunks, a chunk must have {PIECE_BYTES} bytes"
         " on average; send larger chunks, or the length of the body"
     )
 

@@ -8,11 +8,11 @@ messages mean is the business of the handler of each stream.
 
 import asyncio
 import logging
-import struct
 import time
 from typing import TYPE_CHECKING, cast
 
-from tidegate_gateway.edge import client_addresses, client_transport, frame_allowance, http2_heads, http2_stream
+from tidegate_gateway import reading_turns
+from tidegate_gateway.edge import client_addresses, frame_allowance, http2_heads, http2_stream, tls_handshake
 from tidegate_gateway.edge import http2_frames as h2
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ logger = logging.getLogger("tidegate.gateway")
 
 WINDOW_BYTES = 1 << 20
 """How much may arrive on a stream before it is acknowledged; a connection has sixteen times as much."""
-MOST_SETTINGS = 64
-"""In one frame; there are ten kinds of settings."""
 YOUNG_S = 1.0
 """A stream that is older when its peer ends it was no flood."""
 FIRST_WINDOW_BYTES = 65_535
@@ -41,8 +39,6 @@ SILENT_S, PROBE_S = 30.0, 20.0
 """A peer that is silent for so long is asked for a sign, and has so long to give it."""
 MOST_OWED = 1000
 """Frames that a peer may keep back of those that it has reason for."""
-
-_SETTING = struct.Struct(">HI")
 
 
 class Connection(asyncio.Protocol):
@@ -63,6 +59,8 @@ class Connection(asyncio.Protocol):
         self._unread = 0
         self._last = 0
         """The last stream of the peer."""
+        self._has_called = False
+        """It has brought a call, with a valid key where one is needed."""
         self._full_at_s: float | None = None
         """Since when the kernel does not take what was written."""
         self._unsent_bytes = 0
@@ -81,7 +79,6 @@ class Connection(asyncio.Protocol):
         self._allowance = frame_allowance.FrameAllowance()
         self._held: dict[http2_stream.Stream, None] = {}
         """Streams with bytes beyond the windows of the peer, or whose writers wait; the one that waits longest first."""
-        self._handshake: asyncio.Task[None] | None = None
         self._heard_at_s = time.monotonic()
         self._asked_at_s: float | None = None
         """When a silent peer was asked for a sign."""
@@ -99,9 +96,10 @@ class Connection(asyncio.Protocol):
         if self.server.encryption is None:
             self._greet(plain)
         else:
-            self._handshake = client_transport.TlsHandshake(
-                plain, self, self._greet, self.server.encryption, within_s=self.server.bounds.handshake_s
-            ).task
+            bounds, line = self.server.bounds, self.server.handshakes
+            tls_handshake.TlsHandshake(
+                plain, self, self._greet, self.server.encryption, line, within_s=bounds.handshake_s
+            )
 
     def _greet(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -111,7 +109,7 @@ class Connection(asyncio.Protocol):
             h2.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
             h2.MAX_HEADER_LIST_SIZE: http2_heads.MOST_BYTES,
         }
-        self.write(h2.frame(h2.SETTINGS, 0, 0, b"".join([_SETTING.pack(*item) for item in told.items()])))
+        self.write(h2.frame(h2.SETTINGS, 0, 0, b"".join([h2.SETTING.pack(*item) for item in told.items()])))
         self.write(h2.frame(h2.WINDOW_UPDATE, 0, 0, (16 * WINDOW_BYTES - FIRST_WINDOW_BYTES).to_bytes(4)))
         if self.server.is_leaving:
             self.ask_to_leave()
@@ -120,7 +118,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         self._heard_at_s, self._asked_at_s = time.monotonic(), None
-        if not self._last and self.server.turns.must_wait(len(data)):  # it has brought no call
+        if not self._has_called and self.server.turns.must_wait(len(data)):  # it has brought no call
             self._waiting_bytes += len(data)
             self._data, self._more = self._data + data, True
         else:
@@ -145,7 +143,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing() and not self._in_line:
             self._in_line = True
             self._transport.pause_reading()
-            self.server.turns.join(self._read_on)
+            self.server.turns.join(self._read_on, is_small=len(self._data) <= reading_turns.SMALL_BYTES)
 
     def _read_on(self) -> None:
         self._in_line = False
@@ -382,27 +380,27 @@ class Connection(asyncio.Protocol):
         stream = self._streams.get(number)
         if stream is not None:  # trailers, of which gRPC's clients have none
             if head.error is not None:
-                self._allowance.spend()
+                self._allowance.spend(head.frames)
                 self.write(h2.frame(h2.RST_STREAM, 0, number, head.error.to_bytes(4)))
                 self._reset(stream)
             elif flags & h2.END_STREAM and not stream.half_closed:
                 stream.receive(b"", last=True)
             else:
-                self._allowance.spend()
+                self._allowance.spend(head.frames)
             return
         if number % 2 == 0:
             raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, f"stream {number} cannot be opened")
         if self._has_left or number <= self._last:  # or the stream ended while its trailers were on their way
-            self._allowance.spend()
+            self._allowance.spend(head.frames)
             return
         self._last = number
         refused = h2.REFUSED_STREAM if len(self._streams) >= self.server.bounds.streams else head.error
         if refused is not None:
-            self._allowance.spend()
+            self._allowance.spend(head.frames)
             self.write(h2.frame(h2.RST_STREAM, 0, number, refused.to_bytes(4)))
             return
         if not head.is_grpc:
-            self._allowance.spend()
+            self._allowance.spend(head.frames)
             self.write(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, number, http2_stream.NOT_GRPC))
             if not flags & h2.END_STREAM:
                 self.write(h2.frame(h2.RST_STREAM, 0, number, h2.NO_ERROR.to_bytes(4)))
@@ -412,11 +410,15 @@ class Connection(asyncio.Protocol):
         self.server.is_busy(self)
         method = self.server.methods.get(head.path)
         if method is None:
-            self._allowance.spend()
+            self._allowance.spend(head.frames)
             stream.half_closed = bool(flags & h2.END_STREAM)
             stream.finish(http2_stream.UNIMPLEMENTED, f"there is no {head.path[:60]} here")
             return
         stream.handler = method(stream)
+        if stream.is_unknown:
+            self._allowance.spend(head.frames)
+        else:
+            self._has_called = True
         if flags & h2.END_STREAM:
             stream.receive(b"", last=True)
 
@@ -442,16 +444,12 @@ class Connection(asyncio.Protocol):
                 costly = not stream.answered and time.monotonic() - stream.opened_at_s < YOUNG_S
                 self._reset(stream)
                 if costly:
-                    self._allowance.spend()
+                    self._allowance.spend(stream.head.frames)
         else:
             self._on_window_update(number, int.from_bytes(payload) & MOST_WINDOW_BYTES)
 
     def _on_settings(self, payload: bytes) -> None:
-        if len(payload) % 6:
-            raise h2.ConnectionBroken(h2.FRAME_SIZE_ERROR, "settings have six bytes each")
-        if len(payload) > 6 * MOST_SETTINGS:
-            raise h2.ConnectionBroken(h2.ENHANCE_YOUR_CALM, "too many settings")
-        window = dict(_SETTING.iter_unpack(payload)).get(h2.INITIAL_WINDOW_SIZE, self._stream_window)
+        window = h2.settings(payload).get(h2.INITIAL_WINDOW_SIZE, self._stream_window)
         if window > MOST_WINDOW_BYTES:
             raise h2.ConnectionBroken(h2.FLOW_CONTROL_ERROR, "a window is too large")
         if window != self._stream_window:

@@ -15,6 +15,19 @@ MOST_FRAME_BYTES = 16_384
 FRAME = struct.Struct(">BHBBI")
 """The head of a frame: 24 bits of length in two parts, kind, flags, and the stream."""
 
+SETTING = struct.Struct(">HI")
+MOST_SETTINGS = 64
+"""In one frame; there are ten kinds of settings."""
+
+
+def settings(payload: bytes) -> dict[int, int]:
+    """The settings of one frame. Raises `ConnectionBroken`."""
+    if len(payload) % 6:
+        raise ConnectionBroken(FRAME_SIZE_ERROR, "settings have six bytes each")
+    if len(payload) > 6 * MOST_SETTINGS:
+        raise ConnectionBroken(ENHANCE_YOUR_CALM, "too many settings")
+    return dict(SETTING.iter_unpack(payload))
+
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     size = len(payload)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import hpack
 
@@ -12,6 +12,8 @@ MOST_BYTES = 32 * 1024
 """Of a head, compressed and not; peers are told."""
 READ_BYTES = 4 * MOST_BYTES
 """Heads up to this size are read, so that what they say of later heads is known, and their streams are refused."""
+FRAME_FIELDS, FRAME_BYTES = 32, 2048
+"""A head with more fields, or more compressed bytes, costs as much as several frames."""
 MOST_MEMORIZED, MEMORIZED_BYTES = 16, 4096
 """Heads that a connection remembers, and the bytes of each."""
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
@@ -30,6 +32,8 @@ class Head:
     """The code with which the stream is refused, because the head is malformed or too large."""
     is_grpc: bool
     """Its method and its content type are those of gRPC."""
+    frames: int = 1
+    """If it brings no call, it counts as so many frames (`frame_allowance`)."""
 
     def value(self, name: str) -> str:
         """The value of a header; "" if there is none."""
@@ -77,18 +81,19 @@ class HeadDecoder:
         entries = self._decoder.header_table.dynamic_entries
         count, newest = len(entries), entries[0] if entries else None
         try:
-            found = _head(self._decoder.decode(block, raw=True))
+            decoded = list(self._decoder.decode(block, raw=True))
         except hpack.HPACKError as error:
             raise h2.ConnectionBroken(h2.COMPRESSION_ERROR, f"a head cannot be read: {error}") from error
+        found = _head(decoded, 1 + len(decoded) // FRAME_FIELDS + len(block) // FRAME_BYTES)
         if len(entries) != count or (entries and entries[0] is not newest) or len(self._known) >= MOST_MEMORIZED:
             self._known.clear()
         elif found.bytes <= MEMORIZED_BYTES:
-            self._known[block] = found
+            self._known[block] = replace(found, frames=1)
         return found
 
 
-def _head(decoded: Iterable[tuple[bytes, bytes]]) -> Head:
-    """The head of these headers."""
+def _head(decoded: Iterable[tuple[bytes, bytes]], frames: int) -> Head:
+    """The head of these headers, which costs as much as so many frames."""
     path, method, content_type, pairs, size, error = "", b"", "", [], 0, None
     for name, value in decoded:
         size += len(name) + len(value) + 32  # as RFC 9113, 6.5.2, counts
@@ -105,4 +110,4 @@ def _head(decoded: Iterable[tuple[bytes, bytes]]) -> Head:
     if size > MOST_BYTES:
         error = h2.ENHANCE_YOUR_CALM
     is_grpc = method == b"POST" and _CONTENT_TYPE.fullmatch(content_type) is not None
-    return Head(path, tuple(pairs), size, error, is_grpc)
+    return Head(path, tuple(pairs), size, error, is_grpc, frames)

@@ -15,6 +15,7 @@ from tidegate_gateway.edge import (
     http2_connection,
     http2_stream,
     listening_port,
+    tls_handshake,
     unread_answers,
 )
 
@@ -66,6 +67,7 @@ class Server:
         self.unoccupied: dict[http2_connection.Connection, None] = {}
         """The connections without streams; the one that has had none for longest comes first."""
         self.is_leaving = False
+        self.handshakes = tls_handshake.HandshakeLine()
         self.turns = reading_turns.ReadingTurns()
         self._addresses = client_addresses.ClientAddresses(bounds.connections_per_address)
         self._told_at_s = -TOLD_S

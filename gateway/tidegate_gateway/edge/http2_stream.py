@@ -79,6 +79,7 @@ class Stream:
         "head",
         "id",
         "is_compressed",
+        "is_unknown",
         "opened_at_s",
         "partial",
         "small",
@@ -110,6 +111,8 @@ class Stream:
         self.half_closed = False
         self.partial = bytearray()
         """The beginning of a message that has not arrived as a whole."""
+        self.is_unknown = False
+        """Its caller has no valid key."""
         self.small = 0
         """Small frames of data that came."""
         self.counted = counted

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from tidegate_gateway.edge import client_addresses, client_transport, framing_errors, http_messages
+from tidegate_gateway.edge import (
+    client_addresses,
+    client_transport,
+    framing_errors,
+    http_messages,
+    incoming_bytes,
+    tls_handshake,
+)
 from tidegate_gateway.openai import error_table, http_headers
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy.model import DropReason
@@ -34,8 +41,6 @@ LINGER_S = 2.0
 """How long the rest of a rejected request is still read, so that the client sees the error."""
 HANG_UP_LOOK_S = 2.0
 """Between two looks whether a client is still there, while nothing is read from it."""
-LARGE_BYTES = 64 * 1024
-"""More of a body is read in turns with the other connections."""
 _CHUNKED = "Transfer-Encoding: chunked\r\n"
 
 
@@ -54,7 +59,7 @@ class Connection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._full = self._ignoring = False  # the client does not take what was written; nothing more is parsed
         self._paused = False  # nothing more is read while a request waits behind the present one
-        self._in_line = False  # nothing more is read until it is this connection's turn
+        self._incoming = incoming_bytes.IncomingBytes(listener.turns, self._parse, self._reject)
         self._held = b""  # the head of a stream that has not left yet
         self._frame_bytes = 0  # since the last byte of a body, or the last request
         self._url = b""
@@ -63,7 +68,7 @@ class Connection(asyncio.Protocol):
         self._in_body = False
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._most_body_bytes = self._limits.body_bytes
+        self._most_body_bytes, self._small_pieces = self._limits.body_bytes, framing_errors.BODY_PIECES
         self._bodies = listener.bodies.hold()
         self._request: http_messages.Request | None = None
         self._resumed: http_messages.Request | None = None
@@ -109,7 +114,13 @@ class Connection(asyncio.Protocol):
     @property
     def idle(self) -> bool:
         """No request is being read or answered."""
-        return self._present is None and not self._waiting and self._request is None and not self._frame_bytes
+        return (
+            self._present is None
+            and not self._waiting
+            and self._request is None
+            and not self._frame_bytes
+            and not self._incoming.waits
+        )
 
     def close(self) -> None:
         """Closes the connection once what is written has left."""
@@ -133,12 +144,18 @@ class Connection(asyncio.Protocol):
         if self._listener.encryption is None:
             self._begin_reading(plain)
         else:
-            self.task = client_transport.TlsHandshake(
-                plain, self, self._begin_reading, self._listener.encryption, within_s=self._limits.idle_s
-            ).task
+            tls_handshake.TlsHandshake(
+                plain,
+                self,
+                self._begin_reading,
+                self._listener.encryption,
+                self._listener.handshakes,
+                within_s=self._limits.idle_s,
+            )
 
     def _begin_reading(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        self._incoming.begin(transport)
         transport.set_write_buffer_limits(1, 0)  # an answer has left when the kernel has all of it
         self._limit(self._limits.idle_s)
         self.task = self._loop.create_task(self._serve())
@@ -146,8 +163,14 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._ignoring:
-            self._take_turns()
-            return
+            self._incoming.take_turns()
+        else:
+            self._incoming.arrived(data)
+
+    def _parse(self, data: bytes) -> bool:
+        """Parses the next bytes; whether further ones may be parsed."""
+        if self._ignoring:
+            return False
         self._frame_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -160,20 +183,7 @@ class Connection(asyncio.Protocol):
             self._reject(known if isinstance(known, error_table.GatewayError) else framing_errors.parsers_error(error))
         except error_table.GatewayError as error:
             self._reject(error)
-        if self._body_bytes > LARGE_BYTES:
-            self._take_turns()
-
-    def _take_turns(self) -> None:
-        """Reads nothing more until it is this connection's turn."""
-        if self._transport is not None and not self._in_line:
-            self._in_line = True
-            self._transport.pause_reading()
-            self._listener.turns.join(self._read_on)
-
-    def _read_on(self) -> None:
-        self._in_line = False
-        if self._transport is not None and not self._paused:
-            self._transport.resume_reading()
+        return not self._ignoring
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Goes on with HTTP/1.1 after a request that offers another protocol, as Java's client does in its first request.
@@ -185,7 +195,7 @@ class Connection(asyncio.Protocol):
             lines = "".join(f"{name}: {value}\r\n" for name, value in self._resumed.headers if name in framing)
             rest = b"POST / HTTP/1.1\r\n%s\r\n%s" % (lines.encode("utf-8", "surrogateescape"), rest)
         if rest:
-            self.data_received(rest)
+            self._parse(rest)
 
     def pause_writing(self) -> None:
         self._full = True
@@ -199,8 +209,10 @@ class Connection(asyncio.Protocol):
         if self not in self._listener.connections:
             return
         self._ignoring = True
+        self._incoming.end()
         self._bodies.release()
-        self._body = []  # this object may wait long for the garbage collector, because it and its parser know each other
+        del self._parser  # it and this object know each other, and would wait long for the garbage collector
+        self._body = []
         self._waiting.clear()
         if self._present is not None:
             self._present.body = b""
@@ -266,6 +278,8 @@ class Connection(asyncio.Protocol):
         framing_errors.check_headers(request)
         self._listener.find(request)
         self._bodies.count_for(http_headers.named_tenant(request.headers))
+        has_chunks = bool(request.header("transfer-encoding"))
+        self._small_pieces = framing_errors.SMALL_CHUNKS if has_chunks else framing_errors.BODY_PIECES
         self._most_body_bytes = self._limits.body_bytes
         if request.route is not None and request.route[0].body_bytes is not None:
             self._most_body_bytes = request.route[0].body_bytes
@@ -284,8 +298,8 @@ class Connection(asyncio.Protocol):
         if not self._bodies.fits:
             raise error_table.Shed(DropReason.SATURATED)
         self._body.append(data)
-        if len(self._body) > framing_errors.BODY_PIECES + self._body_bytes // framing_errors.PIECE_BYTES:
-            raise framing_errors.small_chunks()
+        if len(self._body) > self._small_pieces + self._body_bytes // framing_errors.PIECE_BYTES:
+            raise framing_errors.small_chunks(self._small_pieces)
         self._frame_bytes = 0
 
     def on_message_complete(self) -> None:
@@ -295,6 +309,7 @@ class Connection(asyncio.Protocol):
         self._request = None
         self._in_body = False
         self._frame_bytes = 0
+        self._incoming.request_ended()
         self._listener.unoccupied.pop(self, None)
         request.body = b"".join(self._body)  # nearly every body comes in one piece, which is not copied
         request.body_bytes = self._body_bytes
@@ -302,7 +317,7 @@ class Connection(asyncio.Protocol):
         self.unused = False
         if not self._idle_before and not self._paused and self._transport is not None:
             self._paused = True
-            self._transport.pause_reading()
+            self._incoming.pause()
             self._limit(HANG_UP_LOOK_S)
         self._waiting.append(request)
         if self._arrived is not None and not self._arrived.done():
@@ -338,8 +353,7 @@ class Connection(asyncio.Protocol):
             item = waiting.popleft()
             if self._paused and not waiting:
                 self._paused = False
-                if not self._in_line:
-                    self._transport.resume_reading()
+                self._incoming.resume()
                 if self._in_body:
                     self._limit(self._limits.body_s)
             if isinstance(item, error_table.GatewayError):
@@ -448,6 +462,8 @@ class Connection(asyncio.Protocol):
         self._timer = None
         if self._ignoring:
             pass
+        elif self._incoming.waits:  # for the gateway, not for the client
+            self._limit(HANG_UP_LOOK_S)
         elif self._loop.time() < self._limit_at_s - 0.001:
             self._timer = self._loop.call_at(self._limit_at_s, self._on_timer)
         elif self._in_body and not self._paused:

@@ -18,6 +18,7 @@ from tidegate_gateway.edge import (
     http_connection,
     http_messages,
     listening_port,
+    tls_handshake,
     unread_answers,
 )
 from tidegate_gateway.openai.error_table import BadRequest
@@ -115,6 +116,7 @@ class Server:
         """The connections without a whole request, those that wait longest first for its head, or for its body."""
         self._addresses = client_addresses.ClientAddresses(limits.connections_per_address)
         self.turns = reading_turns.ReadingTurns()
+        self.handshakes = tls_handshake.HandshakeLine()
         self.unread = unread_answers.UnreadAnswers()
         self.bodies = bodies or tenant_budget.TenantBudget(limits.bodies_bytes)
         self._costly = costly_requests.CostlyRequests()

@@ -1,0 +1,191 @@
+"""TLS handshakes of the clients of one port. A handshake costs the event loop a millisecond, for a client without a key, so
+few begin in one turn of the event loop, and addresses take turns. Nothing is made for a client before its first message is
+whole and its turn has come.
+"""
+
+import asyncio
+import collections
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from tidegate_gateway import process_memory
+from tidegate_gateway.edge import client_addresses, client_hello
+
+AT_ONCE = 3
+"""Handshakes that begin in one turn of the event loop."""
+MOST_OPEN = 1000
+"""Handshakes that have begun and wait for their clients; each has 80 KiB. A client answers within a round trip, and when
+there are more, the connection of the one that has waited longest is cut."""
+WITHIN_S = 10.0
+"""For the first message of a client, and again for its answer, unless the port has less."""
+GIVE_BACK, GIVE_BACK_S = 500, 3.0
+"""After so many handshakes, and then so long, the memory of those that are over goes back to the system."""
+CLOSING_S = 2.0
+"""For a client to answer the end of an encrypted connection."""
+
+
+class HandshakeLine:
+    """The handshakes of one port that wait for their turn, or for their clients."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, collections.deque[TlsHandshake]] = {}
+        """By the client's address; the one whose turn is next comes first."""
+        self._open: dict[TlsHandshake, None] = {}
+        self._scheduled = False
+        self._count = 0
+        """Handshakes since memory was given back."""
+
+    def join(self, handshake: "TlsHandshake") -> None:
+        """The first message of the client has arrived."""
+        self._waiting.setdefault(handshake.address, collections.deque()).append(handshake)
+        self._schedule()
+
+    def began(self, handshake: "TlsHandshake") -> None:
+        """The handshake waits for its client."""
+        self._open[handshake] = None
+        if len(self._open) > MOST_OPEN:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.abort()
+
+    def ended(self, handshake: "TlsHandshake") -> None:
+        """The handshake has been made, or has failed."""
+        self._open.pop(handshake, None)
+        self._count += 1
+        if self._count == GIVE_BACK:
+            asyncio.get_running_loop().call_later(GIVE_BACK_S, self._give_memory_back)
+
+    def _give_memory_back(self) -> None:
+        self._count = 0
+        asyncio.get_running_loop().run_in_executor(None, process_memory.give_back)
+
+    def _schedule(self) -> None:
+        if self._waiting and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._scheduled = False
+        begun = 0
+        while self._waiting and begun < AT_ONCE:
+            address = next(iter(self._waiting))
+            line = self._waiting.pop(address)
+            begun += line.popleft().start()
+            if line:
+                self._waiting[address] = line  # behind the other addresses
+        self._schedule()
+
+
+class TlsHandshake(asyncio.Protocol):
+    """Stands in the place of a connection until its client has made the TLS handshake."""
+
+    def __init__(
+        self,
+        plain: asyncio.Transport,
+        connection: asyncio.Protocol,
+        begin: Callable[[asyncio.Transport], None],
+        encryption: ssl.SSLContext,
+        line: HandshakeLine,
+        *,
+        within_s: float,
+    ) -> None:
+        """`begin` gets the encrypted transport, and the connection the bytes after that. The connection is lost when the
+        client fails the handshake, or takes longer than `within_s` for its part of it."""
+        self.address = client_addresses.address_of(plain)
+        self._plain = plain
+        self._connection: asyncio.Protocol | None = connection
+        self._begin: Callable[[asyncio.Transport], None] | None = begin
+        self._encryption = encryption
+        self._line = line
+        self._within_s = min(within_s, WITHIN_S)
+        self._early = bytearray()
+        """The first message of the client, and later what came before `begin`."""
+        self._has_joined = False
+        self._task: asyncio.Task[None] | None = None
+        plain.set_protocol(self)
+        self._timer = asyncio.get_running_loop().call_later(self._within_s, plain.abort)
+
+    def data_received(self, data: bytes) -> None:
+        self._early += data
+        if self._has_joined:
+            return
+        may_begin = client_hello.may_begin(bytes(self._early))
+        if may_begin:
+            self._has_joined = True
+            self._timer.cancel()
+            self._plain.pause_reading()
+            self._line.join(self)
+        elif may_begin is False:
+            self.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lose(error)
+
+    def abort(self) -> None:
+        """Cuts the connection."""
+        self._plain.abort()
+
+    def start(self) -> bool:
+        """Begins the handshake, unless its client is gone."""
+        if self._connection is None or self._plain.is_closing():
+            return False
+        self._line.began(self)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        return True
+
+    async def _run(self) -> None:
+        transport = None
+        try:
+            transport = await self._encrypted()
+        finally:
+            self._line.ended(self)
+            self._task = None
+            if transport is None or self._plain.is_closing():
+                self._plain.abort()
+                self._lose(None)
+        connection, begin = self._connection, self._begin
+        if transport is not None and connection is not None and begin is not None:
+            self._forget()
+            transport.set_protocol(connection)
+            begin(transport)
+            if self._early:
+                connection.data_received(bytes(self._early))
+
+    async def _encrypted(self) -> asyncio.Transport | None:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(_feed, self._plain, bytes(self._early))
+        self._early.clear()
+        try:
+            return await loop.start_tls(
+                self._plain,
+                self,
+                self._encryption,
+                server_side=True,
+                ssl_handshake_timeout=self._within_s,
+                ssl_shutdown_timeout=CLOSING_S,
+            )
+        except OSError:  # errors of TLS among them
+            return None
+
+    def _lose(self, error: Exception | None) -> None:
+        connection = self._connection
+        self._timer.cancel()
+        self._forget()
+        if connection is not None:
+            connection.connection_lost(error)
+
+    def _forget(self) -> None:
+        """Lets go of the connection, which would wait for the garbage collector with all that this one has."""
+        self._connection = self._begin = None
+
+
+def _feed(plain: asyncio.Transport, early: bytes) -> None:
+    """Gives bytes to the TLS protocol of the transport."""
+    protocol: Any = plain.get_protocol()
+    while early:
+        buffer = protocol.get_buffer(len(early))
+        size = min(len(buffer), len(early))
+        buffer[:size] = early[:size]
+        protocol.buffer_updated(size)
+        early = early[size:]

@@ -1,0 +1,148 @@
+"""What honest clients feel while others send bodies in tiny chunks, or begin thousands of TLS handshakes."""
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import pathlib
+import ssl
+import sys
+import time
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from tidegate_gateway import fake_engine
+
+pytestmark = pytest.mark.faults
+
+CHUNKS = """
+import asyncio, sys
+port, count, extension = int(sys.argv[1]), int(sys.argv[2]), b";" + b"x" * int(sys.argv[3]) if int(sys.argv[3]) else b""
+body = (b"1" + extension + b"\\r\\n \\r\\n") * (96000 // (6 + len(extension))) + b"0\\r\\n\\r\\n"
+sent = b"POST /v1/chat/completions HTTP/1.1\\r\\nHost: a\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n" + body
+async def one():
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            await asyncio.wait_for(reader.read(100), 20)
+            writer.close()
+        except (OSError, TimeoutError):
+            pass
+async def main():
+    await asyncio.gather(*(one() for _ in range(count)))
+asyncio.run(main())
+"""
+"""Clients that send bodies in chunks of one byte."""
+HANDSHAKES = """
+import asyncio, ssl, sys
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+outgoing = ssl.MemoryBIO()
+try:
+    context.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+except ssl.SSLWantReadError:
+    pass
+hello, kept = outgoing.read(), []
+async def one():
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(sys.argv[1]))
+    writer.write(hello)
+    kept.append(writer)
+async def main():
+    for _ in range(6):
+        await asyncio.gather(*(one() for _ in range(250)))
+    await asyncio.sleep(3)
+asyncio.run(main())
+"""
+"""1,500 clients that send the beginning of a handshake and nothing more."""
+BURSTS, OPEN = 6, 10
+"""Bursts of handshakes, and connections that are open before each."""
+
+
+def certificate(folder: pathlib.Path) -> dict[str, str]:
+    """A self-signed certificate of RSA, whose handshakes cost most of those that are common."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    name, now = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "x")]), datetime.datetime.now(datetime.UTC)
+    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
+    signed = builder.add_extension(here, critical=False).sign(key, hashes.SHA256())
+    form = serialization.PrivateFormat.PKCS8
+    (folder / "crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    (folder / "key").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    return {"certFile": str(folder / "crt"), "keyFile": str(folder / "key")}
+
+
+@contextlib.asynccontextmanager
+async def attack(program: str, *arguments: object) -> Any:
+    """A process that runs the program."""
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, *map(str, arguments))
+    try:
+        yield child
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()
+
+
+async def first_token_s(http: aiohttp.ClientSession, url: str) -> float:
+    """The time to the first token of a stream."""
+    body, sent_at_s = {"model": "fake", "prompt": "x", "stream": True, "max_tokens": 2}, time.monotonic()
+    async with http.post(url + "/v1/completions", data=orjson.dumps(body)) as answer:
+        assert answer.status == 200
+        await answer.content.readline()
+        return time.monotonic() - sent_at_s
+
+
+async def first_tokens_s(http: aiohttp.ClientSession, url: str, seconds: float) -> list[float]:
+    """The times to the first token of honest streams, ten a second, sorted."""
+    tasks = []
+    for _ in range(int(10 * seconds)):
+        tasks.append(asyncio.create_task(first_token_s(http, url)))
+        await asyncio.sleep(0.1)
+    return sorted(await asyncio.gather(*tasks))
+
+
+@pytest.mark.parametrize(("clients", "extension"), [(60, 0), (200, 0), (60, 200), (60, 8000)])
+async def test_bodies_in_tiny_chunks_stop_nobody(rig: Any, figure: Any, clients: int, extension: int) -> None:
+    async with fake_engine.engine() as engine:
+        gateway = await rig.gateway([engine], None)
+        async with attack(CHUNKS, gateway.url.rpartition(":")[2], clients, extension):
+            await asyncio.sleep(2)
+            times = await first_tokens_s(rig.http, gateway.url, 8)
+    middle, most = times[len(times) // 2], times[-1]
+    name = f"{clients} clients with tiny chunks, {extension} bytes of extension"
+    figure(f"{name}: TTFT p50 of others, ms", f"{1000 * middle:.0f}", goal="below 60", met=middle < 0.06)
+    figure(f"{name}: TTFT max of others, ms", f"{1000 * most:.0f}", goal="below 500", met=most < 0.5)
+    assert most < 2
+
+
+async def test_bursts_of_handshakes_stop_no_open_connection_and_leave_no_memory(
+    rig: Any, figure: Any, tmp_path: pathlib.Path
+) -> None:
+    tls = certificate(tmp_path)
+    trusting = ssl.create_default_context(cafile=tls["certFile"])
+    async with fake_engine.engine() as engine:
+        gateway = await rig.gateway([engine], None, tls=tls)
+        url, levels, most = gateway.url, list[float](), 0.0
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusting, limit=OPEN)) as http:
+            for _ in range(BURSTS):
+                await asyncio.gather(*(first_token_s(http, url) for _ in range(OPEN)))  # opens the connections
+                async with attack(HANDSHAKES, gateway.url.rpartition(":")[2]) as child:
+                    most = max(most, (await first_tokens_s(http, url, 4))[-1])
+                    await child.wait()
+                await asyncio.sleep(5)
+                levels.append(gateway.memory / 2**20)
+    figure("1,500 handshakes at once: TTFT max on open connections, ms", f"{1000 * most:.0f}",
+           goal="below 500", met=most < 0.5)  # fmt: skip
+    grown = levels[-1] / levels[0]
+    figure("1,500 handshakes at once, six times: memory after the last by that after the first", f"{grown:.2f}",
+           goal="at most 1.5", met=grown <= 1.5)  # fmt: skip
+    assert most < 2
+    assert grown < 2

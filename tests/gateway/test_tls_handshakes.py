@@ -1,0 +1,201 @@
+"""What handshakes of TLS may cost: few begin in one turn of the event loop, and what failed leaves nothing behind."""
+
+import asyncio
+import contextlib
+import gc
+import pathlib
+import socket
+import ssl
+from typing import Any
+
+import pytest
+import test_port_encryption
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate_gateway.edge import client_hello, http_connection, tls_handshake
+
+
+def first_message() -> bytes:
+    """What a client of Python sends first."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    outgoing = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+    return outgoing.read()
+
+
+def hello(groups: list[int], keys: list[int]) -> bytes:
+    """A first message that names these groups, and has a key of each of the second list."""
+    listed = b"".join([group.to_bytes(2) for group in groups])
+    shares = b"".join([key.to_bytes(2) + b"\x00\x04" + b"kkkk" for key in keys])
+    extensions = b""
+    for number, content in ((10, listed), (51, shares)):
+        content = len(content).to_bytes(2) + content
+        extensions += number.to_bytes(2) + len(content).to_bytes(2) + content
+    body = b"\x03\x03" + bytes(32) + b"\x00" + b"\x00\x02\x13\x02" + b"\x01\x00"
+    body += len(extensions).to_bytes(2) + extensions
+    message = b"\x01" + len(body).to_bytes(3) + body
+    return b"\x16\x03\x01" + len(message).to_bytes(2) + message
+
+
+async def connected(address: str, count: int, sent: bytes) -> list[socket.socket]:
+    host, _, port = address.rpartition(":")
+    made = []
+    for _ in range(count):
+        one = socket.socket()
+        one.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(one, (host, int(port)))
+        await asyncio.get_running_loop().sock_sendall(one, sent)
+        made.append(one)
+    return made
+
+
+async def test_few_handshakes_begin_in_one_turn_of_the_event_loop(
+    up: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = test_port_encryption.certificate(tmp_path)
+    turn, in_turn = 0, dict[int, int]()
+    start = tls_handshake.TlsHandshake.start
+
+    def started(self: tls_handshake.TlsHandshake) -> bool:
+        in_turn[turn] = in_turn.get(turn, 0) + 1
+        return start(self)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(tls_handshake.TlsHandshake, "start", started)
+    async with up(store=False, tls=tls, listen={"grpcPort": 0}) as client:
+        counting = asyncio.create_task(count_turns())
+        for address in (client.url.removeprefix("http://"), client.grpc):
+            in_turn.clear()
+            sockets = await connected(address, 40, first_message())
+            async with asyncio.timeout(20):
+                for one in sockets:
+                    assert await asyncio.get_running_loop().sock_recv(one, 1) == b"\x16"
+                    one.close()
+            assert sum(in_turn.values()) == 40
+            assert max(in_turn.values()) <= 2 * tls_handshake.AT_ONCE, "a turn of the counter may see parts of two"
+        counting.cancel()
+
+
+class Waiting:
+    """A handshake that only tells when it begins."""
+
+    def __init__(self, address: str, begun: list[str], *, gone: bool = False) -> None:
+        self.address, self._begun, self._gone = address, begun, gone
+
+    def start(self) -> bool:
+        if not self._gone:
+            self._begun.append(self.address)
+        return not self._gone
+
+
+async def test_addresses_take_turns() -> None:
+    line: Any = tls_handshake.HandshakeLine()
+    begun: list[str] = []
+    for address in "aaaaaaaab":
+        line.join(Waiting(address, begun))
+    line.join(Waiting("c", begun, gone=True))
+    async with asyncio.timeout(5):
+        while len(begun) < 9:
+            await asyncio.sleep(0)
+    assert "".join(begun) == "abaaaaaaa"
+
+
+async def test_of_too_many_handshakes_that_wait_for_their_clients_the_oldest_are_cut(
+    up: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_handshake, "MOST_OPEN", 3)
+    async with up(store=False, tls=test_port_encryption.certificate(tmp_path)) as client:
+        sockets = await connected(client.url.removeprefix("http://"), 8, first_message())
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(20):
+            for one in sockets[:5]:
+                with contextlib.suppress(ConnectionError):
+                    while await loop.sock_recv(one, 65536):
+                        pass
+            assert await test_port_encryption.shown(client.url) == "gateway"
+        for one in sockets:
+            one.close()
+
+
+async def test_a_client_that_does_not_finish_its_first_message_is_cut_and_costs_no_handshake(
+    up: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_handshake, "WITHIN_S", 0.3)
+    tls = test_port_encryption.certificate(tmp_path)
+    async with up(store=False, tls=tls, listen={"grpcPort": 0}) as client:
+        monkeypatch.setattr(tls_handshake.TlsHandshake, "start", None)
+        for address in (client.url.removeprefix("http://"), client.grpc):
+            for sent in (b"", first_message()[:100], b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + bytes(40_000)):
+                [one] = await connected(address, 1, sent)
+                async with asyncio.timeout(10):
+                    with contextlib.suppress(ConnectionError):
+                        assert await asyncio.get_running_loop().sock_recv(one, 1) == b""
+                one.close()
+
+
+async def test_failed_handshakes_leave_nothing_for_the_garbage_collector(
+    up: Any, until: Any, tmp_path: pathlib.Path
+) -> None:
+    def left() -> int:
+        return sum(type(each) is http_connection.Connection for each in gc.get_objects())
+
+    async with up(store=False, tls=test_port_encryption.certificate(tmp_path)) as client:
+        gc.collect()
+        gc.disable()
+        try:
+            sockets = await connected(client.url.removeprefix("http://"), 20, first_message())
+            for one in sockets:
+                assert await asyncio.get_running_loop().sock_recv(one, 1) == b"\x16"
+            assert left() >= 20
+            for one in sockets:
+                one.close()
+            await until(lambda: left() == 0)
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("groups", "keys", "may"),
+    [
+        ([29, 23], [29], True),
+        ([29, 256], [29, 256], True),
+        ([29, 23, 260], [], True),
+        ([4588, 29], [4588, 29], True),
+        ([29, 260], [260, 29], False),
+        ([29, 260], [260], False),
+        ([4588, 29, 256], [4588, 256], False),
+        ([256, 257], [], False),
+    ],
+)
+def test_a_handshake_over_a_finite_field_does_not_begin(groups: list[int], keys: list[int], may: bool) -> None:
+    assert client_hello.may_begin(hello(groups, keys)) is may
+
+
+def test_a_first_message_is_read_however_it_is_cut() -> None:
+    whole = first_message()
+    assert [client_hello.may_begin(whole[:size]) for size in range(len(whole))] == [None] * len(whole)
+    assert client_hello.may_begin(whole)
+    records = b"".join(
+        [
+            b"\x16\x03\x01\x00" + bytes([len(whole[5:][at : at + 50])]) + whole[5:][at : at + 50]
+            for at in range(0, len(whole) - 5, 50)
+        ]
+    )
+    assert client_hello.may_begin(records)
+    assert client_hello.may_begin(records[:-1]) is None
+
+
+@given(st.binary(max_size=200), st.binary(max_size=400))
+def test_no_first_message_is_an_exception(start: bytes, rest: bytes) -> None:
+    client_hello.may_begin(start)
+    body = bytes(34) + rest
+    found = client_hello.may_begin(b"\x16\x03\x01\xff\xff\x01" + len(body).to_bytes(3) + body)
+    assert found in (True, False)
