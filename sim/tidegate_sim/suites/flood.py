@@ -1,17 +1,19 @@
 """The suite about floods: what do tenants lose while another one sends fifty times its share?
 
 Four tenants send single calls to a pool. Each sends a quarter of the load. In the second trace of a seed the last tenant
-sends `FLOOD` times as many for `FLOOD_S` seconds, and the calls of the others are the same. The figures are the latencies
-of the other tenants' calls that arrive from the beginning of the flood on.
+sends `FLOOD` times as many for `FLOOD_S` seconds, and the calls of the others are the same. Every call has a target for its
+first token and one for each later token. The figures are the latencies and the attainment (the share of the calls that meet
+both targets, H-MAS eq 8) of the other tenants' calls that arrive from the beginning of the flood on.
 """
 
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 from tidegate_policy import gateway_core
 from tidegate_policy.dispatch import waiting_limits
-from tidegate_sim import bench_report, cell, paired_difference, suite
+from tidegate_sim import bench_report, cell, paired_difference, scaled_cell, suite
 from tidegate_sim.bench_report import Report
 from tidegate_sim.trace_format import TraceCall
 
@@ -22,7 +24,11 @@ QUIET_S = 60.0
 FIRST_SEED = 801
 PROMPT, OUTPUT = (200, 1200), (40, 240)
 """Ranges of tokens."""
+TTFT_S, TPOT_S = 1.0, 0.075
+"""The targets of every call. They are tight: in a quiet run the slowest calls miss them, so any further delay shows."""
 FIGURES = {"p95_s": 0.95, "p50_s": 0.5}
+GOAL = 0.1
+"""The part of their attainment that the other tenants may lose at most."""
 
 
 def _row(*, shares: bool) -> cell.Row:
@@ -58,16 +64,17 @@ class Flood(suite.Suite):
         return trace(key.trace, key.rate)
 
     def numbers(self, outcome: cell.Outcome, key: suite.CellKey) -> Report:
+        sent = {call.id: call for call in self.trace(key)}
         counted = [
-            call.e2e_s
+            call
             for call in outcome.calls
-            if call.tenant in TENANTS
-            and FLOOD_FROM_S <= call.arrived_at_s <= FLOOD_FROM_S + FLOOD_S + QUIET_S
-            and call.e2e_s is not None
+            if call.tenant in TENANTS and FLOOD_FROM_S <= call.arrived_at_s <= FLOOD_FROM_S + FLOOD_S + QUIET_S
         ]
+        latencies_s = [call.e2e_s for call in counted if call.e2e_s is not None]
         return {
-            **{name: bench_report.attained_s(counted, share) for name, share in FIGURES.items()},
+            **{name: bench_report.attained_s(latencies_s, share) for name, share in FIGURES.items()},
             "counted": len(counted),
+            "attainment": fmean(scaled_cell.meets_targets(sent[call.id], call) for call in counted),
             "shed_of_others": sum(call.shed is not None for call in outcome.calls if call.tenant in TENANTS),
         }
 
@@ -79,7 +86,7 @@ class Flood(suite.Suite):
             "scheduler": checks.report(),
             "traces": list(self.chosen_traces(options)),
             "cells": [
-                {"pool": pool, "rate": rate, "row": row, **_compared(results, pool, rate, row)}
+                {"pool": pool, "rate": rate, "row": row, **compared(results, pool, rate, row)}
                 for pool, rates in self.loads(options).items()
                 for rate in rates
                 for row in ROWS
@@ -87,7 +94,12 @@ class Flood(suite.Suite):
         }
 
     def table(self, report: Report) -> str:
-        header = ("pool, load, row", "p95 s: quiet, flood, change", "median s: quiet, flood, change")
+        header = (
+            "pool, load, row",
+            "p95 s: quiet, flood, change",
+            "median s: quiet, flood, change",
+            "targets met: quiet, flood, part lost",
+        )
         rows = []
         for found in report["cells"]:
             cells = []
@@ -97,10 +109,16 @@ class Flood(suite.Suite):
                     f"{found['quiet'][key]:.1f} {found['flood'][key]:.1f} "
                     f"{change['mean']:+.1f}% [{change['low']:+.1f}, {change['high']:+.1f}]"
                 )
+            cells.append(
+                f"{found['quiet']['attainment']:.1%} {found['flood']['attainment']:.1%} "
+                f"{found['lost']['mean']:+.1%} [{found['lost']['low']:+.1%}, {found['lost']['high']:+.1%}]"
+            )
             rows.append((f"{found['pool']}, {found['rate']:g} calls/s, {found['row']}", *cells))
         return "\n\n".join(
             [
-                f"Latency of the other tenants while one sends {FLOOD} times its share. Intervals are paired by seed.",
+                f"Latency and attainment of the other tenants while one sends {FLOOD} times its share. Intervals are "
+                f"paired by seed. Targets: {TTFT_S:g} s for the first token, {TPOT_S:g} s for each later one. The goal is "
+                f"a loss of less than {GOAL:.0%}.",
                 bench_report.table(header, rows),
                 report["scheduler"]["sentence"],
             ]
@@ -134,19 +152,25 @@ def _calls(rng: random.Random, tenant: str, rate: float, from_s: float, for_s: f
                 prompt_tokens=rng.randint(*PROMPT),
                 output_tokens=rng.randint(*OUTPUT),
                 tenant=tenant,
+                ttft_slo_ms=TTFT_S * 1000,
+                tpot_slo_ms=TPOT_S * 1000,
             )
         )
         at_s += rng.expovariate(rate)
     return calls
 
 
-def _compared(results: Mapping[suite.CellKey, Report], pool: str, rate: float, row: str) -> Report:
+def compared(results: Mapping[suite.CellKey, Report], pool: str, rate: float, row: str) -> Report:
     runs = {key.trace: run for key, run in results.items() if (key.pool, key.rate, key.row) == (pool, rate, row)}
     quiet = [run for name, run in runs.items() if not name.endswith("-flood")]
     flood = [runs[f"{name}-flood"] for name in runs if not name.endswith("-flood")]
+    means = (*FIGURES, "attainment")
     return {
-        "quiet": {key: paired_difference.interval([run[key] for run in quiet])["mean"] for key in FIGURES},
-        "flood": {key: paired_difference.interval([run[key] for run in flood])["mean"] for key in FIGURES},
+        "quiet": {key: fmean(run[key] for run in quiet) for key in means},
+        "flood": {key: fmean(run[key] for run in flood) for key in means},
+        "lost": paired_difference.interval(
+            [1 - after["attainment"] / before["attainment"] for before, after in zip(quiet, flood, strict=True)]
+        ),
         "change": {
             key: paired_difference.times_better([run[key] for run in quiet], [run[key] for run in flood])
             for key in FIGURES
