@@ -311,9 +311,9 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
 
     def _ranked(self, request: Request) -> None:
         """A running request is about to be ranked. vLLM reads its `priority` anew each time, so a changed one counts."""
-        known = self._admitted(request).call
-        if known.client_priority != request.priority and not vllm_labels.labelled(request):
-            self._core.on_update(replace(known, client_priority=float(request.priority)))
+        known, priority = self._admitted(request).call, vllm_labels.client_priority(request)
+        if known.client_priority != priority and not vllm_labels.labelled(request):
+            self._core.on_update(replace(known, client_priority=priority))
 
     def _call(self, request: Request) -> Call:
         now, prior = self._clock(), self._core.output_prior.tokens

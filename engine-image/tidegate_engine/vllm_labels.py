@@ -32,10 +32,15 @@ def call(
         prompt_tokens=max(_integer(request.num_prompt_tokens), 0),
         max_tokens=max(_integer(request.max_tokens), 1),
         output_prior=output_prior,
-        client_priority=_real(request.priority),
+        client_priority=client_priority(request),
         client_arrived_s=_real(request.arrival_time),
         on_bad=on_bad,
     )
+
+
+def client_priority(request: "Request") -> float:
+    """The number by which a client without labels orders its requests."""
+    return _real(request.priority)
 
 
 def labelled(request: "Request") -> bool:

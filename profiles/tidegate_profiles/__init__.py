@@ -42,7 +42,9 @@ def accuracy(profile: Mapping[str, Any]) -> str:
         mean, p95, timings = float(fit["mean_error"]), float(fit["p95_error"]), int(fit["held_out_timings"])
     except (TypeError, KeyError, ValueError):
         return "nobody measured this profile, so its error is unknown (tidegate profile measures one)"
-    return f"measured, with a mean error of {mean:.1%} (95th percentile {p95:.1%}) on {timings} timings left out of the fit"
+    figure = f" of the {fit['of']}" if "of" in fit else ""
+    left_out = f"on {timings} timings left out of the fit"
+    return f"measured, with a mean error{figure} of {mean:.1%} (95th percentile {p95:.1%}) {left_out}"
 
 
 def _parsed(text: str, origin: str) -> dict[str, Any]:

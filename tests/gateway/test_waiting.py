@@ -1,11 +1,13 @@
 """Where a call waits and who goes next: caps, late binding, orders, policy switches, refusals."""
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
 
 from tidegate_gateway import fake_engine
+from tidegate_gateway.observe import recent_decisions
 
 
 class Line:
@@ -145,3 +147,22 @@ async def test_tokens_a_minute_are_counted_over_all_gateways(up: Any) -> None:
         assert answers[2][2]["x-tidegate-reason"] == "tenant-limit"
         assert 1 <= int(answers[2][2]["retry-after"]) <= 60
         assert (await one.ask(headers={"x-tidegate-tenant": "other"}))[0] == 200
+
+
+async def test_a_call_that_is_predicted_again_while_it_waits_is_judged_by_its_last_prediction(
+    up: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records: list[Any] = []
+    monkeypatch.setattr(recent_decisions.RecentDecisions, "remember", lambda self, record: records.append(record))
+    settings = {"dispatch": {"cap": 1}, "policy": {"name": "fcfs"}}
+    async with fake_engine.engine() as engine, up(engine, **settings) as client, asyncio.TaskGroup() as group:
+        line = Line(client, engine, group, until)
+        await line.hold()
+        await line.join("waiting")
+        core = client.gateway.core
+        admitted = next(each for each in core._admitted.values() if each.call.session == "waiting")
+        admitted.call = dataclasses.replace(admitted.call, output_predicted=7)
+        core.dispatcher.on_prediction(0.0, admitted.call)
+        await line.release()
+        assert engine.bodies[-1]["vllm_xargs"]["tg.out_pred"] == 7
+        assert records[-1].call.output_predicted == 7

@@ -114,6 +114,16 @@ def test_each_level_is_protected_from_the_levels_below_it() -> None:
     assert (plan.max_step_tokens, plan.max_starts) == (FULL.max_step_tokens, 0), "level 1 takes the target's room"
 
 
+def test_a_bounded_prefill_takes_no_tokens_from_a_prefill_of_a_higher_level_behind_it() -> None:
+    """The running prompt of level 2 would take the whole bound, and the waiting prompt of level 1 would get nothing."""
+    world = World("priority")
+    world.runs("high", done=3, urgency=1, tpot_s=0.08)
+    world.runs("low", prompt=3000, urgency=2)
+    world.waits("same", prompt=500, urgency=1)
+    plan = shaped("stage-awareness", world.engine(), replace(FULL, max_step_tokens=2048))
+    assert (plan.paused, plan.max_step_tokens, plan.max_starts) == ({"low"}, 2048, None)
+
+
 def test_a_short_prefill_that_the_targets_allow_changes_nothing() -> None:
     world = World("priority")
     world.runs("high", done=3, urgency=0, tpot_s=0.05)
@@ -170,6 +180,17 @@ def test_a_prompt_gives_way_to_no_more_tokens_than_it_must_still_compute() -> No
     (regulator,) = regulators.create(["prefill-order"])
     pauses = [bool(regulator.shape(world.engine(), FULL).paused) for _ in range(6)]
     assert pauses == [True, True, False, False, False, False]
+
+
+def test_a_pause_by_another_regulator_forgets_no_tokens_that_a_prompt_has_given() -> None:
+    world = World("sjf")
+    world.runs("long", prompt=4000, output=5000)
+    world.waits("endless", prompt=3000, output=5)
+    (regulator,) = regulators.create(["prefill-order"])
+    paused_already = replace(FULL, paused=frozenset({CallId("long")}))
+    plans = (FULL, paused_already, FULL, paused_already, FULL)
+    pauses = [regulator.shape(world.engine(), plan) is not plan for plan in plans]
+    assert pauses == [True, False, True, False, False], "2,000 tokens are left of it"
 
 
 # slack chunks

@@ -93,9 +93,11 @@ class Call:
         """Knows the caller before any message is read. Raises `GatewayError`."""
         self._metadata = given = list(self._stream.head.headers)
         if self._calls.callers.required and not self._method.is_open:
-            self._stream.is_unknown = True
-            self._caller = self._calls.callers.caller_of(given)
-            self._stream.is_unknown = False
+            try:
+                self._caller = self._calls.callers.caller_of(given)
+            except error_table.GatewayError as error:
+                self._stream.is_unknown = error.code == "invalid_api_key"
+                raise
             self._metadata = self._caller.bound(given)
         open_to_all = self._calls.callers.required and self._caller is None
         self._tenant = "" if open_to_all else http_headers.named_tenant(self._metadata)

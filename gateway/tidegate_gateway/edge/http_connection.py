@@ -463,7 +463,8 @@ class Connection(asyncio.Protocol):
         if self._ignoring:
             pass
         elif self._incoming.waits:  # for the gateway, not for the client
-            self._limit(HANG_UP_LOOK_S)
+            looks_again_at_s = max(self._limit_at_s, self._loop.time() + HANG_UP_LOOK_S)
+            self._timer = self._loop.call_at(looks_again_at_s, self._on_timer)
         elif self._loop.time() < self._limit_at_s - 0.001:
             self._timer = self._loop.call_at(self._limit_at_s, self._on_timer)
         elif self._in_body and not self._paused:

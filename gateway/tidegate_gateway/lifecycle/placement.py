@@ -61,6 +61,7 @@ class Placement:
         record = self.record
         record.sent_at_s = self._placements.clock()
         record.engine, record.decision = send.decision.engine, send.decision
+        record.call = send.call  # as it was predicted last, and as the engine receives it
         record.attempts = send.attempt
         self._placements.recent.remember(record)
         return send

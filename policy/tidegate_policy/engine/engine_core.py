@@ -156,7 +156,8 @@ class EngineCore:
         return item
 
     def on_update(self, call: Call) -> policies.QueuedRequest:
-        """A call that is in the engine has changed: its session has sent more input. Raises `KeyError`."""
+        """A call that is in the engine has changed: its session has sent more input, or its client's priority is another
+        one. Raises `KeyError`."""
         known = self._calls[call.id]
         self._census.remove(known.item.call)
         self._census.add(call)

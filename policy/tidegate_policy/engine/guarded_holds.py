@@ -62,7 +62,7 @@ class GuardedHolds:
         """These calls run or have ended, so their sessions' held contexts are no longer needed."""
         ledger = self._ledger
         if ledger is not None:
-            self._released += self._tried(lambda: ledger.on_used(call_ids), [])
+            self._release(lambda: ledger.on_used(call_ids))
 
     def on_step(self, now: float, call_ids: Iterable[CallId], *, allocated: int) -> None:
         """A step computed tokens of these calls, and took `allocated` tokens of memory."""
@@ -99,7 +99,7 @@ class GuardedHolds:
         """The calls whose held blocks the driver must free now."""
         ledger = self._ledger
         if ledger is not None:
-            self._released += self._tried(lambda: ledger.expired(now), [])
+            self._release(lambda: ledger.expired(now))
         return self._taken()
 
     def release_one(self) -> CallId | None:
@@ -114,8 +114,13 @@ class GuardedHolds:
         """All held contexts."""
         ledger = self._ledger
         if ledger is not None:
-            self._released += self._tried(ledger.clear, [])
+            self._release(ledger.clear)
         return self._taken()
+
+    def _release(self, action: Callable[[], list[CallId]]) -> None:
+        none: list[CallId] = []
+        found = self._tried(action, none)  # a failure puts all that is held into `_released`
+        self._released += found
 
     def _taken(self) -> list[CallId]:
         released, self._released = self._released, []

@@ -160,6 +160,11 @@ def _calls(rng: random.Random, tenant: str, rate: float, from_s: float, for_s: f
     return calls
 
 
+def lost(before: float, after: float) -> float:
+    """The part of an attainment that is lost; 0 where there was none to lose."""
+    return 1 - after / before if before else 0.0
+
+
 def compared(results: Mapping[suite.CellKey, Report], pool: str, rate: float, row: str) -> Report:
     runs = {key.trace: run for key, run in results.items() if (key.pool, key.rate, key.row) == (pool, rate, row)}
     quiet = [run for name, run in runs.items() if not name.endswith("-flood")]
@@ -169,7 +174,7 @@ def compared(results: Mapping[suite.CellKey, Report], pool: str, rate: float, ro
         "quiet": {key: fmean(run[key] for run in quiet) for key in means},
         "flood": {key: fmean(run[key] for run in flood) for key in means},
         "lost": paired_difference.interval(
-            [1 - after["attainment"] / before["attainment"] for before, after in zip(quiet, flood, strict=True)]
+            [lost(before["attainment"], after["attainment"]) for before, after in zip(quiet, flood, strict=True)]
         ),
         "change": {
             key: paired_difference.times_better([run[key] for run in quiet], [run[key] for run in flood])

@@ -31,8 +31,8 @@ class PrefillOrder(Memoryless):
         """The tokens to which each partly computed prompt has given way."""
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
+        self._given = {call.call.id: self._given.get(call.call.id, 0) for call in engine.prefills}
         prefills = [call for call in engine.prefills if call.call.id not in plan.paused]
-        self._given = {call.call.id: self._given.get(call.call.id, 0) for call in prefills}
         if not prefills:
             return plan
         best, tokens = self._best(engine, plan, prefills)

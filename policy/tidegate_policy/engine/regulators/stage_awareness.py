@@ -33,7 +33,9 @@ class StageAwareness(Memoryless):
         for level in sorted(levels):
             if level > highest:
                 allowed = prefill_tokens(engine, _tightest_s(engine, level))
-                if allowed < tokens + LEAST_CHUNK:
+                if allowed < tokens + LEAST_CHUNK or (
+                    allowed < tokens + levels[level] and _stands_before_a_higher_level(engine, plan, level)
+                ):
                     return _without_lower_prefills(engine, plan, level - 1)
                 if allowed < tokens + levels[level]:
                     plan = plan.at_most(step_tokens=allowed + engine.decode_count)
@@ -77,6 +79,12 @@ def _prefills(engine: EngineSnapshot, plan: StepPlan) -> Iterator[tuple[int, int
     starts = min(max(engine.places(plan), 0), MOST_STARTS if plan.max_starts is None else plan.max_starts)
     for item in islice(engine.startable(), starts):
         yield item.call.urgency, engine.most_uncached_tokens(item)
+
+
+def _stands_before_a_higher_level(engine: EngineSnapshot, plan: StepPlan, level: int) -> bool:
+    """Whether a prefill of `level` gets tokens before one of a higher level, which a bound of the step would starve."""
+    order = [found for found, _ in _prefills(engine, plan)]
+    return level in order and any(found < level for found in order[order.index(level) :])
 
 
 def _tightest_s(engine: EngineSnapshot, level: int) -> float:
