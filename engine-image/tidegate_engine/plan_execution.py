@@ -73,9 +73,8 @@ class PlanExecution:
         """Takes the core's plan and prepares vLLM's scheduler for it. Call it before `schedule`."""
         self.release_overdue()
         self._carry_out(self._core.take_plan(self._clock()))
-        if (
-            self._held
-        ):  # vLLM allocates for each running request in each step, so its method stays where nothing is held
+        # vLLM allocates for each running request in each step, so its own method stays where nothing is held.
+        if self._held:
             self._allocate_slots = self._manager.allocate_slots
             self._manager.allocate_slots = self._allocate
         self._stepping = True

@@ -4,20 +4,17 @@ A vector depends on its text alone and carries no meaning. Real engines serve em
 a simulated engine serves both with one name.
 """
 
-import asyncio
 import base64
 import hashlib
 import math
 import struct
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from tidegate_policy import labels
-from tidegate_policy.model import Call, CallId
+from tidegate_policy.model import Call
 from tidegate_sim import sim_request
 
 DIMENSIONS, MOST_DIMENSIONS = 8, 4096
@@ -48,21 +45,10 @@ def parse(body: bytes, *, models: Sequence[str]) -> EmbeddingRequest:
     if dimensions > MOST_DIMENSIONS:
         raise sim_request.BadRequest(f"dimensions must be at most {MOST_DIMENSIONS}", param="dimensions")
     texts = given if isinstance(given, list) and not sim_request.is_ids(given) else [given]
-    extra = fields.get("vllm_xargs")
-    now = asyncio.get_running_loop().time()
     return EmbeddingRequest(
         model=model,
         inputs=tuple(map(orjson.dumps, texts)),
-        calls=tuple(
-            labels.read(
-                now,
-                extra if isinstance(extra, dict) else {},
-                call_id=CallId(uuid.uuid4().hex),
-                prompt_tokens=length,
-                max_tokens=1,
-            )
-            for length in lengths
-        ),
+        calls=sim_request.calls_of(fields, lengths, max_tokens=1),
         dimensions=dimensions,
         in_base64=encoding == "base64",
     )

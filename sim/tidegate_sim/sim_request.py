@@ -6,7 +6,7 @@ all others. It rejects the bodies that vLLM rejects.
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,24 +69,12 @@ def parse(body: bytes, *, chat: bool, models: Sequence[str]) -> SimRequest:
     output_tokens = limit or DEFAULT_OUTPUT_TOKENS
     if stub is not None:
         output_tokens = min(limit or len(stub.pieces), len(stub.pieces))
-    extra = fields.get("vllm_xargs")
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict):
         raise BadRequest("stream_options must be an object", param="stream_options")
-    now = asyncio.get_running_loop().time()
     return SimRequest(
         model=model,
-        calls=tuple(
-            labels.read(
-                now,
-                extra if isinstance(extra, dict) else {},
-                call_id=CallId(uuid.uuid4().hex),
-                prompt_tokens=length,
-                max_tokens=output_tokens,
-            )
-            for length in lengths
-            for _ in range(choices)
-        ),
+        calls=calls_of(fields, [length for length in lengths for _ in range(choices)], max_tokens=output_tokens),
         output_tokens=output_tokens,
         prompt_tokens=sum(lengths),
         chat=chat,
@@ -154,3 +142,19 @@ def _tokens(content: object) -> int:
     if is_ids(content):
         return len(content)  # type: ignore[arg-type]  # a list, which `is_ids` has seen
     return len(content if isinstance(content, str) else orjson.dumps(content)) // CHARACTERS_A_TOKEN
+
+
+def calls_of(fields: dict[str, Any], prompt_lengths: Iterable[int], *, max_tokens: int) -> tuple[Call, ...]:
+    """A call with the labels of the body for each prompt, whose lengths are in tokens."""
+    sent = fields.get("vllm_xargs")
+    now = asyncio.get_running_loop().time()
+    return tuple(
+        labels.read(
+            now,
+            sent if isinstance(sent, dict) else {},
+            call_id=CallId(uuid.uuid4().hex),
+            prompt_tokens=length,
+            max_tokens=max_tokens,
+        )
+        for length in prompt_lengths
+    )
