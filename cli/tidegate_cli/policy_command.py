@@ -76,10 +76,10 @@ def _show(options: argparse.Namespace, answer: Mapping[str, Any], engines: Mappi
     sys.stdout.write(f"{answer['name']}  ({answer['source']}{left}{reason})\n")
     sys.stdout.writelines(f"  {name}: {how}\n" for name, how in engines.items())
     if options.verb == "get":
-        sys.stdout.writelines(switches(answer.get("switches", ())))
+        sys.stdout.writelines(switch_lines(answer.get("switches", ())))
 
 
-def switches(switches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def switch_lines(switches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The last switches, newest first, in the gateway's own words."""
     if switches:
         yield "last switches (docs/steering.md):\n"
