@@ -84,7 +84,9 @@ def test_get_prints_the_alternatives_and_the_expected_effect_of_a_switch_if_the_
     assert "alternatives" not in silent
     assert "expected" not in silent
     text = "".join(
-        policy_command.switch_lines([{**told, "alternatives": ["two-lane", "edf"], "expected": "calls\x1b[2J wait less"}])
+        policy_command.switch_lines(
+            [{**told, "alternatives": ["two-lane", "edf"], "expected": "calls\x1b[2J wait less"}]
+        )
     )
     assert "    alternatives:          two-lane, edf\n" in text
     assert "    expected:              calls" in text
