@@ -40,6 +40,31 @@ async def main():
 asyncio.run(main())
 """
 """Clients that send bodies in chunks of one byte."""
+PIPELINES = """
+import asyncio, sys
+call = b"POST /v1/completions HTTP/1.1\\r\\nHost: a\\r\\nContent-Length: %d\\r\\n%s\\r\\n%s"
+header, body = ((b"x-tidegate-tenat: b\\r\\n", b'{"model": "fake", "prompt": "x"}'), (b"", b"{"))[int(sys.argv[3])]
+class Client(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+        transport.write(call % (len(body), header, body) * int(sys.argv[2]))
+    def data_received(self, data):
+        self.transport.write(call % (len(body), header, body) * data.count(b"HTTP/1.1 "))
+    def connection_lost(self, error):
+        asyncio.ensure_future(again())
+async def again():
+    try:
+        await asyncio.get_running_loop().create_connection(Client, "127.0.0.1", int(sys.argv[1]))
+    except OSError:
+        await asyncio.sleep(0.05)
+        asyncio.ensure_future(again())
+async def main():
+    for _ in range(500):
+        asyncio.ensure_future(again())
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+"""Five hundred clients that keep many requests under way, all of which are wrong."""
 HANDSHAKES = """
 import asyncio, ssl, sys
 context = ssl.create_default_context()
@@ -121,6 +146,20 @@ async def test_bodies_in_tiny_chunks_stop_nobody(rig: Any, figure: Any, clients:
     figure(f"{name}: TTFT p50 of others, ms", f"{1000 * middle:.0f}", goal="below 60", met=middle < 0.06)
     figure(f"{name}: TTFT max of others, ms", f"{1000 * most:.0f}", goal="below 500", met=most < 0.5)
     assert most < 2
+
+
+@pytest.mark.parametrize("kind", ["a header that does not exist", "a body that is no JSON"])
+async def test_pipelined_requests_that_are_wrong_stop_nobody(rig: Any, figure: Any, kind: str) -> None:
+    async with fake_engine.engine() as engine:
+        gateway = await rig.gateway([engine], None)
+        async with attack(PIPELINES, gateway.url.rpartition(":")[2], 16, int(kind.endswith("JSON"))):
+            await asyncio.sleep(2)
+            times = await first_tokens_s(rig.http, gateway.url, 8)
+    middle, most = times[len(times) // 2], times[-1]
+    name = f"500 clients with 16 requests each under way, {kind}"
+    figure(f"{name}: TTFT p50 of others, ms", f"{1000 * middle:.0f}", goal="below 100", met=middle < 0.1)
+    figure(f"{name}: TTFT max of others, ms", f"{1000 * most:.0f}", goal="below 500", met=most < 0.5)
+    assert most < 3
 
 
 async def test_bursts_of_handshakes_stop_no_open_connection_and_leave_no_memory(

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from tidegate_gateway import fake_engine
-from tidegate_gateway.edge import http_connection
+from tidegate_gateway.edge import framing_errors, http_connection, http_listener
 
 CALL = orjson.dumps({"model": "fake", "prompt": "x", "max_tokens": 2})
 STREAM = orjson.dumps({"model": "fake", "prompt": "x", "max_tokens": 2, "stream": True})
@@ -65,6 +65,45 @@ async def test_too_many_requests_at_once_end_the_connection_after_those_before_t
         assert (status, headers["connection"]) == (400, "close")
         assert b"may wait on one connection" in body
         assert await reader.read() == b""
+
+
+async def test_a_connection_ends_after_wrong_requests_in_a_row_but_not_if_good_ones_come_between(up: Any) -> None:
+    most, wrong, good = framing_errors.REJECTED_IN_A_ROW, post(b"{"), b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with up(store=False) as client, plain(client) as (reader, writer):
+        for _ in range(2):
+            writer.write(wrong * (most - 1) + good)
+            found = [await answer(reader) for _ in range(most)]
+            assert [status for status, _, _ in found] == [400] * (most - 1) + [200]
+            assert all(headers.get("connection") != "close" for _, headers, _ in found)
+        writer.write(wrong * (most + 3))
+        found = [await answer(reader) for _ in range(most)]
+        assert [headers.get("connection") == "close" for _, headers, _ in found] == [False] * (most - 1) + [True]
+        assert await reader.read() == b""
+
+
+async def test_few_connections_stay_open_after_a_request_that_cannot_be_read(
+    up: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_listener, "LINGERING", 3)
+    async with up(store=False) as client, contextlib.AsyncExitStack() as stack:
+        open_ones = []
+        for _ in range(5):
+            reader, writer = await stack.enter_async_context(plain(client))
+            writer.write(b"nonsense\r\n\r\n")
+            assert (await answer(reader))[0] == 400
+            open_ones.append(writer)
+        await asyncio.sleep(0.05)
+        cut = 0
+        for writer in open_ones:
+            try:
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+                writer.write(b"x")
+                await writer.drain()
+            except ConnectionError:
+                cut += 1
+        assert cut == 2, "the two oldest"
 
 
 async def test_a_request_in_many_pieces_is_one_request(up: Any) -> None:

@@ -13,6 +13,8 @@ PATH_BYTES, HEADER_BYTES, HEADERS, HEAD_BYTES = 8000, 8190, 128, 32 * 1024
 SMALL_CHUNKS, BODY_PIECES, PIECE_BYTES = 1024, 16_384, 64
 """The chunks of a body that may be small, the pieces in which a body without chunks may arrive, and the mean bytes of those
 beyond them. Each takes a microsecond, and a client sends thousands of chunks of one byte in one packet."""
+REJECTED_IN_A_ROW = 4
+"""A connection ends after so many requests that are wrong, with no good one between them."""
 INVALID = "this is not a valid HTTP request: "
 FIRST_LINE = "the first line must be METHOD /path HTTP/1.1"
 
@@ -25,6 +27,13 @@ def origin_form(url: bytes) -> str:
         raise BadRequest(INVALID + "the path is malformed") from error
     path = (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
     return path.decode("latin-1")
+
+
+def slow_body(within_s: float) -> BadRequest:
+    """The body of a request did not come in time."""
+    return BadRequest(
+        f"the body did not arrive within {within_s:.3g} s; send it faster, or in smaller parts", code="request_timeout"
+    )
 
 
 def small_chunks(most: int) -> BadRequest:

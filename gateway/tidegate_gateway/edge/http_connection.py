@@ -73,6 +73,7 @@ class Connection(asyncio.Protocol):
         self._request: http_messages.Request | None = None
         self._resumed: http_messages.Request | None = None
         self._limit_at_s = 0.0
+        self._rejected = 0  # requests since the last good one
         self._timer: asyncio.TimerHandle | None = None
         self._present: http_messages.Request | None = None
         self._begun = False  # the head of the present answer is written
@@ -344,6 +345,8 @@ class Connection(asyncio.Protocol):
     async def _requests(self) -> None:
         waiting = self._waiting
         while self._transport is not None:
+            if waiting and isinstance(waiting[0], http_messages.Request):
+                await self._listener.pipelined.next(http_headers.named_tenant(waiting[0].headers))
             while not waiting:
                 if not self._in_body:
                     self._limit(self._limits.idle_s)
@@ -376,10 +379,14 @@ class Connection(asyncio.Protocol):
 
     async def _answered(self, request: http_messages.Request) -> http_messages.Response | None:
         """The answer of the listener. Raises `ConnectionError` if it fails after its beginning."""
+        rejected, self._rejected = self._rejected, 0
         try:
             return await self._listener.answer(request, self)
         except error_table.GatewayError as error:
             response = http_messages.error_response(error)
+            if error.row.status < 429:
+                self._rejected = rejected + 1
+                request.keeps &= self._rejected < framing_errors.REJECTED_IN_A_ROW
         except ConnectionError:
             raise
         except Exception:
@@ -412,6 +419,7 @@ class Connection(asyncio.Protocol):
             await self._write_whole(request, http_messages.error_response(error))
             if self._transport is not None and self._transport.can_write_eof():
                 self._transport.write_eof()
+            self._listener.lingers(self)
             await asyncio.sleep(LINGER_S)
         except OSError:
             pass
@@ -468,12 +476,7 @@ class Connection(asyncio.Protocol):
         elif self._loop.time() < self._limit_at_s - 0.001:
             self._timer = self._loop.call_at(self._limit_at_s, self._on_timer)
         elif self._in_body and not self._paused:
-            self._reject(
-                BadRequest(
-                    f"the body did not arrive within {self._limits.body_s:.3g} s; send it faster, or in smaller parts",
-                    code="request_timeout",
-                )
-            )
+            self._reject(framing_errors.slow_body(self._limits.body_s))
         elif self._idle_before:
             self.close()
         elif self._paused:

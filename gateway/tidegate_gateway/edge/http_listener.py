@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from tidegate_gateway import gateway_settings, reading_turns, tenant_budget
+from tidegate_gateway import gateway_settings, loop_steps, reading_turns, tenant_budget
 from tidegate_gateway.edge import (
     client_addresses,
     costly_requests,
@@ -31,6 +31,10 @@ LAST_REQUEST_S = 1.0
 """Time for connections made before the port closed to bring their request."""
 LAST_BYTES_S = 1.0
 """Time for complete answers to reach their clients."""
+PIPELINED_AT_ONCE = 8
+"""Requests that waited behind another one of their connection, in one turn of the event loop."""
+LINGERING = 512
+"""Connections of rejected requests that stay open until their clients have seen the answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +118,9 @@ class Server:
         self.connections: set[http_connection.Connection] = set()
         self.unoccupied: dict[http_connection.Connection, None] = {}
         """The connections without a whole request, those that wait longest first for its head, or for its body."""
+        self._lingering: dict[http_connection.Connection, None] = {}
+        self.pipelined = loop_steps.TenantTurns(PIPELINED_AT_ONCE)
+        """The turns of requests that waited behind another one of their connection."""
         self._addresses = client_addresses.ClientAddresses(limits.connections_per_address)
         self.turns = reading_turns.ReadingTurns()
         self.handshakes = tls_handshake.HandshakeLine()
@@ -152,8 +159,17 @@ class Server:
         self.unoccupied.pop(connection, None)
         self.unoccupied[connection] = None
 
+    def lingers(self, connection: http_connection.Connection) -> None:
+        """The connection has its last answer and stays open until its client has seen it. The oldest of too many is cut."""
+        self._lingering[connection] = None
+        if len(self._lingering) > LINGERING:
+            oldest = next(iter(self._lingering))
+            del self._lingering[oldest]
+            oldest.abort()
+
     def closed(self, connection: http_connection.Connection) -> None:
         """A connection is gone."""
+        self._lingering.pop(connection, None)
         self.connections.discard(connection)
         self.unoccupied.pop(connection, None)
         self._addresses.closed(connection.address)

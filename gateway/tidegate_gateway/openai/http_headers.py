@@ -4,6 +4,7 @@ gRPC metadata uses the same names, so `edge.grpc_requests` reads it through here
 """
 
 import difflib
+import functools
 from collections.abc import Iterable, Mapping
 
 from tidegate_gateway.openai import request_fields
@@ -71,8 +72,14 @@ def read(headers: Headers) -> request_fields.RequestFields:
 
 
 def _unknown(name: str) -> BadRequest:
-    near = difflib.get_close_matches(name, [known for known in _FIELD_OF if known.startswith(OURS)], n=1, cutoff=0.0)
-    return BadRequest(f"{name[:80]} is no header of ours; the nearest is {near[0]}", param=name[:80])
+    return BadRequest(f"{name[:80]} is no header of ours; the nearest is {_nearest(name[:80])}", param=name[:80])
+
+
+@functools.lru_cache(maxsize=1000)
+def _nearest(name: str) -> str:
+    """The header of ours whose name is most like this one. A search takes as long as the rest of the request."""
+    ours = [known.removeprefix(OURS) for known in _FIELD_OF if known.startswith(OURS)]
+    return OURS + difflib.get_close_matches(name.removeprefix(OURS), ours, n=1, cutoff=0.0)[0]
 
 
 def tenant(headers: Headers) -> str | None:

@@ -1,11 +1,12 @@
 """How many calls may each tenant have at the engines while several tenants compete?
 
 Engines serve the calls of a batch side by side, so a tenant that sends more calls than the others gets more service, in
-whatever order calls wait. While several tenants are active and the pool is busy, each tenant may have its part by weight
-of `HEADROOM` times the places that saturate the pool. It may have more only as far as all tenants together want fewer
-places than saturate the pool (max-min). The headroom is for bursts. A tenant that floods the pool would use it all the
-time, so it has its max-min share alone, unless all tenants flood the pool. Calls beyond that wait here. Fairness decides
-how many calls of a tenant enter, and the scheduling policy decides which of them enter first.
+whatever order calls wait. While several tenants are active and the pool is busy, each tenant may have its max-min share of
+the places that saturate the pool, or `HEADROOM` times its part of them by weight if that is more. The headroom is for
+bursts. Where other tenants want more than their parts too, the tenant may have `HEADROOM` times what the least of them
+wants: nobody gains when tenants that send alike wait for each other. A tenant that floods the pool would use the headroom
+all the time, so it has its max-min share alone, unless all tenants flood the pool. Calls beyond that wait here. Fairness
+decides how many calls of a tenant enter, and the scheduling policy decides which of them enter first.
 
 A tenant that is alone has no bound. When another one comes, the calls beyond the bounds that wait for engines are held
 again (`surplus`). The calls at engines stay there, so a tenant that has less than its part meanwhile may use places
@@ -32,7 +33,9 @@ from tidegate_policy.waiting_queue import WaitingQueue
 
 HEADROOM = 1.8
 """With less, tenants that keep to their parts are held back below the capacity; with more, a flood delays them more."""
-FLOODING = 2.0
+MOST_PARTS = 2.5
+"""What another tenant wants counts up to so many times its part, so that two floods do not permit each other."""
+FLOODING = 1.5
 """A tenant that wants more than so many times its bound floods the pool."""
 ACTIVE_S = 30.0
 """A tenant without calls for longer does not compete."""
@@ -320,13 +323,17 @@ class TenantShares:
         if len(active) < 2:
             return dict.fromkeys(active, math.inf), ()
         left, weight = self.places, sum(tenant.weight for tenant in active.values())
-        part = HEADROOM * left / weight
+        part = left / weight
+        # The tenants that want the least for their weight come first; what they leave goes to the others.
+        ranked = sorted(active.items(), key=lambda item: item[1].wanted / item[1].weight)
+        beyond = [tenant.wanted / tenant.weight for _, tenant in ranked if tenant.wanted >= part * tenant.weight]
         bounds: dict[str, float] = {}
         flooding: dict[str, float] = {}
-        # The tenants that want the least for their weight come first; what they leave goes to the others.
-        for name, tenant in sorted(active.items(), key=lambda item: item[1].wanted / item[1].weight):
+        for name, tenant in ranked:
             share = left * tenant.weight / weight
-            bounds[name] = max(share, part * tenant.weight, LEAST_PLACES)
+            others = beyond[1:2] if beyond and tenant.wanted / tenant.weight == beyond[0] else beyond[:1]
+            alike = min(others[0], MOST_PARTS * part) if others else part
+            bounds[name] = max(share, HEADROOM * alike * tenant.weight, LEAST_PLACES)
             if tenant.wanted > FLOODING * bounds[name]:
                 flooding[name] = max(share, LEAST_PLACES)
             left -= min(share, tenant.wanted)
