@@ -110,6 +110,11 @@ class Prometheus:
         self._tenant_tokens = prometheus_client.Counter(
             "tidegate_engine_tenant_tokens_total", "Output tokens of the calls that ended, by tenant.", ["tenant"]
         )
+        self._tenant_calls = prometheus_client.Counter(
+            "tidegate_engine_tenant_calls_total",
+            "Calls that ended, by tenant: met or missed their targets, no-target, aborted.",
+            ["tenant", "outcome"],
+        )
         self._held = prometheus_client.Gauge(
             "tidegate_engine_kv_held_bytes",
             "Bytes of the KV cache on each GPU that are held for sessions; a block that two sessions share counts twice.",
@@ -145,15 +150,18 @@ class Prometheus:
         tenant = _label(call.tenant, self._tenant_names, window.MAX_TENANTS)
         self._tenant_tokens.labels(tenant).inc(known.output_tokens)
         if not finished or known.first_at_s is None:
-            self._calls.labels(slo_class, "aborted").inc()
+            self._ended(slo_class, tenant, "aborted")
             return
         tpot_s = window.tpot(now, first_at_s=known.first_at_s, tokens=known.output_tokens)
         missed = window.missed_target(now, call, first_at_s=known.first_at_s, tpot_s=tpot_s, tokens=known.output_tokens)
-        outcome = "no-target" if missed is None else "missed" if missed else "met"
-        self._calls.labels(slo_class, outcome).inc()
+        self._ended(slo_class, tenant, "no-target" if missed is None else "missed" if missed else "met")
         self._ttft.labels(slo_class).observe(known.first_at_s - call.arrived_at_s)
         if tpot_s is not None:
             self._tpot.labels(slo_class).observe(tpot_s)
+
+    def _ended(self, slo_class: str, tenant: str, outcome: str) -> None:
+        self._calls.labels(slo_class, outcome).inc()
+        self._tenant_calls.labels(tenant, outcome).inc()
 
     def holds(self, held_bytes: float) -> None:
         self._held.set(held_bytes)

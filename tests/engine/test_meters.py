@@ -65,6 +65,8 @@ def test_calls_are_counted_by_class_and_outcome_and_tokens_by_tenant(grown):
     assert grown("tidegate_engine_ttft_seconds_count", **{"class": "chat"}) == 2
     assert grown("tidegate_engine_tpot_seconds_count", **{"class": "chat"}) == 2
     assert grown("tidegate_engine_tenant_tokens_total", tenant="search") == 9
+    for outcome in ("met", "missed", "no-target", "aborted"):
+        assert grown("tidegate_engine_tenant_calls_total", tenant="search", outcome=outcome) == 1
 
 
 def test_labels_are_bounded(grown):
@@ -72,7 +74,11 @@ def test_labels_are_bounded(grown):
     for index in range(window.MAX_TENANTS + 50):
         arrive(core, str(index), tenant=f"tenant{index}", slo_class=f"class{index}")
         core.on_end(1.0, CallId(str(index)), finished=False)
-    for label, name in (("class", "tidegate_engine_calls_total"), ("tenant", "tidegate_engine_tenant_tokens_total")):
+    for label, name in (
+        ("class", "tidegate_engine_calls_total"),
+        ("tenant", "tidegate_engine_tenant_tokens_total"),
+        ("tenant", "tidegate_engine_tenant_calls_total"),
+    ):
         values = {item.labels[label] for item in samples() if item.name == name}
         assert len(values) <= 101
         assert "other" in values
