@@ -1,8 +1,8 @@
 """How does each scheduling policy serve the traces of the suite `maas` when it never changes?
 
 The rows are all policies that Tidegate has, with their default parameters. A policy that needs facts which these traces do
-not have (workflows, relQueries, tools) falls back to what it does without them. The figures are compared with those of
-`REFERENCE`, the best of the fixed policies in the published table, seed by seed.
+not have (workflows, relQueries, tools) falls back to what it does without them. The goodput is compared with that of
+`REFERENCES`, seed by seed: the order of arrival, and the best of the fixed policies in the published table.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,14 @@ from tidegate_policy import policies
 from tidegate_sim import bench_report, paired_difference
 from tidegate_sim.bench_report import Report
 
-REFERENCE = "sjf"
+REFERENCES = ("fcfs", "sjf")
 ROWS = tuple(policies.POLICIES)
 FIGURES = {"goodput": ("goodput, 1/s", 3), "attainment": ("targets met", 3), "esg": ("ESG", 3)}
-OVER = f"goodput over {REFERENCE}, paired"
 
 
 def compared(runs: Mapping[tuple[str, str], Report], names: Sequence[str], seeds: Sequence[int]) -> Report:
-    """By trace and policy: the figures, as means over `seeds`; and the goodput of all traces over that of `REFERENCE`.
-    `runs` are the figures by trace (`NAME/SEED`) and row."""
+    """By trace and policy: the figures, as means over `seeds`; and the goodput of all traces over that of each of
+    `REFERENCES`. `runs` are the figures by trace (`NAME/SEED`) and row."""
 
     def totals(row: str) -> list[float]:
         """Calls a second that meet their targets, summed over the traces; by seed."""
@@ -36,15 +35,22 @@ def compared(runs: Mapping[tuple[str, str], Report], names: Sequence[str], seeds
             }
             for name in names
         },
-        "over": {row: paired_difference.times_better(totals(REFERENCE), totals(row)) for row in ROWS},
+        "over": {
+            other: {row: paired_difference.times_better(totals(other), totals(row)) for row in ROWS}
+            for other in REFERENCES
+        },
     }
 
 
 def table(title: str, found: Report) -> str:
     """The policies for a terminal, best goodput first."""
     names = list(found["traces"])
-    header = (title, *(f"{name}: {', '.join(heading for heading, _ in FIGURES.values())}" for name in names), OVER)
-    best_first = sorted(ROWS, key=lambda row: -found["over"][row]["mean"])
+    header = (
+        title,
+        *(f"{name}: {', '.join(heading for heading, _ in FIGURES.values())}" for name in names),
+        *(f"goodput over {other}, paired" for other in REFERENCES),
+    )
+    best_first = sorted(ROWS, key=lambda row: -found["over"][REFERENCES[0]][row]["mean"])
     lines = [
         (
             row,
@@ -55,7 +61,7 @@ def table(title: str, found: Report) -> str:
                 )
                 for name in names
             ),
-            bench_report.spread(found["over"][row], 3),
+            *(bench_report.spread(found["over"][other][row], 3) for other in REFERENCES),
         )
         for row in best_first
     ]

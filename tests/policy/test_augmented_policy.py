@@ -103,6 +103,36 @@ def test_a_preempted_call_waits_from_its_preemption() -> None:
     assert order(served) == ["second", "first"]
 
 
+@given(st.integers(1, 3000), st.integers(1, 400), st.integers(0, 400), st.none() | st.floats(0, 100))
+def test_a_preempted_call_waits_by_its_rank_and_the_work_of_computing_its_context_again(
+    prompt_tokens: int, predicted: int, steps: int, tool_s: float | None
+) -> None:
+    """Equation 17 for a context that is not cached: T_fwd over N_max, times half of its square."""
+    served = engine()
+    fields = {"prompt_tokens": prompt_tokens, "output_predicted": predicted, "tool_s": tool_s}
+    item = served.arrive(small_engine.call("victim", **fields), output=1000)
+    for _ in range(steps + 1):
+        served.step()
+    (left_s,) = served.policy.rank(item)
+    served.preempt(CallId("victim"))
+    context = prompt_tokens + steps + 1
+    again_s = augmented_value.prefill_token_s(small_engine.COST) * context**2 / 2 / small_engine.COST.kv_tokens
+    share = (served.policy.key(item)[0] - served.now) / 120.0
+    assert 0.1 * share / (1 - share) == pytest.approx(left_s + again_s, rel=1e-6)
+
+
+def test_waiting_time_protects_no_running_call() -> None:
+    """The call that waited longer yields, because more memory over time is left of it."""
+    context = small_engine.context(random=random.Random(1))
+    served = small_engine.SmallEngine(policies.create("augmented", context=context), places=2)
+    served.arrive(small_engine.call("old", output_predicted=300))
+    served.now = 100.0
+    served.arrive(small_engine.call("new", output_predicted=200))
+    served.step()
+    victim = max(served.running.values(), key=lambda each: served.policy.rank(each.item))
+    assert victim.item.call.id == "old"
+
+
 @pytest.mark.parametrize(("cached", "first"), [({"back": 2100}, "back"), ({}, "other")])
 def test_a_session_that_comes_back_is_valued_by_what_the_cache_still_holds(cached: dict[str, int], first: str) -> None:
     served = engine(cached)

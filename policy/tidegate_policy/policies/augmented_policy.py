@@ -9,6 +9,9 @@ Printed eq 26 adds the waiting time to a value of which the lowest goes first, s
 waiting time lowers the value. The value V, in seconds of the whole cache, is brought to `V / (V + reference_s)`, so that it
 cannot outgrow the waiting time: a call stands `patience_s` times this number behind the instant at which it began to wait.
 The instant is constant while the call waits, so waiting changes no key.
+
+A running call was scheduled just now, so it has no waiting time: running calls rank among the victims by the value of the
+work that is left of them. A preempted call waits by the same value, with the recomputation of its context added (eq 17).
 """
 
 from collections import OrderedDict
@@ -16,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tidegate_policy.cost import CostModel
-from tidegate_policy.model import CallId
+from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import augmented_value, token_counts
 from tidegate_policy.policies.policy_contract import (
     NONE_CHANGED,
@@ -44,10 +47,13 @@ class _Known:
     since_s: float
     """The instant at which the call was last scheduled, else its arrival (eq 26)."""
     total: int
-    """Context tokens of the session before this call."""
+    """Context tokens that the session built before this call, or this call before its last preemption."""
     others: int
     """Context tokens of the calls that ran when this call arrived."""
     cached: int = 0
+    """Of these, the tokens that the prefix cache holds."""
+    done: int = 0
+    """Output tokens at the last preemption."""
     runs: bool = False
 
 
@@ -115,12 +121,10 @@ class Augmented(StaticPolicy):
         return keys
 
     def rank(self, item: QueuedRequest) -> Key:
-        """The value of a running call counts only the output that is left, on the context that it has."""
-        call, cost = item.call, self.context.cost()
-        done = self._tokens.outputs(call.id)
-        left = max(call.output_predicted - done, 1) * call.sequences
-        value_s = cost.step_s * left * (call.prompt_tokens + done + left / 2) / cost.kv_tokens
-        return (call.arrived_at_s + self._patience_s * value_s / (value_s + self._reference_s),)
+        """The value of the work that is left of a call: its output, on the context that it has."""
+        call, done = item.call, self._tokens.outputs(item.call.id)
+        known, context = self._calls.get(call.id) or self._new(item), call.prompt_tokens + done
+        return (self._value_s(call, self.context.cost(), known, total=context, cached=context, done=done),)
 
     def on_arrival(self, now: float, item: QueuedRequest) -> Changed:
         if item.call.session is None and not item.call.tool_s:
@@ -147,6 +151,8 @@ class Augmented(StaticPolicy):
         known = self._stop(item.call.id)
         if known is not None:
             known.since_s = now
+            known.done = self._tokens.outputs(item.call.id)
+            known.total, known.cached = item.call.prompt_tokens + known.done, 0
         return NONE_CHANGED
 
     def on_end(self, now: float, call_id: CallId) -> Changed:
@@ -176,22 +182,24 @@ class Augmented(StaticPolicy):
         return known
 
     def _key(self, item: QueuedRequest, cost: CostModel) -> Key:
-        call = item.call
-        known = self._calls.get(call.id)
-        if known is None:
-            known = self._new(item)
-        total = known.total
-        value_s = augmented_value.value_s(
+        known = self._calls.get(item.call.id) or self._new(item)
+        cached = min(known.cached, known.total)
+        value_s = self._value_s(item.call, cost, known, total=known.total, cached=cached, done=known.done)
+        return (known.since_s + self._patience_s * value_s / (value_s + self._reference_s),)
+
+    def _value_s(self, call: Call, cost: CostModel, known: _Known, *, total: int, cached: int, done: int) -> float:
+        """Cache-seconds of a call that has delivered `done` output tokens, with `total` tokens of context before its next
+        one, of which `cached` need not be computed again (eq 9-25)."""
+        return augmented_value.value_s(
             cost,
             total=total,
-            returned=call.prompt_tokens - total,
-            output=call.output_predicted * call.sequences,
-            cached=min(known.cached, total) if total else 0,
+            returned=max(call.prompt_tokens - total, 0),
+            output=call.output_left(done) * call.sequences,
+            cached=cached,
             tool_s=min(call.tool_s, MAX_TOOL_S) if call.tool_s else 0.0,
             others=known.others,
             swap_tokens=self._swap_tokens,
         )
-        return (known.since_s + self._patience_s * value_s / (value_s + self._reference_s),)
 
     def _probe(self) -> Changed:
         """Looks up the cached context of calls that returned: the treatment that the engine really gave them (stage II)."""
