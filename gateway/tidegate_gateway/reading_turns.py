@@ -25,7 +25,7 @@ class ReadingTurns:
         self._line: collections.deque[Callable[[], None]] = collections.deque()
         self._small: collections.deque[Callable[[], None]] = collections.deque()
         self._scheduled = False
-        self._spent_s = 0.0
+        self.spent_s = 0.0
         """In this turn of the event loop."""
         self._waiting_bytes = 0
 
@@ -46,14 +46,14 @@ class ReadingTurns:
 
     def spend(self, seconds: float) -> None:
         """So much time was taken by what a connection has sent."""
-        if not self._spent_s:
+        if not self.spent_s:
             asyncio.get_running_loop().call_soon(self._begin)
-        self._spent_s += seconds
+        self.spent_s += seconds
 
     @property
     def is_spent(self) -> bool:
         """The time of this turn of the event loop is spent."""
-        return self._spent_s > STEP_S
+        return self.spent_s > STEP_S
 
     def join(self, resume: Callable[[], None], *, is_small: bool = False) -> None:
         """`resume` is called when it is the connection's turn to read on."""
@@ -61,7 +61,7 @@ class ReadingTurns:
         self._schedule()
 
     def _begin(self) -> None:
-        self._spent_s = 0.0
+        self.spent_s = 0.0
 
     def _schedule(self) -> None:
         if (self._line or self._small) and not self._scheduled:

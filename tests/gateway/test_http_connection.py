@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from tidegate_gateway import fake_engine
-from tidegate_gateway.edge import framing_errors, http_connection, http_listener
+from tidegate_gateway import fake_engine, gateway_settings
+from tidegate_gateway.edge import framing_errors, http_listener
 
 CALL = orjson.dumps({"model": "fake", "prompt": "x", "max_tokens": 2})
 STREAM = orjson.dumps({"model": "fake", "prompt": "x", "max_tokens": 2, "stream": True})
@@ -57,7 +57,7 @@ async def test_requests_that_come_together_are_answered_one_after_the_other(up: 
 
 async def test_too_many_requests_at_once_end_the_connection_after_those_before_them(up: Any) -> None:
     async with up(store=False) as client, plain(client) as (reader, writer):
-        most = http_connection.PIPELINED
+        most = framing_errors.PIPELINED
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * (most + 30))
         for _ in range(most + 1):
             assert (await answer(reader))[0] == 200
@@ -81,29 +81,34 @@ async def test_a_connection_ends_after_wrong_requests_in_a_row_but_not_if_good_o
         assert await reader.read() == b""
 
 
-async def test_few_connections_stay_open_after_a_request_that_cannot_be_read(
-    up: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_listener, "LINGERING", 3)
-    async with up(store=False) as client, contextlib.AsyncExitStack() as stack:
-        open_ones = []
-        for _ in range(5):
-            reader, writer = await stack.enter_async_context(plain(client))
-            writer.write(b"nonsense\r\n\r\n")
-            assert (await answer(reader))[0] == 400
-            open_ones.append(writer)
-        await asyncio.sleep(0.05)
-        cut = 0
-        for writer in open_ones:
-            try:
-                writer.write(b"x")
-                await writer.drain()
-                await asyncio.sleep(0.02)
-                writer.write(b"x")
-                await writer.drain()
-            except ConnectionError:
-                cut += 1
-        assert cut == 2, "the two oldest"
+async def test_the_answers_before_the_end_of_a_connection_reach_a_client_that_still_sends(up: Any) -> None:
+    wrong = post(b"{" * 60_000)
+    async with up(store=False) as client, plain(client) as (reader, writer):
+        writer.write(wrong * 12)
+        await asyncio.sleep(0.5)
+        found = [await answer(reader) for _ in range(framing_errors.REJECTED_IN_A_ROW)]
+        assert [status for status, _, _ in found] == [400] * framing_errors.REJECTED_IN_A_ROW
+        assert found[-1][1]["connection"] == "close"
+
+
+def test_the_oldest_of_too_many_connections_that_wait_for_their_clients_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lingering:
+        address, cut = "", False
+
+        def abort(self) -> None:
+            self.cut = True
+
+    async def serve() -> http_listener.Server:
+        return http_listener.Server(http_listener.Routes([]), gateway_settings.Limits(), leaving=lambda: False)
+
+    server = asyncio.run(serve())
+    every: list[Any] = [Lingering() for _ in range(http_listener.LINGERING + 2)]
+    for connection in every[:3]:
+        server.lingers(connection)
+    server.closed(every[1])
+    for connection in every[3:]:
+        server.lingers(connection)
+    assert [connection.cut for connection in every] == [True] + [False] * (len(every) - 1)
 
 
 async def test_a_request_in_many_pieces_is_one_request(up: Any) -> None:

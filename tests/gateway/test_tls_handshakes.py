@@ -13,6 +13,7 @@ import test_port_encryption
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate_gateway import reading_turns
 from tidegate_gateway.edge import client_hello, http_connection, tls_handshake
 
 
@@ -97,7 +98,7 @@ class Waiting:
 
 
 async def test_addresses_take_turns() -> None:
-    line: Any = tls_handshake.HandshakeLine()
+    line: Any = tls_handshake.HandshakeLine(reading_turns.ReadingTurns())
     begun: list[str] = []
     for address in "aaaaaaaab":
         line.join(Waiting(address, begun))

@@ -13,8 +13,10 @@ PATH_BYTES, HEADER_BYTES, HEADERS, HEAD_BYTES = 8000, 8190, 128, 32 * 1024
 SMALL_CHUNKS, BODY_PIECES, PIECE_BYTES = 1024, 16_384, 64
 """The chunks of a body that may be small, the pieces in which a body without chunks may arrive, and the mean bytes of those
 beyond them. Each takes a microsecond, and a client sends thousands of chunks of one byte in one packet."""
+PIPELINED = 16
+"""Requests that may wait behind the present one; the connection ends after them."""
 REJECTED_IN_A_ROW = 4
-"""A connection ends after so many requests that are wrong, with no good one between them."""
+"""A connection ends after so many invalid requests (status 400), with no other one between them."""
 INVALID = "this is not a valid HTTP request: "
 FIRST_LINE = "the first line must be METHOD /path HTTP/1.1"
 
@@ -27,6 +29,10 @@ def origin_form(url: bytes) -> str:
         raise BadRequest(INVALID + "the path is malformed") from error
     path = (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
     return path.decode("latin-1")
+
+
+def too_many_at_once() -> BadRequest:
+    return BadRequest(f"at most {PIPELINED} requests may wait on one connection; send them on several")
 
 
 def slow_body(within_s: float) -> BadRequest:

@@ -67,8 +67,8 @@ class Server:
         self.unoccupied: dict[http2_connection.Connection, None] = {}
         """The connections without streams; the one that has had none for longest comes first."""
         self.is_leaving = False
-        self.handshakes = tls_handshake.HandshakeLine()
         self.turns = reading_turns.ReadingTurns()
+        self.handshakes = tls_handshake.HandshakeLine(self.turns)
         self._addresses = client_addresses.ClientAddresses(bounds.connections_per_address)
         self._told_at_s = -TOLD_S
 

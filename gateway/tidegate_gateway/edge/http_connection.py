@@ -10,6 +10,7 @@ One task serves a connection, one request after the other. The loss of the conne
 
 import asyncio
 import collections
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidegate.gateway")
 
-PIPELINED = 16
-"""Requests that may wait behind the present one; the connection ends after them."""
 TAKEN_BYTES = 64 * 1024
 """The bytes of an answer that a client must take within `limits.write_s`, or all that are left."""
 LINGER_S = 2.0
@@ -62,18 +61,17 @@ class Connection(asyncio.Protocol):
         self._incoming = incoming_bytes.IncomingBytes(listener.turns, self._parse, self._reject)
         self._held = b""  # the head of a stream that has not left yet
         self._frame_bytes = 0  # since the last byte of a body, or the last request
+        self._rejected = 0  # invalid requests since the last one of another kind
+        self._header_bytes = self._body_bytes = 0
         self._url = b""
         self._headers: list[tuple[str, str]] = []
-        self._header_bytes = 0
         self._in_body = False
         self._body: list[bytes] = []
-        self._body_bytes = 0
         self._most_body_bytes, self._small_pieces = self._limits.body_bytes, framing_errors.BODY_PIECES
         self._bodies = listener.bodies.hold()
         self._request: http_messages.Request | None = None
         self._resumed: http_messages.Request | None = None
         self._limit_at_s = 0.0
-        self._rejected = 0  # requests since the last good one
         self._timer: asyncio.TimerHandle | None = None
         self._present: http_messages.Request | None = None
         self._begun = False  # the head of the present answer is written
@@ -115,13 +113,7 @@ class Connection(asyncio.Protocol):
     @property
     def idle(self) -> bool:
         """No request is being read or answered."""
-        return (
-            self._present is None
-            and not self._waiting
-            and self._request is None
-            and not self._frame_bytes
-            and not self._incoming.waits
-        )
+        return self._idle_before and self._request is None and not self._frame_bytes and not self._incoming.waits
 
     def close(self) -> None:
         """Closes the connection once what is written has left."""
@@ -230,8 +222,8 @@ class Connection(asyncio.Protocol):
         if self._resumed is not None:
             return
         self._url, self._headers, self._header_bytes, self._body, self._body_bytes = b"", [], 0, [], 0
-        if len(self._waiting) >= PIPELINED + (self._present is None):
-            raise BadRequest(f"at most {PIPELINED} requests may wait on one connection; send them on several")
+        if len(self._waiting) >= framing_errors.PIPELINED + (self._present is None):
+            raise framing_errors.too_many_at_once()
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -345,14 +337,15 @@ class Connection(asyncio.Protocol):
     async def _requests(self) -> None:
         waiting = self._waiting
         while self._transport is not None:
-            if waiting and isinstance(waiting[0], http_messages.Request):
-                await self._listener.pipelined.next(http_headers.named_tenant(waiting[0].headers))
+            takes_turns = bool(waiting or self._rejected)
             while not waiting:
                 if not self._in_body:
                     self._limit(self._limits.idle_s)
                 self._listener.waits(self)
                 self._arrived = self._loop.create_future()
                 await self._arrived
+            if takes_turns and isinstance(waiting[0], http_messages.Request):
+                await self._listener.request_turns.next(http_headers.named_tenant(waiting[0].headers))
             item = waiting.popleft()
             if self._paused and not waiting:
                 self._paused = False
@@ -374,6 +367,8 @@ class Connection(asyncio.Protocol):
             if item.body_bytes and not self._transport.is_closing():
                 self._bodies.add(-item.body_bytes)
             if not item.keeps:
+                if self._rejected >= framing_errors.REJECTED_IN_A_ROW:
+                    await self._linger()
                 self.close()
                 return
 
@@ -384,7 +379,7 @@ class Connection(asyncio.Protocol):
             return await self._listener.answer(request, self)
         except error_table.GatewayError as error:
             response = http_messages.error_response(error)
-            if error.row.status < 429:
+            if error.row.status == 400:
                 self._rejected = rejected + 1
                 request.keeps &= self._rejected < framing_errors.REJECTED_IN_A_ROW
         except ConnectionError:
@@ -415,15 +410,20 @@ class Connection(asyncio.Protocol):
         request = self._request or http_messages.Request(method="GET", target="/", headers=self._headers)
         request.keeps = False
         self._present = request
-        try:
+        with contextlib.suppress(OSError):
             await self._write_whole(request, http_messages.error_response(error))
-            if self._transport is not None and self._transport.can_write_eof():
-                self._transport.write_eof()
-            self._listener.lingers(self)
-            await asyncio.sleep(LINGER_S)
-        except OSError:
-            pass
+            await self._linger()
         self.abort()
+
+    async def _linger(self) -> None:
+        """Reads on for a while. A connection that is closed with unread bytes is reset, and loses its last answer."""
+        self._ignoring = True
+        self._waiting.clear()
+        self._incoming.resume()
+        if self._transport is not None and self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._listener.lingers(self)
+        await asyncio.sleep(LINGER_S)
 
     # Writing.
 

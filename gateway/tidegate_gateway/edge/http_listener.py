@@ -31,8 +31,8 @@ LAST_REQUEST_S = 1.0
 """Time for connections made before the port closed to bring their request."""
 LAST_BYTES_S = 1.0
 """Time for complete answers to reach their clients."""
-PIPELINED_AT_ONCE = 8
-"""Requests that waited behind another one of their connection, in one turn of the event loop."""
+TURNS_AT_ONCE = 8
+"""Requests that take turns and begin in one turn of the event loop."""
 LINGERING = 512
 """Connections of rejected requests that stay open until their clients have seen the answers."""
 
@@ -119,11 +119,11 @@ class Server:
         self.unoccupied: dict[http_connection.Connection, None] = {}
         """The connections without a whole request, those that wait longest first for its head, or for its body."""
         self._lingering: dict[http_connection.Connection, None] = {}
-        self.pipelined = loop_steps.TenantTurns(PIPELINED_AT_ONCE)
-        """The turns of requests that waited behind another one of their connection."""
+        self.request_turns = loop_steps.TenantTurns(TURNS_AT_ONCE)
+        """Those of requests that waited behind another one of their connection, or that follow a wrong one."""
         self._addresses = client_addresses.ClientAddresses(limits.connections_per_address)
         self.turns = reading_turns.ReadingTurns()
-        self.handshakes = tls_handshake.HandshakeLine()
+        self.handshakes = tls_handshake.HandshakeLine(self.turns)
         self.unread = unread_answers.UnreadAnswers()
         self.bodies = bodies or tenant_budget.TenantBudget(limits.bodies_bytes)
         self._costly = costly_requests.CostlyRequests()

@@ -9,8 +9,8 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from tidegate_gateway import process_memory
-from tidegate_gateway.edge import client_addresses, client_hello
+from tidegate_gateway import process_memory, reading_turns
+from tidegate_gateway.edge import client_addresses, client_hello, tls_records
 
 AT_ONCE = 3
 """Handshakes that begin in one turn of the event loop."""
@@ -28,7 +28,9 @@ CLOSING_S = 2.0
 class HandshakeLine:
     """The handshakes of one port that wait for their turn, or for their clients."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: reading_turns.ReadingTurns) -> None:
+        """Connections take `turns` for their records after the handshake."""
+        self.turns = turns
         self._waiting: dict[str, collections.deque[TlsHandshake]] = {}
         """By the client's address; the one whose turn is next comes first."""
         self._open: dict[TlsHandshake, None] = {}
@@ -147,6 +149,8 @@ class TlsHandshake(asyncio.Protocol):
         connection, begin = self._connection, self._begin
         if transport is not None and connection is not None and begin is not None:
             self._forget()
+            tls_records.TlsRecords(self._plain, self._line.turns)
+            transport.set_read_buffer_limits(tls_records.WAITING_BYTES)  # type: ignore[attr-defined]
             transport.set_protocol(connection)
             begin(transport)
             if self._early:
@@ -183,7 +187,7 @@ class TlsHandshake(asyncio.Protocol):
 def _feed(plain: asyncio.Transport, early: bytes) -> None:
     """Gives bytes to the TLS protocol of the transport."""
     protocol: Any = plain.get_protocol()
-    while early:
+    while early and not plain.is_closing() and protocol is not None:
         buffer = protocol.get_buffer(len(early))
         size = min(len(buffer), len(early))
         buffer[:size] = early[:size]

@@ -3,8 +3,6 @@
 gRPC metadata uses the same names, so `edge.grpc_requests` reads it through here too.
 """
 
-import difflib
-import functools
 from collections.abc import Iterable, Mapping
 
 from tidegate_gateway.openai import request_fields
@@ -75,11 +73,19 @@ def _unknown(name: str) -> BadRequest:
     return BadRequest(f"{name[:80]} is no header of ours; the nearest is {_nearest(name[:80])}", param=name[:80])
 
 
-@functools.lru_cache(maxsize=1000)
 def _nearest(name: str) -> str:
-    """The header of ours whose name is most like this one. A search takes as long as the rest of the request."""
-    ours = [known.removeprefix(OURS) for known in _FIELD_OF if known.startswith(OURS)]
-    return OURS + difflib.get_close_matches(name.removeprefix(OURS), ours, n=1, cutoff=0.0)[0]
+    """The header of ours that has most letters at its beginning and end in common with this name."""
+
+    return max(
+        (known for known in _FIELD_OF if known.startswith(OURS)),
+        key=lambda known: _common(known, name) + _common(known[::-1], name[::-1]),
+    )
+
+
+def _common(one: str, other: str) -> int:
+    """The letters that both begin with."""
+    pairs = zip(one, other, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def tenant(headers: Headers) -> str | None:

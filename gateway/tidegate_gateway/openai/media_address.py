@@ -12,7 +12,8 @@ from collections.abc import Collection
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy.admit import entitlements
 
-_SCHEME = re.compile(r"[\x00-\x20]*([A-Za-z][A-Za-z0-9+.-]{0,31}):")
+_SCHEME = re.compile(r"[\x00-\x20\s]*([A-Za-z](?:[\t\r\n]*[A-Za-z0-9+.-]){0,31})[\t\r\n]*:")
+"""Many parsers take tabs and line ends out of an address before they read it."""
 _REMOTE = re.compile(r"https?://([A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?(?:[/?#][!-\[\]-~]*)?", re.IGNORECASE)
 """A host and no user; the rest has no blank and no backslash, which parsers read in different ways."""
 _PRIVATE_NAMES = ("localhost", "local", "internal", "intranet", "lan", "home", "corp", "svc", "arpa")
@@ -20,11 +21,10 @@ FETCHED = ("http", "https", "file", "ftp", "ftps")
 
 
 def check(value: str, where: str, allowed: Collection[entitlements.Feature], *, only_fetched: bool = False) -> None:
-    """Raises `BadRequest` unless an engine may fetch it. `only_fetched` = texts with other schemes are no addresses."""
-    match = _SCHEME.match(value, 0, 64)
-    if match is None:
-        return
-    scheme = match[1].lower()
+    """Raises `BadRequest` unless an engine may fetch it. `only_fetched` = a text without a scheme that engines fetch is
+    no address."""
+    match = _SCHEME.match(value)
+    scheme = "" if match is None else re.sub(r"[\t\r\n]", "", match[1]).lower()
     if scheme == "data" or (only_fetched and scheme not in FETCHED):
         return
     if scheme not in ("http", "https"):

@@ -3,10 +3,11 @@
 Engines serve the calls of a batch side by side, so a tenant that sends more calls than the others gets more service, in
 whatever order calls wait. While several tenants are active and the pool is busy, each tenant may have its max-min share of
 the places that saturate the pool, or `HEADROOM` times its part of them by weight if that is more. The headroom is for
-bursts. Where other tenants want more than their parts too, the tenant may have `HEADROOM` times what the least of them
-wants: nobody gains when tenants that send alike wait for each other. A tenant that floods the pool would use the headroom
-all the time, so it has its max-min share alone, unless all tenants flood the pool. Calls beyond that wait here. Fairness
-decides how many calls of a tenant enter, and the scheduling policy decides which of them enter first.
+bursts. A tenant that of late sent no more work than its part of what the pool can do may have `KEEPS` times that: near
+the capacity, calls stay longer than the knee says, and nobody gains when tenants that keep to their parts wait for each
+other. A tenant that floods the pool would use the headroom all the time, so it has its max-min share alone, unless all
+tenants flood the pool. Calls beyond that wait here. Fairness decides how many calls of a tenant enter, and the scheduling
+policy decides which of them enter first.
 
 A tenant that is alone has no bound. When another one comes, the calls beyond the bounds that wait for engines are held
 again (`surplus`). The calls at engines stay there, so a tenant that has less than its part meanwhile may use places
@@ -33,9 +34,12 @@ from tidegate_policy.waiting_queue import WaitingQueue
 
 HEADROOM = 1.8
 """With less, tenants that keep to their parts are held back below the capacity; with more, a flood delays them more."""
-MOST_PARTS = 2.5
-"""What another tenant wants counts up to so many times its part, so that two floods do not permit each other."""
-FLOODING = 1.5
+KEEPS = 2.0
+"""The factor of the headroom of a tenant that sends no more work than its part. How many places its calls take depends on
+the others too, and how much work it sends does not."""
+LATE_S = 20.0
+"""The work of a tenant of late decays with this time."""
+FLOODING = 2.0
 """A tenant that wants more than so many times its bound floods the pool."""
 ACTIVE_S = 30.0
 """A tenant without calls for longer does not compete."""
@@ -115,12 +119,19 @@ class _Tenant:
     seen_at_s: float = -math.inf
     entered: int = 0
     """Sequences in the queue or at engines."""
+    sent_s: float = 0.0
+    """The work that it sent of late, in seconds of the whole pool, as it was at `sent_at_s`."""
+    sent_at_s: float = 0.0
     prompts: dict[CallId, float] = field(default_factory=dict)
     """The calls that entered during a flood and compute their prompts, each with the instant at which it counts no more."""
 
     @property
     def wanted(self) -> int:
         return self.entered + len(self.held)
+
+    def rate(self, now: float) -> float:
+        """The part of the pool's time that the work takes that it sent of late."""
+        return self.sent_s * math.exp(-max(now - self.sent_at_s, 0.0) / LATE_S) / LATE_S
 
 
 class TenantShares:
@@ -187,6 +198,9 @@ class TenantShares:
     def arrived(self, now: float, item: QueuedRequest) -> bool:
         """Whether the call, whose tenant competes, enters now. If not, it is held."""
         tenant = self._known(item.call.tenant)
+        if self._service_s > 0.0:
+            work_s = self._demand_s * item.service_s / self._service_s * item.call.sequences
+            tenant.sent_s, tenant.sent_at_s = tenant.rate(now) * LATE_S + work_s, now
         if not tenant.held and (
             self._entered < self.places
             or len(self._tenants) == 1
@@ -323,17 +337,14 @@ class TenantShares:
         if len(active) < 2:
             return dict.fromkeys(active, math.inf), ()
         left, weight = self.places, sum(tenant.weight for tenant in active.values())
-        part = left / weight
-        # The tenants that want the least for their weight come first; what they leave goes to the others.
-        ranked = sorted(active.items(), key=lambda item: item[1].wanted / item[1].weight)
-        beyond = [tenant.wanted / tenant.weight for _, tenant in ranked if tenant.wanted >= part * tenant.weight]
+        part, rate = HEADROOM * left / weight, 1 / weight
         bounds: dict[str, float] = {}
         flooding: dict[str, float] = {}
-        for name, tenant in ranked:
+        # The tenants that want the least for their weight come first; what they leave goes to the others.
+        for name, tenant in sorted(active.items(), key=lambda item: item[1].wanted / item[1].weight):
             share = left * tenant.weight / weight
-            others = beyond[1:2] if beyond and tenant.wanted / tenant.weight == beyond[0] else beyond[:1]
-            alike = min(others[0], MOST_PARTS * part) if others else part
-            bounds[name] = max(share, HEADROOM * alike * tenant.weight, LEAST_PLACES)
+            keeps = self._seen >= FIRST_CALLS and tenant.rate(now) <= rate * tenant.weight
+            bounds[name] = max(share, part * tenant.weight * (KEEPS if keeps else 1.0), LEAST_PLACES)
             if tenant.wanted > FLOODING * bounds[name]:
                 flooding[name] = max(share, LEAST_PLACES)
             left -= min(share, tenant.wanted)
