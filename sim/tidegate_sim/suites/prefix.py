@@ -62,9 +62,11 @@ ROWS_OF: Mapping[str, Mapping[str, cell.Row]] = {
     "rules": {
         WLR: gateway_rows.router("weighted-least-requests"),
         AFFINITY: gateway_rows.router("bounded-affinity"),
+        OURS: _ours(),
+    },
+    "routers": {
         CACHE_AWARE: gateway_rows.router("cache-aware"),
         PREFIX_SCORE: gateway_rows.router("prefix-score"),
-        OURS: _ours(),
     },
     "ablations": {
         "least delay + urgency, prefixes unknown": _ours(prefix_entries=0),
