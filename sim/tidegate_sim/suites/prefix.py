@@ -46,8 +46,8 @@ TARGETS = {"3x": 3.0, "5x": 5.0}
 SHARE_MET = 0.95
 WARM_UP = 1 / 3
 HALVINGS = 6
-"""Steps of a bisection. The bounds of text2sql are at most a factor of 16 apart and those of mooncake 50, so rates are found
-to 4.5% and 6.5%."""
+"""Steps of a bisection. The bounds of text2sql are at most a factor of 16 apart and those of mooncake 50, so rates are
+found to 4.5% and 6.5%."""
 FIRST_SEED = 401
 """Seeds were fixed before the first run of the suite."""
 
