@@ -4,8 +4,8 @@ A trace is named `WORKLOAD-POOL`. The text-to-SQL workloads share 0, 50 or 80% o
 shows no text, so the share and the number of databases are assumptions. `mooncake` is the published conversation trace
 with its block hashes, cut into slices and stretched to each rate; `--trace-file` names it. For each row and seed (or slice)
 a bisection finds the highest rate at which 95% of the workflows (or calls) end within 3 and 5 times their time on an
-unloaded pool without caches (`slowdown`). Rows are compared seed by seed. The first third of each trace fills the caches
-and is not counted.
+unloaded pool without caches (`slowdown`). With `--rates` the rows run at these rates instead, and their latencies are
+compared. Rows are compared seed by seed. The first third of each trace fills the caches and is not counted.
 """
 
 import functools
@@ -13,6 +13,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 from tidegate_policy import gateway_core, policies
 from tidegate_policy.dispatch.routing import DispatchSettings
@@ -45,7 +46,8 @@ TARGETS = {"3x": 3.0, "5x": 5.0}
 SHARE_MET = 0.95
 WARM_UP = 1 / 3
 HALVINGS = 6
-"""Steps of a bisection. The bounds of a workload are at most a factor of 12 apart, so rates are found to 4%."""
+"""Steps of a bisection. The bounds of text2sql are at most a factor of 16 apart and those of mooncake 50, so rates are
+found to 4.5% and 6.5%."""
 FIRST_SEED = 401
 """Seeds were fixed before the first run of the suite."""
 
@@ -61,9 +63,11 @@ ROWS_OF: Mapping[str, Mapping[str, cell.Row]] = {
     "rules": {
         WLR: gateway_rows.router("weighted-least-requests"),
         AFFINITY: gateway_rows.router("bounded-affinity"),
+        OURS: _ours(),
+    },
+    "routers": {
         CACHE_AWARE: gateway_rows.router("cache-aware"),
         PREFIX_SCORE: gateway_rows.router("prefix-score"),
-        OURS: _ours(),
     },
     "ablations": {
         "least delay + urgency, prefixes unknown": _ours(prefix_entries=0),
@@ -96,11 +100,11 @@ def _text2sql(share: float, databases: int, *rates: float) -> Workload:
 
 
 WORKLOADS: Mapping[str, Workload] = {
-    "text2sql-0": _text2sql(0.0, 95, 0.03, 0.2),
-    "text2sql-50": _text2sql(0.5, 95, 0.04, 0.3),
-    "text2sql-80": _text2sql(0.8, 95, 0.06, 0.45),
-    "text2sql-80-of-11": _text2sql(0.8, 11, 0.06, 0.45),
-    "mooncake": Workload(count=900, rates=(0.05, 0.6)),
+    "text2sql-0": _text2sql(0.0, 95, 0.03, 0.45),
+    "text2sql-50": _text2sql(0.5, 95, 0.04, 0.6),
+    "text2sql-80": _text2sql(0.8, 95, 0.05, 0.8),
+    "text2sql-80-of-11": _text2sql(0.8, 11, 0.06, 0.9),
+    "mooncake": Workload(count=900, rates=(0.02, 1.0)),
 }
 POOLS = ("hetero-1", "hetero-2")
 
@@ -146,84 +150,132 @@ class Prefix(suite.Suite):
         return _parsed(key.trace)[1]
 
     def numbers(self, outcome: cell.Outcome, key: suite.CellKey) -> Report:
-        """The shares of the counted workflows or calls that end within each target, and their mean slowdown."""
+        """The shares of the counted workflows or calls that end within each target, and their latencies."""
         slowdowns = slowdown.of_outcome(self.trace(key), outcome, list(pools.pool(key.pool).values()))
         counted = slowdowns[round(WARM_UP * len(slowdowns)) :]
         met = {name: sum(each.slowdown <= most for each in counted) / len(counted) for name, most in TARGETS.items()}
+        latencies_s = [each.latency_s for each in counted]
         return {
             **met,
-            "mean_slowdown": sum(each.slowdown for each in counted) / len(counted),
+            "mean_s": fmean(latencies_s),
+            "p95_s": bench_report.attained_s(latencies_s, SHARE_MET),
+            "mean_slowdown": fmean(each.slowdown for each in counted),
             "calls_on": dict(outcome.calls_on),
         }
 
     def run(self, options: suite.Options, tell: suite.Tell) -> Report:
-        """The bisections of all rows of the chosen parts, for each trace."""
+        """For each trace the bisections of all rows of the chosen parts, or their latencies at the given rates."""
         checks = suite.Checks(scheduler=options.scheduler)
         rows = [name for part in options.parts or self.parts for name in ROWS_OF[part]]
         if WLR not in rows:
             rows.insert(0, WLR)
         chosen = options.traces or [name for name in self.traces if options.trace_file or "mooncake" not in name]
-        seeds = list(self.chosen_seeds(options))
-        found = {name: self._sustained(name, rows, seeds, options, checks, tell) for name in chosen}
+        cells = _Cells(options, rows, list(self.chosen_seeds(options)), checks, tell)
         return {
             "suite": self.name,
-            "scheduler": checks.report(),
-            "seeds": seeds,
+            "seeds": list(cells.seeds),
             "rows": rows,
             "notes": _notes(options),
-            "traces": found,
+            "traces": {} if options.rates else {name: _sustained(name, cells) for name in chosen},
+            "latencies": {
+                name: {str(rate): _latencies(name, rate, cells) for rate in options.rates or ()} for name in chosen
+            },
+            "scheduler": checks.report(),
         }
 
     def table(self, report: Report) -> str:
-        """A table of sustained rates for each trace."""
+        """For each trace a table of sustained rates, or of latencies."""
         parts = [_table(name, found) for name, found in report["traces"].items()]
+        parts += [
+            _latency_table(name, rate, found)
+            for name, by_rate in report["latencies"].items()
+            for rate, found in by_rate.items()
+        ]
         return "\n\n".join([*parts, "\n".join(report["notes"]), report["scheduler"]["sentence"]])
-
-    def _sustained(
-        self,
-        trace: str,
-        rows: Sequence[str],
-        seeds: Sequence[int],
-        options: suite.Options,
-        checks: suite.Checks,
-        tell: suite.Tell,
-    ) -> Report:
-        workload, pool = _split(trace)
-        known: dict[suite.CellKey, Report] = {}
-
-        def met(rates: Mapping[tuple[str, int, str], float]) -> Mapping[tuple[str, int, str], bool]:
-            keys = {name: key(name[0], name[1], rate) for name, rate in rates.items()}
-            fresh = [found for found in dict.fromkeys(keys.values()) if found not in known]
-            known.update(suite.run_cells(fresh, options, checks, tell))
-            return {name: known[found][name[2]] >= SHARE_MET for name, found in keys.items()}
-
-        def key(row: str, seed: int, rate: float) -> suite.CellKey:
-            return suite.CellKey(
-                suite=self.name,
-                pool=pool,
-                row=row,
-                trace=f"{workload}/{seed}",
-                rate=rate,
-                workflows=options.workflows or WORKLOADS[workload].count,
-                scheduler=options.scheduler,
-                trace_file=options.trace_file,
-            )
-
-        names = [(row, seed, target) for row in rows for seed in seeds for target in TARGETS]
-        found = sustained_rate.search(dict.fromkeys(names, WORKLOADS[workload].rates), HALVINGS, met)
-        rates = {target: {row: [found[row, seed, target] for seed in seeds] for row in rows} for target in TARGETS}
-        return {target: _compared(by_row) for target, by_row in rates.items()}
 
 
 SUITE = Prefix()
 
 
-def _compared(rates: Mapping[str, Sequence[float]]) -> Report:
-    """Each row's rate with its interval, and how many times the rate of each baseline it sustains, seed by seed."""
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """The cells of one run."""
+
+    options: suite.Options
+    rows: Sequence[str]
+    seeds: Sequence[int]
+    checks: suite.Checks
+    tell: suite.Tell
+
+    def key(self, trace: str, row: str, seed: int, rate: float) -> suite.CellKey:
+        workload, pool = _split(trace)
+        return suite.CellKey(
+            suite=Prefix.name,
+            pool=pool,
+            row=row,
+            trace=f"{workload}/{seed}",
+            rate=rate,
+            workflows=self.options.workflows or WORKLOADS[workload].count,
+            scheduler=self.options.scheduler,
+            trace_file=self.options.trace_file,
+        )
+
+    def run(self, keys: Sequence[suite.CellKey]) -> dict[suite.CellKey, Report]:
+        return suite.run_cells(keys, self.options, self.checks, self.tell)
+
+
+def _sustained(trace: str, cells: _Cells) -> Report:
+    """Of each target the highest rates of all rows."""
+    known: dict[suite.CellKey, Report] = {}
+
+    def met(rates: Mapping[tuple[str, int, str], float]) -> Mapping[tuple[str, int, str], bool]:
+        keys = {name: cells.key(trace, name[0], name[1], rate) for name, rate in rates.items()}
+        known.update(cells.run([found for found in dict.fromkeys(keys.values()) if found not in known]))
+        return {name: known[found][name[2]] >= SHARE_MET for name, found in keys.items()}
+
+    names = [(row, seed, target) for row in cells.rows for seed in cells.seeds for target in TARGETS]
+    bounds = WORKLOADS[_split(trace)[0]].rates
+    found = sustained_rate.search(dict.fromkeys(names, bounds), HALVINGS, met)
+    rates = {
+        target: {row: [found[row, seed, target] for seed in cells.seeds] for row in cells.rows} for target in TARGETS
+    }
+    return {target: _compared(by_row, bounds) for target, by_row in rates.items()}
+
+
+def _latencies(trace: str, rate: float, cells: _Cells) -> Report:
+    """Of each row its latencies at `rate`, and by which factor its mean is shorter than that of each baseline."""
+    keys = {row: [cells.key(trace, row, seed, rate) for seed in cells.seeds] for row in cells.rows}
+    figures = cells.run([key for of_row in keys.values() for key in of_row])
+    means_s = {row: [figures[key]["mean_s"] for key in of_row] for row, of_row in keys.items()}
+    return {
+        row: {
+            **{
+                name: paired_difference.interval([figures[key][name] for key in of_row])
+                for name in ("mean_s", "p95_s", *TARGETS)
+            },
+            "times": {
+                other: paired_difference.times_better(means_s[row], means_s[other])
+                for other in BASELINES
+                if other in means_s
+            },
+        }
+        for row, of_row in keys.items()
+    }
+
+
+def _compared(rates: Mapping[str, Sequence[float]], bounds: tuple[float, float]) -> Report:
+    """Each row's rate with its interval, and how many times the rate of each baseline it sustains, seed by seed.
+
+    `clipped` are the seeds whose rate is one of the bounds of the search, to its precision: the true rate may be beyond."""
+    lowest, highest = sustained_rate.extremes(bounds, HALVINGS)
     return {
         row: {
             "rates": list(of_seeds),
             "rate": paired_difference.interval(of_seeds),
+            "clipped": {
+                "below": sum(rate <= lowest for rate in of_seeds),
+                "above": sum(rate >= highest for rate in of_seeds),
+            },
             "times": {
                 other: paired_difference.times_better(rates[other], of_seeds) for other in BASELINES if other in rates
             },
@@ -250,8 +302,35 @@ def _table(trace: str, found: Report) -> str:
             )
             for name, row in rows.items()
         ]
-        parts.append(bench_report.table(header, lines))
+        clipped = [
+            f"{name}: {row['clipped']['below']} seeds at the lowest rate of the search, "
+            f"{row['clipped']['above']} at the highest"
+            for name, row in rows.items()
+            if any(row["clipped"].values())
+        ]
+        parts.append("\n".join([bench_report.table(header, lines), *clipped]))
     return "\n\n".join(parts)
+
+
+def _latency_table(trace: str, rate: str, rows: Report) -> str:
+    against = [name for name in BASELINES if name in rows]
+    header = (
+        f"{trace}, {rate}/s",
+        "mean, s",
+        f"{SHARE_MET:.0%}, s",
+        *(f"within {target}" for target in TARGETS),
+        *(f"mean: times better than {name.removesuffix(' + FCFS')}" for name in against),
+    )
+    lines = [
+        (
+            name,
+            *(bench_report.spread(row[key], 1) for key in ("mean_s", "p95_s")),
+            *(bench_report.spread(row[target], 2) for target in TARGETS),
+            *("-" if other == name else bench_report.spread(row["times"][other], 2) for other in against),
+        )
+        for name, row in rows.items()
+    ]
+    return bench_report.table(header, lines)
 
 
 def _notes(options: suite.Options) -> list[str]:
