@@ -86,6 +86,27 @@ async def main():
 asyncio.run(main())
 """
 """1,500 clients that send the beginning of a handshake and nothing more."""
+RECORDS = """
+import asyncio, ssl, sys
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+head = b"POST /v1/completions HTTP/1.1\\r\\nHost: a\\r\\nContent-Length: 8000000\\r\\n\\r\\n"
+async def one():
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(sys.argv[1]), ssl=context)
+            writer.write(head)
+            for _ in range(100_000):
+                for _ in range(200):
+                    writer.write(b"x")
+                await writer.drain()
+        except OSError:
+            await asyncio.sleep(0.05)
+async def main():
+    await asyncio.gather(*(one() for _ in range(50)))
+asyncio.run(main())
+"""
+"""Fifty clients whose records of TLS have one byte each."""
 BURSTS, OPEN = 6, 10
 """Bursts of handshakes, and connections that are open before each."""
 
@@ -185,3 +206,21 @@ async def test_bursts_of_handshakes_stop_no_open_connection_and_leave_no_memory(
            goal="at most 1.5", met=grown <= 1.5)  # fmt: skip
     assert most < 2
     assert grown < 2
+
+
+async def test_records_of_one_byte_stop_nobody(rig: Any, figure: Any, tmp_path: pathlib.Path) -> None:
+    tls = certificate(tmp_path)
+    trusting = ssl.create_default_context(cafile=tls["certFile"])
+    async with fake_engine.engine() as engine:
+        gateway = await rig.gateway([engine], None, tls=tls)
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusting)) as http,
+            attack(RECORDS, gateway.url.rpartition(":")[2]),
+        ):
+            await asyncio.sleep(2)
+            times = await first_tokens_s(http, gateway.url, 8)
+    middle, most = times[len(times) // 2], times[-1]
+    name = "50 clients with TLS records of one byte"
+    figure(f"{name}: TTFT p50 of others, ms", f"{1000 * middle:.0f}", goal="below 150", met=middle < 0.15)
+    figure(f"{name}: TTFT max of others, ms", f"{1000 * most:.0f}", goal="below 800", met=most < 0.8)
+    assert most < 4

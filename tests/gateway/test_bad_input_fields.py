@@ -37,6 +37,9 @@ REFUSED = [
     ("messages[0].content", {"messages": image(SECRET)}),
     ("messages[0].content", {"messages": image("file:///etc/passwd")}),
     ("messages[0].content", {"messages": image("https://pictures.example/a.png")}),
+    ("messages[0].content", {"messages": image("ht\ttp://127.0.0.1/")}),
+    ("messages[0].content", {"messages": image("/etc/passwd")}),
+    ("messages[0].content", {"messages": [{"role": "user", "content": [{"type": "video", "video": "fi\tle:///x"}]}]}),
     ("messages[0].content", {"messages": [{"role": "user", "content": [{"image_url": SECRET}]}]}),
     ("messages[0].content", {"messages": [{"role": "user", "content": [{"type": "video", "video": SECRET}]}]}),
     (
@@ -166,7 +169,9 @@ async def test_the_switches_of_the_settings_hold_for_all_calls(up: Any) -> None:
         "http://metadata.google.internal/", "http://engine.default.svc/", "http://engine.default.svc.cluster.local:8000/",
         "http://user@good.example/", "http://good.example\\@127.0.0.1/", "http://good.example@127.0.0.1/", "http:///etc",
         "http://good.example /", " file:///etc/passwd", "FILE:/etc/passwd", "ftp://good.example/", "http:127.0.0.1",
-        "HTTP://LOCALHOST./", "https://127.0.0.1.:1/", "gopher://x.example/",
+        "HTTP://LOCALHOST./", "https://127.0.0.1.:1/", "gopher://x.example/", "ht\ttp://127.0.0.1/", "http\n://127.0.0.1/",
+        "h" + "\t" * 100 + "ttp://127.0.0.1/", "fi\tle:///etc/passwd", "//127.0.0.1/", "/etc/passwd", "\u00a0http://127.0.0.1/",
+        "\uff48ttp://127.0.0.1/",
     ],
 )  # fmt: skip
 def test_an_address_that_is_no_public_host_is_never_permitted(url: str) -> None:

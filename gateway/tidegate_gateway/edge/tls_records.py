@@ -75,7 +75,7 @@ class TlsRecords(asyncio.BufferedProtocol):
 
     def _take_turn(self) -> None:
         self._in_line = False
-        if self._is_paused:
+        if self._is_paused and not self._plain.is_closing():
             self._is_paused = False
             self._plain.resume_reading()  # before the TLS protocol may pause it for a reason of its own
         self._read_all()
