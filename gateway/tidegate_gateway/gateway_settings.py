@@ -156,7 +156,8 @@ class Queue:
     """The queue of calls for which no engine has room."""
 
     max_requests: int = 5000
-    """Calls that may wait here; the next one that would have to wait is shed as saturated."""
+    """Calls that may wait here; the next one that would have to wait is shed as saturated. Each takes about 12 KiB of
+    memory besides its body, which `limits.bodiesBytes` bounds."""
     ttl_s: float = 60.0
     """Longest wait here of a call without a deadline; one with a deadline waits until that."""
     hold_s: float = 0.0

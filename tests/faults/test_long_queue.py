@@ -1,7 +1,8 @@
-"""Very many calls wait: each has its answer in the end, whoever comes beyond the bound is told so at once, and the
-memory is that of the calls.
+"""Very many calls wait, or their streams are open: each has its answer in the end, whoever comes beyond the bound is told
+so at once, and the memory is what the settings bound.
 
-`make test` lets hundreds wait, `make faults` as many of 100,000 as the machine's open files allow.
+`make test` has hundreds of calls, `make faults` as many of 100,000 that wait and of 10,000 streams as the machine's open
+files allow.
 """
 
 import asyncio
@@ -18,52 +19,69 @@ import pytest
 from tidegate_gateway import fake_engine
 
 IS_FULL = "TIDEGATE_FAULTS" in os.environ
-MOST = 100_000 if IS_FULL else 300
-FILES_A_CALL, OTHER_FILES = 3, 1000
-"""The client's socket is in the test's process; the gateway needs one for the client and up to one for an engine."""
+MOST, MOST_STREAMS = (100_000, 10_000) if IS_FULL else (300, 300)
+FILES_A_CALL, FILES_A_STREAM, OTHER_FILES = 3, 2, 1000
+"""A waiting call: the client's socket is in the test's process; the gateway needs one for the client and up to one for an
+engine. A stream: two sockets in the gateway, and two in the test's process, which has the client and the engine."""
 BEYOND = 50
 RUNNING, TOGETHER = 4, 200
 CALLS_OF_ADDRESS = 20_000
 """Connections from one loopback address, which has a port for each."""
 KIB = 1024
+WAITING_KIB = 12
+"""Of memory for a call that waits, besides its body, as the documentation of `queue.maxRequests` says."""
+TOLERANCE = 1.2
+STREAM_KIB = 60
+ONE_TENANT = 2 / 3
+"""Of `limits.bodiesBytes`, which the bodies of one tenant may take."""
 
 pytestmark = pytest.mark.timeout(1800 if IS_FULL else 300)
 
 
-def calls() -> int:
+def affordable(most: int, files_each: int) -> int:
     """Calls for which there are open files. A superuser may have more of them."""
-    needed = FILES_A_CALL * MOST + OTHER_FILES
+    needed = files_each * most + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < needed:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (needed, max(needed, hard)))
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return min(MOST, (files - OTHER_FILES) // FILES_A_CALL)
+    return min(most, (files - OTHER_FILES) // files_each)
 
 
-async def test_very_many_waiting_calls_are_all_answered(rig: Any, until: Any, figure: Any) -> None:
-    rng, count = random.Random(7), calls()
+async def connect(port: int, number: int) -> socket.socket:
+    one = socket.socket()
+    one.setblocking(False)
+    one.bind((f"127.0.0.{2 + number // CALLS_OF_ADDRESS}", 0))
+    await asyncio.get_running_loop().sock_connect(one, ("127.0.0.1", port))
+    return one
+
+
+async def post(one: socket.socket, body: bytes) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    await asyncio.get_running_loop().sock_sendall(one, head % len(body) + body)
+
+
+async def test_very_many_waiting_calls_are_all_answered_and_stay_within_the_configured_bytes(
+    rig: Any, until: Any, figure: Any
+) -> None:
+    rng, count = random.Random(7), affordable(MOST, FILES_A_CALL)
+    prompts = [100_000 if number % 1000 == 999 else rng.randrange(20, 2000) for number in range(count + BEYOND)]
+    sent_bytes = sum(len(body_of(prompt)) for prompt in (*prompts, *prompts[:RUNNING]))
+    bodies_bytes = round(sent_bytes / ONE_TENANT)
     loop = asyncio.get_running_loop()
     async with fake_engine.engine(tokens=1, first_s=3600) as engine:
         gateway = await rig.gateway(
             [engine], None,
             dispatch={"cap": RUNNING}, queue={"maxRequests": count, "ttl": "1h"},
-            limits={"connections": 2 * MOST, "idle": "1h"}, timeouts={"firstToken": "2h", "drain": "1s"},
+            limits={"connections": 2 * MOST, "idle": "1h", "bodiesBytes": bodies_bytes},
+            timeouts={"firstToken": "2h", "drain": "1s"},
         )  # fmt: skip
-        before, sent_bytes = gateway.memory, 0
-        port = int(gateway.url.rpartition(":")[2])
+        before, port = gateway.memory, int(gateway.url.rpartition(":")[2])
 
         async def send(number: int) -> socket.socket:
-            nonlocal sent_bytes
-            prompt = "x" * (100_000 if number % 1000 == 999 else rng.randrange(20, 2000))
-            body = orjson.dumps({"model": "fake", "prompt": prompt, "max_tokens": 1})
-            sent_bytes += len(body)
-            one = socket.socket()
-            one.setblocking(False)
-            one.bind((f"127.0.0.{2 + number // CALLS_OF_ADDRESS}", 0))
-            await loop.sock_connect(one, ("127.0.0.1", port))
-            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-            await loop.sock_sendall(one, head % len(body) + body)
+            one = await connect(port, number)
+            await post(one, body_of(prompts[number]))
             return one
 
         async def waiting() -> float:
@@ -81,7 +99,7 @@ async def test_very_many_waiting_calls_are_all_answered(rig: Any, until: Any, fi
                 return await waiting() == count
 
             await until(all_wait, 600)
-            each = (gateway.memory - before - sent_bytes) / count / KIB
+            grown, configured = gateway.memory - before, count * WAITING_KIB * KIB + bodies_bytes
             for number in range(BEYOND):
                 one = stack.enter_context(await send(count + number))
                 answer = await loop.sock_recv(one, 4096)
@@ -94,7 +112,44 @@ async def test_very_many_waiting_calls_are_all_answered(rig: Any, until: Any, fi
             answers = [await loop.sock_recv(one, 64) for one in sockets]
             answered = sum(answer.startswith(b"HTTP/1.1 200") for answer in answers)
         figure(f"{count} waiting calls: answered", str(answered), goal="all", met=answered >= count)
-        figure(f"{count} waiting calls: KiB each beyond their bytes", f"{each:.0f}", goal="at most 60", met=each <= 60)
+        figure(f"{count} waiting calls: memory, share of the configured bytes", f"{grown / configured:.0%}",
+               goal="at most 120%", met=grown <= TOLERANCE * configured)  # fmt: skip
         assert answered >= count
+        assert grown <= TOLERANCE * configured
         assert await waiting() == 0
+        await until(lambda: engine.running == 0)
+
+
+def body_of(characters: int) -> bytes:
+    return orjson.dumps({"model": "fake", "prompt": "x" * characters, "max_tokens": 1})
+
+
+async def test_very_many_open_streams_take_little_memory_each(rig: Any, until: Any, figure: Any) -> None:
+    count = affordable(MOST_STREAMS, FILES_A_STREAM)
+    async with fake_engine.engine(tokens=10, hang_after=2) as engine:
+        gateway = await rig.gateway(
+            [engine], None,
+            dispatch={"cap": None}, limits={"connections": 2 * MOST_STREAMS, "idle": "1h"}, timeouts={"nextToken": "1h"},
+        )  # fmt: skip
+        before, port = gateway.memory, int(gateway.url.rpartition(":")[2])
+        body = orjson.dumps({"model": "fake", "prompt": "x", "max_tokens": 10, "stream": True})
+
+        async def begun(number: int) -> socket.socket:
+            """A stream of which the first tokens have come."""
+            one = await connect(port, number)
+            await post(one, body)
+            read = b""
+            while b"w1" not in read:
+                read += await asyncio.get_running_loop().sock_recv(one, 4096)
+            return one
+
+        with contextlib.ExitStack() as stack:
+            for first in range(0, count, TOGETHER):
+                numbers = range(first, min(first + TOGETHER, count))
+                for one in await asyncio.gather(*map(begun, numbers)):
+                    stack.enter_context(one)
+            assert engine.running == count
+            each = (gateway.memory - before) / count / KIB
+        figure(f"{count} open streams: KiB each", f"{each:.0f}", goal=f"at most {STREAM_KIB}", met=each <= STREAM_KIB)
+        assert each <= STREAM_KIB
         await until(lambda: engine.running == 0)
