@@ -12,8 +12,9 @@ from collections.abc import Collection
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy.admit import entitlements
 
-_SCHEME = re.compile(r"[\x00-\x20\s]*([A-Za-z](?:[\t\r\n]*[A-Za-z0-9+.-]){0,31})[\t\r\n]*:")
-"""Many parsers take tabs and line ends out of an address before they read it."""
+_SCHEME = re.compile(r"[\x00-\x20\s]*+([A-Za-z](?:[\t\r\n]*+[A-Za-z0-9+.-]){0,31}+)[\t\r\n]*+:")
+"""Many parsers take tabs and line ends out of an address before they read it. No part gives back what it has taken, so
+a text of millions of tabs takes milliseconds."""
 _REMOTE = re.compile(r"https?://([A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?(?:[/?#][!-\[\]-~]*)?", re.IGNORECASE)
 """A host and no user; the rest has no blank and no backslash, which parsers read in different ways."""
 _PRIVATE_NAMES = ("localhost", "local", "internal", "intranet", "lan", "home", "corp", "svc", "arpa")
@@ -24,7 +25,7 @@ def check(value: str, where: str, allowed: Collection[entitlements.Feature], *, 
     """Raises `BadRequest` unless an engine may fetch it. `only_fetched` = a text without a scheme that engines fetch is
     no address."""
     match = _SCHEME.match(value)
-    scheme = "" if match is None else re.sub(r"[\t\r\n]", "", match[1]).lower()
+    scheme = "" if match is None else "".join(match[1].split()).lower()
     if scheme == "data" or (only_fetched and scheme not in FETCHED):
         return
     if scheme not in ("http", "https"):
