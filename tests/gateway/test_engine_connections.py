@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
+import event_loop_turns
 import pytest
 
 from tidegate_gateway import gateway_settings, reading_turns
@@ -189,30 +190,22 @@ async def test_nobody_listens(pool: engine_connections.EngineConnections) -> Non
 async def test_engines_that_send_much_are_read_in_turns(
     pool: engine_connections.EngineConnections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turn, read = 0, dict[int, int]()
+    turns = event_loop_turns.Turns()
     received = engine_connections.EngineConnection.data_received
 
     def counted(self: engine_connections.EngineConnection, data: bytes) -> None:
         if len(data) > engine_connections.TURN_BYTES:
-            read[turn] = read.get(turn, 0) + 1
+            turns.add()
         received(self, data)
-
-    async def count_turns() -> None:
-        nonlocal turn
-        while True:
-            turn += 1
-            await asyncio.sleep(0)
 
     monkeypatch.setattr(engine_connections.EngineConnection, "data_received", counted)
     answers, piece = 20, b"1\r\nx\r\n" * 50_000
-    counting = asyncio.create_task(count_turns())
-    async with engine(CHUNKED, piece, b"0\r\n\r\n") as serving:
+    async with engine(CHUNKED, piece, b"0\r\n\r\n") as serving, event_loop_turns.running(turns):
         found = await asyncio.gather(*(asked(pool, serving.url) for _ in range(answers)))
-    counting.cancel()
     assert {len(body) for _, _, body in found} == {50_000}
     # Whoever has sent little for a while is read once before it joins the line.
     few = 2 * reading_turns.AT_ONCE
-    assert sum(max(0, count - few) for count in read.values()) <= 2 * answers
+    assert sum(max(0, count - few) for count in turns.counts.values()) <= 2 * answers
 
 
 async def test_large_answers_are_bounded_in_sum() -> None:

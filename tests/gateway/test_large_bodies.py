@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
+import event_loop_turns
 import pytest
 
 from tidegate_gateway import fake_engine, reading_turns
@@ -35,26 +36,18 @@ async def uploading(url: str, clients: int) -> Any:
         yield sockets
 
 
-class Turns:
+class Turns(event_loop_turns.Turns):
     """Bytes that all connections receive in each turn of the event loop."""
-
-    def __init__(self) -> None:
-        self.turn, self.read = 0, dict[int, int]()
 
     @property
     def bytes(self) -> int:
-        return sum(self.read.values())
+        return sum(self.counts.values())
 
     def are_small(self) -> bool:
         """A turn of the counter may see the end of one turn of the loop and the beginning of the next one. Whoever has
         sent nothing for a while is read once before it joins the line."""
         few = 2 * reading_turns.AT_ONCE * RECEIVED_BYTES
-        return sum(max(0, size - few) for size in self.read.values()) <= CLIENTS * RECEIVED_BYTES
-
-    async def count(self) -> None:
-        while True:
-            self.turn += 1
-            await asyncio.sleep(0)
+        return sum(max(0, size - few) for size in self.counts.values()) <= CLIENTS * RECEIVED_BYTES
 
 
 @pytest.fixture
@@ -63,13 +56,12 @@ async def turns(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Turns]:
     receive = http_connection.Connection.data_received
 
     def received(self: http_connection.Connection, data: bytes) -> None:
-        counted.read[counted.turn] = counted.read.get(counted.turn, 0) + len(data)
+        counted.add(len(data))
         receive(self, data)
 
     monkeypatch.setattr(http_connection.Connection, "data_received", received)
-    counting = asyncio.create_task(counted.count())
-    yield counted
-    counting.cancel()
+    async with event_loop_turns.running(counted):
+        yield counted
 
 
 async def test_one_turn_of_the_event_loop_reads_few_of_the_bytes_of_many_clients(
@@ -82,7 +74,7 @@ async def test_one_turn_of_the_event_loop_reads_few_of_the_bytes_of_many_clients
         uploading(client.url, CLIENTS) as sockets,
     ):
         await until(lambda: turns.bytes == CLIENTS * (len(HEAD) + BEGIN))
-        turns.read.clear()
+        turns.counts.clear()
         rest = b" " * (BYTES - BEGIN)
         await asyncio.gather(*(loop.sock_sendall(one, rest) for one in sockets))
         await until(lambda: turns.bytes == CLIENTS * len(rest))
@@ -99,7 +91,7 @@ async def test_the_rest_of_a_rejected_body_is_read_in_turns_too(up: Any, until: 
         uploading(client.url, CLIENTS) as sockets,
     ):
         loop = asyncio.get_running_loop()
-        turns.read.clear()
+        turns.counts.clear()
         sending = [asyncio.ensure_future(loop.sock_sendall(one, b" " * (BYTES - BEGIN))) for one in sockets]
         answers = await asyncio.gather(*(loop.sock_recv(one, 12) for one in sockets))
         await asyncio.gather(*sending, return_exceptions=True)

@@ -16,7 +16,7 @@ import orjson
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from tidegate_gateway import fake_engine, gateway_settings
 from tidegate_gateway.edge import http_listener, http_messages, listening_port, port_encryption
@@ -26,9 +26,10 @@ from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 CALL = {"model": "fake", "prompt": "x", "max_tokens": 2}
 
 
-def certificate(folder: pathlib.Path, name: str = "gateway") -> dict[str, str]:
-    """Writes a self-signed certificate of 127.0.0.1 and its key; the settings of `tls`."""
-    key = ec.generate_private_key(ec.SECP256R1())
+def certificate(folder: pathlib.Path, name: str = "gateway", *, rsa_bits: int = 0) -> dict[str, str]:
+    """Writes a self-signed certificate of 127.0.0.1 and its key; the settings of `tls`. The key is on an elliptic curve,
+    unless `rsa_bits` says otherwise."""
+    key = rsa.generate_private_key(65537, rsa_bits) if rsa_bits else ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     signed = (

@@ -8,6 +8,7 @@ import socket
 import ssl
 from typing import Any
 
+import event_loop_turns
 import pytest
 import test_port_encryption
 from hypothesis import given
@@ -57,32 +58,24 @@ async def test_few_handshakes_begin_in_one_turn_of_the_event_loop(
     up: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls = test_port_encryption.certificate(tmp_path)
-    turn, in_turn = 0, dict[int, int]()
+    turns = event_loop_turns.Turns()
     start = tls_handshake.TlsHandshake.start
 
     def started(self: tls_handshake.TlsHandshake) -> bool:
-        in_turn[turn] = in_turn.get(turn, 0) + 1
+        turns.add()
         return start(self)
 
-    async def count_turns() -> None:
-        nonlocal turn
-        while True:
-            turn += 1
-            await asyncio.sleep(0)
-
     monkeypatch.setattr(tls_handshake.TlsHandshake, "start", started)
-    async with up(store=False, tls=tls, listen={"grpcPort": 0}) as client:
-        counting = asyncio.create_task(count_turns())
+    async with up(store=False, tls=tls, listen={"grpcPort": 0}) as client, event_loop_turns.running(turns):
         for address in (client.url.removeprefix("http://"), client.grpc):
-            in_turn.clear()
+            turns.counts.clear()
             sockets = await connected(address, 40, first_message())
             async with asyncio.timeout(20):
                 for one in sockets:
                     assert await asyncio.get_running_loop().sock_recv(one, 1) == b"\x16"
                     one.close()
-            assert sum(in_turn.values()) == 40
-            assert max(in_turn.values()) <= 2 * tls_handshake.AT_ONCE, "a turn of the counter may see parts of two"
-        counting.cancel()
+            assert sum(turns.counts.values()) == 40
+            assert max(turns.counts.values()) <= 2 * tls_handshake.AT_ONCE, "a turn of the counter may see parts of two"
 
 
 class Waiting:

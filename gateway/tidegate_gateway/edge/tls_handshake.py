@@ -7,7 +7,6 @@ import asyncio
 import collections
 import ssl
 from collections.abc import Callable
-from typing import Any
 
 from tidegate_gateway import process_memory, reading_turns
 from tidegate_gateway.edge import client_addresses, client_hello, tls_records
@@ -185,11 +184,7 @@ class TlsHandshake(asyncio.Protocol):
 
 
 def _feed(plain: asyncio.Transport, early: bytes) -> None:
-    """Gives bytes to the TLS protocol of the transport."""
-    protocol: Any = plain.get_protocol()
-    while early and not plain.is_closing() and protocol is not None:
-        buffer = protocol.get_buffer(len(early))
-        size = min(len(buffer), len(early))
-        buffer[:size] = early[:size]
-        protocol.buffer_updated(size)
-        early = early[size:]
+    """Gives bytes to the TLS protocol of the transport, unless its client is gone."""
+    protocol = plain.get_protocol()
+    if protocol is not None and not plain.is_closing():
+        tls_records.give(protocol, early)

@@ -8,6 +8,7 @@ as the time of a turn of the event loop (`reading_turns`), and what arrives when
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tidegate_gateway import reading_turns
@@ -38,9 +39,9 @@ class TlsRecords(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._held or self._turns.is_spent:
-            self._hold(bytes(memoryview(self._tls.get_buffer(READ_BYTES))[:nbytes]))
+            self._hold(bytes(self.get_buffer(nbytes)[:nbytes]))
         else:
-            self._decrypt(nbytes)
+            self._count(lambda: self._tls.buffer_updated(nbytes))
 
     def eof_received(self) -> Any:
         self._read_all()
@@ -56,10 +57,10 @@ class TlsRecords(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._tls.resume_writing()
 
-    def _decrypt(self, size: int) -> None:
-        """Gives the first bytes of its buffer to the TLS protocol. What the connection does with them counts there."""
+    def _count(self, decrypt: Callable[[], None]) -> None:
+        """Counts the time of the TLS protocol. What the connection does with the bytes counts there."""
         began_at_s, counted_s = time.monotonic(), self._turns.spent_s
-        self._tls.buffer_updated(size)
+        decrypt()
         counted_s = max(self._turns.spent_s - counted_s, 0.0)
         self._turns.spend(max(time.monotonic() - began_at_s - counted_s, 0.0))
 
@@ -82,8 +83,14 @@ class TlsRecords(asyncio.BufferedProtocol):
 
     def _read_all(self) -> None:
         held, self._held = self._held, b""
-        self._turns.waited(len(held))
-        for first in range(0, len(held), READ_BYTES):
-            part = held[first : first + READ_BYTES]
-            self._tls.get_buffer(READ_BYTES)[: len(part)] = part
-            self._decrypt(len(part))
+        if held:
+            self._turns.waited(len(held))
+            self._count(lambda: give(self._tls, held))
+
+
+def give(tls: Any, data: bytes) -> None:
+    """Gives bytes to a TLS protocol, as if the socket had brought them."""
+    for first in range(0, len(data), READ_BYTES):
+        part = data[first : first + READ_BYTES]
+        tls.get_buffer(READ_BYTES)[: len(part)] = part
+        tls.buffer_updated(len(part))
