@@ -9,6 +9,7 @@ their answers here too.
 import asyncio
 import contextlib
 import logging
+import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from typing import cast
@@ -317,7 +318,7 @@ class Exchange:
         values = self._answer_headers
         if carried is not None and not carried.answered:
             status = dict(ext_proc_messages.headers_of(sent.response_headers.headers)).get(":status", "")
-            carried.on_head(int(status) if status.isascii() and status.isdigit() else 0)
+            carried.on_head(int(status) if re.fullmatch("[0-9]{3}", status) else 0)
             if by := ext_proc_messages.served(sent):
                 values = {**values, ext_proc_messages.SERVED: by}
         self._stream.send(ext_proc_messages.answer_head(values))
