@@ -3,7 +3,8 @@
 import asyncio
 
 MOST_TENANTS = 10_000
-"""Tenants whose pace is remembered."""
+"""Tenants before those that owe nothing are forgotten. Each that owes something has a request that waits,
+so connections bound them."""
 
 
 class TenantPace:
@@ -15,6 +16,8 @@ class TenantPace:
         self._burst_s = burst_s
         self._paid_at_s: dict[str | None, float] = {}
         """The instant at which all that each tenant has spent is paid."""
+        self._most = MOST_TENANTS
+        """Tenants before those that owe nothing are forgotten."""
 
     async def spend(self, tenant: str | None, units: float) -> None:
         """Returns when what was spent before is paid. Those that wait go on in the order of their calls."""
@@ -23,8 +26,9 @@ class TenantPace:
         now = asyncio.get_running_loop().time()
         at_s = max(now, self._paid_at_s.get(tenant, now))
         self._paid_at_s[tenant] = at_s + units / self._units_per_s
-        if len(self._paid_at_s) > MOST_TENANTS:
+        if len(self._paid_at_s) > self._most:
             self._paid_at_s = {name: paid_at_s for name, paid_at_s in self._paid_at_s.items() if paid_at_s > now}
+            self._most = max(MOST_TENANTS, 2 * len(self._paid_at_s))
         if at_s > now + self._burst_s:
             try:
                 await asyncio.sleep(at_s - now - self._burst_s)

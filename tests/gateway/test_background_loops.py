@@ -1,12 +1,19 @@
 """An exception in a background loop ends neither the loop nor the gateway."""
 
 import asyncio
+import collections
+import hashlib
 import json
+import pathlib
+import re
 from typing import Any
 
 import pytest
+import relquery_requests
+import test_port_encryption
+import test_web_tokens
 
-from tidegate_gateway import fake_engine
+from tidegate_gateway import fake_engine, settings_reload
 from tidegate_gateway.observe import background_loop, prometheus_metrics
 
 
@@ -23,6 +30,64 @@ async def test_an_error_is_logged_once_for_each_kind_and_counted_each_time(caplo
     assert len(caplog.records) == 2
     counted = metrics.registry.get_sample_value("tidegate_background_errors_total", {"loop": "exchange"})
     assert counted == 3
+
+
+async def test_an_error_in_any_loop_of_a_gateway_ends_neither_it_nor_another(
+    up: Any, until: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step of each loop fails."""
+    failed, ran = set[str](), collections.Counter[str]()
+    step = background_loop.BackgroundLoops.step
+
+    async def injected() -> None:
+        raise ZeroDivisionError
+
+    async def first_fails(self: background_loop.BackgroundLoops, loop: str, work: Any) -> bool:
+        if loop not in failed:
+            failed.add(loop)
+            return await step(self, loop, injected)
+        ended = await step(self, loop, work)
+        ran[loop] += ended
+        return ended
+
+    monkeypatch.setattr(background_loop.BackgroundLoops, "step", first_fails)
+    keys, key = tmp_path / "keys.yaml", "acme-0123456789abcdef"
+    hashed = hashlib.sha256(key.encode()).hexdigest()
+    keys.write_text(json.dumps({"keys": [{"sha256": hashed, "tenant": "acme"}]}))
+    (tmp_path / "jwks.json").write_text(json.dumps(test_web_tokens.KEY_SET))
+    auth = {
+        "keysFile": str(keys),
+        "reload": "100ms",
+        "jwt": test_web_tokens.settings(tmp_path / "jwks.json", refresh="50ms"),
+    }
+    expected = {
+        name
+        for source in pathlib.Path(background_loop.__file__).parents[1].rglob("*.py")
+        for name in re.findall(r'loops\.step\("([a-z-]+)"', source.read_text())
+    }
+    settings_path = tmp_path / "settings.yaml"
+    async with fake_engine.engine() as engine:
+        service = {"name": "localhost", "port": int(engine.url.rpartition(":")[2]), "controlPort": 1}
+        tls = test_port_encryption.certificate(tmp_path)
+        async with up(services=[service], auth=auth, tls=tls, health={"resolve": "100ms"}) as client:
+            settings_path.write_text("{}")
+            reloading = settings_reload.SettingsReload(settings_path, client.gateway)
+            task = asyncio.create_task(reloading.run())
+            headers = {"authorization": f"Bearer {key}"}
+            trusting = test_port_encryption.trusting(tls)
+            url = client.url.replace("http", "https")
+            await until(client.all_accepting)
+            body = relquery_requests.body(3)
+            async with client.http.post(url + "/v1/relqueries", json=body, headers=headers, ssl=trusting) as answer:
+                assert answer.status < 300, await answer.text()
+            await until(lambda: not expected - failed, 30)
+            await until(lambda: not expected - ran.keys(), 30)
+            async with client.http.post(
+                url + "/v1/completions", json={"model": "fake", "prompt": "x"}, headers=headers, ssl=trusting
+            ) as answer:
+                assert answer.status == 200
+            task.cancel()
+    assert len(expected) > 10
 
 
 async def test_a_cancelled_step_is_cancelled() -> None:

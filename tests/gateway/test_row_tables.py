@@ -50,6 +50,12 @@ def test_json_lines_have_scalars_of_all_kinds() -> None:
     assert read("jsonl", table) == [["x"], ["1.5"], [""], ["true"]]
 
 
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_table_has_a_bounded_number_of_empty_lines(kind: row_tables.Format) -> None:
+    with pytest.raises(error_table.BadRequest, match="more than 50 empty lines"):
+        read(kind, b"a\n" * (kind == "csv") + b"\n" * 51, rows=50)
+
+
 @settings(max_examples=40)
 @given(
     table=st.lists(st.dictionaries(st.sampled_from("ab"), st.text(max_size=8), min_size=2), min_size=1, max_size=30),

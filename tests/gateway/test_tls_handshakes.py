@@ -6,6 +6,7 @@ import gc
 import pathlib
 import socket
 import ssl
+import struct
 from typing import Any
 
 import event_loop_turns
@@ -52,6 +53,27 @@ async def connected(address: str, count: int, sent: bytes) -> list[socket.socket
         await asyncio.get_running_loop().sock_sendall(one, sent)
         made.append(one)
     return made
+
+
+async def test_no_handshake_begins_with_a_client_that_is_gone(
+    up: Any, until: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[tls_handshake.HandshakeLine] = []
+    begun: list[tls_handshake.TlsHandshake] = []
+    following = tls_handshake.HandshakeLine._next
+    monkeypatch.setattr(tls_handshake.HandshakeLine, "_next", lambda line: lines.append(line))
+    monkeypatch.setattr(tls_handshake.HandshakeLine, "began", lambda line, one: begun.append(one))
+    async with up(store=False, tls=test_port_encryption.certificate(tmp_path)) as client:
+        sockets = await connected(client.url.removeprefix("http://"), 20, first_message())
+        await until(lambda: lines and sum(map(len, lines[0]._waiting.values())) == 20)
+        for one in sockets[1:]:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # its end is a reset
+            one.close()
+        monkeypatch.setattr(tls_handshake.HandshakeLine, "_next", following)
+        following(lines[0])
+        await until(lambda: not lines[0]._waiting)
+        assert len(begun) == 1
+        sockets[0].close()
 
 
 async def test_few_handshakes_begin_in_one_turn_of_the_event_loop(

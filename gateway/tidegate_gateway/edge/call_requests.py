@@ -1,4 +1,4 @@
-"""What the edges that speak HTTP share of a call: its request is read, and the headers of its answer are written."""
+"""What the edges share of a call: its request is read, and the headers of its answer are written."""
 
 import asyncio
 
@@ -22,22 +22,27 @@ class CallRequests:
     async def read(self, kind: endpoint.Endpoint, request: http_messages.Request) -> parsed_request.ParsedRequest:
         """The call in a request, whose body is let go of. Raises `BadRequest`."""
         fields = http_headers.read(http_headers.headers_of(request.headers))
-        most_choices, is_costly = self._most_choices, request.is_costly
-        if len(request.body) > LARGE_BODY_BYTES:
-            await self._large_bodies.take(http_headers.named_tenant(request.headers))
-            try:
-                body = parsed_request.decoded(request.body)
-                await asyncio.sleep(0)
-                parsed = parsed_request.from_body(kind, body, fields, most_choices=most_choices, is_costly=is_costly)
-                await asyncio.sleep(0)
-            finally:
-                self._large_bodies.give_back()
-        else:
-            parsed = parsed_request.from_json(
-                kind, request.body, fields, most_choices=most_choices, is_costly=is_costly
-            )
+        tenant = http_headers.named_tenant(request.headers)
+        parsed = await self.parsed(kind, request.body, fields, tenant=tenant, is_costly=request.is_costly)
         request.body = b""  # the parsed request has it
         return parsed
+
+    async def parsed(
+        self, kind: endpoint.Endpoint, raw: bytes, fields: request_fields.RequestFields, *, tenant: str, is_costly: bool
+    ) -> parsed_request.ParsedRequest:
+        """The call with this body. A large one takes the turn of `tenant`. Raises `BadRequest`."""
+        most = self._most_choices
+        if len(raw) <= LARGE_BODY_BYTES:
+            return parsed_request.from_json(kind, raw, fields, most_choices=most, is_costly=is_costly)
+        await self._large_bodies.take(tenant)
+        try:
+            body = parsed_request.decoded(raw)
+            await asyncio.sleep(0)
+            found = parsed_request.from_body(kind, body, fields, most_choices=most, is_costly=is_costly)
+            await asyncio.sleep(0)
+            return found
+        finally:
+            self._large_bodies.give_back()
 
 
 def answer_headers(

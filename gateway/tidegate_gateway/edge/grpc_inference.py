@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tidegate_gateway import running_gateway
-from tidegate_gateway.edge import grpc_answers, grpc_requests
+from tidegate_gateway.edge import call_requests, grpc_answers, grpc_requests
 from tidegate_gateway.lifecycle import relay
 from tidegate_gateway.openai import bounded_json, endpoint, error_table, parsed_request
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
@@ -16,6 +16,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
 
     def __init__(self, gateway: running_gateway.Gateway) -> None:
         self._gateway = gateway
+        self._requests = call_requests.CallRequests(gateway.settings.limits.choices)
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: grpc_answers.Context) -> None:
         gateway, write_s = self._gateway, self._gateway.settings.limits.write_s
@@ -49,9 +50,10 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         gateway, write_s = self._gateway, self._gateway.settings.limits.write_s
         now = gateway.clock()
         try:
-            most = gateway.settings.limits.choices
-            parsed = grpc_requests.call(
-                request, grpc_answers.metadata(context), most_choices=most, is_costly=context.is_costly
+            kind = grpc_requests.endpoint_of(request)
+            fields = grpc_requests.fields(request, grpc_answers.metadata(context))
+            parsed = await self._requests.parsed(
+                kind, request.body, fields, tenant=fields.tenant, is_costly=context.is_costly
             )
             async with gateway.calls.answer(now, parsed) as answer:
                 reply = answer.reply

@@ -47,17 +47,13 @@ def generation(
     return parsed_request.from_body(kind, body, fields(request, metadata), most_choices=1, is_costly=is_costly)
 
 
-def call(
-    request: inference_pb2.CallRequest, metadata: http_headers.Headers, *, most_choices: int, is_costly: bool
-) -> parsed_request.ParsedRequest:
-    """The call of an endpoint, whose body is JSON. Raises `BadRequest`."""
+def endpoint_of(request: inference_pb2.CallRequest) -> endpoint.Endpoint:
+    """The endpoint that a call names, whose body is JSON. Raises `BadRequest`."""
     kind = next((kind for kind in endpoint_registry.ENDPOINTS if kind.path == request.path), None)
     if kind is None:
         known = ", ".join(kind.path for kind in endpoint_registry.ENDPOINTS)
         raise BadRequest(f"path must be one of {known}", param="path")
-    return parsed_request.from_json(
-        kind, request.body, fields(request, metadata), most_choices=most_choices, is_costly=is_costly
-    )
+    return kind
 
 
 def relquery(request: inference_pb2.SubmitRelQueryRequest) -> dict[str, Any]:

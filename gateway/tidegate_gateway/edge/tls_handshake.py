@@ -5,14 +5,15 @@ whole and its turn has come.
 
 import asyncio
 import collections
+import select
 import ssl
 from collections.abc import Callable
 
 from tidegate_gateway import process_memory, reading_turns
 from tidegate_gateway.edge import client_addresses, client_hello, tls_records
 
-AT_ONCE = 3
-"""Handshakes that begin in one turn of the event loop."""
+AT_ONCE, LOOKS_AT_ONCE = 3, 50
+"""Handshakes that begin in one turn of the event loop, and clients that are looked at for them."""
 MOST_OPEN = 1000
 """Handshakes that have begun and wait for their clients; each has 80 KiB. A client answers within a round trip, and when
 there are more, the connection of the one that has waited longest is cut."""
@@ -69,7 +70,9 @@ class HandshakeLine:
     def _next(self) -> None:
         self._scheduled = False
         begun = 0
-        while self._waiting and begun < AT_ONCE:
+        for _ in range(LOOKS_AT_ONCE):
+            if not self._waiting or begun >= AT_ONCE:
+                break
             address = next(iter(self._waiting))
             line = self._waiting.pop(address)
             begun += line.popleft().start()
@@ -131,6 +134,9 @@ class TlsHandshake(asyncio.Protocol):
         """Begins the handshake, unless its client is gone."""
         if self._connection is None or self._plain.is_closing():
             return False
+        if _is_gone(self._plain):
+            self.abort()
+            return False
         self._line.began(self)
         self._task = asyncio.get_running_loop().create_task(self._run())
         return True
@@ -181,6 +187,13 @@ class TlsHandshake(asyncio.Protocol):
     def _forget(self) -> None:
         """Lets go of the connection, which would wait for the garbage collector with all that this one has."""
         self._connection = self._begin = None
+
+
+def _is_gone(plain: asyncio.Transport) -> bool:
+    """The client has closed or reset its connection, which nothing reads while the handshake waits for its turn."""
+    look = select.poll()
+    look.register(plain.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(look.poll(0))
 
 
 def _feed(plain: asyncio.Transport, early: bytes) -> None:

@@ -36,16 +36,15 @@ class LogOutput(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called under the lock of the handler."""
+        at, line = 0, b""
         try:
             line = (self.format(record) + "\n").encode("utf-8", "backslashreplace")
-        except Exception:  # as the standard library's handlers do
-            self.handleError(record)
-            return
-        at = 0
-        try:
             while self._thread is None and at < len(line) and self._poll.poll(0):
                 at += os.write(self._descriptor, line[at : at + AT_ONCE_BYTES])
         except OSError:  # nobody is left to read it
+            return
+        except (ValueError, TypeError):  # a message that does not fit its values
+            self.handleError(record)
             return
         if at < len(line):
             self._hold(line[at:])

@@ -43,6 +43,7 @@ class RowCollector:
         self.steps = steps
         self._template = template
         self._bounds = bounds
+        self._blank = 0
 
     def add(self, row: object, line: int | None = None) -> None:
         """The next row. Raises `BadRequest`."""
@@ -56,6 +57,12 @@ class RowCollector:
             raise row_too_large(where, self._bounds.row_bytes)
         self.bytes += len(values)
         self.rows.append(values)
+
+    def blank(self) -> None:
+        """An empty line. They cost as much as rows, so there may be as many. Raises `BadRequest`."""
+        self._blank += 1
+        if self._blank > self._bounds.rows:
+            raise BadRequest(f"the table has more than {self._bounds.rows} empty lines", param="rows")
 
     def where(self, line: int | None = None) -> str:
         """The name of the next row in errors."""
@@ -201,7 +208,9 @@ async def _read_json_lines(
         number += 1
         if len(line) > bounds.row_bytes:
             raise row_too_large(rows.where(number), bounds.row_bytes)
-        if not line.isspace():
+        if line.isspace():
+            rows.blank()
+        else:
             rows.add(_json(line, rows.where(number)), number)
 
 
@@ -219,6 +228,7 @@ async def _read_csv(table: AsyncIterator[bytes], rows: RowCollector, bounds: gat
             continue  # the record goes on in the next line
         whole, record, quotes = record, b"", 0
         if whole.isspace():
+            rows.blank()
             continue
         fields = _csv_fields(whole, number == 1, rows.where(number))
         if columns is None:

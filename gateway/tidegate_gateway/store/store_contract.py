@@ -175,8 +175,8 @@ class Store(Protocol):
     async def finish(
         self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None, tenant: str | None = None
     ) -> Record:
-        """A call of `tenant` ends, which had a budget of `share_ms`. Without a tenant it takes the turn of the gateway itself.
-        A good end counts once, even if the call was forgotten meanwhile or has the key of another call."""
+        """A call of `tenant` ends, which had a budget of `share_ms`; without a tenant it waits for no turn. A good end
+        counts once, even if the call was forgotten meanwhile or has the key of another call."""
 
     async def complete_stage(
         self, workflow: str, stage: str, *, by: str | None = None, once: Idempotency | None = None
