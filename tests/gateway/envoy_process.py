@@ -105,6 +105,34 @@ async def picking(
             yield client, url
 
 
+def tls_to_picker(config: dict[str, Any], *, sni: str = "picker") -> None:
+    """Lets Envoy use TLS towards the picker and verify nothing, as gateways of the Inference Extension do."""
+    kind = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
+    context = {"@type": kind, "sni": sni, "common_tls_context": {"alpn_protocols": ["h2"]}}
+    picker = config["static_resources"]["clusters"][0]
+    picker["transport_socket"] = {"name": "envoy.transport_sockets.tls", "typed_config": context}
+
+
+def add_pool(config: dict[str, Any], name: str, picker: str, engines: Sequence[str]) -> dict[str, Any]:
+    """Adds a pool of engines with a picker of its own: the clusters `name` and `name`-picker. The fields of a route, or of
+    a weighted cluster, that make the ext_proc filter ask this picker."""
+    of_picker, of_engines = map(copy.deepcopy, config["static_resources"]["clusters"][:2])
+    for cluster, own, addresses in ((of_picker, f"{name}-picker", [picker]), (of_engines, name, engines)):
+        cluster["name"] = cluster["load_assignment"]["cluster_name"] = own
+        cluster["load_assignment"]["endpoints"][0]["lb_endpoints"] = [_endpoint(each) for each in addresses]
+    config["static_resources"]["clusters"] += [of_picker, of_engines]
+    kind = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
+    overrides = {"grpc_service": {"envoy_grpc": {"cluster_name": f"{name}-picker"}}}
+    per_route = {"@type": kind, "overrides": overrides}
+    return {"typed_per_filter_config": {"envoy.filters.http.ext_proc": per_route}}
+
+
+def set_routes(config: dict[str, Any], *routes: dict[str, Any]) -> None:
+    """Puts these routes in the place of the example's."""
+    manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    manager["route_config"]["virtual_hosts"][0]["routes"] = list(routes)
+
+
 def subset_hint(config: dict[str, Any], endpoints: Sequence[str]) -> None:
     """Adds a filter that tells the picker these endpoints."""
     hint = {"metadata_namespace": "envoy.lb.subset_hint", "value": {SUBSET: list(endpoints)}}

@@ -12,6 +12,7 @@ from tidegate_gateway import gateway_settings
 from tidegate_gateway.lifecycle import admission, engine_directory, placement, settlement, watchdog
 from tidegate_gateway.openai import engine_body, error_table
 from tidegate_policy.admit import retries
+from tidegate_policy.dispatch import core_actions
 
 LONGEST_S = 86_400.0
 """For the rest of an answer after its head: the proxy has the time limits of its bytes."""
@@ -69,9 +70,7 @@ class HandedOver:
         try:
             send = await self._placement.next_engine()
             self.endpoint = self._directory.endpoint(send.decision.engine)
-            self.body = engine_body.write(
-                self._clock(), self._wall(), request.body, send.call, send.decision.service_s, ask_for_usage=False
-            )
+            self.body = self._written(send) if request.raw is None else request.raw
         except error_table.GatewayError as error:
             self.record.outcome = error.code
             await self._settle(ok=False)
@@ -82,6 +81,10 @@ class HandedOver:
         self._first_s = watchdog.first_token_s(self._timeouts, send.decision)
         if not request.stream:
             self._first_s = max(self._first_s, self._timeouts.answer_s)
+
+    def _written(self, send: core_actions.Send) -> bytes:
+        body, service_s = self._admitted.request.body, send.decision.service_s
+        return engine_body.write(self._clock(), self._wall(), body, send.call, service_s, ask_for_usage=False)
 
     async def end(self) -> None:
         """Waits until the proxy tells the end, and settles the call. Raises `GatewayError` if the answer does not begin in
