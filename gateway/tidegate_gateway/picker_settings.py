@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where Kubernetes puts the credentials of a pod."""
+MOST_FALLBACKS = 16
 OBJECT_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 
@@ -23,6 +24,9 @@ class Picker:
     health_port: int | None = None
     """gRPC health checks in plain text on a port of their own, for probes of Kubernetes, which cannot use TLS; null = only
     at the picker's port, 0 picks a free one."""
+    fallbacks: int = 0
+    """Further engines that the destination names, for a retry policy of the proxy, which goes down the list when an engine
+    fails a request. 0 suits every proxy; some of them take one address only (agentgateway)."""
     conformance_tests: bool = False
     """For the conformance suite of the Gateway API Inference Extension only: each client chooses its engine by the header
     test-epp-endpoint-selection, and reaches every path of an engine; an engine is healthy if its port is open."""
@@ -65,6 +69,8 @@ def problems(picker: Picker, pool: InferencePool, *, ext_proc_port: int | None) 
         found.append("picker belongs to the port of an endpoint picker: set listen.extProcPort")
     if not 0 <= (picker.health_port or 0) <= 65535:
         found.append("picker.healthPort must be from 0 to 65535")
+    if not 0 <= picker.fallbacks <= MOST_FALLBACKS:
+        found.append(f"picker.fallbacks must be from 0 to {MOST_FALLBACKS}")
     found += [
         f"inferencePool.{key} {value!r} is no name of an object of Kubernetes"
         for key, value in (("name", pool.name), ("namespace", pool.namespace))

@@ -33,7 +33,7 @@ def configuration(picker: str, engines: Sequence[str], **changes: Any) -> dict[s
     resources = config["static_resources"]
     (listener,) = resources["listeners"]
     listener["address"]["socket_address"]["port_value"] = processes.free_port()
-    picking = _filters(config)[0]["typed_config"]
+    picking = filters(config)[0]["typed_config"]
     picking["processing_mode"] |= changes.pop("processing_mode", {})
     picking |= changes
     for cluster, addresses in zip(resources["clusters"], ([picker], engines), strict=True):
@@ -48,7 +48,7 @@ def with_trailers(config: dict[str, Any]) -> None:
     manager["http_protocol_options"] = {"enable_trailers": True}
 
 
-def _filters(config: dict[str, Any]) -> list[dict[str, Any]]:
+def filters(config: dict[str, Any]) -> list[dict[str, Any]]:
     manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     filters: list[dict[str, Any]] = manager["http_filters"]
     return filters
@@ -133,9 +133,23 @@ def set_routes(config: dict[str, Any], *routes: dict[str, Any]) -> None:
     manager["route_config"]["virtual_hosts"][0]["routes"] = list(routes)
 
 
+def h2c_to_engines(config: dict[str, Any], engine: str) -> None:
+    """Lets Envoy speak HTTP/2 in plain text to the engines, and opens a port at `engine` that answers so."""
+    resources = config["static_resources"]
+    picker, engines = resources["clusters"]
+    engines["typed_extension_protocol_options"] = picker["typed_extension_protocol_options"]
+    listener = copy.deepcopy(resources["listeners"][0])
+    listener["name"], listener["address"] = "engine", _address(engine)
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    manager["codec_type"], manager["http_filters"] = "HTTP2", manager["http_filters"][-1:]
+    answer = {"status": 200, "body": {"inline_string": "over h2c"}}
+    manager["route_config"]["virtual_hosts"][0]["routes"] = [{"match": {"prefix": "/"}, "direct_response": answer}]
+    resources["listeners"].append(listener)
+
+
 def subset_hint(config: dict[str, Any], endpoints: Sequence[str]) -> None:
     """Adds a filter that tells the picker these endpoints."""
     hint = {"metadata_namespace": "envoy.lb.subset_hint", "value": {SUBSET: list(endpoints)}}
     kind = "type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config"
     setting = {"name": "envoy.filters.http.set_metadata", "typed_config": {"@type": kind, "metadata": [hint]}}
-    _filters(config).insert(0, setting)
+    filters(config).insert(0, setting)

@@ -15,6 +15,7 @@ import echo_pods
 import envoy_process
 import pytest
 
+from tidegate_cli import processes
 from tidegate_gateway import fake_engine
 
 SELECTION = "test-epp-endpoint-selection"
@@ -217,6 +218,28 @@ async def test_a_get_without_a_body_reaches_the_pool_of_its_rule(
                 status, said, headers = await envoy.ask(method="GET", path=path)
                 assert (status, said["pod"], said["method"]) == (200, path[1:], "GET")
                 assert headers[SERVED] == headers[SELECTED]
+
+
+# InferencePoolAppProtocol
+
+
+@MODES
+async def test_a_port_of_any_protocol_is_an_endpoint(up: Any, tmp_path: pathlib.Path, mode: dict[str, Any]) -> None:
+    """The server speaks HTTP/2 in plain text (h2c) and nothing else. It is a second port of the same Envoy."""
+    port = processes.free_port()
+    server = echo_pods.EchoPod(name="h2c", ip="127.0.0.1", ports=[port])
+    async with up(*server.settings(), seen=False, **TESTED) as client, aiohttp.ClientSession() as http:
+        config = envoy_process.configuration(
+            client.ext_proc, server.endpoints, failure_mode_allow=False, processing_mode=mode
+        )
+        envoy_process.h2c_to_engines(config, server.endpoints[0])
+        async with envoy_process.envoy(tmp_path, config) as url:
+            async with asyncio.timeout(20):
+                while not client.all_accepting():
+                    await asyncio.sleep(0.05)
+            async with http.post(url + "/app-protocol", json=BODY, headers={SELECTION: server.endpoints[0]}) as answer:
+                assert (answer.status, await answer.text()) == (200, "over h2c")
+                assert answer.headers[SERVED] == server.endpoints[0]
 
 
 # Requests that are no calls

@@ -154,6 +154,8 @@ class Picker:
         self.guard = handlers.guard
         self.tested = gateway.settings.picker.conformance_tests
         """The conformance suite may choose engines (`picker_conformance`)."""
+        if self.tested:
+            logger.warning("picker.conformanceTests is set: clients choose engines and reach all their paths")
         calls = [http_listener.Route(method="POST", path=path, handler=_carried) for path in _CALLS]
         self.routes = http_listener.Routes([*calls, *handlers.requests_but_calls()])
 
@@ -376,23 +378,25 @@ class Exchange:
         self._stream.send(ext_proc_messages.more_time(min(max(left_s, 0.0) + MARGIN_S, LONGEST_EXTENSION_S)))
 
     def _send_choice(self, carried: handed_over.HandedOver) -> None:
-        values = {ext_proc_messages.DESTINATION: carried.endpoint, **carried.headers}
+        values = {ext_proc_messages.DESTINATION: carried.destination, **carried.headers}
         is_plain = self._is_plain
         remove = (picker_conformance if is_plain else ext_proc_messages).removed(self._head_headers)
         if not self._has_body:
             changed = ext_proc_messages.changes(values, remove)
-            self._stream.send(ext_proc_messages.headers_choice(carried.endpoint, changed))
+            self._stream.send(ext_proc_messages.headers_choice(carried.destination, changed))
         elif self._streamed_both_ways:
             changed = ext_proc_messages.changes(values, remove)
             trailers = self._has_trailers
-            for part in ext_proc_messages.streamed_choice(carried.endpoint, changed, carried.body, trailers=trailers):
+            for part in ext_proc_messages.streamed_choice(
+                carried.destination, changed, carried.body, trailers=trailers
+            ):
                 self._stream.send(part)
         elif is_plain:
             changed = ext_proc_messages.changes(values, remove)
-            self._stream.send(ext_proc_messages.buffered_choice(carried.endpoint, changed, None))
+            self._stream.send(ext_proc_messages.buffered_choice(carried.destination, changed, None))
         else:
             changed = ext_proc_messages.changes({**values, "content-length": str(len(carried.body))}, remove)
-            self._stream.send(ext_proc_messages.buffered_choice(carried.endpoint, changed, carried.body))
+            self._stream.send(ext_proc_messages.buffered_choice(carried.destination, changed, carried.body))
         carried.body = b""
 
     # The answer.
@@ -403,9 +407,11 @@ class Exchange:
         values = self._answer_headers
         if carried is not None and not carried.answered:
             status = dict(ext_proc_messages.headers_of(sent.response_headers.headers)).get(":status", "")
-            carried.on_head(int(status) if status.isascii() and status.isdigit() else 0)
-            if by := ext_proc_messages.served(sent):
-                values = {**values, ext_proc_messages.SERVED: by}
+            by = ext_proc_messages.served(sent)
+            carried.on_head(int(status) if status.isascii() and status.isdigit() else 0, by)
+            if by:
+                engine = carried.record.engine or ""
+                values = {**values, ext_proc_messages.SERVED: by, "x-tidegate-engine": engine}
             if self._picker.tested:
                 pool = self._picker.gateway.settings.inference_pool.shown
                 values = {**values, **picker_conformance.told(by, carried.endpoint, pool)}

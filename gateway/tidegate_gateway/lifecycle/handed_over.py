@@ -31,6 +31,7 @@ class HandedOver:
         directory: engine_directory.EngineDirectory,
         settlement: settlement.Settlement,
         timeouts: gateway_settings.Timeouts,
+        fallbacks: int,
         traceparent: str | None,
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -38,6 +39,8 @@ class HandedOver:
         self.record = placed.record
         self.endpoint = ""
         """IP:port of the engine."""
+        self.destination = ""
+        """The endpoint, and those that the proxy may try after it, with commas between them."""
         self.body = b""
         """The request for the engine."""
         self.headers: dict[str, str] = {}
@@ -47,6 +50,7 @@ class HandedOver:
         self._directory = directory
         self._settlement = settlement
         self._timeouts = timeouts
+        self._fallbacks = fallbacks
         self._traceparent = traceparent
         self._clock = clock
         self._wall = wall
@@ -70,6 +74,8 @@ class HandedOver:
         try:
             send = await self._placement.next_engine()
             self.endpoint = self._directory.endpoint(send.decision.engine)
+            others = map(self._directory.endpoint, self._placement.fallbacks(self._fallbacks))
+            self.destination = ",".join((self.endpoint, *others))
             self.body = self._written(send) if request.raw is None else request.raw
         except error_table.GatewayError as error:
             self.record.outcome = error.code
@@ -104,9 +110,14 @@ class HandedOver:
     async def rest(self) -> None:
         """The proxy has told the end already."""
 
-    def on_head(self, status: int) -> None:
-        """The head of the engine's answer is here."""
+    def on_head(self, status: int, served: str = "") -> None:
+        """The head of the answer is here. `served` is the endpoint that gave it, if the proxy tells. Another one than the
+        first of several shows that the first has failed."""
         self._status = status
+        if self.destination != self.endpoint and served not in ("", self.endpoint):
+            self._placement.report_engine(ok=False)
+            for engine in self._directory.engines_at([served]):
+                self.record.engine = engine
         self.record.first_token_at_s = self._clock()
         self._placement.answered()
         self._placement.watchdog.limit(LONGEST_S)
