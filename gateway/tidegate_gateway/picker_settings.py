@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where Kubernetes puts the credentials of a pod."""
+API_URL = re.compile(r"https://[^/?#@\s]+/?|http://(localhost|\[::1\]|127(\.\d{1,3}){3})(:\d+)?/?")
 MOST_FALLBACKS = 16
 OBJECT_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
@@ -42,7 +43,7 @@ class InferencePool:
     namespace: str = "default"
     """Namespace of the InferencePool and of its pods."""
     api_url: str | None = None
-    """Address of the API server; null = that of the cluster in which the gateway runs."""
+    """Address of the API server, https or on loopback; null = that of the cluster in which the gateway runs."""
     token_file: str = f"{ACCOUNT}/token"
     """The gateway's token at the API server, which may read InferencePools and pods of the namespace."""
     ca_file: str = f"{ACCOUNT}/ca.crt"
@@ -76,6 +77,6 @@ def problems(picker: Picker, pool: InferencePool, *, ext_proc_port: int | None) 
         for key, value in (("name", pool.name), ("namespace", pool.namespace))
         if value is not None and not OBJECT_NAME.fullmatch(value)
     ]
-    if pool.api_url is not None and not pool.api_url.startswith(("https://", "http://")):
-        found.append("inferencePool.apiUrl must start with https:// or http://")
+    if pool.api_url is not None and not API_URL.fullmatch(pool.api_url):
+        found.append("inferencePool.apiUrl must start with https:// and name a host (http:// on loopback only)")
     return found

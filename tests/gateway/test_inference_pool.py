@@ -70,8 +70,8 @@ def test_the_api_server_is_that_of_the_own_cluster() -> None:
     assert gateway_settings.from_environment(settings, there).inference_pool.api_url == "https://10.1.0.1:6443"
     six = {**there, "KUBERNETES_SERVICE_HOST": "fd00::1"}
     assert gateway_settings.from_environment(settings, six).inference_pool.api_url == "https://[fd00::1]:6443"
-    named = picker_settings.InferencePool(name="a", api_url="http://x")
-    assert picker_settings.placed(named, there).api_url == "http://x"
+    named = picker_settings.InferencePool(name="a", api_url="https://x")
+    assert picker_settings.placed(named, there).api_url == "https://x"
 
 
 async def test_an_api_server_is_needed(up: Any, tmp_path: pathlib.Path) -> None:

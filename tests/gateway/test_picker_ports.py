@@ -137,6 +137,8 @@ async def test_a_picker_without_engines_lives_and_is_not_ready(up: Any) -> None:
         ({"listen": {"extProcPort": 1}, "picker": {"healthPort": 70_000}}, "picker.healthPort must be from 0 to 65535"),
         ({"inferencePool": {"name": "Not A Name"}}, "is no name of an object"),
         ({"inferencePool": {"name": "a", "apiUrl": "ftp://x"}}, "inferencePool.apiUrl must start with"),
+        ({"inferencePool": {"name": "a", "apiUrl": "http://10.0.0.1"}}, "inferencePool.apiUrl must start with"),
+        ({"listen": {"extProcPort": 1}, "picker": {"fallbacks": 17}}, "picker.fallbacks must be from 0 to 16"),
     ],
 )
 def test_settings_that_cannot_be_are_named(document: dict[str, Any], says: str) -> None:
