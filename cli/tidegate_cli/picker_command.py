@@ -7,17 +7,24 @@ the same arguments. It needs the same rights: to read InferencePools and pods of
 import argparse
 import os
 import pathlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from tidegate_cli import gateway_command
 from tidegate_cli.command_errors import Usage
 from tidegate_gateway import gateway_settings, picker_settings, settings_decoder, settings_file
+from tidegate_gateway.engines import inference_pool
 
 NAMESPACE = pathlib.Path(picker_settings.ACCOUNT) / "namespace"
+GROUP = inference_pool.GROUP.partition("/")[0]
 EVERYWHERE = "::"
-IGNORED = ("--v", "--zap-encoder", "--config-file")
-"""Flags of the reference picker that manifests for it set: its logs, and plugins that this picker does not have."""
+IGNORED = (
+    "--v", "--zap-encoder", "--zap-log-level", "--config-file", "--config-text", "--tracing", "--health-checking",
+    "--metrics-endpoint-auth", "--enable-pprof", "--ha-enable-leader-election",
+)  # fmt: skip
+"""Flags of the reference picker that its manifests and charts set: its logs, plugins and parts that this picker does not
+have. It always has health checks, and all replicas serve."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,11 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--conformance-tests", action="store_true", help="for the conformance suite only: clients choose engines")
     add("--config", type=pathlib.Path, metavar="FILE", help="further settings of the gateway, YAML or JSON")
     add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    add("--pool-group", default=GROUP, choices=(GROUP,), help="API group of the InferencePool")
     for flag in IGNORED:
-        add(flag, metavar="VALUE", help="of the reference picker; ignored")
+        add(flag, nargs="?", const="", metavar="VALUE", help="of the reference picker; ignored")
 
 
 def run(options: argparse.Namespace) -> int:
+    given = [flag for flag in IGNORED if getattr(options, flag[2:].replace("-", "_")) is not None]
+    if given:
+        sys.stderr.write(f"tidegate picker: {', '.join(given)} of the reference picker: no effect here\n")
     try:
         loaded = gateway_settings.from_environment(settings(options), os.environ)
     except settings_decoder.BadSettings as error:

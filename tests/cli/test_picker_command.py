@@ -68,3 +68,5 @@ def test_outside_a_cluster_it_says_what_is_missing(
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert main.main(["picker", "--pool-name", "a"]) == 2
     assert "inferencePool.apiUrl is required outside a cluster" in capsys.readouterr().err
+    assert main.main([*("picker", "--pool-name", "a", "--v", "4"), "--enable-pprof=false", "--tracing"]) == 2
+    assert "--v, --tracing, --enable-pprof of the reference picker: no effect here" in capsys.readouterr().err
