@@ -6,7 +6,6 @@ import base64
 import collections
 import contextlib
 import json
-import os
 import pathlib
 import sys
 
@@ -39,6 +38,7 @@ def objects(pods):
     number = [{"number": port} for port in pods[0].ports]
     picker = {"name": "dp-endpoint-picker-svc", "port": {"number": 9002}}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"}
+    yield "v1", "ServiceAccount", "picker", {}
     yield "inference.networking.k8s.io/v1", "InferencePool", "dp-inference-pool", {
         "spec": {"selector": {"matchLabels": {"app": "server"}}, "targetPorts": number, "endpointPickerRef": picker}
     }  # fmt: skip
@@ -46,11 +46,11 @@ def objects(pods):
         yield "v1", "Pod", pod.name, {
             "spec": {
                 "schedulerName": "none",
+                "serviceAccountName": "picker",
                 "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
                 "containers": [{"name": "echo", "image": "echo", "securityContext": SECURITY}],
             }
         }  # fmt: skip
-    yield "v1", "ServiceAccount", "picker", {}
     yield "rbac.authorization.k8s.io/v1", "Role", "reader", {"rules": RIGHTS}
     subjects = [{"kind": "ServiceAccount", "name": "picker"}]
     yield "rbac.authorization.k8s.io/v1", "RoleBinding", "reader", {"subjects": subjects, "roleRef": role}
@@ -85,7 +85,7 @@ async def picker(folder, plane, token, *words):
     ]
     of_the_suite += ["--config-file", "/config/conformance-plugins.yaml", "--metrics-port", str(free[2])]
     command = ["-m", "tidegate_cli.main", "picker", *of_the_suite, f"--config={file}", *words]
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, env={**os.environ, "TIDEGATE_HOST": ""})
+    process = await asyncio.create_subprocess_exec(sys.executable, *command)
     try:
         yield f"127.0.0.1:{free[0]}", f"127.0.0.1:{free[1]}"
     finally:
