@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import pathlib
+import random
 import signal
 import socket
 import sys
@@ -123,11 +124,12 @@ async def wait_until(child: Child, ready: Callable[[], Awaitable[bool]], *, pati
 
 
 def free_port() -> int:
-    """A loopback port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port below those that the kernel gives to outgoing connections, so it stays free until a process takes it."""
+    while True:
+        port = random.randrange(12_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def check_free(host: str, port: int, option: str) -> None:

@@ -5,6 +5,7 @@ Run one engine at a time: on a machine with two cores a second engine slows the 
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -79,10 +80,12 @@ def served(log: Path, *arguments: str, environment: Mapping[str, str] | None = N
 
 
 def free_port() -> int:
-    """A port of the loopback interface on which no process listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port below those that the kernel gives to outgoing connections, so it stays free until a process takes it."""
+    while True:
+        port = random.randrange(12_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def until(condition: Callable[[], bool], seconds: float, complaint: str) -> None:

@@ -8,9 +8,7 @@ import contextlib
 import json
 import os
 import pathlib
-import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +18,8 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
+
+from tidegate_cli.processes import free_port
 
 HEAVY = "TIDEGATE_FAULTS"
 FIGURES: list[dict[str, str]] = []
@@ -64,15 +64,6 @@ def figure() -> Callable[..., None]:
         FIGURES.append({"figure": name, "value": value, "goal": goal, "verdict": "met" if met else "MISSED"})
 
     return add
-
-
-def free_port() -> int:
-    """A port below those that the kernel gives to outgoing connections, so it stays free until a process takes it."""
-    while True:
-        port = random.randrange(12_000, 32_000)
-        with socket.socket() as taken, contextlib.suppress(OSError):
-            taken.bind(("127.0.0.1", port))
-            return port
 
 
 async def until(condition: Callable[[], Any], within_s: float = 30.0) -> Any:

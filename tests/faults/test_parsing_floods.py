@@ -103,6 +103,40 @@ async def main():
 asyncio.run(main())
 """
 """Fifty clients whose records of TLS have one byte each."""
+FRAMES = """
+import asyncio, hpack, sys
+from tidegate_gateway.edge import http2_frames as h2
+head = {":method": "POST", ":scheme": "a", ":path": "/tidegate.v1.Inference/Generate", "content-type": "application/grpc"}
+def call(encoder, number):
+    opened = h2.frame(h2.HEADERS, h2.END_HEADERS, number, encoder.encode(head))
+    begun = h2.frame(h2.DATA, 0, number, b"\\0" + (90_000).to_bytes(4))
+    return opened + begun + h2.frame(h2.DATA, 0, number, b"x") * 6000 + h2.frame(h2.RST_STREAM, 0, number, bytes(4))
+async def one():
+    while True:
+        try:
+            encoder = hpack.Encoder()
+            calls = [call(encoder, number) for number in range(1, 20, 2)]
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(sys.argv[1]))
+            writer.write(h2.PREFACE + h2.frame(h2.SETTINGS, 0, 0))
+            for each in calls:
+                await turn.wait()
+                writer.write(each)
+                await asyncio.sleep(0.5)
+            writer.close()
+        except OSError:
+            await asyncio.sleep(0.05)
+async def main():
+    global turn
+    turn = asyncio.Event()
+    tasks = [asyncio.ensure_future(one()) for _ in range(300)]
+    while True:
+        await asyncio.sleep(1)
+        turn.set()
+        await asyncio.sleep(0)
+        turn.clear()
+asyncio.run(main())
+"""
+"""Three hundred connections that send messages of gRPC in frames of one byte at the same time."""
 BURSTS, OPEN = 6, 10
 """Bursts of handshakes, and connections that are open before each."""
 
@@ -209,3 +243,14 @@ async def test_records_of_one_byte_stop_nobody(rig: Any, figure: Any, tmp_path: 
             times = await first_tokens_s(http, gateway.url, 8)
     name = "50 clients with TLS records of one byte"
     assert judge(figure, name, times, middle_ms=150, most_ms=800) < 4
+
+
+async def test_messages_of_grpc_in_tiny_frames_stop_nobody(rig: Any, figure: Any, free_port: Any) -> None:
+    async with fake_engine.engine() as engine:
+        grpc_port = free_port()
+        gateway = await rig.gateway([engine], None, grpc_port=grpc_port)
+        async with attack(FRAMES, grpc_port):
+            await asyncio.sleep(2)
+            times = await first_tokens_s(rig.http, gateway.url, 8)
+    name = "300 connections with messages of gRPC in frames of one byte"
+    assert judge(figure, name, times, middle_ms=100, most_ms=500) < 3

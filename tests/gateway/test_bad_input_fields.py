@@ -41,6 +41,10 @@ REFUSED = [
     ("messages[0].content", {"messages": image("/etc/passwd")}),
     ("messages[0].content", {"messages": [{"role": "user", "content": [{"type": "video", "video": "fi\tle:///x"}]}]}),
     ("messages[0].content", {"messages": [{"role": "user", "content": [{"image_url": SECRET}]}]}),
+    *[
+        ("messages[0].content", {"messages": [{"role": "user", "content": [{"text": "x", name: SECRET}]}]})
+        for name in ("image_url", "audio_url", "video_url")
+    ],
     ("messages[0].content", {"messages": [{"role": "user", "content": [{"type": "video", "video": SECRET}]}]}),
     (
         "messages[0].content",

@@ -218,7 +218,12 @@ async def endless(first: bytes, again: bytes) -> AsyncIterator[str]:
         b"vllm:num_requests_running 1e308\n" * 2,
         b"vllm:num_requests_waiting -7\n",
         b"{}" * 9999,
+        b"a{\n" * 300_000,
+        b"vllm:num_requests_running{\n" * 30_000,
+        b"vllm:num_requests_running" * 40_000,
+        b"vllm:num_requests_running " + b"9" * 1_000_000,
     ],
+    ids=["empty", "binary", "nan", "huge", "negative", "braces", "open", "open labels", "names", "digits"],
 )
 async def test_rubbish_metrics_do_no_harm(up: Any, page: bytes) -> None:
     async with fake_engine.engine(metrics=page) as engine, up(engine) as client:

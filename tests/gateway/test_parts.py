@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import pathlib
+import tracemalloc
 from typing import Any
 
 import orjson
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from tidegate_gateway import gateway_settings, settings_decoder
 from tidegate_gateway.engines import metrics_scrape
-from tidegate_gateway.openai import completions, endpoint, error_table, event_stream
+from tidegate_gateway.openai import bounded_json, completions, endpoint, error_table, event_stream
 from tidegate_policy.model import DropReason
 
 EVENTS = (
@@ -76,6 +77,47 @@ def test_an_event_without_end_is_given_up() -> None:
     tap.feed(b"x" * event_stream.MAX_EVENT_BYTES)
     with pytest.raises(event_stream.NotEvents):
         tap.feed(b"x")
+
+
+def test_a_long_event_that_comes_byte_by_byte_is_not_searched_again_and_again() -> None:
+    tap = tapped()
+    tap.feed(b'data: {"choices":[{"text":"' + b"x" * (event_stream.MAX_EVENT_BYTES - 10_000))
+    for _ in range(5000):
+        assert tap.feed(b"y") == b""
+    tracemalloc.start()
+    assert tap.feed(b"y") == b""
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000, "the event is not copied for each byte"
+    whole = tap.feed(b'"}]}\n')
+    assert whole == b""
+    assert tap.feed(b"\n").endswith(b'y"}]}\n\n')
+    assert tap.meter.tokens == 1
+
+
+@pytest.mark.parametrize("raw", [b"[" * 4_000_000, b"[]," * 2_000_000, b'{"usage":' + b"[]," * 2_000_000])
+def test_documents_of_engines_with_very_many_parts_are_not_parsed(raw: bytes) -> None:
+    with pytest.raises(bounded_json.TooManyParts):
+        bounded_json.of_engine(raw)
+    message, _ = error_table.engine_message(raw)
+    assert len(message) <= 500
+    with pytest.raises(event_stream.NotEvents):
+        tapped().feed(b'data: {"choices":[],"usage":' + raw[:3_000_000] + b"}\n\n")
+
+
+@pytest.mark.parametrize(
+    ("raw", "usage"),
+    [
+        (b'{"choices":[],"usage":{"prompt_tokens":3,"details":{"cached_tokens":1}}}', 3),
+        (b'{"choices":[{"text":"\\"usage\\":{\\"prompt_tokens\\":9}"}],"usage": {"prompt_tokens": 3}, "id": "x"}', 3),
+        (b'{"choices":[{"text":"\\"usage\\":{}"}]}', None),
+        (b'{"usage":', None),
+        (b'{"usage":{' + b" " * 9000 + b"}}", None),
+    ],
+)
+def test_the_usage_of_an_answer_that_is_not_parsed_is_found(raw: bytes, usage: int | None) -> None:
+    found = bounded_json.usage_of(raw)
+    assert (found["prompt_tokens"] if isinstance(found, dict) else found) == usage
 
 
 @given(page=st.binary(max_size=500))

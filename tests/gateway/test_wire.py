@@ -1,6 +1,7 @@
 """Parsing and rewriting of requests, over generated input: a wrong one is a `BadRequest`, never another exception."""
 
 import contextlib
+import itertools
 import sys
 from typing import Any
 
@@ -19,6 +20,7 @@ from tidegate_gateway.openai import (
     error_table,
     http_headers,
     parsed_request,
+    responses,
 )
 from tidegate_gateway.workflows import workflow_declaration
 from tidegate_policy import labels
@@ -34,7 +36,7 @@ KEYS = st.sampled_from(
 )
 NAMES = st.sampled_from([name for names in http_headers.ALIASES.values() for name in names])
 HELLO: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-CHAT, COMPLETION = chat_completions.ENDPOINT, completions.ENDPOINT
+CHAT, COMPLETION, RESPONSES = chat_completions.ENDPOINT, completions.ENDPOINT, responses.ENDPOINT
 
 
 def call(**fields: Any) -> Call:
@@ -107,13 +109,33 @@ def test_no_client_sets_our_labels(arguments: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("what", sorted(set(http_headers.ALIASES) - {"traceparent"}))
-def test_our_header_wins_over_its_aliases(what: str) -> None:
-    names = http_headers.ALIASES[what]
-    values = {name: str(i + 1) for i, name in enumerate(names)}
+def test_every_name_of_a_field_is_read(what: str) -> None:
     field = {"slo_ttft": "ttft_s", "slo_tpot": "tpot_s", "deadline": "deadline_s"}
-    headers = {"x-tidegate-workflow": "w", **values}
-    found = getattr(parse(CHAT, headers, HELLO).fields, field.get(what, what))
-    assert str(found) in {"1", "0.001"}
+    for name in http_headers.ALIASES[what]:
+        headers = http_headers.headers_of({"x-tidegate-workflow": "1", name: "1"}.items())
+        found = getattr(parse(CHAT, headers, HELLO).fields, field.get(what, what))
+        assert str(found) in {"1", "0.001"}
+
+
+@pytest.mark.parametrize("what", sorted(set(http_headers.ALIASES) - {"traceparent", "session"}))
+def test_names_of_a_field_that_disagree_are_refused_in_any_order(what: str) -> None:
+    for one, other in itertools.permutations(http_headers.ALIASES[what], 2):
+        http_headers.headers_of([(one, "1"), (other, "1")])
+        with pytest.raises(error_table.BadRequest, match=f"{one} and {other} are names of one field"):
+            http_headers.headers_of([(one, "1"), (other, "2")])
+
+
+def test_bounds_count_the_tenant_for_whom_the_request_counts() -> None:
+    pairs = [("x-gateway-inference-fairness-id", "victim"), ("x-tidegate-tenant", "mine")]
+    assert http_headers.named_tenant(pairs) == "mine"
+    assert http_headers.named_tenant(pairs[:1]) == "victim"
+    assert http_headers.named_tenant([("x", "y")]) == ""
+
+
+def test_our_name_of_a_session_counts_first() -> None:
+    names = http_headers.ALIASES["session"]
+    headers = http_headers.headers_of([(name, str(index)) for index, name in reversed(list(enumerate(names)))])
+    assert parse(CHAT, headers, HELLO).fields.session == "0"
 
 
 def test_the_sooner_a_call_must_start_the_lower_its_priority() -> None:
@@ -140,6 +162,18 @@ def test_sizes_are_counted_over_all_shapes_of_prompt() -> None:
     parts = [{"type": "text", "text": "abc"}, {"type": "image_url", "image_url": {"url": "x"}}]
     assert ask(CHAT, messages=[{"role": "user", "content": parts}])[0] > 1000
     assert ask(CHAT, messages=[{"role": "assistant", "content": None, "tool_calls": []}]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "part", [{}, {"type": "image_url"}, {"type": "image_url", "image_url": {}}, {"image_url": "x"}]
+)
+def test_parts_without_text_do_not_make_a_short_request_look_long(part: dict[str, Any]) -> None:
+    image_s = chat_completions.MEDIA_CHARACTERS * chat_completions.MOST_MEDIA
+    messages = [{"role": "user", "content": [part] * 10_000}] * 2
+    most = image_s if part.get("image_url") else 0
+    assert parse(CHAT, {}, {"model": "m", "messages": messages}).size.characters == most
+    given = [{"type": "message", "role": "user", "content": [part] * 10_000}] * 2
+    assert parse(RESPONSES, {}, {"model": "m", "input": given}).size.characters == most
 
 
 def test_a_stage_without_a_name_is_main() -> None:

@@ -56,10 +56,9 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control_plane.Co
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Keeps whether the test passed, for its fixtures."""
+    """Keeps whether the test or its setup failed, for its fixtures."""
     report = yield
-    if report.when == "call":
-        item.stash[_FAILED] = report.failed
+    item.stash[_FAILED] = report.failed or item.stash.get(_FAILED, False)
     return report
 
 
@@ -70,7 +69,9 @@ def namespace(plane: control_plane.ControlPlane, request: pytest.FixtureRequest)
     name = make_namespace(plane, f"test-{next(_numbers)}")
     yield name
     if request.node.stash.get(_FAILED, False):
-        print(plane.kubectl("-n", name, "get", "deployments,replicasets,pods,events", check=False))
+        print(plane.kubectl("-n", name, "get", "deployments,statefulsets,replicasets,pods,events", check=False))
+        print(plane.kubectl("-n", name, "get", "spool", "-o", "jsonpath={.items[*].status}", check=False))
+        print(f"ended: {plane.processes.ended() or 'no process of the control plane'}")
     plane.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
 
 
@@ -276,9 +277,10 @@ def install(
 
 @pytest.fixture
 def install_chart(
-    plane: control_plane.ControlPlane, namespace: str, tmp_path: pathlib.Path
+    plane: control_plane.ControlPlane, namespace: str, tmp_path: pathlib.Path, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Operator]]:
-    """Gives the chart's rights over the test's namespace, with these values, to operators that the test starts."""
+    """Gives the chart's rights over the test's namespace, with these values, to operators that the test starts. What these
+    said is printed when a test failed."""
     with contextlib.ExitStack() as stack:
 
         def installed(*values: str) -> Operator:
@@ -287,6 +289,9 @@ def install_chart(
             return operator
 
         yield installed
+        if request.node.stash.get(_FAILED, False):
+            for log in sorted(tmp_path.glob("*.log")):
+                print(f"{log.name}:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-100:]))
 
 
 @pytest.fixture

@@ -169,7 +169,7 @@ def _parsed(raw: bytes) -> dict[str | None, jwt.PyJWK]:
     """The public keys of a JSON Web Key Set that can verify a signature. Raises `BadSettings`."""
     try:
         found = jwt.PyJWKSet.from_dict(orjson.loads(raw)).keys
-    except (orjson.JSONDecodeError, jwt.PyJWTError, AttributeError, TypeError) as error:
+    except (ValueError, jwt.PyJWTError, AttributeError, TypeError) as error:
         raise BadSettings(f"the public keys of auth.jwt are no JSON Web Key Set ({type(error).__name__})") from error
     keys = {
         key.key_id: key for key in found if key.algorithm_name in ALGORITHMS and key.public_key_use in (None, "sig")

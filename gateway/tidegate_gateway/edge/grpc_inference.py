@@ -4,12 +4,10 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-import orjson
-
 from tidegate_gateway import running_gateway
 from tidegate_gateway.edge import grpc_answers, grpc_requests
 from tidegate_gateway.lifecycle import relay
-from tidegate_gateway.openai import endpoint, error_table, parsed_request
+from tidegate_gateway.openai import bounded_json, endpoint, error_table, parsed_request
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 
@@ -85,8 +83,8 @@ def _pieces(block: bytes, kind: endpoint.Endpoint) -> Iterator[tuple[str, str]]:
     """Text and finish reason of each event in a block. Raises `EngineTrouble` for an error event."""
     for payload in _payloads(block, kind):
         try:
-            event = orjson.loads(payload)
-        except orjson.JSONDecodeError as error:
+            event = bounded_json.of_engine(payload)
+        except ValueError as error:
             raise error_table.EngineTrouble("the engine's stream is garbled") from error
         if not isinstance(event, dict):
             raise error_table.EngineTrouble("the engine's stream is garbled")

@@ -59,8 +59,6 @@ class Connection(asyncio.Protocol):
         self._unread = 0
         self._last = 0
         """The last stream of the peer."""
-        self._has_called = False
-        """It has brought a call, with a valid key where one is needed."""
         self._full_at_s: float | None = None
         """Since when the kernel does not take what was written."""
         self._unsent_bytes = 0
@@ -119,7 +117,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         self._heard_at_s, self._asked_at_s = time.monotonic(), None
-        if not self._has_called and self.server.turns.must_wait(len(data)):  # it has brought no call
+        if self.server.turns.must_wait(len(data)):
             self._waiting_bytes += len(data)
             self._data, self._more = self._data + data, True
         else:
@@ -418,8 +416,6 @@ class Connection(asyncio.Protocol):
         stream.handler = method(stream)
         if stream.is_unknown:
             self._allowance.spend(head.frames)
-        else:
-            self._has_called = True
         if flags & h2.END_STREAM:
             stream.receive(b"", last=True)
 

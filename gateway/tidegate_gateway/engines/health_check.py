@@ -15,13 +15,13 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
-import orjson
 
 from tidegate_control import control_client
 from tidegate_gateway import gateway_settings
 from tidegate_gateway.engines import metrics_scrape
 from tidegate_gateway.lifecycle import engine_connections, engine_directory, placement
 from tidegate_gateway.observe import background_loop
+from tidegate_gateway.openai import bounded_json
 from tidegate_policy import cost
 from tidegate_policy.dispatch import engine_table
 from tidegate_policy.model import EngineId
@@ -249,7 +249,7 @@ async def _page(response: aiohttp.ClientResponse) -> bytes:
 
 def _models(page: bytes) -> tuple[str, ...]:
     try:
-        rows = orjson.loads(page)["data"][:MOST_MODELS]
+        rows = bounded_json.of_engine(page)["data"][:MOST_MODELS]
         return tuple(row["id"] for row in rows if isinstance(row["id"], str))
-    except (orjson.JSONDecodeError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return ()

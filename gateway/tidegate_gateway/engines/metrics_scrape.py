@@ -3,20 +3,24 @@
 A garbled page or an absurd number gives None for that number. No engine is judged by its metrics alone.
 """
 
+import contextlib
 import math
 import re
 from dataclasses import dataclass
 
 NAMES = {
-    "running": ("vllm:num_requests_running",),
-    "waiting": ("vllm:num_requests_waiting",),
-    "generated": ("vllm:generation_tokens_total", "vllm:generation_tokens"),
-    "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "running": (b"vllm:num_requests_running",),
+    "waiting": (b"vllm:num_requests_waiting",),
+    "generated": (b"vllm:generation_tokens_total", b"vllm:generation_tokens"),
+    "kv_usage": (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"),
 }
 MOST = 1e15
 """Of anything that is counted."""
-MOST_BYTES = 4 * 1024 * 1024
-_LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})?[ \t]+(\S+)", re.MULTILINE)
+MOST_BYTES = 1024 * 1024
+MOST_SERIES = 1000
+"""Places of the page that are looked at for one name. Each engine core behind the port has one line."""
+_REST = re.compile(rb"(?:\{[^}\n]*+\})?+[ \t]++(\S{1,64}+)(?!\S)")
+"""What follows the name on its line: labels and the number. No part of it is searched twice, whatever is on the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,23 +37,31 @@ class Load:
 
 def read(page: bytes) -> Load:
     """The load on a metrics page. Several engine cores behind one port add up; their KV usage is the highest."""
-    values: dict[str, list[float]] = {}
-    for name, number in _LINE.findall(page[:MOST_BYTES].decode("utf-8", "replace")):
-        try:
-            values.setdefault(name, []).append(float(number))
-        except ValueError:
-            continue
-    kv_usage = _first(values, "kv_usage")
+    page = page[:MOST_BYTES]
+    values = {what: next(filter(None, (_numbers(page, name) for name in names)), []) for what, names in NAMES.items()}
+    kv_usage = values["kv_usage"]
     return Load(
-        running=_total(_first(values, "running")),
-        waiting=_total(_first(values, "waiting")),
-        generated=_total(_first(values, "generated")),
+        running=_total(values["running"]),
+        waiting=_total(values["waiting"]),
+        generated=_total(values["generated"]),
         kv_usage=max(kv_usage) if kv_usage and all(0 <= share <= 1 for share in kv_usage) else None,
     )
 
 
-def _first(values: dict[str, list[float]], what: str) -> list[float]:
-    return next((values[name] for name in NAMES[what] if name in values), [])
+def _numbers(page: bytes, name: bytes) -> list[float]:
+    """The numbers of the lines that begin with a name."""
+    found: list[float] = []
+    end = 0
+    for _ in range(MOST_SERIES):
+        at = page.find(name, end)
+        if at < 0:
+            break
+        end = at + len(name)
+        line = _REST.match(page, end) if not at or page[at - 1 : at] == b"\n" else None
+        if line is not None:
+            with contextlib.suppress(ValueError):
+                found.append(float(line[1]))
+    return found
 
 
 def _total(counts: list[float]) -> int | None:

@@ -22,8 +22,6 @@ ABSENT = 501
 """vLLM's answer where its model does not have the endpoint: as a 404, it is no failure of the engine."""
 LARGE_BYTES = 1024 * 1024
 """Of an answer that is not streamed; the bytes of larger ones are bounded in sum."""
-MOST_PARTS = 2_000_000
-"""Lists, objects and fields of an answer; the log probabilities of a long answer have some hundred thousand."""
 
 
 class Reply:
@@ -165,7 +163,10 @@ class EngineClient:
         if 400 <= connection.status < 500 or connection.status == ABSENT:
             return Reply(connection, first=content, meter=meter)  # the request is at fault, whatever the engine says
         try:
-            answer = bounded_json.loads(content, most_parts=MOST_PARTS)
+            answer = bounded_json.of_engine(content)
+        except bounded_json.TooManyParts:  # it is passed on as it is
+            meter.on_usage(bounded_json.usage_of(content))
+            return Reply(connection, first=content, meter=meter)
         except ValueError as error:
             raise error_table.EngineTrouble("the engine's answer is not JSON that the gateway takes") from error
         if not isinstance(answer, dict) or (connection.status == 200 and not kind.is_answer(answer)):

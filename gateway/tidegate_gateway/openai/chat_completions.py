@@ -1,13 +1,15 @@
 """The endpoint `/v1/chat/completions`: a list of messages in, one answer for each of `n` choices out."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tidegate_gateway.openai import endpoint, tool_calls
 from tidegate_gateway.openai.error_table import BadRequest
 
-OTHER_PART_CHARACTERS = 2000
-"""The characters that an image or a sound counts for, until the engine's usage corrects the estimate."""
+MEDIA_CHARACTERS, MOST_MEDIA = 2000, 256
+"""The characters that an image or a sound counts for, until the engine's usage corrects the estimate; and how many of them
+count in a request. A client could make a short request look like hours of work otherwise."""
+_NO_CONTENT = frozenset({"type", "text", "refusal", "annotations", "cache_control"})
 
 MOST_MESSAGES = 20_000
 """Messages of a request, and parts of a message."""
@@ -20,11 +22,13 @@ def read_size(body: Mapping[str, Any], most_choices: int) -> endpoint.RequestSiz
         raise BadRequest("messages must be a list with at least one message", param="messages")
     if len(messages) > MOST_MESSAGES:
         raise BadRequest(f"messages must be a list of at most {MOST_MESSAGES} messages", param="messages")
-    characters = 0
+    characters = media = 0
     for i, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise BadRequest(f"messages[{i}] must be an object with a role", param=f"messages[{i}]")
-        characters += _content_characters(message.get("content"), i)
+        more, more_media = _content_size(message.get("content"), i)
+        characters, media = characters + more, media + more_media
+    characters += media_characters(media)
     choices = endpoint.choices(body, 1, most_choices)
     max_tokens = endpoint.count(body, "max_completion_tokens")
     if max_tokens is None:
@@ -32,29 +36,40 @@ def read_size(body: Mapping[str, Any], most_choices: int) -> endpoint.RequestSiz
     return endpoint.RequestSize(characters=characters, messages=len(messages), choices=choices, max_tokens=max_tokens)
 
 
-def _content_characters(content: object, i: int) -> int:
+def _content_size(content: object, i: int) -> tuple[int, int]:
+    """As `parts_size`."""
     if content is None:
-        return 0
+        return 0, 0
     if isinstance(content, str):
-        return len(content)
+        return len(content), 0
     if not isinstance(content, list):
         raise BadRequest(f"messages[{i}].content must be text or a list of parts", param=f"messages[{i}].content")
     if len(content) > MOST_MESSAGES:
         raise BadRequest(
             f"messages[{i}].content must have at most {MOST_MESSAGES} parts", param=f"messages[{i}].content"
         )
-    total = 0
-    for part in content:
+    if not all(isinstance(part, dict) for part in content):
+        raise BadRequest(f"messages[{i}].content: every part must be an object", param=f"messages[{i}].content")
+    return parts_size(content)
+
+
+def media_characters(media: int) -> int:
+    """The characters that the images and sounds of a request count for."""
+    return MEDIA_CHARACTERS * min(media, MOST_MEDIA)
+
+
+def parts_size(parts: Sequence[object]) -> tuple[int, int]:
+    """The characters of the texts in the parts of a message, and the number of its images and sounds."""
+    characters = media = 0
+    for part in parts:
         if not isinstance(part, dict):
-            raise BadRequest(f"messages[{i}].content: every part must be an object", param=f"messages[{i}].content")
-        total += part_characters(part)
-    return total
-
-
-def part_characters(part: object) -> int:
-    """The characters of a part of a message: those of its text, or what another part counts for."""
-    text = part.get("text") if isinstance(part, dict) else None
-    return len(text) if isinstance(text, str) else OTHER_PART_CHARACTERS
+            continue
+        text = part.get("text")
+        if isinstance(text, str):
+            characters += len(text)
+        elif any(value and name not in _NO_CONTENT for name, value in part.items()):
+            media += 1
+    return characters, media
 
 
 def prompt_parts(body: Mapping[str, Any]) -> Iterator[object]:

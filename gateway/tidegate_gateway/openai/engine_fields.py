@@ -205,10 +205,15 @@ def _media(name: str, value: Any, allowed: Allowed) -> None:
                     media_address.check(content, f"{name}[{i}].{key}", allowed)
             elif kind is list and (key == "content" or key == "output"):
                 for part in content:
-                    if type(part) is not dict or len(part) != 2 or type(part.get("text")) is not str:
+                    if not _is_text(part):
                         seen = _part(part, f"{name}[{i}].{key}", allowed, seen)
             elif kind is dict and (key in ("content", "output") or key[-3:] == "url"):
                 seen = _part({key: content}, f"{name}[{i}]", allowed, seen)
+
+
+def _is_text(part: Any) -> bool:
+    """The part has a text and its type, and nothing else. An engine reads an address without a type too."""
+    return type(part) is dict and len(part) == 2 and type(part.get("text")) is str and type(part.get("type")) is str
 
 
 _NO_MEDIA = frozenset({"text", "type", "refusal", "thinking", "annotations", "logprobs"})

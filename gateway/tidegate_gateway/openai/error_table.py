@@ -15,6 +15,7 @@ from typing import Literal
 
 import orjson
 
+from tidegate_gateway.openai import bounded_json
 from tidegate_policy.model import DropReason
 
 
@@ -138,10 +139,10 @@ def rejected(answer: bytes) -> BadRequest:
 def engine_message(answer: bytes) -> tuple[str, str | None]:
     """Message and parameter of an engine's error object, or the first bytes of any other answer."""
     try:
-        error = orjson.loads(answer)
+        error = bounded_json.of_engine(answer)
         error = error.get("error", error)
         message, param = error.get("message", error), error.get("param")
-    except (orjson.JSONDecodeError, AttributeError):
+    except (ValueError, AttributeError):
         message, param = answer[:500].decode(errors="replace"), None
     return str(message)[:500], param if isinstance(param, str) else None
 

@@ -7,9 +7,7 @@ did not.
 
 from dataclasses import dataclass
 
-import orjson
-
-from tidegate_gateway.openai import endpoint, tool_calls
+from tidegate_gateway.openai import bounded_json, endpoint, tool_calls
 from tidegate_gateway.openai.endpoint import Endpoint
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
@@ -68,7 +66,8 @@ class Tap:
         self._dialect = dialect
         self._wants_usage = wants_usage
         self._markers = dialect.usage_markers + dialect.error_markers
-        self._rest = b""
+        self._rest = bytearray()
+        """The start of an event whose end has not come."""
         self._comments = 0
         self._tool_marker: bytes = dialect.tool_marker
         self._looks: int = tool_calls.MOST_LOOKS if meter.offers_tools and dialect.tool_marker else 0
@@ -77,17 +76,16 @@ class Tap:
     def feed(self, data: bytes) -> bytes:
         """The whole events that `data` completes, as they came. Raises `NotEvents`."""
         if self._rest:
-            data = self._rest + data
+            data = self._completed(data)
         if data.endswith(b"\n\n"):  # nearly every write of an engine
-            block, self._rest = data, b""
+            block = data
         else:
             end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
             if end < 4:
-                self._rest = data
-                if len(data) > MAX_EVENT_BYTES:
-                    raise NotEvents(f"an event of more than {MAX_EVENT_BYTES} bytes")
+                self._hold(data)
                 return b""
-            block, self._rest = data[:end], data[end:]
+            block = data[:end]
+            self._hold(data[end:])
         boundary = b"\n\n"
         if b"\r" in block and b"\r\n\r\n" in block:
             if boundary in block:  # both kinds of line ends
@@ -109,6 +107,22 @@ class Tap:
         if self._comments > COMMENTS + COMMENTS_PER_TOKEN * self.meter.tokens:
             raise NotEvents("comments without end")
         return block if kept is rest else block[: len(block) - len(rest)] + kept
+
+    def _hold(self, data: bytes) -> None:
+        self._rest += data
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise NotEvents(f"an event of more than {MAX_EVENT_BYTES} bytes")
+
+    def _completed(self, data: bytes) -> bytes:
+        """All that waits, if `data` ends an event; otherwise nothing, and `data` waits too. What waits is not
+        searched again, because an engine may send a long event byte by byte."""
+        seam = bytes(self._rest[-3:]) + data
+        if b"\n\n" not in seam and b"\r\n\r\n" not in seam:
+            self._hold(data)
+            return b""
+        data = bytes(self._rest) + data
+        self._rest.clear()
+        return data
 
     def _look_for_tool(self, block: bytes) -> None:
         for line in block.split(b"\n"):
@@ -172,7 +186,7 @@ class Tap:
 
     def _usage(self, payload: bytes) -> bool:
         try:
-            self.meter.on_usage(orjson.loads(payload).get("usage"))
-        except (orjson.JSONDecodeError, AttributeError) as error:
+            self.meter.on_usage(bounded_json.of_engine(payload).get("usage"))
+        except (ValueError, AttributeError) as error:
             raise NotEvents("an event that is no JSON object") from error
         return self._wants_usage

@@ -25,26 +25,35 @@ ALIASES: dict[request_fields.Field, tuple[str, ...]] = {
     "idempotency_key": ("idempotency-key",),
     "traceparent": ("traceparent",),
 }
-"""The first name that a request has counts; ours comes first."""
+"""Ours comes first. Two names of one field with different values are an error, except for sessions, where the first name
+that a request has counts: a session is a hint."""
 
 OURS = "x-tidegate-"
 """A header with this beginning that does not exist is an error: a typing error would be ignored otherwise."""
 NUMBERS = ("urgency", "deadline", "slo_ttft", "slo_tpot")
 _FIELD_OF: dict[str, request_fields.Field] = {name: field for field, names in ALIASES.items() for name in names}
 _READ_ONCE = frozenset(name for field, names in ALIASES.items() if field != "traceparent" for name in names)
+_ONE_VALUE = {name: field for name, field in _FIELD_OF.items() if field not in ("session", "traceparent")}
+"""The headers whose field has one value in a request, whatever names it has there."""
 
 
 def headers_of(pairs: Iterable[tuple[str, str]]) -> Headers:
     """The headers of a request, or the metadata of a gRPC call.
 
-    Raises `BadRequest` for a header that the gateway reads and that has two different values: a proxy may have added one of
-    them to the client's own.
+    Raises `BadRequest` for a header that the gateway reads and that has two different values, under one name or under two
+    names of its field: a proxy may have added one of them to the client's own.
     """
     found: dict[str, str] = {}
+    names: dict[request_fields.Field, str] = {}
     for given, value in pairs:
         name = given.lower()
         if found.setdefault(name, value) != value and name in _READ_ONCE:
             raise BadRequest(f"{name} comes twice with different values; send one", param=name)
+        field = _ONE_VALUE.get(name)
+        if field is not None and found[first := names.setdefault(field, name)] != value:
+            raise BadRequest(
+                f"{first} and {name} are names of one field and have different values; send one", param=name
+            )
     return found
 
 
@@ -96,7 +105,8 @@ def tenant(headers: Headers) -> str | None:
 
 def named_tenant(pairs: Iterable[tuple[str, str]]) -> str:
     """The tenant that unchecked headers name in lower case, "" if they name none: for bounds, before a request is read."""
-    return next((value for name, value in pairs if _FIELD_OF.get(name) == "tenant"), "")
+    named = {name: value for name, value in pairs if _FIELD_OF.get(name) == "tenant"}
+    return next((named[name] for name in ALIASES["tenant"] if name in named), "") if named else ""
 
 
 def whole_number(value: str) -> int | None:

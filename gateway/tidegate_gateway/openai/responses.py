@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from tidegate_gateway.openai import chat_completions, endpoint, tool_calls
+from tidegate_gateway.openai import bounded_json, chat_completions, endpoint, tool_calls
 from tidegate_gateway.openai.error_table import BadRequest
 
 STATEFUL = ("previous_response_id", "conversation", "background")
@@ -41,22 +41,23 @@ def _input_size(given: object) -> tuple[int, int]:
         raise BadRequest("input must be text, or a list with at least one item", param="input")
     if len(given) > chat_completions.MOST_MESSAGES:
         raise BadRequest(f"input must have at most {chat_completions.MOST_MESSAGES} items", param="input")
-    characters = 0
+    characters = media = 0
     for i, item in enumerate(given):
         if not isinstance(item, dict):
             raise BadRequest(f"input[{i}] must be an object", param=f"input[{i}]")
         for name in ("content", "output", "arguments"):
-            characters += _text_characters(item.get(name))
-    return len(given), characters
+            more, more_media = _text_size(item.get(name))
+            characters, media = characters + more, media + more_media
+    return len(given), characters + chat_completions.media_characters(media)
 
 
-def _text_characters(value: object) -> int:
-    """The characters of a text or of the texts of a list of parts; another part counts for a fixed number."""
+def _text_size(value: object) -> tuple[int, int]:
+    """The characters of a text, or of the texts of a list of parts, and the number of its images and sounds."""
     if isinstance(value, str):
-        return len(value)
+        return len(value), 0
     if not isinstance(value, list):
-        return 0
-    return sum(map(chat_completions.part_characters, value[: chat_completions.MOST_MESSAGES]))
+        return 0, 0
+    return chat_completions.parts_size(value[: chat_completions.MOST_MESSAGES])
 
 
 def prompt_parts(body: Mapping[str, Any]) -> Iterator[object]:
@@ -83,7 +84,7 @@ class ResponseEvents(endpoint.StreamDialect):
 
     def read_named(self, name: bytes, payload: bytes) -> endpoint.NamedEvent:
         if name in self.final:
-            response = orjson.loads(payload).get("response")
+            response = bounded_json.of_engine(payload).get("response")
             usage = response.get("usage") if isinstance(response, dict) else None
             tool = tool_calls.of_response(response)
             return endpoint.NamedEvent(last=True, failed=name == b"response.failed", usage=usage, tool=tool)

@@ -7,7 +7,7 @@ Of several tools that one answer invokes, the first counts: clients usually run 
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
+from tidegate_gateway.openai import bounded_json
 
 MARKER = b'"name"'
 """Stands in each event of a chat that names a tool, and in few others: a quotation mark in a text is escaped."""
@@ -28,8 +28,8 @@ def of_chat_event(payload: bytes) -> str:
     if len(payload) > MOST_BYTES:
         return ""
     try:
-        event = orjson.loads(payload)
-    except orjson.JSONDecodeError:
+        event = bounded_json.of_engine(payload)
+    except ValueError:
         return ""
     return _of_choices(event, "delta") if isinstance(event, dict) else ""
 

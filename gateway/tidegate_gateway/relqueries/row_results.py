@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from tidegate_gateway.lifecycle import engine_client
-from tidegate_gateway.openai import error_table
+from tidegate_gateway.openai import bounded_json, error_table
 
 MOST_BYTES = 1024 * 1024
 """Of one result."""
@@ -26,11 +26,11 @@ def read(row: int, reply: engine_client.Reply) -> RowResult:
     if reply.status != 200:
         return failed(row, error_table.rejected(reply.first))
     try:
-        answer = orjson.loads(reply.first)
+        answer = bounded_json.of_engine(reply.first)
         choice = answer["choices"][0]
         message = choice.get("message")
         text = choice.get("text") if message is None else message.get("content")
-    except (orjson.JSONDecodeError, LookupError, AttributeError, TypeError):
+    except (ValueError, LookupError, AttributeError, TypeError):
         return failed(row, error_table.EngineTrouble("the engine's answer has no choice"))
     result: dict[str, Any] = {
         "object": "relquery.row",

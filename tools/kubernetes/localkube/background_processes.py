@@ -7,6 +7,7 @@ beside the others, whose tail is part of the error when a process ends early.
 import collections
 import contextlib
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -77,6 +78,10 @@ class Processes:
     def is_running(self, name: str) -> bool:
         return name in self._running and self._running[name].poll() is None
 
+    def ended(self) -> list[str]:
+        """Names of those that have ended by themselves."""
+        return [name for name, process in self._running.items() if process.poll() is not None]
+
     def stop(self, *names: str) -> None:
         """Ends the named processes, all when none is named, the last started first."""
         ending = [self._running.pop(name) for name in reversed(names or tuple(self._running)) if name in self._running]
@@ -98,7 +103,13 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that nothing listens on right now."""
+    """Loopback ports that are free now. They lie below those that the kernel gives to outgoing connections, so they stay
+    free until a process takes them."""
     with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [listener.getsockname()[1] for listener in listeners]
+        free: list[int] = []
+        while len(free) < count:
+            probe, port = stack.enter_context(socket.socket()), random.randrange(12_000, 32_000)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                free.append(port)
+        return free
