@@ -5,7 +5,7 @@ from typing import Any
 
 import hpack
 
-from tidegate_gateway import tenant_budget
+from tidegate_gateway import reading_turns, tenant_budget
 from tidegate_gateway.edge import http2_connection, http2_frames, http2_server, http2_stream, unread_answers
 
 http2_connection.TURN_S = 3600.0  # frames are fed without an event loop, in which a connection could wait for its turn
@@ -78,12 +78,21 @@ class Refusing:
         pass
 
 
-def connection() -> tuple[http2_connection.Connection, Transport]:
+class EndlessTurns(reading_turns.ReadingTurns):
+    """The time of a turn of the event loop is never spent."""
+
+    def spend(self, seconds: float) -> None:
+        pass
+
+
+def connection(*, takes_turns: bool = False) -> tuple[http2_connection.Connection, Transport]:
     ECHOES.clear()
     bounds = http2_server.Bounds(message_bytes=100_000, streams=10, connections=1, connections_per_address=1)
     server = http2_server.Server(
         {"/echo": Echo, "/keys": Refusing}, bounds, unread_answers.UnreadAnswers(), tenant_budget.TenantBudget(450_000)
     )
+    if not takes_turns:
+        server.turns = EndlessTurns()
     made, transport = server(), Transport()
     made.connection_made(transport)
     return made, transport

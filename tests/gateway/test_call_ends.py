@@ -83,6 +83,50 @@ def test_the_journal_is_private_and_bounded(tmp_path: pathlib.Path, monkeypatch:
     ends.close()
 
 
+async def test_a_process_that_is_killed_while_the_journal_is_rewritten_loses_no_end(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_ends, "MOST", 10)
+    path = tmp_path / "ends.jsonl"
+    ends = call_ends.CallEnds(path)
+    for number in range(20):
+        ends.add("w", f"c{number}", ok=True)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    written = path.read_bytes()
+    for where, step in ((call_ends, "_line"), (call_ends, "_write"), (pathlib.Path, "replace")):
+        monkeypatch.setattr(where, step, kill)
+        with pytest.raises(Killed):
+            ends.add("w", "next", ok=True)
+        monkeypatch.undo()
+        monkeypatch.setattr(call_ends, "MOST", 10)
+        assert path.read_bytes() == written, "the old journal is whole"
+    ends.add("w", "last", ok=True)
+    ends.close()
+    again = call_ends.CallEnds(path)
+    assert await delivered(again) == [(f"c{number}", True) for number in range(10)], "the new one has what waits"
+    again.close()
+
+
+def test_a_journal_that_was_replaced_is_still_of_one_gateway(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_ends, "MOST", 10)
+    path = tmp_path / "ends.jsonl"
+    ends = call_ends.CallEnds(path)
+    for number in range(50):
+        ends.add("w", f"c{number}", ok=True)
+    with pytest.raises(OSError, match="is used by another gateway"):
+        call_ends.CallEnds(path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["ends.jsonl"]
+    ends.close()
+
+
 async def test_a_full_disk_is_reported_and_the_end_still_waits_in_memory(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -117,16 +117,6 @@ async def test_heads_of_many_fields_that_bring_no_call_end_the_connection_soon(m
     assert transport.written[-4:] == http2_frames.ENHANCE_YOUR_CALM.to_bytes(4)
 
 
-async def test_a_connection_whose_calls_had_no_key_waits_for_its_turn_as_new_ones_do() -> None:
-    made, _ = http2_peer.connection()
-    made.data_received(http2_frames.PREFACE + http2_peer.opened(1).replace(b"/echo", b"/keys"))
-    made.server.turns.spend(2 * reading_turns.STEP_S)
-    made.data_received(http2_peer.opened(3))
-    assert not http2_peer.ECHOES
-    while not http2_peer.ECHOES:
-        await asyncio.sleep(0)
-
-
 async def test_a_peer_that_breaks_the_protocol_and_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http2_connection, "CUT_S", 0.0)
     made, transport = http2_peer.connection()
@@ -439,7 +429,7 @@ async def test_streams_share_the_window_of_their_connection() -> None:
 
 
 async def test_a_connection_waits_for_its_turn_when_the_time_of_a_step_is_spent() -> None:
-    made, _ = http2_peer.connection()
+    made, _ = http2_peer.connection(takes_turns=True)
     made.server.turns.spend(2 * reading_turns.STEP_S)
     call = http2_frames.PREFACE + http2_peer.opened(1)
     made.data_received(call[:-3])

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+import subprocess
+import sys
 from typing import Any
 
 import aiohttp
@@ -47,6 +49,41 @@ async def test_the_line_of_a_call_quotes_its_names(up: Any, caplog: pytest.LogCa
         await client.ask(headers={"x-tidegate-tenant": "acme outcome=ok"})
     (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("call ")]
     assert ' tenant="acme outcome=ok" ' in line
+
+
+MANY_LINES = """
+import logging
+from tidegate_gateway.observe import log_lines
+log_lines.configure("INFO")
+for number in range(100_000):
+    logging.getLogger("tidegate.gateway").info("line %d", number)
+print("ended", flush=True)
+"""
+
+
+def test_a_log_that_nobody_reads_stops_nothing_and_what_is_lost_is_counted() -> None:
+    program = [sys.executable, "-c", MANY_LINES]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"ended\n", "nothing has read stderr so far"
+        lines = process.stderr.read().decode().splitlines()
+    assert process.returncode == 0
+    numbers = [int(line.rpartition(" ")[2]) for line in lines if "tidegate.gateway: line" in line]
+    assert numbers == list(range(len(numbers))), "the first lines, in their order"
+    assert len(numbers) > 1000
+    (lost,) = [int(line.split()[0]) for line in lines if line.endswith("because nothing read them")]
+    assert len(numbers) + lost == 100_000
+
+
+def test_a_log_without_a_reader_is_no_trouble() -> None:
+    program = [sys.executable, "-c", MANY_LINES]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stderr.close()
+        assert process.stdout.readline() == b"ended\n"
+    assert process.returncode == 0
 
 
 async def test_a_client_that_hangs_up_is_no_error_in_the_log(

@@ -204,6 +204,22 @@ async def test_a_gateway_that_leaves_is_gone_unless_it_leaves_calls_behind(valke
     await server.aclose()
 
 
+async def test_very_many_calls_of_one_workflow_are_forgotten_in_steps(
+    two: tuple[store_contract.Store, store_contract.Store],
+) -> None:
+    one, other = two
+    await one.create(store_contract.NewWorkflow(id="w", deadline_ms=60_000, stages=()))
+    await asyncio.gather(*(one.join("w", "a", f"c{i}", deadline_ms=None, tenant="") for i in range(1200)))
+    steps = []
+    while not await other.forget("g1", 100):
+        (stage,) = (await other.get("w")).stages
+        steps.append(stage.running)
+    assert steps == [700, 200]
+    assert (await other.get("w")).stages[0].running == 0
+    await one.finish("w", "c7", ok=True)
+    assert (await other.get("w")).stages[0].done == 1, "it was forgotten, and its end counts"
+
+
 async def test_forgetting_goes_in_batches(two: tuple[store_contract.Store, store_contract.Store]) -> None:
     one, other = two
     for i in range(7):

@@ -35,6 +35,30 @@ async def test_a_tenant_with_many_commands_delays_another_by_one_command(valkey_
         await store.close()
 
 
+async def test_ends_of_calls_take_the_turns_of_their_tenants(valkey_url: str) -> None:
+    settings = gateway_settings.Store(url=valkey_url, pool=secrets.token_hex(4), timeout_s=30.0, connections=5)
+    store = valkey_store.Valkey(settings, gateway="g1")
+    try:
+        ended: list[str] = []
+
+        async def end(tenant: str | None, call: str) -> None:
+            await store.finish(tenant or "honest", call, ok=True, tenant=tenant)
+            ended.append(tenant or "the gateway's own")
+
+        for tenant, calls in (("flood", 200), ("honest", 2)):
+            for number in range(calls):
+                await store.join(tenant, "a", f"{tenant}{number}", deadline_ms=60_000, tenant=tenant)
+        async with asyncio.TaskGroup() as group:
+            for number in range(200):
+                group.create_task(end("flood", f"flood{number}"))
+            group.create_task(end("honest", "honest0"))
+            group.create_task(end(None, "honest1"))
+        assert ended.index("honest") <= 5
+        assert ended.index("the gateway's own") <= 10, "it waits for no tenant"
+    finally:
+        await store.close()
+
+
 async def took(turns_: turns.Turns, tenant: str, order: list[str]) -> None:
     async with turns_.of(tenant):
         order.append(tenant)

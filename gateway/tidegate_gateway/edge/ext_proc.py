@@ -9,6 +9,7 @@ their answers here too.
 import asyncio
 import contextlib
 import logging
+import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -408,7 +409,7 @@ class Exchange:
         if carried is not None and not carried.answered:
             status = dict(ext_proc_messages.headers_of(sent.response_headers.headers)).get(":status", "")
             by = ext_proc_messages.served(sent)
-            carried.on_head(int(status) if status.isascii() and status.isdigit() else 0, by)
+            carried.on_head(int(status) if re.fullmatch("[0-9]{3}", status) else 0, by)
             if by:
                 engine = carried.record.engine or ""
                 values = {**values, ext_proc_messages.SERVED: by, "x-tidegate-engine": engine}

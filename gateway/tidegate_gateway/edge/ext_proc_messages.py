@@ -42,9 +42,7 @@ Headers = list[tuple[str, str]]
 
 def headers_of(given: ext_proc_pb2.HeaderMap) -> Headers:
     """The headers of a request or an answer; Envoy writes their names in lower case."""
-    return [
-        (header.key, header.raw_value.decode("utf-8", "surrogateescape") or header.value) for header in given.headers
-    ]
+    return [(header.key, header.raw_value.decode("utf-8", "replace") or header.value) for header in given.headers]
 
 
 def removed(headers: Headers) -> list[str]:

@@ -7,6 +7,8 @@ import logging
 import re
 from collections.abc import Mapping
 
+from tidegate_gateway.observe import log_output
+
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MARK = "  | "
 """Before each line of a traceback; no record begins with it."""
@@ -31,8 +33,8 @@ class Formatter(logging.Formatter):
 
 
 def configure(level: str) -> None:
-    """Writes the log of this process to stderr."""
-    handler = logging.StreamHandler()
+    """Writes the log of this process to stderr, whether it is read or not."""
+    handler = log_output.LogOutput()
     handler.setFormatter(Formatter())
     logging.basicConfig(level=level, handlers=[handler])
 

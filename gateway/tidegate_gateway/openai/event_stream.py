@@ -152,6 +152,7 @@ class Tap:
         if not line.startswith(b"data:"):
             if line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
                 raise NotEvents("a line that is no field of an event")
+            self._comments += 1
             return True
         payload = line[5:].lstrip()
         for marker in self._dialect.usage_markers:

@@ -172,9 +172,11 @@ class Store(Protocol):
         was lost.
         """
 
-    async def finish(self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None) -> Record:
-        """A call ends, which had a budget of `share_ms`. A good end counts once, even if the call was forgotten meanwhile
-        or has the key of another call."""
+    async def finish(
+        self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None, tenant: str | None = None
+    ) -> Record:
+        """A call of `tenant` ends, which had a budget of `share_ms`. Without a tenant it takes the turn of the gateway itself.
+        A good end counts once, even if the call was forgotten meanwhile or has the key of another call."""
 
     async def complete_stage(
         self, workflow: str, stage: str, *, by: str | None = None, once: Idempotency | None = None
@@ -187,7 +189,7 @@ class Store(Protocol):
         than `limit`."""
 
     async def expire(self, limit: int) -> None:
-        """Ends workflows whose grace is over."""
+        """Ends workflows whose grace is over, and forgets ids of those whose records have lapsed."""
 
     async def ends(self, limit: int) -> list[End]:
         """Workflows that ended by any operation of any gateway; each end is reported once."""

@@ -113,9 +113,11 @@ class Valkey:
             template="",
         )
 
-    async def finish(self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None) -> store_contract.Record:
+    async def finish(
+        self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None, tenant: str | None = None
+    ) -> store_contract.Record:
         share = {} if share_ms is None else {"share_ms": share_ms}
-        return await self._workflow("finish", workflow, None, call=call, ok=ok, **share)
+        return await self._workflow("finish", workflow, None, turn_of=tenant, call=call, ok=ok, **share)
 
     async def complete_stage(
         self, workflow: str, stage: str, *, by: str | None = None, once: store_contract.Idempotency | None = None
@@ -153,7 +155,9 @@ class Valkey:
         overdue = self.client.zrange(self.key("running"), "-inf", due - 1, byscore=True, offset=0, num=limit)
         for workflow in map(_text, await self.guard(overdue)):
             with contextlib.suppress(store_contract.Rejected):
-                await self.get(workflow)
+                await self._workflow("get", workflow, None, turn_of=None)
+        body = _encoded({"gateway": self.gateway, "id": "", "retention_ms": round(self._settings.retention_s * 1000)})
+        await self.run("workflow", [self._prefix, self.key("creation:")], ["prune", body])
 
     async def ends(self, limit: int) -> list[store_contract.End]:
         rows = await self.guard(self.client.lpop(self.key("ends"), limit)) or ()
@@ -163,10 +167,10 @@ class Valkey:
         ids = await self.guard(self.client.srandmember(self.key(f"calls:{gateway}"), limit)) or []
         for workflow in map(_text, ids):
             try:
-                await self._workflow("forget", workflow, None, gateway=gateway)
+                await self._workflow("forget", workflow, None, turn_of=None, gateway=gateway)
             except store_contract.Rejected:
                 continue
-        if len(ids) >= limit:
+        if ids and await self.guard(self.client.scard(self.key(f"calls:{gateway}"))):
             return False
         await self._share("bury", gateway=gateway)
         return True
@@ -241,8 +245,16 @@ class Valkey:
         return self._prefix + name
 
     async def _workflow(
-        self, operation: str, workflow: str, once: store_contract.Idempotency | None, **arguments: Any
+        self,
+        operation: str,
+        workflow: str,
+        once: store_contract.Idempotency | None,
+        *,
+        turn_of: str | None = "",
+        **arguments: Any,
     ) -> store_contract.Record:
+        """An operation of `workflow.lua`. It takes the turn of the tenant that the request names, or of `turn_of`; None =
+        it belongs to the gateway."""
         arguments = {
             "id": workflow,
             "gateway": self.gateway,
@@ -258,7 +270,7 @@ class Valkey:
             key = hashlib.sha256(f"{once.scope}\0{once.key}".encode()).hexdigest()
             arguments |= {"key": key, "print": once.print, "repeatable": bool(once.scope)}
         keys = [self._prefix, self.key(f"creation:{arguments.get('key', '')}")]
-        by = str(arguments.get("tenant") or arguments.get("by") or "")
+        by = arguments.get("tenant") or arguments.get("by") or turn_of
         answer = orjson.loads(cast("bytes", await self.run("workflow", keys, [operation, _encoded(arguments)], by=by)))
         if "error" in answer:
             raise store_contract.Rejected(answer["error"], answer.get("state"))

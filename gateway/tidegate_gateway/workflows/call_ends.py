@@ -35,6 +35,7 @@ class CallEnds:
             ok: collections.deque() for ok in (True, False)
         }
         # Good ends come first: clients have seen those.
+        self._path = journal
         self._journal: io.FileIO | None = None
         self._lines = 0
         if journal is not None:
@@ -84,36 +85,53 @@ class CallEnds:
             self._journal.close()
 
     def _rewrite(self) -> None:
-        """Replaces the lines of the journal by the ends that wait."""
-        if self._journal is None:
+        """Replaces the lines of the journal by the ends that wait. A process that is killed meanwhile leaves the old
+        journal or the new one."""
+        if self._journal is None or self._path is None:
             return
-        self._journal.truncate(0)
-        self._lines = 0
         if len(self):
-            for ok, waiting in self._waiting.items():
-                for workflow, call in waiting:
-                    self._write(_line(workflow, call, ok))
+            lines = [_line(*end, ok) for ok, waiting in self._waiting.items() for end in waiting]
+            with contextlib.ExitStack() as stack:
+                fresh = self._path.with_name(self._path.name + ".new")
+                fresh.unlink(missing_ok=True)
+                journal = _opened(fresh)
+                stack.callback(journal.close)
+                _write(journal, b"".join(lines))
+                fresh.replace(self._path)
+                stack.pop_all()
+            self._journal.close()
+            self._journal, self._lines = journal, len(lines)
+        else:
+            self._journal.truncate(0)
+            self._lines = 0
 
     def _write(self, line: bytes) -> None:
         if self._journal is None:
             return
         self._lines += 1
-        if self._journal.write(line) != len(line):
-            self._journal.write(b"\n")
-            raise OSError(errno.ENOSPC, "the disk is full")
+        _write(self._journal, line)
+
+
+def _write(journal: io.FileIO, lines: bytes) -> None:
+    if journal.write(lines) != len(lines):
+        journal.write(b"\n")
+        raise OSError(errno.ENOSPC, "the disk is full")
 
 
 def _opened(path: pathlib.Path) -> io.FileIO:
     """The journal, locked. Its writes go to its end, and are not buffered in this process."""
-    journal = io.FileIO(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
-    try:
-        fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    while True:
+        journal = io.FileIO(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
+        try:
+            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(journal.fileno())):
+                return journal  # or another gateway has replaced it just now
+        except OSError as error:
+            journal.close()
+            raise OSError(
+                f"store.journal: {path} is used by another gateway; give each gateway a file of its own"
+            ) from error
         journal.close()
-        raise OSError(
-            f"store.journal: {path} is used by another gateway; give each gateway a file of its own"
-        ) from error
-    return journal
 
 
 def _line(workflow: str, call: str, ok: bool) -> bytes:

@@ -142,7 +142,9 @@ class Workflows:
         recorded = False
         share_ms = None if share_s is None else round(share_s * 1000)
         try:
-            recorded = await self._record(membership.workflow, membership.call, ok=ok, share_ms=share_ms)
+            recorded = await self._record(
+                membership.workflow, membership.call, ok=ok, share_ms=share_ms, tenant=membership.record.tenant
+            )
         finally:
             if not recorded:
                 self._later(membership.workflow, membership.call, ok=ok)
@@ -272,13 +274,15 @@ class Workflows:
             self._over(WorkflowId(record.id), record.state == "done")
         return record
 
-    async def _record(self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None) -> bool:
+    async def _record(
+        self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None, tenant: str | None = None
+    ) -> bool:
         """Whether the end of a call is recorded, or there is no workflow left to record it in."""
         store = self._link.store
         if store is None or not self._link.up:
             return False
         try:
-            self._ended(await store.finish(workflow, call, ok=ok, share_ms=share_ms))
+            self._ended(await store.finish(workflow, call, ok=ok, share_ms=share_ms, tenant=tenant))
         except store_contract.Unavailable as error:
             self._link.failed(error)
             return False

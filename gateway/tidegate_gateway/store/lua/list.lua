@@ -8,7 +8,10 @@ local most = tonumber(ARGV[1]) + 1
 local time = redis.call('TIME')
 local found = {}
 
--- An index may hold ids whose records have lapsed: it is read on until there are enough that have not.
+-- An index may hold ids whose records have lapsed, until they are pruned: it is read on until there are enough that have
+-- not, or too many have been looked at.
+local MOST_LOOKS = 2000
+local cut = 0
 for _, key in ipairs(KEYS) do
   local from, left = 0, most
   repeat
@@ -20,14 +23,15 @@ for _, key in ipairs(KEYS) do
       end
     end
     from = from + most
-  until left == 0 or #rows == 0
+    if from >= MOST_LOOKS and left > 0 and #rows > 0 then cut = 1 end
+  until left == 0 or #rows == 0 or cut == 1
 end
 
 table.sort(found, function(one, other)
   if one.created_ms ~= other.created_ms then return one.created_ms > other.created_ms end
   return one.id > other.id
 end)
-local answer = { time[1] * 1000 + math.floor(time[2] / 1000), #found >= most and 1 or 0 }
+local answer = { time[1] * 1000 + math.floor(time[2] / 1000), #found >= most and 1 or cut }
 local bytes = 0
 for i = 1, math.min(most - 1, #found) do
   local record = redis.call('GET', ARGV[2] .. found[i].id)

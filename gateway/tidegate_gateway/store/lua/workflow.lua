@@ -171,21 +171,26 @@ local function both(state, tenant)
   return { everyones, { everyones[1] .. ':' .. tenant, everyones[2] .. ':' .. tenant } }
 end
 
--- Puts a workflow into the indexes of its state; those whose records have lapsed leave them, two hundred at a time.
+-- Workflows whose records have lapsed leave the indexes of a state, two hundred at a time.
+local function prune(state, names)
+  local lapsed = redis.call('ZRANGEBYSCORE', names[1], '-inf', now_ms - args.retention_ms, 'LIMIT', 0, 200)
+  for _, id in ipairs(lapsed) do
+    local _, _, _, tenant = parse_size(id)
+    for _, each in ipairs(both(state, tenant)[2]) do redis.call('ZREM', each, id) end
+    uncharge(id)
+  end
+  for _, name in ipairs(names) do
+    if #lapsed > 0 then redis.call('ZREM', name, unpack(lapsed)) end
+  end
+end
+
+-- Puts a workflow into the indexes of its state.
 local function list(doc, instant_ms)
   for _, names in ipairs(both(doc.state, doc.tenant)) do
     redis.call('ZADD', names[1], instant_ms, doc.id)
     redis.call('ZADD', names[2], doc.created_ms, doc.id)
-    local lapsed = redis.call('ZRANGEBYSCORE', names[1], '-inf', now_ms - args.retention_ms, 'LIMIT', 0, 200)
-    for _, id in ipairs(lapsed) do
-      local _, _, _, tenant = parse_size(id)
-      for _, each in ipairs(both(doc.state, tenant)[2]) do redis.call('ZREM', each, id) end
-      uncharge(id)
-    end
-    for _, name in ipairs(names) do
-      if #lapsed > 0 then redis.call('ZREM', name, unpack(lapsed)) end
-      redis.call('PEXPIRE', name, longest_ms)
-    end
+    prune(doc.state, names)
+    for _, name in ipairs(names) do redis.call('PEXPIRE', name, longest_ms) end
   end
   for _, name in ipairs({ sizes, totals }) do redis.call('PEXPIRE', name, longest_ms) end
 end
@@ -387,25 +392,31 @@ function operations.finish()
   return answer(doc)
 end
 
--- All calls of a gateway that seems dead. If it lives after all (it slept, or was cut off), their ends will still come.
+-- Some calls of a gateway that seems dead. If it lives after all (it slept, or was cut off), their ends will still come.
 function operations.forget()
   local doc, late = load()
-  redis.call('SREM', mine, args.id)
-  if not doc then return fail('workflow_not_found') end
-  local touched = late
-  if doc.owners[args.gateway] then
-    local all = redis.call('HGETALL', calls)
+  local touched, left = late, 500
+  if doc and doc.owners[args.gateway] then
+    local all, room = redis.call('HGETALL', calls), args.most_calls - redis.call('HLEN', forgotten)
     for i = 1, #all, 2 do
-      if string.match(all[i + 1], '\n([^\n]*)') == args.gateway then
+      if left > 0 and string.match(all[i + 1], '\n([^\n]*)') == args.gateway then
         local call = release(doc, all[i], false)
-        touched = touched or call
-        if call and redis.call('HLEN', forgotten) < args.most_calls then redis.call('HSET', forgotten, all[i], call) end
+        touched, left = touched or call, left - 1
+        if call and room > 0 then room = room - redis.call('HSET', forgotten, all[i], call) end
       end
     end
     settle(doc)
   end
+  if not doc or left > 0 or not doc.owners[args.gateway] then redis.call('SREM', mine, args.id) end
+  if not doc then return fail('workflow_not_found') end
   if touched then save(doc, 'running') end
   return answer(doc)
+end
+
+-- The indexes of all states, without a workflow: nothing else may happen for hours after a burst.
+function operations.prune()
+  for _, state in ipairs({ 'running', 'done', 'cancelled', 'expired' }) do prune(state, both(state, '')[1]) end
+  return '{}'
 end
 
 function operations.complete_stage()
