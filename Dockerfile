@@ -1,5 +1,6 @@
-# One wheel, two images:
+# One wheel, three images:
 #   docker build --target gateway  -t tidegate .            gateways, simulated engines, embedded Valkey
+#   docker build --target picker   -t tidegate-picker .     the same, with the arguments of a picker of an InferencePool (docs/envoy.md)
 #   docker build --target operator -t tidegate-operator .   the operator
 # BASE may be any image with Python 3.11 or later, its venv module and CA certificates.
 ARG BASE=docker.io/library/python:3.11-slim
@@ -31,6 +32,10 @@ RUN /opt/tidegate/bin/pip install --no-cache-dir --no-deps /wheels/*.whl \
 ENV PATH=/opt/tidegate/bin:$PATH HOME=/tmp USER=tidegate PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532
 CMD ["tidegate", "gateway"]
+
+FROM gateway AS picker
+ENTRYPOINT ["tidegate", "picker"]
+CMD []
 
 FROM ${BASE} AS operator
 COPY operator/requirements.txt /tmp/requirements.txt

@@ -25,12 +25,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    log_lines.configure(options.log_level.upper())
-    _free_large_blocks()
     try:
         loaded = gateway_settings.load(options.config, os.environ)
+    except settings_decoder.BadSettings as error:
+        raise Usage("\n".join(error.problems)) from None
+    return serve(loaded, log_level=options.log_level, file=options.config)
+
+
+def serve(loaded: gateway_settings.Settings, *, log_level: str, file: pathlib.Path | None = None) -> int:
+    """Runs a gateway until a signal ends it. `file` is the settings file, whose changes are taken over."""
+    log_lines.configure(log_level.upper())
+    _free_large_blocks()
+    try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(app.run(loaded, file=options.config))
+            runner.run(app.run(loaded, file=file))
     except settings_decoder.BadSettings as error:
         raise Usage("\n".join(error.problems)) from None
     except OSError as error:

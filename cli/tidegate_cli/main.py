@@ -25,6 +25,10 @@ COMPONENTS = {
 }
 COMMANDS = {
     "gateway": ("tidegate_cli.gateway_command", "the gateway, as its container runs it"),
+    "picker": (
+        "tidegate_cli.picker_command",
+        "the endpoint picker of an InferencePool, with the reference picker's flags",
+    ),
     "up": ("tidegate_cli.up_command", "the whole system on this machine"),
     "config": ("tidegate_cli.config_command", "check, explain and show the settings of a gateway"),
     "top": ("tidegate_cli.top_command", "the state of a running gateway, live in the terminal"),

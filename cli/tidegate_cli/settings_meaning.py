@@ -40,10 +40,12 @@ def sentences(settings: gateway_settings.Settings) -> Iterator[str]:
         yield f"Callers need an API key of {settings.auth.keys_file}, and the key decides their tenant."
     if (jwt := settings.auth.jwt).issuer is not None:
         yield f"Callers with a token of {jwt.issuer} may call; its claim {jwt.tenant_claim} decides their tenant."
-    if settings.engines or settings.services:
+    pool = settings.inference_pool.shown
+    if settings.engines or settings.services or pool:
         names = [item.name or item.url for item in settings.engines] + [
             f"{item.name} (DNS)" for item in settings.services
         ]
+        names += [f"{pool} (the pods of an InferencePool)"] if pool else []
         yield f"Calls go to the engines {', '.join(names)} by the dispatch rule {settings.dispatch.rule}."
     else:
         yield "The file names no engines: `tidegate up` starts its own, `tidegate gateway` answers 503."
@@ -82,8 +84,11 @@ def warnings(settings: gateway_settings.Settings) -> Iterator[str]:
             load()
         except settings_decoder.BadSettings as error:
             yield str(error)
+    if settings.picker.conformance_tests:
+        yield "picker.conformanceTests: clients choose engines and reach all their paths; it is for tests only"
     listen = settings.listen
     ports = [listen.port, listen.grpc_port, listen.ext_proc_port, listen.admin_port, listen.metrics_port]
+    ports.append(settings.picker.health_port)
     if taken := [port for port, count in Counter(ports).items() if port and count > 1]:
         yield f"listen: several ports are {taken[0]}, and a port serves one protocol"
     for slo_class in settings.classes:

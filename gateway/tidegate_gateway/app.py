@@ -52,6 +52,7 @@ class Bound:
     http: str
     grpc: str | None
     ext_proc: str | None
+    picker_health: str | None
     admin: str | None
     metrics: str | None
     gateway: running_gateway.Gateway
@@ -145,6 +146,7 @@ async def _listen(
     encryption: port_encryption.PortEncryption,
 ) -> Bound:
     where, handlers, admin = gateway.settings.listen, http_api.HttpApi(gateway), admin_api.AdminApi(gateway)
+    picker = await _ext_proc(stack, gateway, handlers, encryption)
     return Bound(
         http=await _site(
             stack,
@@ -158,7 +160,8 @@ async def _listen(
         )
         or "",
         grpc=await _grpc(stack, gateway, where, encryption),
-        ext_proc=await _ext_proc(stack, gateway, handlers, encryption),
+        ext_proc=None if picker is None else picker.picker,
+        picker_health=None if picker is None else picker.health,
         admin=await _site(stack, gateway, admin.routes(), where.admin_host, where.admin_port, guard=admin.guard),
         metrics=await _site(stack, gateway, handlers.probes(), where.metrics_host, where.metrics_port),
         gateway=gateway,
@@ -206,7 +209,7 @@ async def _ext_proc(
     gateway: running_gateway.Gateway,
     handlers: http_api.HttpApi,
     encryption: port_encryption.PortEncryption,
-) -> str | None:
+) -> ext_proc.Addresses | None:
     where = gateway.settings.listen
     if where.ext_proc_port is None:
         return None

@@ -1,5 +1,6 @@
 """The settings of a gateway, in one file so that all names, defaults and units can be read together. Those of the
-authentication and encryption of clients are in `access_settings`, the scheduling policy is in `policy_settings`.
+authentication and encryption of clients are in `access_settings`, those of an endpoint picker in `picker_settings`, the
+scheduling policy is in `policy_settings`.
 
 They come from one YAML or JSON file and the few environment variables of `from_environment`.
 
@@ -17,7 +18,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tidegate_control import pool_token
-from tidegate_gateway import access_settings, policy_settings, settings_decoder, settings_file, stage_declaration
+from tidegate_gateway import (
+    access_settings,
+    picker_settings,
+    policy_settings,
+    settings_decoder,
+    settings_file,
+    stage_declaration,
+)
 from tidegate_gateway.settings_decoder import BadSettings
 from tidegate_policy import gateway_core
 from tidegate_policy.admit import entitlements, outliers
@@ -307,6 +315,8 @@ class Settings:
     tls: access_settings.Tls = field(default_factory=access_settings.Tls)
     engines: tuple[StaticEngine, ...] = ()
     services: tuple[EngineService, ...] = ()
+    inference_pool: picker_settings.InferencePool = field(default_factory=picker_settings.InferencePool)
+    picker: picker_settings.Picker = field(default_factory=picker_settings.Picker)
     health: Health = field(default_factory=Health)
     classes: tuple[entitlements.SloClass, ...] = ()
     default_class: str | None = None
@@ -363,6 +373,7 @@ def from_environment(settings: Settings, environment: Mapping[str, str]) -> Sett
         listen=dataclasses.replace(settings.listen, host=host),
         auth=settings.auth if token is None else dataclasses.replace(settings.auth, pool_token=token),
         tracing=Tracing(endpoint=collector, required=False) if collector else settings.tracing,
+        inference_pool=picker_settings.placed(settings.inference_pool, environment),
     )
 
 
@@ -409,6 +420,9 @@ def _checked(settings: Settings) -> Settings:
 def _problems(settings: Settings) -> list[str]:
     problems = access_settings.problems(settings.auth, settings.tls, host=settings.listen.host)
     problems += policy_settings.problems(settings.policy)
+    problems += picker_settings.problems(
+        settings.picker, settings.inference_pool, ext_proc_port=settings.listen.ext_proc_port
+    )
     if settings.dispatch.rule not in rules.RULES:
         near = settings_decoder.suggestion(settings.dispatch.rule, rules.RULES)
         problems.append(f"dispatch.rule {settings.dispatch.rule!r} is not a dispatch rule; {near}")

@@ -46,6 +46,7 @@ class Client:
     probe_url: str
     grpc: str | None
     ext_proc: str | None
+    picker_health: str | None
     gateway: running_gateway.Gateway
 
     def state(self) -> dict[str, Any]:
@@ -131,6 +132,7 @@ def up(valkey_url: str) -> Up:
                 probe_url=f"http://{bound.metrics}",
                 grpc=bound.grpc,
                 ext_proc=bound.ext_proc,
+                picker_health=bound.picker_health,
                 gateway=gateway,
             )
 

@@ -33,7 +33,7 @@ def configuration(picker: str, engines: Sequence[str], **changes: Any) -> dict[s
     resources = config["static_resources"]
     (listener,) = resources["listeners"]
     listener["address"]["socket_address"]["port_value"] = processes.free_port()
-    picking = _filters(config)[0]["typed_config"]
+    picking = filters(config)[0]["typed_config"]
     picking["processing_mode"] |= changes.pop("processing_mode", {})
     picking |= changes
     for cluster, addresses in zip(resources["clusters"], ([picker], engines), strict=True):
@@ -48,7 +48,7 @@ def with_trailers(config: dict[str, Any]) -> None:
     manager["http_protocol_options"] = {"enable_trailers": True}
 
 
-def _filters(config: dict[str, Any]) -> list[dict[str, Any]]:
+def filters(config: dict[str, Any]) -> list[dict[str, Any]]:
     manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     filters: list[dict[str, Any]] = manager["http_filters"]
     return filters
@@ -105,9 +105,51 @@ async def picking(
             yield client, url
 
 
+def tls_to_picker(config: dict[str, Any], *, sni: str = "picker") -> None:
+    """Lets Envoy use TLS towards the picker and verify nothing, as gateways of the Inference Extension do."""
+    kind = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
+    context = {"@type": kind, "sni": sni, "common_tls_context": {"alpn_protocols": ["h2"]}}
+    picker = config["static_resources"]["clusters"][0]
+    picker["transport_socket"] = {"name": "envoy.transport_sockets.tls", "typed_config": context}
+
+
+def add_pool(config: dict[str, Any], name: str, picker: str, engines: Sequence[str]) -> dict[str, Any]:
+    """Adds a pool of engines with a picker of its own: the clusters `name` and `name`-picker. The fields of a route, or of
+    a weighted cluster, that make the ext_proc filter ask this picker."""
+    of_picker, of_engines = map(copy.deepcopy, config["static_resources"]["clusters"][:2])
+    for cluster, own, addresses in ((of_picker, f"{name}-picker", [picker]), (of_engines, name, engines)):
+        cluster["name"] = cluster["load_assignment"]["cluster_name"] = own
+        cluster["load_assignment"]["endpoints"][0]["lb_endpoints"] = [_endpoint(each) for each in addresses]
+    config["static_resources"]["clusters"] += [of_picker, of_engines]
+    kind = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
+    overrides = {"grpc_service": {"envoy_grpc": {"cluster_name": f"{name}-picker"}}}
+    per_route = {"@type": kind, "overrides": overrides}
+    return {"typed_per_filter_config": {"envoy.filters.http.ext_proc": per_route}}
+
+
+def set_routes(config: dict[str, Any], *routes: dict[str, Any]) -> None:
+    """Puts these routes in the place of the example's."""
+    manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    manager["route_config"]["virtual_hosts"][0]["routes"] = list(routes)
+
+
+def h2c_to_engines(config: dict[str, Any], engine: str) -> None:
+    """Lets Envoy speak HTTP/2 in plain text to the engines, and opens a port at `engine` that answers so."""
+    resources = config["static_resources"]
+    picker, engines = resources["clusters"]
+    engines["typed_extension_protocol_options"] = picker["typed_extension_protocol_options"]
+    listener = copy.deepcopy(resources["listeners"][0])
+    listener["name"], listener["address"] = "engine", _address(engine)
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    manager["codec_type"], manager["http_filters"] = "HTTP2", manager["http_filters"][-1:]
+    answer = {"status": 200, "body": {"inline_string": "over h2c"}}
+    manager["route_config"]["virtual_hosts"][0]["routes"] = [{"match": {"prefix": "/"}, "direct_response": answer}]
+    resources["listeners"].append(listener)
+
+
 def subset_hint(config: dict[str, Any], endpoints: Sequence[str]) -> None:
     """Adds a filter that tells the picker these endpoints."""
     hint = {"metadata_namespace": "envoy.lb.subset_hint", "value": {SUBSET: list(endpoints)}}
     kind = "type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config"
     setting = {"name": "envoy.filters.http.set_metadata", "typed_config": {"@type": kind, "metadata": [hint]}}
-    _filters(config).insert(0, setting)
+    filters(config).insert(0, setting)

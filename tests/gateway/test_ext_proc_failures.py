@@ -98,6 +98,41 @@ async def test_a_picker_that_does_not_answer(tmp_path: pathlib.Path, goes_on: bo
             assert await ask(http, url) == 200
 
 
+async def test_a_proxy_goes_down_the_list_and_the_failed_engine_gets_no_more_calls(
+    up: Any, until: Any, tmp_path: pathlib.Path
+) -> None:
+    async with (
+        fake_engine.engine(status=503) as engine,
+        fake_engine.engine() as second,
+        fake_engine.engine() as third,
+        up(
+            engine,
+            second,
+            third,
+            listen={"extProcPort": 0},
+            picker={"fallbacks": 2},
+            dispatch={"rule": "round-robin"},
+            health={"consecutiveFailures": 2, "baseEjection": "600s", "maxEjection": "600s"},
+        ) as client,
+    ):
+        urls = [each.url for each in (engine, second, third)]
+        config = envoy_process.configuration(client.ext_proc, urls, failure_mode_allow=False)
+        retry = {"retry_on": "5xx", "num_retries": 2}
+        envoy_process.set_routes(
+            config, {"match": {"prefix": "/"}, "route": {"cluster": "engines", "timeout": "0s", "retry_policy": retry}}
+        )
+        async with envoy_process.envoy(tmp_path, config) as url:
+            for _ in range(12):
+                async with client.http.post(f"{url}/v1/chat/completions", json=CHAT) as answer:
+                    assert answer.status == 200
+                    served = answer.headers["x-gateway-destination-endpoint-served"]
+                    assert served == answer.headers["x-tidegate-engine"]
+            await until(lambda: client.gateway.placements.in_progress == 0)
+            assert len(engine.bodies) == 2
+            assert sorted(client.accepting()) == sorted(url.removeprefix("http://") for url in urls[1:])
+            assert len(second.headers[0]["x-gateway-destination-endpoint"].split(",")) == 3
+
+
 async def test_fail_open_does_not_help_bodies_that_are_streamed(tmp_path: pathlib.Path) -> None:
     mode = {"request_body_mode": "FULL_DUPLEX_STREAMED", "request_trailer_mode": "SEND"}
     async with (

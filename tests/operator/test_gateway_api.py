@@ -56,8 +56,10 @@ def test_the_gateway_is_the_endpoint_picker_of_an_inference_pool():
     ports = pick(found, "Service", "chat-gateway")["spec"]["ports"]
     assert picker["port"]["number"] in [port["port"] for port in ports]
     settings = pick(found, "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
-    listen = gateway_settings.from_mapping(yaml.safe_load(settings)).listen
-    assert listen.ext_proc_port == picker["port"]["number"]
+    found = gateway_settings.from_mapping(yaml.safe_load(settings))
+    assert found.listen.ext_proc_port == picker["port"]["number"]
+    assert found.picker.self_signed
+    assert not found.picker.conformance_tests
 
 
 def test_the_route_sends_calls_to_the_pool_and_workflows_to_the_gateway():

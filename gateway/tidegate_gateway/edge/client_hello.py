@@ -9,7 +9,9 @@ MOST_BYTES = 16 * 1024
 """Of a first message. Those of browsers have 2 KB."""
 MOST_RECORDS = 64
 """In which a first message may come; clients take one."""
-_RECORD_BYTES, _HANDSHAKE, _CLIENT_HELLO = 5, 22, 1
+HANDSHAKE = 22
+"""The first byte of a client that begins with TLS."""
+_RECORD_BYTES, _CLIENT_HELLO = 5, 1
 _GROUPS, _KEYS = 10, 51
 _ELLIPTIC = frozenset((23, 24, 25, 29, 30))
 _FINITE = range(0x100, 0x200)
@@ -21,7 +23,7 @@ def may_begin(sent: bytes) -> bool | None:
     at = records = 0
     while at < len(sent):
         records += 1
-        if records > MOST_RECORDS or sent[at] != _HANDSHAKE:
+        if records > MOST_RECORDS or sent[at] != HANDSHAKE:
             return False
         size = int.from_bytes(sent[at + 3 : at + _RECORD_BYTES])
         message += sent[at + _RECORD_BYTES : at + _RECORD_BYTES + size]

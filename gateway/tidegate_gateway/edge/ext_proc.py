@@ -12,6 +12,7 @@ import logging
 import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import cast
 
 from google.protobuf import descriptor, message
@@ -29,12 +30,14 @@ from tidegate_gateway.edge import (
     http_listener,
     http_messages,
     message_entries,
+    picker_conformance,
+    self_signed,
     unread_answers,
 )
 from tidegate_gateway.lifecycle import handed_over
-from tidegate_gateway.openai import endpoint_registry, error_table, http_headers
+from tidegate_gateway.openai import endpoint_registry, error_table, http_headers, parsed_request
 from tidegate_gateway.openai.error_table import BadRequest
-from tidegate_policy.model import Call, DropReason
+from tidegate_policy.model import Call, DropReason, EngineId
 from tidegate_proto.envoy import ext_proc_pb2
 
 logger = logging.getLogger("tidegate.gateway")
@@ -48,12 +51,25 @@ LONGEST_EXTENSION_S = 3600.0
 """Envoy takes no longer time limit."""
 CUT_S = 1.0
 """For the last messages to leave when the port closes."""
+POOL_IS_KNOWN = "inference-extension"
+"""The service that probes of the Gateway API Inference Extension ask for: the picker knows its InferencePool."""
+HEALTH_STREAMS, HEALTH_CONNECTIONS = 16, 256
+"""Of the port with the health alone."""
 BODY_MODES = (ext_proc_pb2.BUFFERED, ext_proc_pb2.FULL_DUPLEX_STREAMED)
 NO_BODIES = (
     "the Envoy in front of this gateway does not send whole request bodies: set request_body_mode of its ext_proc filter"
     " to BUFFERED or FULL_DUPLEX_STREAMED (docs/envoy.md)"
 )
 _CALLS = {kind.path: kind for kind in endpoint_registry.ENDPOINTS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """The open ports, each as host:port."""
+
+    picker: str
+    health: str | None
+    """None = none is wanted."""
 
 
 @contextlib.asynccontextmanager
@@ -63,12 +79,18 @@ async def serving(
     host: str,
     port: int,
     encryption: ssl.SSLContext | None = None,
-) -> AsyncIterator[str]:
-    """The picker's port; its address as host:port. Raises `OSError` when the port is taken."""
-    picker = Picker(gateway, handlers)
+) -> AsyncIterator[Addresses]:
+    """The picker's port, and the one of its health if the settings want it. With `picker.selfSigned` it takes TLS and plain
+    text where there is no `encryption`. Raises `OSError` when a port is taken."""
+    picker, wanted = Picker(gateway, handlers), gateway.settings.picker
     health = grpc_health_check.HealthCheck(
-        {"liveness": lambda: True, "readiness": picker.is_ready, SERVICE: picker.is_ready, "": picker.is_ready}
+        {
+            "liveness": lambda: True,
+            POOL_IS_KNOWN: lambda: gateway.discovery.knows_pool,
+            **dict.fromkeys(("readiness", SERVICE, ""), picker.is_ready),
+        }
     )
+    takes_plain = encryption is None and wanted.self_signed
     limits = gateway.settings.limits
     bounds = http2_server.Bounds(
         message_bytes=limits.body_bytes + PROTOCOL_BYTES,
@@ -82,14 +104,39 @@ async def serving(
         bounds,
         unread_answers.UnreadAnswers(limits.bodies_bytes, 3 * limits.bodies_bytes),
         gateway.bodies,
-        encryption=encryption,
+        encryption=self_signed.context("h2") if takes_plain else encryption,
+        takes_plain=takes_plain,
     )
     gateway.leaving.append(server.ask_to_leave)
-    async with http2_server.listening(server, host, port, lambda: not picker.exchanges, CUT_S) as address:
+    async with contextlib.AsyncExitStack() as stack:
+        listening = http2_server.listening(server, host, port, lambda: not picker.exchanges, CUT_S)
+        address, health_address = await stack.enter_async_context(listening), None
+        if wanted.health_port is not None:
+            health_address = await stack.enter_async_context(_health(gateway, health, host, wanted.health_port))
         try:
-            yield address
+            yield Addresses(picker=address, health=health_address)
         finally:
             picker.let_go()
+
+
+@contextlib.asynccontextmanager
+async def _health(
+    gateway: running_gateway.Gateway, health: grpc_health_check.HealthCheck, host: str, port: int
+) -> AsyncIterator[str]:
+    """A port with the health alone, in plain text."""
+    limits = gateway.settings.limits
+    bounds = http2_server.Bounds(
+        message_bytes=PROTOCOL_BYTES,
+        streams=HEALTH_STREAMS,
+        connections=HEALTH_CONNECTIONS,
+        connections_per_address=HEALTH_CONNECTIONS,
+        handshake_s=limits.idle_s,
+        idle_s=limits.idle_s,
+    )
+    methods = {grpc_health_check.PATH: health.one}
+    server = http2_server.Server(methods, bounds, unread_answers.UnreadAnswers(), gateway.bodies)
+    async with http2_server.listening(server, host, port, lambda: True, CUT_S) as address:
+        yield address
 
 
 LONG_BYTES, MOST_ENTRIES = 8 * 1024, 4096
@@ -106,8 +153,24 @@ class Picker:
         self.exchanges: set[Exchange] = set()
         self.costly = costly_requests.CostlyRequests()
         self.guard = handlers.guard
+        self.tested = gateway.settings.picker.conformance_tests
+        """The conformance suite may choose engines (`picker_conformance`)."""
+        if self.tested:
+            logger.warning("picker.conformanceTests is set: clients choose engines and reach all their paths")
         calls = [http_listener.Route(method="POST", path=path, handler=_carried) for path in _CALLS]
         self.routes = http_listener.Routes([*calls, *handlers.requests_but_calls()])
+
+    def route(self, request: http_messages.Request) -> tuple[http_listener.Route, Mapping[str, str]]:
+        """The route of a request, and its path arguments. Raises `BadRequest`."""
+        try:
+            found = self.routes.find(request.method, request.segments)
+        except BadRequest:
+            if not self.tested:
+                raise
+            return picker_conformance.ROUTE, {}
+        if found[0].streams:
+            raise BadRequest(f"{request.path[:80]} is served at the HTTP port of the gateway only", code="not_found")
+        return found
 
     def exchange(self, stream: http2_stream.Stream) -> "Exchange":
         made = Exchange(self, stream)
@@ -142,6 +205,7 @@ class Exchange:
         self._streamed_both_ways = False
         self._answer_is_streamed = False
         self._has_trailers = False
+        self._has_body = True
         self._subset: list[str] | None = None
         self._task: asyncio.Task[None] | None = None
         self._handed_over: handed_over.HandedOver | None = None
@@ -223,15 +287,14 @@ class Exchange:
         )
         self._request = request
         self._subset = ext_proc_messages.subset(sent)
-        if request.header("content-encoding") not in ("", "identity"):
+        request.route = route, _ = self._picker.route(request)
+        if request.header("content-encoding") not in ("", "identity") and not self._is_plain:
             raise BadRequest("compressed bodies are not supported; send the JSON uncompressed")
-        request.route = route, _ = self._picker.routes.find(request.method, request.segments)
-        if route.streams:
-            raise BadRequest(f"{request.path[:80]} is served at the HTTP port of the gateway only", code="not_found")
         self._picker.guard(request, route)
         self._bodies.count_for(http_headers.named_tenant(request.headers))
         self._most_body_bytes = route.body_bytes or self._picker.gateway.settings.limits.body_bytes
         if sent.request_headers.end_of_stream:
+            self._has_body = False
             self._on_whole()
         elif sent.HasField("protocol_config") and modes.request_body_mode not in BODY_MODES:
             raise error_table.GatewayError("internal_error", NO_BODIES)
@@ -262,10 +325,15 @@ class Exchange:
 
     async def _serve(self, request: http_messages.Request) -> None:
         try:
+            gateway = self._picker.gateway
+            if self._is_plain:
+                await self._hand_over(gateway.clock(), picker_conformance.plain(request, gateway.directory.models))
+                return
             await self._picker.costly.turn(request)
+            now = gateway.clock()
             kind, (route, arguments) = _CALLS.get(request.path), request.route or (None, {})
             if kind is not None:
-                await self._call(request)
+                await self._hand_over(now, await self._picker.requests.read(kind, request))
             elif route is not None:
                 response = await route.handler(request, **arguments)
                 self._answer(
@@ -278,17 +346,30 @@ class Exchange:
             failed = "the gateway failed on this request; its log says why"
             self._refuse(error_table.GatewayError("internal_error", failed))
 
-    async def _call(self, request: http_messages.Request) -> None:
-        gateway = self._picker.gateway
-        now = gateway.clock()
-        parsed = await self._picker.requests.read(_CALLS[request.path], request)
-        only = None if self._subset is None else gateway.directory.engines_at(self._subset)
-        async with gateway.calls.hand_over(now, parsed, only=only, on_wait=self._on_wait) as carried:
+    @property
+    def _is_plain(self) -> bool:
+        """The request passes as it came (`picker_conformance`)."""
+        return self._request is not None and (self._request.route or (None,))[0] is picker_conformance.ROUTE
+
+    async def _hand_over(self, now: float, parsed: parsed_request.ParsedRequest) -> None:
+        calls = self._picker.gateway.calls
+        async with calls.hand_over(now, parsed, only=self._only(), on_wait=self._on_wait) as carried:
             self._handed_over = carried
             self._answer_headers = call_requests.answer_headers(parsed.fields, carried.record, carried.call_id)
             self._send_choice(carried)
             self._let_go_of_body()
             await carried.end()
+
+    def _only(self) -> frozenset[EngineId] | None:
+        """The engines that the call may go to; None = all."""
+        directory, request = self._picker.gateway.directory, self._request
+        only = None if self._subset is None else directory.engines_at(self._subset)
+        if self._picker.tested and request is not None:
+            chosen = picker_conformance.selection(request)
+            if chosen is not None:
+                at_these = directory.engines_at(chosen)
+                only = at_these if only is None else only & at_these
+        return only
 
     def _on_wait(self, call: Call) -> None:
         """Asks Envoy for the time that the call may wait."""
@@ -298,16 +379,25 @@ class Exchange:
         self._stream.send(ext_proc_messages.more_time(min(max(left_s, 0.0) + MARGIN_S, LONGEST_EXTENSION_S)))
 
     def _send_choice(self, carried: handed_over.HandedOver) -> None:
-        values = {ext_proc_messages.DESTINATION: carried.endpoint, **carried.headers}
-        remove = ext_proc_messages.removed(self._head_headers)
-        if self._streamed_both_ways:
+        values = {ext_proc_messages.DESTINATION: carried.destination, **carried.headers}
+        is_plain = self._is_plain
+        remove = (picker_conformance if is_plain else ext_proc_messages).removed(self._head_headers)
+        if not self._has_body:
+            changed = ext_proc_messages.changes(values, remove)
+            self._stream.send(ext_proc_messages.headers_choice(carried.destination, changed))
+        elif self._streamed_both_ways:
             changed = ext_proc_messages.changes(values, remove)
             trailers = self._has_trailers
-            for part in ext_proc_messages.streamed_choice(carried.endpoint, changed, carried.body, trailers=trailers):
+            for part in ext_proc_messages.streamed_choice(
+                carried.destination, changed, carried.body, trailers=trailers
+            ):
                 self._stream.send(part)
+        elif is_plain:
+            changed = ext_proc_messages.changes(values, remove)
+            self._stream.send(ext_proc_messages.buffered_choice(carried.destination, changed, None))
         else:
             changed = ext_proc_messages.changes({**values, "content-length": str(len(carried.body))}, remove)
-            self._stream.send(ext_proc_messages.buffered_choice(carried.endpoint, changed, carried.body))
+            self._stream.send(ext_proc_messages.buffered_choice(carried.destination, changed, carried.body))
         carried.body = b""
 
     # The answer.
@@ -318,9 +408,14 @@ class Exchange:
         values = self._answer_headers
         if carried is not None and not carried.answered:
             status = dict(ext_proc_messages.headers_of(sent.response_headers.headers)).get(":status", "")
-            carried.on_head(int(status) if re.fullmatch("[0-9]{3}", status) else 0)
-            if by := ext_proc_messages.served(sent):
-                values = {**values, ext_proc_messages.SERVED: by}
+            by = ext_proc_messages.served(sent)
+            carried.on_head(int(status) if re.fullmatch("[0-9]{3}", status) else 0, by)
+            if by:
+                engine = carried.record.engine or ""
+                values = {**values, ext_proc_messages.SERVED: by, "x-tidegate-engine": engine}
+            if self._picker.tested:
+                pool = self._picker.gateway.settings.inference_pool.shown
+                values = {**values, **picker_conformance.told(by, carried.endpoint, pool)}
         self._stream.send(ext_proc_messages.answer_head(values))
 
     def _refuse(self, error: error_table.GatewayError) -> None:

@@ -55,9 +55,15 @@ def changes(values: Mapping[str, str], remove: Iterable[str] = ()) -> bytes:
     return b"".join([_set_header(name, value) for name, value in values.items()]) + _removal(tuple(remove))
 
 
-def buffered_choice(endpoint: str, changed: bytes, body: bytes) -> bytes:
-    """The answer to a whole body: the call goes to the endpoint, with this body."""
-    return _body_answer(_HEADERS(changed) + _BODY(_WHOLE(body))) + _destination(endpoint)
+def headers_choice(endpoint: str, changed: bytes) -> bytes:
+    """The answer to the headers of a request without a body: it goes to the endpoint."""
+    return _REQUEST_HEADERS(_RESPONSE(_HEADERS(changed))) + _destination(endpoint)
+
+
+def buffered_choice(endpoint: str, changed: bytes, body: bytes | None) -> bytes:
+    """The answer to a whole body: the call goes to the endpoint, with this body; None = as it is."""
+    changed_body = b"" if body is None else _BODY(_WHOLE(body))
+    return _body_answer(_HEADERS(changed) + changed_body) + _destination(endpoint)
 
 
 def streamed_choice(endpoint: str, changed: bytes, body: bytes, *, trailers: bool) -> list[bytes]:
@@ -66,7 +72,7 @@ def streamed_choice(endpoint: str, changed: bytes, body: bytes, *, trailers: boo
     starts = range(0, len(body), CHUNK_BYTES) or (0,)
     parts = [(body[start : start + CHUNK_BYTES], start + CHUNK_BYTES >= len(body) and not trailers) for start in starts]
     return [
-        _REQUEST_HEADERS(_RESPONSE(_HEADERS(changed))) + _destination(endpoint),
+        headers_choice(endpoint, changed),
         *(_body_answer(_BODY(_streamed(part, last=last))) for part, last in parts),
         *([TRAILERS_GO_ON] if trailers else []),
     ]

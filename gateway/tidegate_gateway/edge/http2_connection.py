@@ -94,10 +94,11 @@ class Connection(asyncio.Protocol):
         if self.server.encryption is None:
             self._greet(plain)
         else:
-            bounds, line = self.server.bounds, self.server.handshakes
+            server = self.server
             tls_handshake.TlsHandshake(
-                plain, self, self._greet, self.server.encryption, line, within_s=bounds.handshake_s
-            )
+                plain, self, self._greet, self.server.encryption, server.handshakes,
+                within_s=server.bounds.handshake_s, takes_plain=server.takes_plain,
+            )  # fmt: skip
 
     def _greet(self, transport: asyncio.Transport) -> None:
         self._transport = transport

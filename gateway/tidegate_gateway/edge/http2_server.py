@@ -54,14 +54,17 @@ class Server:
         *,
         encryption: ssl.SSLContext | None = None,
         takes_compressed: bool = False,
+        takes_plain: bool = False,
     ) -> None:
         """`methods` has the handler's maker for each path, such as /package.Service/Method. `partial` counts the bytes of
-        messages that have not arrived as a whole. With `takes_compressed` the handlers get messages as they came."""
+        messages that have not arrived as a whole. With `takes_compressed` the handlers get messages as they came. With
+        `takes_plain` peers may do without the `encryption`."""
         self.methods = methods
         self.bounds = bounds
         self.unread = unread
         self.encryption = encryption
         self.takes_compressed = takes_compressed
+        self.takes_plain = takes_plain
         self.partial = partial
         self.connections: dict[http2_connection.Connection, None] = {}
         self.unoccupied: dict[http2_connection.Connection, None] = {}

@@ -93,15 +93,18 @@ class TlsHandshake(asyncio.Protocol):
         line: HandshakeLine,
         *,
         within_s: float,
+        takes_plain: bool = False,
     ) -> None:
         """`begin` gets the encrypted transport, and the connection the bytes after that. The connection is lost when the
-        client fails the handshake, or takes longer than `within_s` for its part of it."""
+        client fails the handshake, or takes longer than `within_s` for its part of it. With `takes_plain` a client whose
+        first byte is not of TLS gets the transport as it is."""
         self.address = client_addresses.address_of(plain)
         self._plain = plain
         self._connection: asyncio.Protocol | None = connection
         self._begin: Callable[[asyncio.Transport], None] | None = begin
         self._encryption = encryption
         self._line = line
+        self._takes_plain = takes_plain
         self._within_s = min(within_s, WITHIN_S)
         self._early = bytearray()
         """The first message of the client, and later what came before `begin`."""
@@ -114,6 +117,9 @@ class TlsHandshake(asyncio.Protocol):
         self._early += data
         if self._has_joined:
             return
+        if self._takes_plain and self._early[0] != client_hello.HANDSHAKE:
+            self._go_on_in_plain_text()
+            return
         may_begin = client_hello.may_begin(bytes(self._early))
         if may_begin:
             self._has_joined = True
@@ -122,6 +128,15 @@ class TlsHandshake(asyncio.Protocol):
             self._line.join(self)
         elif may_begin is False:
             self.abort()
+
+    def _go_on_in_plain_text(self) -> None:
+        connection, begin = self._connection, self._begin
+        self._timer.cancel()
+        self._forget()
+        if connection is not None and begin is not None:
+            self._plain.set_protocol(connection)
+            begin(self._plain)
+            connection.data_received(bytes(self._early))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lose(error)

@@ -1,4 +1,5 @@
-"""Which engines are there? A fixed list, or the addresses behind a headless service's name; one health check for each.
+"""Which engines are there? A fixed list, the addresses behind a headless service's name, or the pods of an InferencePool;
+one health check for each.
 
 While a name cannot be resolved, its last answer stands. Engines that a name no longer has stay until its new ones have
 been checked, so that the only engine of a pool can be replaced under load. The cost profile of an engine is read
@@ -6,16 +7,16 @@ once, at start.
 """
 
 import asyncio
-import contextlib
+import functools
 import logging
 import socket
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import aiohttp
 
 from tidegate_gateway import gateway_settings, settings_decoder
-from tidegate_gateway.engines import health_check
+from tidegate_gateway.engines import health_check, inference_pool
 from tidegate_gateway.lifecycle import engine_directory, placement
 from tidegate_gateway.observe import background_loop
 from tidegate_policy import cost
@@ -25,6 +26,8 @@ logger = logging.getLogger("tidegate.gateway")
 
 RESOLVE_TIMEOUT_S = 5.0
 
+Find = Callable[[], Awaitable[list[health_check.Address] | None]]
+"""The engines of one source; None = its last answer stands."""
 Profiles = Callable[[str], Mapping[str, object]]
 """Name of a shipped profile -> its `cost` mapping. Raises `LookupError` or `ValueError`."""
 
@@ -50,15 +53,27 @@ class Discovery:
         self._profiles = profiles
         self._checks: dict[EngineId, asyncio.Task[None]] = {}
         self._static = [_static(engine, self._cost(engine.profile, engine.cost)) for engine in settings.engines]
-        self._services = [(service, self._cost(service.profile, service.cost)) for service in settings.services]
+        self._sources: list[Find] = [
+            functools.partial(_addresses, service, self._cost(service.profile, service.cost))
+            for service in settings.services
+        ]
+        self._pool: inference_pool.PoolReader | None = None
+        if settings.inference_pool.name is not None:
+            self._pool = inference_pool.PoolReader(settings.inference_pool, session)
+            self._sources.append(self._pods)
+
+    @property
+    def knows_pool(self) -> bool:
+        """The InferencePool exists, or none is set."""
+        return self._pool is None or self._pool.is_known
 
     async def run(self, loops: background_loop.BackgroundLoops) -> None:
         """Discovers and checks engines until cancelled."""
         async with asyncio.TaskGroup() as group:
             for address in self._static:
                 self._appeared(group, loops, address)
-            for service, model in self._services:
-                group.create_task(self._follow(group, loops, service, model))
+            for find in self._sources:
+                group.create_task(self._follow(group, loops, find))
 
     def _cost(self, profile: str | None, inline: Mapping[str, float] | None) -> cost.CostModel | None:
         try:
@@ -68,27 +83,27 @@ class Discovery:
             named = profile or "given inline"
             raise settings_decoder.BadSettings(f"the cost profile {named} cannot be used: {error}") from error
 
-    async def _follow(
-        self,
-        group: asyncio.TaskGroup,
-        loops: background_loop.BackgroundLoops,
-        service: gateway_settings.EngineService,
-        model: cost.CostModel | None,
-    ) -> None:
-        """Follows the addresses of a name."""
+    async def _pods(self) -> list[health_check.Address] | None:
+        found = None if self._pool is None else await self._pool.read()
+        return None if found is None else [_at(address) for address in found]
+
+    async def _follow(self, group: asyncio.TaskGroup, loops: background_loop.BackgroundLoops, find: Find) -> None:
+        """Follows the engines of one source."""
         mine: set[EngineId] = set()
 
         async def resolve() -> None:
-            with contextlib.suppress(socket.gaierror, TimeoutError):
-                found = {address.id: address for address in await _addresses(service, model)}
-                for address in found.values():
-                    if address.id not in self.known:
-                        self._appeared(group, loops, address)
-                mine.update(found)
-                if all(self.known[engine].checks for engine in found):  # else the successors cannot serve yet
-                    for gone in mine & self.known.keys() - found.keys():
-                        self._disappeared(gone)
-                    mine.intersection_update(found)
+            addresses = await find()
+            if addresses is None:
+                return
+            found = {address.id: address for address in addresses}
+            for address in found.values():
+                if address.id not in self.known:
+                    self._appeared(group, loops, address)
+            mine.update(found)
+            if all(self.known[engine].checks for engine in found):  # else the successors cannot serve yet
+                for gone in mine & self.known.keys() - found.keys():
+                    self._disappeared(gone)
+                mine.intersection_update(found)
 
         while True:
             await loops.step("discovery", resolve)
@@ -125,12 +140,20 @@ def _static(engine: gateway_settings.StaticEngine, model: cost.CostModel | None)
     )
 
 
+def _at(address: str) -> health_check.Address:
+    """An engine of which nothing else is known."""
+    return health_check.Address(id=EngineId(address), url=f"http://{address}", control=None, node_pool="", cost=None)
+
+
 async def _addresses(
     service: gateway_settings.EngineService, model: cost.CostModel | None
-) -> list[health_check.Address]:
+) -> list[health_check.Address] | None:
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-        found = await loop.getaddrinfo(service.name, service.port, type=socket.SOCK_STREAM)
+    try:
+        async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+            found = await loop.getaddrinfo(service.name, service.port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, TimeoutError):
+        return None
     hosts = sorted({str(entry[4][0]) for entry in found})
     shown = [f"[{host}]" if ":" in host else host for host in hosts]
     return [

@@ -61,6 +61,7 @@ class Calls:
     ) -> None:
         self.traces = traces
         self._timeouts = settings.timeouts
+        self._fallbacks = settings.picker.fallbacks
         self._admission = admission
         self._placements = placements
         self._client = client
@@ -96,6 +97,7 @@ class Calls:
                 directory=self._directory,
                 settlement=self._settlement,
                 timeouts=self._timeouts,
+                fallbacks=self._fallbacks,
                 traceparent=_traceparent(answer),
                 clock=self._clock,
                 wall=self._wall,

@@ -26,6 +26,12 @@ class EngineReport:
     models: tuple[str, ...] = ()
 
 
+def _names(endpoint: str) -> tuple[str, str, str]:
+    """What may stand for IP:port: itself, and the IP, with and without the brackets of IPv6."""
+    host = endpoint.rpartition(":")[0]
+    return endpoint, host, host.strip("[]")
+
+
 class _Engines(set[EngineId]):
     """A set that a dictionary can hold weakly."""
 
@@ -68,9 +74,9 @@ class EngineDirectory:
         return engines
 
     def engines_at(self, endpoints: Iterable[str]) -> frozenset[EngineId]:
-        """The engines at these addresses."""
+        """The engines at these addresses: IP:port, or an IP for all its ports."""
         wanted = set(endpoints)
-        return frozenset(engine for engine in self._engines if self.endpoint(engine) in wanted)
+        return frozenset(engine for engine in self._engines if not wanted.isdisjoint(_names(self.endpoint(engine))))
 
     def on_report(self, report: EngineReport) -> None:
         """An engine appeared, or its health was checked again."""

@@ -12,6 +12,7 @@ from tidegate_gateway import gateway_settings
 from tidegate_gateway.lifecycle import admission, engine_directory, placement, settlement, watchdog
 from tidegate_gateway.openai import engine_body, error_table
 from tidegate_policy.admit import retries
+from tidegate_policy.dispatch import core_actions
 
 LONGEST_S = 86_400.0
 """For the rest of an answer after its head: the proxy has the time limits of its bytes."""
@@ -30,6 +31,7 @@ class HandedOver:
         directory: engine_directory.EngineDirectory,
         settlement: settlement.Settlement,
         timeouts: gateway_settings.Timeouts,
+        fallbacks: int,
         traceparent: str | None,
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -37,6 +39,8 @@ class HandedOver:
         self.record = placed.record
         self.endpoint = ""
         """IP:port of the engine."""
+        self.destination = ""
+        """The endpoint, and those that the proxy may try after it, with commas between them."""
         self.body = b""
         """The request for the engine."""
         self.headers: dict[str, str] = {}
@@ -46,6 +50,7 @@ class HandedOver:
         self._directory = directory
         self._settlement = settlement
         self._timeouts = timeouts
+        self._fallbacks = fallbacks
         self._traceparent = traceparent
         self._clock = clock
         self._wall = wall
@@ -69,9 +74,9 @@ class HandedOver:
         try:
             send = await self._placement.next_engine()
             self.endpoint = self._directory.endpoint(send.decision.engine)
-            self.body = engine_body.write(
-                self._clock(), self._wall(), request.body, send.call, send.decision.service_s, ask_for_usage=False
-            )
+            others = map(self._directory.endpoint, self._placement.fallbacks(self._fallbacks))
+            self.destination = ",".join((self.endpoint, *others))
+            self.body = self._written(send) if request.raw is None else request.raw
         except error_table.GatewayError as error:
             self.record.outcome = error.code
             await self._settle(ok=False)
@@ -82,6 +87,10 @@ class HandedOver:
         self._first_s = watchdog.first_token_s(self._timeouts, send.decision)
         if not request.stream:
             self._first_s = max(self._first_s, self._timeouts.answer_s)
+
+    def _written(self, send: core_actions.Send) -> bytes:
+        body, service_s = self._admitted.request.body, send.decision.service_s
+        return engine_body.write(self._clock(), self._wall(), body, send.call, service_s, ask_for_usage=False)
 
     async def end(self) -> None:
         """Waits until the proxy tells the end, and settles the call. Raises `GatewayError` if the answer does not begin in
@@ -101,9 +110,14 @@ class HandedOver:
     async def rest(self) -> None:
         """The proxy has told the end already."""
 
-    def on_head(self, status: int) -> None:
-        """The head of the engine's answer is here."""
+    def on_head(self, status: int, served: str = "") -> None:
+        """The head of the answer is here. `served` is the endpoint that gave it, if the proxy tells. Another one than the
+        first of several shows that the first has failed."""
         self._status = status
+        if self.destination != self.endpoint and served not in ("", self.endpoint):
+            self._placement.report_engine(ok=False)
+            for engine in self._directory.engines_at([served]):
+                self.record.engine = engine
         self.record.first_token_at_s = self._clock()
         self._placement.answered()
         self._placement.watchdog.limit(LONGEST_S)

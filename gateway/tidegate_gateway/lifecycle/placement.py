@@ -36,9 +36,11 @@ class Placement:
         self._placements = placements
         self._offer: asyncio.Future[core_actions.Send] = asyncio.get_running_loop().create_future()
         self._trouble: error_table.EngineTrouble | None = None
+        self._only: Container[EngineId] | None = None
 
     def enter(self, only: Container[EngineId] | None = None) -> None:
         """Passes the call to the core. It may go to these engines only; None = to all."""
+        self._only = only
         self._placements.enter(self, only)
         if self._offer.done():
             self.record.dispatch_s = self._placements.clock() - self.record.arrived_at_s
@@ -65,6 +67,13 @@ class Placement:
         record.attempts = send.attempt
         self._placements.recent.remember(record)
         return send
+
+    def fallbacks(self, most: int) -> list[EngineId]:
+        """At most so many engines beside that of the call, for a proxy that sends it again."""
+        placements, chosen = self._placements, self.record.engine
+        if chosen is None or not most:
+            return []
+        return placements.core.engines.fallbacks(placements.clock(), chosen, self._only, most)
 
     def attempt_failed(self, error: error_table.EngineTrouble) -> None:
         """The engine failed the call before its first token; `next_engine` waits for the core's answer to that."""

@@ -37,6 +37,8 @@ class ParsedRequest:
     group_size: int = 0
     is_costly: bool = False
     """Its body has many values, which take much more memory than its JSON."""
+    raw: bytes | None = None
+    """The bytes for the engine, of a request that passes as it came; `body` is empty then."""
 
     @property
     def offers_tools(self) -> bool:

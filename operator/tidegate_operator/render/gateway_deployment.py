@@ -49,6 +49,8 @@ def settings(pool: spec.Pool, host: str = "0.0.0.0") -> dict[str, Any]:
             "statusPage": False,
             "clientMetrics": False,
         },
+        # Proxies of the Inference Extension use TLS and verify nothing, others use plain text.
+        **({"picker": {"selfSigned": True}} if pool.gateway.api else {}),
         "auth": _auth(pool.gateway),
         **({"tls": {"certFile": f"{TLS}/tls.crt", "keyFile": f"{TLS}/tls.key"}} if pool.gateway.tls_secret else {}),
         "services": [

@@ -6,7 +6,7 @@ Health checks report `EngineFacts`. The table adds what the gateway core knows b
 
 import collections
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
@@ -190,6 +190,14 @@ class EngineTable:
     def with_room(self, now: float) -> list[Engine]:
         """The engines of `accepting` that have room for another call."""
         return [item for item in self.accepting(now) if item.limit is None or item.routable.calls < item.limit]
+
+    def fallbacks(self, now: float, chosen: EngineId, only: Container[EngineId] | None, most: int) -> list[EngineId]:
+        """At most so many engines that may take a call when the chosen one fails it, out of `only` if that is not None; the
+        one with the least work comes first."""
+        others = [
+            item for item in self.with_room(now) if item.facts.id != chosen and (only is None or item.facts.id in only)
+        ]
+        return [item.facts.id for item in sorted(others, key=lambda item: item.backlog.work_us)[:most]]
 
     def with_reserve(self, now: float) -> list[Engine]:
         """The engines of `accepting` that have room beyond their automatic limits; a limit of the settings has none."""
