@@ -38,8 +38,7 @@ RESTART_ALL = f"{child_metadata.GROUP}/restart-all"
 TAKEN_OVER = gateway_deployment.RELOADED
 """Fields of the spec and of `gateway` that running gateways take over (`gateway_deployment.settings`)."""
 PAUSED = "waits, because spec.rollout.paused is set"
-STORE = "valkey"
-"""The component of the embedded store."""
+STORE = pool_status.EMBEDDED_STORE
 
 _NO_PLACE = (
     "finds no room for an engine of the new revision, and no old one stops for it, because {}; without room until its "
