@@ -19,6 +19,8 @@ REVISION = f"{child_metadata.GROUP}/revision"
 """Annotation of a workload and of its pods: the digest of the pod template."""
 SERVED = f"{child_metadata.GROUP}/served"
 """Annotation: the last revision of which all engines served, as JSON with the keys `revision` and `template`."""
+ADOPTED = "adopted"
+"""The revision of a workload, and of its pods, that an operator without revisions created."""
 HELD_S = 365 * 24 * 3600
 
 
@@ -34,6 +36,12 @@ def noted(annotations: Mapping[str, str], key: str) -> dict[str, Any]:
     """The JSON in an annotation; empty without one."""
     found: dict[str, Any] = json.loads(annotations.get(key, "{}"))
     return found
+
+
+def revision_of(body: Json) -> str:
+    """The revision of a workload or of a pod."""
+    revision: str = body["metadata"].get("annotations", {}).get(REVISION, ADOPTED)
+    return revision
 
 
 def replaces(revision: str, annotations: Mapping[str, str]) -> bool:

@@ -20,6 +20,7 @@ from tidegate_operator import (
     pod_trouble,
     pool_canary,
     pool_scaling,
+    pool_status,
     pool_steering,
     reconcile,
     weight_status,
@@ -37,7 +38,10 @@ TROUBLED_S = 5.0
 COMPARED_S = 600.0
 """Time between two lists of the pools of a namespace."""
 STEERED_AT_ONCE = 64
-"""Pools that are steered at the same time: one whose gateways do not answer must not delay the others."""
+"""Pools that are steered at the same time."""
+SILENT_AT_ONCE = 32
+"""Pools that are steered at the same time among those whose parts do not answer in time. Each of them takes seconds, so
+they have a queue of their own, in which they delay each other and no pool that answers."""
 CHILD_DELAY_S = 0.1
 """Time after an event of a child in which further events of the pool cause no further check."""
 POD_DELAY_S = 0.5
@@ -72,8 +76,8 @@ class Controller:
         self._to_reconcile = _queue("reconcile", metrics)
         self._to_test = _queue("test", metrics)
         self._paced = (
-            _Paced(_queue("steer", metrics), steering.steer),
-            _Paced(_queue("scale", metrics), scaling.scale),
+            _Paced(_queue("steer", metrics), _queue("steer-silent", metrics), steering.steer, steering.is_silent),
+            _Paced(_queue("scale", metrics), _queue("scale-silent", metrics), scaling.scale, scaling.is_silent),
         )
         self._left: dict[watch_cache.Key, str | None] = {}
         """The owners of pools that belong to other operators, as far as an event has told of it."""
@@ -110,7 +114,8 @@ class Controller:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._to_reconcile.run(self._reconcile))
                 for paced in self._paced:
-                    group.create_task(paced.queue.run(functools.partial(self._observe, paced), at_once=STEERED_AT_ONCE))
+                    for queue, at_once in ((paced.queue, STEERED_AT_ONCE), (paced.silent, SILENT_AT_ONCE)):
+                        group.create_task(queue.run(functools.partial(self._observe, paced, queue), at_once=at_once))
                 group.create_task(self._to_test.run(self._canaries.test, at_once=STEERED_AT_ONCE))
         finally:
             await self._steering.close()
@@ -138,7 +143,7 @@ class Controller:
                 if body is not None and report:
                     events = self._cache.events(key)
                     self._cache.on_written(await reconcile.write_report(self._api, body, report), since=events)
-                return self._next_check_s(known[2])
+                return self._next_check_s(body, known[2])
         found = await self._cache.refresh(key, self._api)
         result = await reconcile.carry_out(self._api, *found, rules=self._rules, now=now())
         if result is reconcile.Result.GONE:
@@ -148,7 +153,7 @@ class Controller:
         self._left.pop(key, None)
         if result is reconcile.Result.REJECTED:
             return RETRY_REJECTED_S
-        return self._next_check_s(found[2])
+        return self._next_check_s(found[0], found[2])
 
     async def _leave(self, body: Json) -> None:
         """Tells once that a pool belongs to another operator."""
@@ -159,17 +164,27 @@ class Controller:
             log.warning("%s/%s: %s", *key, event.message)
             await self._api.record(event)
 
-    def _next_check_s(self, pods: Sequence[Json]) -> float:
-        is_changing = pod_trouble.any_of(pods) or weight_status.downloading(pods)
+    def _next_check_s(self, body: Json | None, pods: Sequence[Json]) -> float:
+        lacks_store_s = None if body is None else pool_status.Needs.of(body).lacks_store_s(now())
+        is_new = lacks_store_s is not None and lacks_store_s < pool_status.TROUBLE_S
+        is_changing = is_new or pod_trouble.any_of(pods) or weight_status.downloading(pods)
         return min(self._resync_s, TROUBLED_S) if is_changing else self._resync_s
 
-    async def _observe(self, paced: "_Paced", key: watch_cache.Key) -> float | None:
+    async def _observe(
+        self, paced: "_Paced", queue: workqueue.Workqueue[watch_cache.Key], key: watch_cache.Key
+    ) -> float | None:
+        """Works on a pool of `queue`. The pool goes on in the queue for silent pools, or for the others, as it answers."""
         delay_s = await paced.work(key)
         if delay_s is None:
             paced.pools.discard(key)
             if await self._cache.pool(*key) is not None:  # a pool of this name appeared meanwhile
                 self._wake(key)
-        return delay_s
+            return None
+        following = paced.silent if paced.is_silent(key) else paced.queue
+        if following is queue:
+            return delay_s
+        following.add(key, delay_s)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +192,10 @@ class _Paced:
     """Work on pools that return to their queue at their own pace."""
 
     queue: workqueue.Workqueue[watch_cache.Key]
+    silent: workqueue.Workqueue[watch_cache.Key]
+    """Of the pools whose parts do not answer in time."""
     work: Callable[[watch_cache.Key], Awaitable[float | None]]
+    is_silent: Callable[[watch_cache.Key], bool]
     pools: set[watch_cache.Key] = field(default_factory=set)
 
 

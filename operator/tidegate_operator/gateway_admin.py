@@ -16,7 +16,7 @@ from typing import TypeVar
 import aiohttp
 
 from tidegate_control import pool_token
-from tidegate_operator import canary_figures, error_budget, gateway_loads
+from tidegate_operator import canary_figures, error_budget, gateway_loads, store_status
 from tidegate_operator.spec import Json
 from tidegate_policy.rollout.side_by_side import Service
 from tidegate_policy.steer import steering_loop
@@ -57,6 +57,8 @@ class GatewayAdmin:
         """Calls carry `token`. `clock` gives seconds of the wall clock."""
         self.rejects_token = False
         """Whether a gateway rejected the token of the last call."""
+        self.answers = True
+        """Whether a gateway answered the last `override`, with an error or without one."""
         self._headers = pool_token.header(token)
         self._session = session
         self._url = url
@@ -64,6 +66,8 @@ class GatewayAdmin:
         self._seen: _Seen | None = None
         self._policies: dict[str, str] = {}
         """The policy of each gateway, as the last `targets` found it."""
+        self.stores: dict[str, bool | None] = {}
+        """Whether each gateway reaches the store, as the last `targets` found it; None where its state does not tell."""
 
     @property
     def has_answered(self) -> bool:
@@ -83,6 +87,7 @@ class GatewayAdmin:
                 self._note(answer)
                 answer.raise_for_status()
                 state = await answer.json()
+            self.answers = True
             policy = state["policy"]
             left_s, alpha = policy["left_s"], state["dispatch"]["alpha"]
             self._seen = _Seen(
@@ -93,6 +98,7 @@ class GatewayAdmin:
                 ends_at_s=None if left_s is None else self._clock() + float(left_s),
             )
         except UNUSABLE as error:
+            self.answers = not isinstance(error, (TimeoutError, OSError, aiohttp.ClientConnectionError))
             log.debug("%s does not report its state: %r", self._url, error)
         seen = self._seen
         if (
@@ -106,7 +112,7 @@ class GatewayAdmin:
     async def targets(self, addresses: Collection[str]) -> dict[str, dict[str, error_budget.Counts]]:
         """By gateway and class: the calls with a target since the gateway started. `addresses` are host:port of the admin
         ports of single gateways; those that do not answer are absent."""
-        self._policies = {}
+        self._policies, self.stores = {}, {}
         return await _answers(addresses, self._targets_of)
 
     async def _targets_of(self, address: str) -> dict[str, error_budget.Counts] | None:
@@ -116,6 +122,7 @@ class GatewayAdmin:
                 answer.raise_for_status()
                 state = await answer.json()
             self._policies[address] = str(state["policy"]["name"])
+            self.stores[address] = store_status.parse(state)
             return {
                 name: error_budget.Counts(int(seen["met"]), int(seen["with_target"]))
                 for name, seen in state["targets"].items()

@@ -106,11 +106,13 @@ class FakeAdmin:
     rejects_token = False
 
     def __init__(self, *, has_answered: bool = True) -> None:
-        self.has_answered = has_answered
+        self.has_answered = self.answers = has_answered
         self.manual: steering_loop.Override | None = None
         self.received: list[str] = []
         self.counted: dict[str, error_budget.Counts] = {}
         self.others_have: dict[str, str] = {}
+        self.stores: dict[str, bool | None] = {}
+        """Whether each gateway reaches the store."""
         self.load: gateway_loads.GatewayLoad | None = None
         """Of each gateway."""
         self.engines: dict[str, Service] = {}

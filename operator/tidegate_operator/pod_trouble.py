@@ -40,6 +40,18 @@ class PodTrouble:
         return self.reason == "Unschedulable" and "Insufficient" in self.message
 
 
+def is_ready(pod: Json) -> bool:
+    """Whether the pod serves, and goes on serving."""
+    conditions = pod.get("status", {}).get("conditions", ())
+    is_up = any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
+    return is_up and "deletionTimestamp" not in pod["metadata"]
+
+
+def has_place(pod: Json) -> bool:
+    """Whether the pod takes room on a node, and no other pod gets it soon."""
+    return bool(pod.get("spec", {}).get("nodeName")) and "deletionTimestamp" not in pod["metadata"]
+
+
 def any_of(pods: Iterable[Json]) -> bool:
     return any(of(pod) is not None for pod in pods)
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 TOKEN_S = 30.0
 """Least time between two readings of a pool's Secret."""
+SILENT_AFTER = 2
+"""Observations in a row, without an answer, after which a pool is silent."""
 
 
 def may_read_again(read_at_s: float, now: float) -> bool:
@@ -59,6 +61,19 @@ class PoolDriver(Generic[A, K]):
         self._clock = clock
         self._known: dict[watch_cache.Key, K] = {}
         """By pool: what the driver knows of it from one observation to the next."""
+        self._unanswered: dict[watch_cache.Key, int] = {}
+        """By pool: the last observations in a row in which a part did not answer in time."""
+
+    def is_silent(self, key: "watch_cache.Key") -> bool:
+        """Whether each of the last observations of a pool waited for a part that did not answer in time."""
+        return self._unanswered.get(key, 0) >= SILENT_AFTER
+
+    def _observed(self, key: "watch_cache.Key", *, answered: bool = True) -> None:
+        """An observation has ended, or the pool is gone."""
+        if answered:
+            self._unanswered.pop(key, None)
+        else:
+            self._unanswered[key] = self._unanswered.get(key, 0) + 1
 
     async def _access(self, pool: spec.Pool, now: float, known: Access[A] | None = None) -> Access[A]:
         """`known`, or a new access if there is none yet, or if a gateway rejects its token."""

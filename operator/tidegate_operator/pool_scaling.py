@@ -69,10 +69,10 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
         """One observation of a pool; returns the seconds until the next one is due, None when the pool does not exist."""
         body = await self._reads.pool(*key)
         if body is None or "deletionTimestamp" in body["metadata"]:
-            self._known.pop(key, None)
+            self._forget(key)
             return None
         if self._rules.is_foreign(body):
-            self._known.pop(key, None)
+            self._forget(key)
             return WAIT_S
         try:
             pool = spec.parse(body, self._rules.known)
@@ -80,7 +80,7 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
             return WAIT_S  # `reconcile` reports the fault; the engines stay
         own = [each for each in pool.node_pools if each.autoscaled]
         if not own:
-            self._known.pop(key, None)
+            self._forget(key)
             await self._withdraw(body)
             return WAIT_S
         now = self._clock()
@@ -90,6 +90,7 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
         taken = await self._taken(scaled, pool, own, now.timestamp())
         gateways = pool_steering.gateway_addresses(pods)
         seen = await scaled.access.admin.loads(gateways)
+        self._observed(key, answered=len(seen) == len(gateways))
         if not seen:
             await self._persist(
                 body,
@@ -130,6 +131,10 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
             await self._api.record(told)
         await self._persist(body, ours)
         return PERIOD_S
+
+    def _forget(self, key: watch_cache.Key) -> None:
+        self._known.pop(key, None)
+        self._observed(key)
 
     async def _begun(
         self, key: watch_cache.Key, body: Json, pool: spec.Pool, counts: Mapping[str, int], now: float

@@ -1,16 +1,17 @@
 """The status of a pool: its conditions, counts and events, computed from the objects that exist.
 
-Pure. Several writers share a pool's status by server-side apply, and each states its own part: `reconcile` (counts, Ready,
-Progressing, Degraded), `pool_steering` (active policy, attainment, PolicyStable, ReportsCredible), `pool_scaling` and
-`pool_canary`. So none overwrites another.
+Pure. Several writers share a pool's status by server-side apply, and each states its own part: `reconcile` (counts,
+Available, Ready, Progressing, Degraded), `pool_steering` (active policy, attainment, and the last three conditions),
+`pool_scaling` and `pool_canary`. So none overwrites another.
 
     Available     calls are served: at least one engine, one gateway and the store are ready
     Ready         every part runs as the spec asks
     Progressing   a change is being rolled out
-    Degraded      a person must act: the spec cannot be built, an object was rejected, pods do not start, or a revision
-                  of the engines did not serve
-    PolicyStable  the scheduling policy has stayed for its dwell
-    ReportsCredible  the steering loop believes the reports of all engines
+    Degraded      a person must act: the spec cannot be built, an object was rejected, pods do not start, a revision of
+                  the engines did not serve, or the store does not answer
+    PolicyStable  the scheduling policy has stayed for its dwell (`steering_status`)
+    ReportsCredible  the steering loop believes the reports of all engines (`steering_status`)
+    StoreReachable  the gateways reach the store (`store_status`)
 """
 
 import datetime
@@ -27,7 +28,8 @@ from tidegate_operator.spec import Json
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
     type: str
-    status: bool
+    status: bool | None
+    """None: it is unknown."""
     reason: str
     """One CamelCase word."""
     message: str
@@ -127,10 +129,44 @@ def workloads(children: Iterable[Json]) -> list[Workload]:
 
 NOTHING_WAITS: Mapping[str, str] = MappingProxyType({})
 NO_WEIGHTS: Mapping[str, Json] = MappingProxyType({})
+STORE = "StoreReachable"
+"""The condition in which gateways tell of the store."""
+UNREACHABLE = "Unreachable"
+"""Its reason while no gateway reaches the store."""
+EMBEDDED_STORE = "valkey"
+"""The component of a store that the operator runs."""
 MOST_SENTENCES = 5
 """Sentences of pods in one message."""
 TROUBLE_S = 15.0
-"""Age from which the trouble of a pod makes the pool degraded. A shorter trouble is usual while pods start."""
+"""Age from which the trouble of a pod or of the store makes the pool degraded. A shorter one is usual while pods start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a pool needs to serve calls, apart from what exists of it."""
+
+    components: tuple[str, ...]
+    """Those of which at least one part must be ready."""
+    autoscaled: bool
+    """Whether the pool's own autoscaler starts an engine for the first call of a pool that has none."""
+    store: Json
+    """The condition StoreReachable as it stands in the status; empty without one."""
+
+    @staticmethod
+    def of(body: Json) -> "Needs":
+        """The needs of a ServingPool."""
+        spec = body["spec"]
+        embedded = "url" not in spec.get("state", {}).get("valkey", {})
+        stated = body.get("status", {}).get("conditions", ())
+        return Needs(
+            components=("engine", "gateway", *((EMBEDDED_STORE,) if embedded else ())),
+            autoscaled=any(item.get("scaledBy") == "autoscaler" for item in spec["nodePools"]),
+            store=next((item for item in stated if item["type"] == STORE), {}),
+        )
+
+    def lacks_store_s(self, now: datetime.datetime) -> float | None:
+        """For how long a gateway has not reached the store; None while all that tell of it do."""
+        return _age_s(self.store["lastTransitionTime"], now) if self.store.get("status") == "False" else None
 
 
 def conditions(
@@ -138,21 +174,21 @@ def conditions(
     problems: Sequence[tuple[str, str]],
     pods: Iterable[Json] = (),
     *,
+    needs: Needs,
     waiting: Mapping[str, str] = NOTHING_WAITS,
-    autoscaled: bool = False,
     now: datetime.datetime,
 ) -> list[Condition]:
     """The conditions that `reconcile` states. `problems` are (reason, message) pairs of the obstacles to the spec.
-    `waiting` tells for what parts wait: for their turn to change, or for the readiness of the others. `autoscaled`: the
-    pool's own autoscaler starts an engine for the first call of a pool that has none."""
+    `waiting` tells for what parts wait: for their turn to change, or for the readiness of the others."""
     unsettled = [part for part in parts if not part.settled]
     troubles = [found for pod in pods if (found := pod_trouble.of(pod)) is not None]
-    old = {(each.reason, each.message): each for each in troubles if _age_s(each, now) >= TROUBLE_S}
+    old = {(each.reason, each.message): each for each in troubles if _age_s(each.since, now) >= TROUBLE_S}
     first = sorted(old.values(), key=lambda each: each.sentence)[:MOST_SENTENCES]
     trouble = [
         *problems,
         *(("Stuck", f"{part.name}: {part.stuck}") for part in parts if part.stuck),
         *((each.condition, each.sentence) for each in first),
+        *([("StoreUnreachable", needs.store["message"])] if (needs.lacks_store_s(now) or 0.0) >= TROUBLE_S else []),
     ]
     progress = "; ".join(
         [
@@ -169,7 +205,7 @@ def conditions(
     else:
         ready = Condition(type="Ready", status=True, reason="Ready", message="Every part runs as the spec asks.")
     return [
-        _availability(parts, autoscaled=autoscaled),
+        _availability(parts, needs),
         ready,
         Condition(type="Progressing", status=True, reason="RollingOut", message=progress)
         if unsettled or waiting
@@ -180,23 +216,25 @@ def conditions(
     ]
 
 
-def _availability(parts: Sequence[Workload], *, autoscaled: bool) -> Condition:
-    components = dict.fromkeys(part.component for part in parts)
-    missing = [name for name in components if not any(part.ready for part in parts if part.component == name)]
+def _availability(parts: Sequence[Workload], needs: Needs) -> Condition:
+    missing = [name for name in needs.components if not any(part.ready for part in parts if part.component == name)]
+    engines = [part for part in parts if part.node_pool]
     if not parts:
         return Condition(type="Available", status=False, reason="NothingRuns", message="No part of the pool exists.")
-    if autoscaled and missing == ["engine"] and not any(part.desired for part in parts if part.node_pool):
+    if needs.autoscaled and missing == ["engine"] and engines and not any(part.desired for part in engines):
         message = "No engine runs. The first call starts one, and waits for it."
         return Condition(type="Available", status=True, reason="ScaledToZero", message=message)
     if missing:
         named = " and ".join(missing)
         return Condition(type="Available", status=False, reason="NotServing", message=f"No {named} is ready.")
+    if needs.store.get("reason") == UNREACHABLE:
+        return Condition(type="Available", status=False, reason="NotServing", message=needs.store["message"])
     return Condition(type="Available", status=True, reason="Serving", message="Engines, gateways and the store serve.")
 
 
-def _age_s(trouble: pod_trouble.PodTrouble, now: datetime.datetime) -> float:
+def _age_s(since: str, now: datetime.datetime) -> float:
     try:
-        return (now - datetime.datetime.fromisoformat(trouble.since)).total_seconds()
+        return (now - datetime.datetime.fromisoformat(since)).total_seconds()
     except ValueError:
         return 0.0
 
@@ -206,7 +244,8 @@ def timed(stated: Iterable[Condition], previous: Iterable[Json], *, generation: 
     before = {item["type"]: item for item in previous}
     result = []
     for condition in stated:
-        value, old = str(condition.status), before.get(condition.type, {})
+        value = "Unknown" if condition.status is None else str(condition.status)
+        old = before.get(condition.type, {})
         result.append(
             {
                 "type": condition.type,

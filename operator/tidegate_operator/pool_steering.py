@@ -23,6 +23,7 @@ from tidegate_operator import (
     reconcile,
     spec,
     steering_status,
+    store_status,
 )
 from tidegate_operator.cluster import watch_cache
 from tidegate_operator.render import child_metadata
@@ -36,6 +37,8 @@ WRITER = "tidegate-steering"
 WAIT_S = 3.0
 """Time until the next attempt for a pool that cannot be steered."""
 
+LATE = "DEADLINE_EXCEEDED"
+"""How the error of an engine begins that did not answer a call in time."""
 _FIXED = "spec.policy.name"
 """Reason of a policy that the spec fixes."""
 
@@ -50,7 +53,13 @@ class Admin(pool_driver.Admin, Protocol):
     def has_answered(self) -> bool: ...
 
     @property
+    def answers(self) -> bool: ...
+
+    @property
     def alpha(self) -> float | None: ...
+
+    @property
+    def stores(self) -> Mapping[str, bool | None]: ...
 
     async def override(self) -> steering_loop.Override | None: ...
 
@@ -101,6 +110,8 @@ class _Steered:
     read_at_s: float
     """When the Secret was read last."""
     budgets: error_budget.ErrorBudgets = field(default_factory=error_budget.ErrorBudgets)
+    kept: Json = field(default_factory=dict)
+    """What was stated last of the fields that stay without engines (`steering_status.KEPT`)."""
     failing: Set[str] = frozenset()
     """The engines that did not accept the policy at the last attempt."""
 
@@ -143,9 +154,9 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
         try:
             pool = spec.parse(body, self._rules.known)
         except spec.InvalidSpecError:
-            return await self._wait(key, node_pool_of)  # `reconcile` reports the fault; the engines keep their policy
+            return await self._wait(body, node_pool_of)  # `reconcile` reports the fault; the engines keep their policy
         if not node_pool_of:
-            return await self._wait(key, ())
+            return await self._wait(body, ())
         now = self._clock()
         steered = await self._driven(key, body, pool, now.timestamp())
         driver, admin = steered.driver, steered.admin
@@ -158,9 +169,11 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
             self._metrics.decided(key, before, outcome.verdict)
         if outcome.judged is not None:
             self._metrics.judged(key, outcome.state.active, outcome.judged)
+        store = None
         if outcome.window is not None:
             gateways = gateway_addresses(pods)
             steered.budgets.add(now.timestamp(), await admin.targets(gateways), gateways=gateways)
+            store = store_status.condition(admin.stores)
         status = body.get("status", {})
         trouble = (
             steering_status.rejection(driver.engines.rejections(), steered.secret)
@@ -176,7 +189,9 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
             node_pool_of,
             now,
             trouble=trouble,
+            store=store,
         )
+        steered.kept = {name: ours[name] for name in steering_status.KEPT}
         ours["classes"] = steering_status.classes(status, pool, None if outcome.window is None else steered.budgets)
         await self._persist(body, pool, ours, outcome)
         errors = await driver.enforce()
@@ -189,6 +204,8 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
         await admin.follow(
             state.active, steering_loop.explained(state), alternatives=state.alternatives, expected=state.expected
         )
+        is_late = any(error.startswith(LATE) for error in errors.values())
+        self._observed(key, answered=admin.answers and not is_late)
         return driver.settings.observation_period_s
 
     def silent(self) -> dict[watch_cache.Key, int]:
@@ -217,13 +234,25 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
         self._known[key] = _Steered(uid=pool.uid, driver=driver, admin=admin, token=token, secret=secret, read_at_s=now)
         return self._known[key]
 
-    async def _wait(self, key: watch_cache.Key, addresses: Collection[str]) -> float:
-        """Makes no decision and disconnects from all other engines: another pool may get the address of a deleted pod."""
-        if key in self._known:
-            await self._known[key].driver.retarget(addresses)
+    async def _wait(self, body: Json, addresses: Collection[str]) -> float:
+        """Makes no decision and disconnects from all other engines: another pool may get the address of a deleted pod. The
+        status of a pool without engines says so."""
+        metadata, before = body["metadata"], body.get("status", {})
+        key = (metadata["namespace"], metadata["name"])
+        self._observed(key)
+        known = self._known.get(key)
+        if known is not None:
+            await known.driver.retarget(addresses)
+        if not addresses and reconcile.owner_of(body) == self._rules.operator:
+            kept = {name: before[name] for name in steering_status.KEPT if name in before}
+            if known is not None and known.uid == metadata["uid"]:
+                kept |= known.kept  # the status may not have come back yet
+            generation, now = metadata["generation"], self._clock()
+            await self._write(body, steering_status.without_engines(before, kept, generation=generation, now=now))
         return WAIT_S
 
     async def _forget(self, key: watch_cache.Key) -> None:
+        self._observed(key)
         if steered := self._known.pop(key, None):
             self._metrics.forget(key)
             await steered.driver.close()
@@ -238,8 +267,12 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
         for event in steering_status.events(pool, outcome, self._clock()):
             log.info("%s/%s: %s: %s", pool.namespace, pool.name, event.reason, event.message)
             await self._api.record(event)
+        await self._write(body, ours)
+
+    async def _write(self, body: Json, ours: Json) -> None:
         if pool_status.changed(body.get("status", {}), ours, owns=steering_status.MEASURED):
-            await self._api.apply_status(pool.namespace, pool.name, ours, writer=WRITER)
+            metadata = body["metadata"]
+            await self._api.apply_status(metadata["namespace"], metadata["name"], ours, writer=WRITER)
 
 
 def _is_rejected(steered: _Steered, now: float) -> bool:

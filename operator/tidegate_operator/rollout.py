@@ -4,7 +4,8 @@ Pure: desired manifests, observed objects and pods in; the manifests to apply no
 Memory between two calls is in annotations of the workloads, so an operator may die between any two writes.
 
 - A node pool changes only while the engines of all others serve. It first starts a new engine beside the old ones. Only if
-  the cluster has no room for it, an old engine stops first.
+  the cluster has no room for it, and the new engine can take the place of an old one (`engine_place`), an old engine stops
+  first. For an engine that no node can hold none stops: its deadline ends the change.
 - A revision that does not serve by the deadline, or whose pods crash, is replaced by the last revision that served. The
   other node pools then keep what they have until the spec changes.
 - With `rollout.canary` a node pool first tests one engine of a new revision (`canary_hold`, `pool_canary`). While
@@ -20,11 +21,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidegate_operator import canary_hold, objects, pod_trouble, pool_status, quantity
+from tidegate_operator import canary_hold, engine_place, objects, pod_trouble, pool_status, quantity
 from tidegate_operator.render import child_metadata, gateway_deployment
 from tidegate_operator.spec import Json
 
-REVISION, SERVED = canary_hold.REVISION, canary_hold.SERVED
+REVISION, SERVED, ADOPTED = canary_hold.REVISION, canary_hold.SERVED, canary_hold.ADOPTED
 INPUTS = f"{child_metadata.GROUP}/inputs"
 """Annotation: the digest of the parts of the spec from which the template was built."""
 FAILED = f"{child_metadata.GROUP}/failed"
@@ -37,13 +38,12 @@ RESTART_ALL = f"{child_metadata.GROUP}/restart-all"
 TAKEN_OVER = gateway_deployment.RELOADED
 """Fields of the spec and of `gateway` that running gateways take over (`gateway_deployment.settings`)."""
 PAUSED = "waits, because spec.rollout.paused is set"
-STORE = "valkey"
-"""The component of the embedded store."""
+STORE = pool_status.EMBEDDED_STORE
 
-_IN_PLACE = {"maxSurge": 0, "maxUnavailable": 1}
-"""The strategy of a node pool without room for one more engine."""
-_ADOPTED = "adopted"
-"""The revision of a workload that an operator without revisions created."""
+_NO_PLACE = (
+    "finds no room for an engine of the new revision, and no old one stops for it, because {}; without room until its "
+    "deadline the last revision that served comes back"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
             held.append(target.name)
         if target.is_engine and (problem := _problem(target, manifests[-1])):
             problems.append(problem)
-        if target.is_engine and (sentence := _sentence(body, manifests[-1])):
+        if target.is_engine and (sentence := target.obstacle(every_pod) or _sentence(body, manifests[-1])):
             told.setdefault(target.name, sentence)
     return Rollout(desired=tuple(manifests), held=tuple(held), problems=tuple(problems), told=told)
 
@@ -175,7 +175,7 @@ class _Target:
             return self.manifest
         if self.body is None:
             return self.changed()
-        revision = self._notes.get(REVISION, _ADOPTED)
+        revision = self._notes.get(REVISION, ADOPTED)
         template = self.manifest["spec"]["template"] if revision == self.wanted else self.body["spec"]["template"]
         if not self.is_engine:
             return self._with(template, revision, self.inputs, {})
@@ -192,9 +192,24 @@ class _Target:
             memory[FAILED] = json.dumps(told)
             return self._with(served["template"], served["revision"], self.inputs, memory)
         manifest = self._with(template, revision, self.inputs, memory)
-        if not self.settled and self._has_no_room(self.body, troubles):
-            manifest["spec"]["strategy"] = {**manifest["spec"]["strategy"], "rollingUpdate": _IN_PLACE}
+        if not self.settled and self._has_no_room(self.body, troubles) and not self.obstacle(pods):
+            manifest["spec"]["strategy"] = {**manifest["spec"]["strategy"], "rollingUpdate": engine_place.IN_PLACE}
         return manifest
+
+    def obstacle(self, pods: Sequence[Json]) -> str | None:
+        """Why no old engine stops for a new one that finds no room; None if one stops, or if the new one finds room."""
+        if self.body is None or self.settled or self.is_pending:
+            return None
+        revision = self._notes.get(REVISION, ADOPTED)
+        if not self._has_no_room(self.body, list(_troubles(self.body, pods, revision))):
+            return None
+        why = engine_place.obstacle(
+            _pods_of(self.body, pods),
+            revision=revision,
+            served=canary_hold.noted(self._notes, SERVED).get("revision"),
+            rejected=self.body["spec"]["template"]["spec"] if self._is_over_quota else None,
+        )
+        return _NO_PLACE.format(why) if why else None
 
     def _failure(self, troubles: Sequence[pod_trouble.PodTrouble]) -> str | None:
         """Why the pods of the revision will not serve; None while they may."""
@@ -204,17 +219,20 @@ class _Target:
         return troubles[0].sentence if self._stuck and troubles else self._stuck
 
     def _has_no_room(self, body: Json, troubles: Iterable[pod_trouble.PodTrouble]) -> bool:
-        """Whether a new engine beside the old ones finds no room, so that an old one must stop first. Stays true until
-        the change has ended."""
-        if body["spec"].get("strategy", {}).get("rollingUpdate") == _IN_PLACE:
+        """Whether a new engine beside the old ones finds no room. Stays true until the change has ended."""
+        if body["spec"].get("strategy", {}).get("rollingUpdate") == engine_place.IN_PLACE:
             return True
-        return any(trouble.lacks_resources for trouble in troubles) or "exceeded quota" in (self._stuck or "")
+        return self._is_over_quota or any(trouble.lacks_resources for trouble in troubles)
+
+    @property
+    def _is_over_quota(self) -> bool:
+        return "exceeded quota" in (self._stuck or "")
 
     def _memory(self, *keys: str) -> dict[str, str]:
         return {key: self._notes[key] for key in keys if key in self._notes}
 
     def _with(self, template: Json, revision: str, inputs: str, memory: Mapping[str, str]) -> dict[str, Any]:
-        if self.is_engine and revision != _ADOPTED:
+        if self.is_engine and revision != ADOPTED:
             template = child_metadata.annotated(template, {REVISION: revision})
         noted = child_metadata.annotated(self.manifest, {REVISION: revision, INPUTS: inputs, **memory})
         spec = {**self.manifest["spec"], "template": template}
@@ -284,11 +302,11 @@ def _without_new_default(item: Json) -> Json:
 
 def _troubles(body: Json, pods: Iterable[Json], revision: str) -> Iterator[pod_trouble.PodTrouble]:
     """Of the workload's pods of this revision."""
-    labels = body["spec"]["selector"]["matchLabels"]
-    for pod in pods:
-        metadata = pod["metadata"]
-        is_one = (
-            metadata.get("annotations", {}).get(REVISION) == revision and labels.items() <= metadata["labels"].items()
-        )
-        if is_one and (trouble := pod_trouble.of(pod)):
+    for pod in _pods_of(body, pods):
+        if canary_hold.revision_of(pod) == revision and (trouble := pod_trouble.of(pod)):
             yield trouble
+
+
+def _pods_of(body: Json, pods: Iterable[Json]) -> Iterator[Json]:
+    labels = body["spec"]["selector"]["matchLabels"]
+    return (pod for pod in pods if labels.items() <= pod["metadata"]["labels"].items())

@@ -1,11 +1,11 @@
-"""The part of a pool's status that steering writes: the active policy, its memory, attainment, and PolicyStable; and the
-events of its switches. Pure."""
+"""The part of a pool's status that steering writes: the active policy, its memory, attainment, and the conditions
+PolicyStable, ReportsCredible and StoreReachable (`store_status`); and the events of its switches. Pure."""
 
 import datetime
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from tidegate_operator import error_budget, pool_status, reconcile, spec
+from tidegate_operator import error_budget, pool_status, reconcile, spec, store_status
 from tidegate_operator.spec import Json
 from tidegate_policy import qos
 from tidegate_policy.admit import entitlements
@@ -13,6 +13,8 @@ from tidegate_policy.steer import guards, steer_memory, steering_loop
 
 MEASURED = ("sloAttainment", "alpha", "errorBudgetLeft")
 """Fields of the status, its node pools and its classes that are absent while there is no measurement."""
+KEPT = ("activePolicy", "steering")
+"""Fields that stay while there is nothing to steer: what a successor goes on with."""
 
 _REASONS = {
     guards.Kind.SWITCH: "PolicySwitched",
@@ -20,6 +22,7 @@ _REASONS = {
     guards.Kind.BYPASS: "PolicyBypassed",
     guards.Kind.OVERRIDE: "PolicyOverridden",
 }
+NO_ENGINES = "NoEngines"
 MOST_REASON, MOST_PART = 400, 200
 """Characters of the reason in the event of a switch, and of each other part. Kubernetes takes 1,024 in all."""
 SHOWN_PARTS = 5
@@ -36,9 +39,10 @@ def of_steering(
     now: datetime.datetime,
     *,
     trouble: pool_status.Condition | None = None,
+    store: pool_status.Condition | None = None,
 ) -> dict[str, Any]:
     """The part of the status that steering writes: always complete, as server-side apply requires. `trouble` is the
-    condition of a pool whose engines cannot be steered."""
+    condition of a pool whose engines cannot be steered, and `store` that of its store; None = as before."""
     state = outcome.state
     since = datetime.datetime.fromtimestamp(state.since_at_s, datetime.UTC)
     stated: dict[str, Any] = {
@@ -50,7 +54,11 @@ def of_steering(
         },
         "steering": steer_memory.written(state),
         "conditions": pool_status.timed(
-            [trouble or _stability(state, settings, now.timestamp()), credibility(outcome.outliers)],
+            [
+                trouble or _stability(state, settings, now.timestamp()),
+                credibility(outcome.outliers),
+                store or store_status.carried(before),
+            ],
             before.get("conditions", ()),
             generation=pool.generation,
             now=reconcile.timestamp(now),
@@ -71,6 +79,27 @@ def of_steering(
     stated["nodePools"] = [{"name": name, "sloAttainment": kept[name]} for name in sorted(kept) if name in names]
     measured = {"sloAttainment": total, "alpha": None if alpha is None else _decimal(alpha)}
     return stated | {key: value for key, value in measured.items() if value is not None}
+
+
+def without_engines(before: Json, kept: Json, *, generation: int, now: datetime.datetime) -> dict[str, Any]:
+    """The part of the status of a pool without a ready engine: no policy is in force there, and nothing is measured.
+    `kept` has the fields `KEPT` as they were stated last."""
+    named = kept.get("activePolicy", {}).get("name")
+    message = "No engine is ready, so no policy is in force."
+    if named:
+        message += f" The next engine gets {named}, or what is decided then."
+    stated = [
+        pool_status.Condition(type="PolicyStable", status=False, reason=NO_ENGINES, message=message),
+        pool_status.Condition(type="ReportsCredible", status=None, reason=NO_ENGINES, message="No engine is ready."),
+        store_status.UNKNOWN,
+    ]
+    previous = before.get("conditions", ())
+    return {
+        **kept,
+        "conditions": pool_status.timed(stated, previous, generation=generation, now=reconcile.timestamp(now)),
+        "nodePools": [],
+        "classes": [],
+    }
 
 
 def classes(before: Json, pool: spec.Pool, budgets: error_budget.ErrorBudgets | None) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import copy
 
-from tidegate_operator import operator_doubles, pool_status, rollout
+from tidegate_operator import engine_place, operator_doubles, pool_status, rollout
 
 UID = "pool-uid"
 
@@ -19,19 +19,22 @@ def manifests(body, *, version="1"):
     """What rendering makes of the spec: an operator of another `version` renders other pods."""
     owner = {"uid": UID, "controller": True}
 
-    def workload(name, component, template, **labels):
+    def workload(name, component, template, *, replicas=2, **labels):
         metadata = {"name": name, "namespace": "n", "ownerReferences": [owner]}
         metadata["labels"] = {"app.kubernetes.io/component": component, **labels}
-        spec = {"replicas": 2, "selector": {"matchLabels": labels}, "strategy": {}, "template": template}
+        spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "strategy": {}, "template": template}
         return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
 
     found = []
     for item in body["spec"]["nodePools"]:
         labels = {"tidegate.dev/node-pool": item["name"]}
-        image = {"image": body["spec"]["engine"].get("image"), "by": version}
-        found.append(
-            workload(f"chat-engine-{item['name']}", "engine", {"metadata": {"labels": labels}, "spec": image}, **labels)
-        )
+        engine = body["spec"]["engine"]
+        image = {"image": engine.get("image"), "by": version}
+        if "resources" in engine:
+            image["containers"] = [{"resources": engine["resources"]}]
+        image |= {name: engine[name] for name in ("nodeSelector",) if name in engine}
+        template = {"metadata": {"labels": labels}, "spec": image}
+        found.append(workload(f"chat-engine-{item['name']}", "engine", template, replicas=item["replicas"], **labels))
     found.append(workload("chat-gateway", "gateway", {"metadata": {}, "spec": {"by": version}}))
     return found
 
@@ -51,10 +54,13 @@ NO_WEIGHTS = {
 
 class Simulated:
     """A cluster with controllers, which replace one pod in each step as the strategy allows. `spare` is the number of pods
-    for which each workload has room beside its replicas; images in `broken` never become ready."""
+    for which each workload has room beside its replicas; images in `broken` never become ready. No node has more memory
+    than `NODE`, or a label. With `late` the deadlines of all changes are over."""
+
+    NODE = 2**40
 
     def __init__(self, *, spare=1, broken=()):
-        self.spare, self.broken, self.failure = spare, set(broken), NO_IMAGE
+        self.spare, self.broken, self.failure, self.late = spare, set(broken), NO_IMAGE, False
         self.stated, self.generations, self.pods, self.writes = {}, {}, {}, 0
 
     def apply(self, desired):
@@ -86,7 +92,12 @@ class Simulated:
             for pod in pods:
                 if pod["template"] == template:
                     pod["held"] = bool(spec.get("minReadySeconds"))
-                pod["placed"] = pod["placed"] or sum(other["placed"] for other in pods) < wanted + self.spare
+                has_room = sum(other["placed"] for other in pods) < wanted + self.spare
+                pod["placed"] = pod["placed"] or (has_room and self.holds(pod["template"]["spec"]))
+
+    def holds(self, spec):
+        """Whether an empty node takes the pod."""
+        return engine_place.amounts(spec, "requests").get("memory", 0) <= self.NODE and "nodeSelector" not in spec
 
     def ready(self, pod):
         return pod["placed"] and pod["template"]["spec"].get("image") not in self.broken
@@ -107,6 +118,9 @@ class Simulated:
                 "updatedReplicas": sum(pod["template"] == manifest["spec"]["template"] for pod in pods),
                 "readyReplicas": sum(map(self.ready, pods)),
             }
+            if self.late:
+                overdue = {"type": "Progressing", "status": "False", "message": "the deadline is over"}
+                body["status"]["conditions"] = [overdue]
             found.append(body)
         return found
 
@@ -121,9 +135,13 @@ class Simulated:
                     status = {"conditions": [{**condition, "message": "0/3 nodes: 3 Insufficient nvidia.com/gpu."}]}
                 elif not self.ready(pod):
                     status = self.failure
+                else:
+                    status = {"conditions": [{"type": "Ready", "status": "True"}]}
                 notes = pod["template"]["metadata"].get("annotations", {})
                 labels = self.stated[name]["metadata"]["labels"]
-                found.append({"metadata": {"name": name, "annotations": notes, "labels": labels}, "status": status})
+                spec = pod["template"]["spec"] | ({"nodeName": "node"} if pod["placed"] else {})
+                metadata = {"name": name, "annotations": notes, "labels": labels}
+                found.append({"metadata": metadata, "spec": spec, "status": status})
         return found
 
     def serving(self):

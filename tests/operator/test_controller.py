@@ -29,6 +29,9 @@ class SlowSteering:
             await asyncio.sleep(SILENCE_S)
         return PERIOD_S
 
+    def is_silent(self, key: watch_cache.Key) -> bool:
+        return False
+
     async def close(self) -> None:
         return None
 
@@ -38,6 +41,9 @@ class NoScaling:
 
     async def scale(self, key):
         return PERIOD_S
+
+    def is_silent(self, key):
+        return False
 
 
 class NoCanaries:

@@ -148,6 +148,25 @@ async def test_no_override_is_known_before_a_gateway_has_answered(gateway, admin
     assert (await admin.override(), admin.has_answered) == (None, True)
 
 
+async def test_a_gateway_that_rejects_a_call_answers_and_one_that_is_not_there_does_not(gateway, admin):
+    gateway.answer = lambda: web.Response(status=503)
+    await admin.override()
+    assert admin.answers
+    async with ClientSession() as session:
+        absent = gateway_admin.GatewayAdmin(session, "http://127.0.0.1:1")
+        await absent.override()
+        assert not absent.answers
+
+
+async def test_each_gateway_tells_whether_it_reaches_the_store(gateway, admin):
+    address = admin._url.removeprefix("http://")
+    down = {"status": "degraded", "reasons": ["the store does not answer: workflows are shed"]}
+    for told, reaches in (({"status": "ready", "reasons": []}, True), (down, False), ({}, None)):
+        gateway.answer = state() | {"targets": {}} | told
+        await admin.targets([address, "127.0.0.1:1"])
+        assert admin.stores == {address: reaches}
+
+
 async def test_a_gateway_that_never_answered_receives_no_policy(gateway, admin):
     gateway.answer = lambda: web.Response(status=503)
     await admin.override()

@@ -1,12 +1,14 @@
 """How many requests the operator sends to the API server while nothing changes, from the API server's audit log.
 
-`make test` measures five pools for windows of ten seconds, `make faults` 200 pools for windows of a minute, until the
-operator is at rest in two windows in a row.
+`make test` measures five pools in windows of ten seconds, `make faults` 200 pools in windows of a minute. The operator
+comes to rest when two windows in a row are quiet. The figure is the mean of the windows after them, five in `make faults`,
+so a burst every few minutes counts.
 """
 
 import collections
 import json
 import os
+import statistics
 import time
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from tidegate_operator import operator_doubles
 
 IS_FULL = "TIDEGATE_FAULTS" in os.environ
-POOLS, MEASURED_S = (200, 60) if IS_FULL else (5, 10)
+POOLS, MEASURED_S, WINDOWS = (200, 60, 5) if IS_FULL else (5, 10, 2)
 SETTLE_S = 1500 if IS_FULL else 120
 MOST_A_SECOND = 1.0
 
@@ -29,7 +31,7 @@ def requests_of(plane, user):
     ]
 
 
-@pytest.mark.timeout(SETTLE_S + 600)
+@pytest.mark.timeout(2 * SETTLE_S + WINDOWS * MEASURED_S + 600)
 def test_idle_pools_cost_less_than_one_request_a_second(plane, kubectl, operator, eventually, capsys):
     """The engines of these pools cannot be reached, because kwok's pods have no processes."""
     bodies = [
@@ -49,20 +51,28 @@ def test_idle_pools_cost_less_than_one_request_a_second(plane, kubectl, operator
 
     rates = []
 
-    def are_quiet():
-        """Changes of conditions, for example that the engines are silent, may still be written in the first windows."""
+    def measure():
+        """The requests a second of one window."""
         before, began_at_s = len(requests_of(plane, operator.user)), time.monotonic()
         time.sleep(MEASURED_S)
         seen, took_s = requests_of(plane, operator.user)[before:], time.monotonic() - began_at_s
         kinds = ", ".join(f"{count} {kind}" for kind, count in collections.Counter(seen).most_common(4))
         rates.append((len(seen) / took_s, kinds))
+        return rates[-1][0]
+
+    def are_quiet():
+        """Changes of conditions, for example that the engines are silent, may still be written in the first windows."""
+        measure()
         return max(rate for rate, _ in rates[-2:]) < MOST_A_SECOND and len(rates) > 1
 
     eventually(are_quiet, timeout_s=SETTLE_S)
+    mean = statistics.fmean(measure() for _ in range(WINDOWS))
     with capsys.disabled():
-        print(f"\n{POOLS} idle pools: {rates[-1][0]:.2f} requests/s to the API server, goal < {MOST_A_SECOND:g}")
+        print(f"\n{POOLS} idle pools: {mean:.2f} requests/s to the API server, goal < {MOST_A_SECOND:g}")
+        print(f"  the mean of the last {WINDOWS} of these windows of {MEASURED_S} s:")
         for rate, kinds in rates:
-            print(f"  a window of {MEASURED_S} s: {rate:.2f} requests/s ({kinds})")
+            print(f"  {rate:.2f} requests/s ({kinds})")
+    assert mean < MOST_A_SECOND
 
 
 def condition(item, name):

@@ -112,6 +112,21 @@ def test_a_full_cluster_replaces_one_engine_at_a_time(kubectl, operator, eventua
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
 
 
+def test_an_edit_that_no_node_can_hold_costs_no_engine_of_a_full_cluster(kubectl, operator, eventually):
+    node_pools = [{"name": "a6000", "accelerator": "NVIDIA-RTX-A6000", "tensorParallel": 4, "replicas": 2}]
+    kubectl("apply", "-f", "-", body=operator_doubles.pool(engine={"kind": "vllm"}, nodePools=node_pools))
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    before = ready_engines(kubectl)
+    edit = {"spec": {"nodePools": [{**node_pools[0], "tensorParallel": 64}]}}
+    kubectl("patch", "spool/chat", "--type=merge", "-p", json.dumps(edit))
+    why = "its requests have 64 nvidia.com/gpu, those of an old engine 4"
+    eventually(lambda: why in condition(kubectl, "Progressing")["message"])
+    eventually(lambda: condition(kubectl, "Degraded")["reason"] == "PodsNotStarting")
+    assert ready_engines(kubectl) == before
+    strategy = kubectl("get", "deployment/chat-engine-a6000", "-o", "jsonpath={.spec.strategy.rollingUpdate}")
+    assert json.loads(strategy) == {"maxSurge": 1, "maxUnavailable": 0}
+
+
 def test_a_scale_beyond_the_node_pools_is_rejected(kubectl, operator):
     kubectl("apply", "-f", "-", body=operator_doubles.pool(nodePools=[{"name": "a", "maxReplicas": 2}]))
     assert "more than all spec.nodePools[].maxReplicas" in kubectl("scale", "spool/chat", "--replicas=3", check=False)

@@ -21,8 +21,13 @@ def deployment(name="chat-engine-a", *, desired=2, ready=2, updated=2, existing=
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 
 
-def stated(children, problems=(), pods=(), **more):
-    stated = pool_status.conditions(pool_status.workloads(children), problems, pods, now=NOW, **more)
+def needs(*components, autoscaled=False, store=None):
+    return pool_status.Needs(components=components or ("engine",), autoscaled=autoscaled, store=store or {})
+
+
+def stated(children, problems=(), pods=(), *, needed=None, **more):
+    parts = pool_status.workloads(children)
+    stated = pool_status.conditions(parts, problems, pods, needs=needed or needs(), now=NOW, **more)
     return {item.type: (item.status, item.reason) for item in stated}
 
 
@@ -42,8 +47,12 @@ def test_a_pool_scaled_to_zero_is_ready():
 def test_a_pool_at_zero_is_available_only_if_its_autoscaler_starts_an_engine_for_the_first_call():
     empty = deployment(desired=0, ready=0, updated=0, existing=0)
     assert stated([empty])["Available"] == (False, "NotServing")
-    assert stated([empty], autoscaled=True)["Available"] == (True, "ScaledToZero")
-    assert stated([deployment(desired=1, ready=0)], autoscaled=True)["Available"] == (False, "NotServing")
+    needed = needs(autoscaled=True)
+    assert stated([empty], needed=needed)["Available"] == (True, "ScaledToZero")
+    assert stated([deployment(desired=1, ready=0)], needed=needed)["Available"] == (False, "NotServing")
+    gateway = part("gateway")
+    needed = needs("engine", "gateway", autoscaled=True)
+    assert stated([gateway], needed=needed)["Available"] == (False, "NotServing"), "its engines do not exist"
 
 
 def test_a_pool_with_starting_engines_is_progressing_and_not_ready():
@@ -160,7 +169,8 @@ def waiting(why, message="", restarts=0, **last):
 
 def test_the_schedulers_sentence_is_the_pools_sentence():
     def condition(which, pods):
-        found = pool_status.conditions(pool_status.workloads([deployment(ready=1)]), [], pods, now=NOW)
+        parts = pool_status.workloads([deployment(ready=1)])
+        found = pool_status.conditions(parts, [], pods, needs=needs(), now=NOW)
         return next(item for item in found if item.type == which)
 
     degraded = condition("Degraded", [pod()])
@@ -199,6 +209,71 @@ def test_a_starting_or_leaving_pod_is_no_trouble():
     leaving = pod()
     leaving["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:00Z"
     assert pod_trouble.of(leaving) is None
+
+
+def part(component, **more):
+    """A workload of a component that has no node pools."""
+    made = deployment(f"chat-{component}", **more)
+    made["metadata"]["labels"] = {"app.kubernetes.io/component": component}
+    return made
+
+
+def body(*, valkey=None, node_pool=None, conditions=()):
+    spec = {"nodePools": [node_pool or {"name": "a"}], "state": {"valkey": valkey or {"embedded": True}}}
+    return {"spec": spec, "status": {"conditions": list(conditions)}}
+
+
+def available(children, pool):
+    found = pool_status.conditions(pool_status.workloads(children), [], needs=pool_status.Needs.of(pool), now=NOW)
+    return next((item.status, item.message) for item in found if item.type == "Available")
+
+
+def test_a_pool_is_available_only_if_each_component_that_its_spec_asks_for_is_ready():
+    engine, gateway, store = deployment(), part("gateway"), part("valkey")
+    assert available([engine, gateway, store], body())[0]
+    assert available([engine, store], body()) == (False, "No gateway is ready.")
+    assert available([engine, gateway], body()) == (False, "No valkey is ready.")
+    assert available([gateway, store], body()) == (False, "No engine is ready.")
+    assert available([engine], body()) == (False, "No gateway and valkey is ready.")
+
+
+def test_a_store_that_the_operator_does_not_run_needs_no_workload_and_an_old_one_does_not_count():
+    external = body(valkey={"url": "redis://elsewhere:6379/0"})
+    assert available([deployment(), part("gateway")], external)[0]
+    assert available([deployment(), part("gateway"), part("valkey", ready=0)], external)[0]
+
+
+def store_condition(status, reason, since="2026-01-02T03:03:00Z"):
+    stated = {"status": status, "reason": reason, "message": "The store is away.", "lastTransitionTime": since}
+    return {"type": "StoreReachable", **stated}
+
+
+@pytest.mark.parametrize(
+    ("store", "is_available", "degraded"),
+    [
+        (store_condition("True", "Reachable"), True, (False, "AsExpected")),
+        (store_condition("Unknown", "NotReported"), True, (False, "AsExpected")),
+        (store_condition("False", "PartlyReachable"), True, (True, "StoreUnreachable")),
+        (store_condition("False", "Unreachable"), False, (True, "StoreUnreachable")),
+        (store_condition("False", "Unreachable", "2026-01-02T03:03:55Z"), False, (False, "AsExpected")),
+    ],
+)
+def test_a_store_that_the_gateways_do_not_reach_degrades_the_pool(store, is_available, degraded):
+    pool = body(valkey={"url": "redis://elsewhere:6379/0"}, conditions=[store])
+    parts = pool_status.workloads([deployment(), part("gateway")])
+    found = {item.type: item for item in pool_status.conditions(parts, [], needs=pool_status.Needs.of(pool), now=NOW)}
+    assert found["Available"].status == is_available
+    assert (found["Degraded"].status, found["Degraded"].reason) == degraded
+    if not is_available:
+        assert found["Available"].message == "The store is away."
+    if degraded[0]:
+        assert found["Degraded"].message == "The store is away."
+
+
+def test_a_condition_may_be_unknown():
+    unknown = pool_status.Condition(type="StoreReachable", status=None, reason="R", message="m")
+    (item,) = pool_status.timed([unknown], [], generation=1, now="t")
+    assert item["status"] == "Unknown"
 
 
 def test_a_pool_without_a_ready_engine_is_not_available():

@@ -22,6 +22,7 @@ from tidegate_proto.v1 import control_pb2
 
 START = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 TOKEN = "a-token-of-the-pool"
+NODE_POOLS = [{"name": "fast"}, {"name": "slow"}]
 QUICK = {"interval": "1s", "dwell": "60s", "rollback": {"window": "20s"}}
 
 
@@ -39,7 +40,7 @@ class Clock:
 @contextlib.asynccontextmanager
 async def a_pool_with_engines(cluster, kubectl, namespace, rules, **policy):
     """A pool whose two pods are ready; yields its two engines and a function that creates its steering."""
-    body = operator_doubles.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy={**QUICK, **policy})
+    body = operator_doubles.pool(nodePools=NODE_POOLS, policy={**QUICK, **policy})
     kubectl("create", "-f", "-", body=body)
     await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
     kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=60s")
@@ -105,8 +106,7 @@ def scale_to_nothing(kubectl, *names):
 
 
 def respecify(kubectl, **policy):
-    body = operator_doubles.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy={**QUICK, **policy})
-    kubectl("replace", "-f", "-", body=body)
+    kubectl("replace", "-f", "-", body=operator_doubles.pool(nodePools=NODE_POOLS, policy={**QUICK, **policy}))
 
 
 def status(kubectl):
@@ -285,8 +285,7 @@ async def test_a_policy_that_the_spec_no_longer_fixes_ends_whether_or_not_a_gate
     async with a_pool_with_engines(cluster, kubectl, namespace, rules, mode="fixed", name="edf") as (engines, make):
         clock = Clock()
         await observe(make(clock), namespace, clock, engines, 0)
-        body = operator_doubles.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy=QUICK)
-        kubectl("replace", "-f", "-", body=body)
+        respecify(kubectl)
         await observe(make(clock, operator_doubles.FakeAdmin(has_answered=heard)), namespace, clock, engines, 1)
         assert status(kubectl)["activePolicy"]["name"] == "urgency"
 
@@ -305,11 +304,13 @@ async def test_the_gateways_receive_the_policy_of_the_engines(cluster, kubectl, 
 
 async def test_a_pool_without_ready_engines_waits(cluster, kubectl, namespace, rules):
     kubectl("create", "-f", "-", body=operator_doubles.pool(nodePools=[{"name": "none", "replicas": 0}]))
-
+    await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
     steering = pool_steering.PoolSteering(
         cluster, rules, reads=cluster, admin_of=lambda _pool, _token: operator_doubles.FakeAdmin(), clock=Clock()
     )
     assert await steering.steer((namespace, "chat")) == pool_steering.WAIT_S
+    stable = condition(kubectl, "PolicyStable")
+    assert (stable["status"], stable["reason"]) == ("False", "NoEngines")
     kubectl("delete", "spool/chat")
     assert await steering.steer((namespace, "chat")) is None
 
@@ -407,7 +408,7 @@ async def test_a_policy_with_a_doubled_dwell_is_stable_after_the_doubled_dwell(
     now, settings = START + datetime.timedelta(seconds=age_s), pool_steering.settings_of(pool.steering).guards
     stated = steering_status.of_steering({}, pool, outcome, settings, None, {}, now)
     found = {item["type"]: item["status"] for item in stated["conditions"]}
-    assert found == {"PolicyStable": stable, "ReportsCredible": "True"}
+    assert found == {"PolicyStable": stable, "ReportsCredible": "True", "StoreReachable": "Unknown"}
 
 
 async def test_a_pool_that_is_created_again_under_its_name_has_no_memory(cluster, kubectl, namespace, rules):
@@ -419,8 +420,7 @@ async def test_a_pool_that_is_created_again_under_its_name_has_no_memory(cluster
         await observe(steered, namespace, clock, engines, 1, control_double.blocked())
         assert status(kubectl)["activePolicy"]["name"] == "two-lane"
         kubectl("delete", "spool/chat")
-        body = operator_doubles.pool(nodePools=[{"name": "fast"}, {"name": "slow"}], policy=QUICK)
-        kubectl("create", "-f", "-", body=body)
+        kubectl("create", "-f", "-", body=operator_doubles.pool(nodePools=NODE_POOLS, policy=QUICK))
         kubectl("wait", "--for=delete", "deployments,replicasets,pods", "--all", "--timeout=60s")
         await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
         kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=60s")

@@ -142,6 +142,19 @@ async def test_a_renamed_node_pool_serves_until_its_successor_serves(cluster, ku
     assert conditions(pool)["Ready"]["status"] == "True"
 
 
+async def test_a_pool_whose_gateways_a_quota_refuses_is_not_available(cluster, kubectl, namespace, rules, eventually):
+    kubectl("create", "quota", "full", "--hard=count/deployments.apps=1")
+    eventually(lambda: kubectl("get", "quota/full", "-o", "jsonpath={.status.used}"))
+    kubectl("create", "-f", "-", body=operator_doubles.pool(nodePools=[{"name": "fast", "replicas": 1}]))
+    await run(cluster, namespace, rules)
+    kubectl("rollout", "status", "deployment/chat-engine-fast", "--timeout=60s")
+    kubectl("rollout", "status", "statefulset/chat-valkey", "--timeout=60s")
+    await run(cluster, namespace, rules)
+    found = conditions(await cluster.pool(namespace, "chat"))
+    assert "exceeded quota" in found["Degraded"]["message"]
+    assert (found["Available"]["status"], found["Available"]["message"]) == ("False", "No gateway is ready.")
+
+
 async def test_a_node_pool_whose_successor_is_rejected_is_not_deleted(cluster, kubectl, namespace, rules, eventually):
     kubectl("create", "-f", "-", body=operator_doubles.pool())
     await run(cluster, namespace, rules)

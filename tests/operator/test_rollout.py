@@ -51,6 +51,55 @@ def test_a_revision_that_does_not_serve_is_taken_back_and_said_so(spare):
     assert set(found.held) == {"chat-engine-b", "chat-engine-c"}
 
 
+def big(memory, **more):
+    return pool(image="v2", resources={"requests": {"memory": memory}}, **more)
+
+
+@pytest.mark.parametrize("spare", [0, 5])
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        (big("8Ti"), "its requests have 8Ti memory, those of an old engine 64Gi"),
+        (big("64Gi", nodeSelector={"typo": "yes"}), "its nodeSelector differs"),
+    ],
+)
+def test_an_edit_that_no_node_can_hold_costs_no_engine_and_its_deadline_takes_it_back(spare, edit, why):
+    cluster = Simulated(spare=spare)
+    before = big("64Gi")
+    run(cluster, before, rounds=5)
+    found, least, _ = run(cluster, edit)
+    assert set(least.values()) == {2}
+    assert found.told["chat-engine-a"].startswith("finds no room for an engine of the new revision")
+    assert why in found.told["chat-engine-a"]
+    cluster.late = True
+    run(cluster, edit, rounds=1)
+    cluster.late = False
+    found, least, settled = run(cluster, edit)
+    assert settled
+    assert "Insufficient" in dict(found.problems)["RolledBack"]
+    assert set(least.values()) == {2}
+    assert found.told == {}
+
+
+def test_without_room_an_engine_that_asks_for_less_takes_the_place_of_an_old_one():
+    cluster = Simulated(spare=0)
+    run(cluster, big("64Gi"), rounds=5)
+    _, least, settled = run(cluster, big("32Gi"), rounds=120)
+    assert settled
+    assert set(least.values()) == {1}
+    assert {pod["spec"]["containers"][0]["resources"]["requests"]["memory"] for pod in cluster.listed()
+            if "engine" in pod["metadata"]["name"]} == {"32Gi"}  # fmt: skip
+
+
+def test_a_node_pool_of_one_engine_keeps_it_while_the_new_one_finds_no_room():
+    cluster, before, edit = Simulated(spare=5), big("64Gi"), big("8Ti")
+    for body in (before, edit):
+        body["spec"]["nodePools"] = [{"name": "a", "replicas": 1}]
+    run(cluster, before, rounds=5)
+    _, least, _ = run(cluster, edit)
+    assert least == {"chat-engine-a": 1}
+
+
 def test_an_edit_whose_weights_cannot_be_downloaded_is_taken_back_and_no_engine_is_missed():
     cluster = started()
     cluster.broken, cluster.failure = {"bad"}, NO_WEIGHTS

@@ -262,7 +262,13 @@ async def test_a_kubelet_that_does_not_answer_hides_only_its_own_line():
 
 
 def test_a_failed_download_is_a_condition_with_its_sentence():
-    conditions = pool_status.conditions([], [], [engine_pod("pod", CRASHED)], now=NOW)
+    conditions = pool_status.conditions(
+        [],
+        [],
+        [engine_pod("pod", CRASHED)],
+        needs=pool_status.Needs(components=("engine",), autoscaled=False, store={}),
+        now=NOW,
+    )
     (degraded,) = [each for each in conditions if each.type == "Degraded"]
     assert (degraded.status, degraded.reason) == (True, "WeightsNotFound")
     assert degraded.message == f"pod: WeightsNotFound: {SENTENCE}"
