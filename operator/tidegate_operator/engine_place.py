@@ -4,7 +4,7 @@ Pure. Where the cluster has no room for one more engine, `rollout` stops an old 
 asks for no more than the old one frees, and may run wherever the old one ran. An edit that no node can hold stops nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from decimal import Decimal
 
 from tidegate_operator import canary_hold, pod_trouble, quantity
@@ -25,28 +25,33 @@ Amounts = Mapping[str, Decimal]
 def obstacle(pods: Iterable[Json], *, revision: str, served: str | None, rejected: Json | None) -> str | None:
     """Why stopping an engine makes no room for one of `revision`; None if it does. `pods` are those of the node pool,
     `served` is the last revision that served, and `rejected` the spec of the pods that a quota rejects, if one does."""
-    new, old = [], []
+    new: list[tuple[Json, frozenset[str]]] = []
+    old: list[Json] = []
     for pod in pods:
         its, trouble = canary_hold.revision_of(pod), pod_trouble.of(pod)
         if its == revision:
-            if trouble is not None and trouble.lacks_resources:
-                new.append(pod["spec"])
+            if trouble is not None and trouble.lacks:
+                new.append((pod["spec"], trouble.lacks))
         # An engine of a revision that never served may stop, unless it serves now.
         elif pod_trouble.has_place(pod) and (its == served or pod_trouble.is_ready(pod)):
             old.append(pod["spec"])
-    found = [why for spec in new for freed in old for why in obstacles(spec, freed)]
+    found = [why for spec, lacking in new for freed in old for why in obstacles(spec, freed, lacking=lacking)]
     if rejected is not None:
         found += [why for freed in old for why in obstacles(rejected, freed, limits=True)]
     return next(iter(found), None)
 
 
-def obstacles(new: Json, old: Json, *, limits: bool = False) -> Iterator[str]:
-    """Why a pod of the spec `new` may find no room where one of the spec `old` stops: a clause for each reason. With
-    `limits` the limits count too, as they do for a quota."""
+def obstacles(new: Json, old: Json, *, lacking: Container[str] | None = None, limits: bool = False) -> Iterator[str]:
+    """Why a pod of the spec `new` may find no room where one of the spec `old` stops: a clause for each reason.
+
+    `lacking` has the resources of which some node has too little now; None = it may be any. With `limits` the limits count
+    too, as they do for a quota.
+    """
     for what in ("requests", "limits") if limits else ("requests",):
         freed = amounts(old, what)
         for name, wanted in sorted(amounts(new, what).items()):
-            if wanted > (given := freed.get(name, Decimal(0))):
+            is_scarce = lacking is None or name in lacking
+            if is_scarce and wanted > (given := freed.get(name, Decimal(0))):
                 yield f"its {what} have {_text(wanted)} {name}, those of an old engine {_text(given)}"
     if not new.get("nodeSelector", {}).items() <= old.get("nodeSelector", {}).items():
         yield "its nodeSelector differs"

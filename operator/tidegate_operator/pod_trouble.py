@@ -1,5 +1,6 @@
 """Why does a pod not run? The sentence of the scheduler or of the kubelet, as the pod's status has it."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from tidegate_operator.weights import weight_report
 STARTING = ("ContainerCreating", "PodInitializing")
 FINAL = ("InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff", "CreateContainerConfigError")
 """Reasons of a container that waits, after which waiting longer does not help."""
+_INSUFFICIENT = re.compile(r"\bInsufficient ([A-Za-z0-9./_-]*[A-Za-z0-9])")
 CRASHES = 3
 """Restarts after which a container that waits for its next restart counts as broken."""
 
@@ -35,9 +37,9 @@ class PodTrouble:
         return self.reason if self.reason in list(weight_report.Reason) else "PodsNotStarting"
 
     @property
-    def lacks_resources(self) -> bool:
-        """Whether the cluster has too little of something that the pod requests."""
-        return self.reason == "Unschedulable" and "Insufficient" in self.message
+    def lacks(self) -> frozenset[str]:
+        """The resources that the pod requests and of which the cluster has too little, as the scheduler names them."""
+        return frozenset(_INSUFFICIENT.findall(self.message)) if self.reason == "Unschedulable" else frozenset()
 
 
 def is_ready(pod: Json) -> bool:

@@ -222,7 +222,7 @@ class _Target:
         """Whether a new engine beside the old ones finds no room. Stays true until the change has ended."""
         if body["spec"].get("strategy", {}).get("rollingUpdate") == engine_place.IN_PLACE:
             return True
-        return self._is_over_quota or any(trouble.lacks_resources for trouble in troubles)
+        return self._is_over_quota or any(bool(trouble.lacks) for trouble in troubles)
 
     @property
     def _is_over_quota(self) -> bool:

@@ -132,7 +132,11 @@ class Simulated:
                 status = {}
                 if not pod["placed"]:
                     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-                    status = {"conditions": [{**condition, "message": "0/3 nodes: 3 Insufficient nvidia.com/gpu."}]}
+                    status = {
+                        "conditions": [
+                            {**condition, "message": "0/3 nodes: 3 Insufficient memory, 3 Insufficient nvidia.com/gpu."}
+                        ]
+                    }
                 elif not self.ready(pod):
                     status = self.failure
                 else:

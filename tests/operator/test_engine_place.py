@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidegate_operator import engine_place
+from tidegate_operator import engine_place, pod_trouble
 
 
 def pod(*, requests=None, limits=None, **more):
@@ -40,6 +40,20 @@ def test_a_pod_that_asks_for_more_does_not(new, told):
     assert why(new, GPUS) == [told]
 
 
+def test_only_what_the_cluster_lacks_is_compared():
+    more_memory = pod(requests={"memory": "96Gi"}, limits={"nvidia.com/gpu": "8"})
+    assert why(more_memory, GPUS, lacking={"nvidia.com/gpu"}) == []
+    assert why(more_memory, GPUS, lacking={"nvidia.com/gpu", "memory"}) == [
+        "its requests have 96Gi memory, those of an old engine 64Gi"
+    ]
+
+
+def test_the_scheduler_names_what_the_cluster_lacks():
+    message = "0/3 nodes are available: 1 Insufficient memory, 2 Insufficient nvidia.com/gpu. preemption: no victims."
+    trouble = pod_trouble.PodTrouble(pod="p", reason="Unschedulable", message=message, since="")
+    assert trouble.lacks == {"memory", "nvidia.com/gpu"}
+
+
 def test_a_pod_with_fewer_restrictions_takes_the_place_of_one_with_more():
     taint = {"key": "gpu", "operator": "Exists"}
     added = {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "tolerationSeconds": 300}
@@ -69,7 +83,12 @@ def test_init_containers_run_before_the_others_and_those_that_go_on_beside_them(
 
 
 def engine(revision, *, placed=True, ready=True, **spec):
-    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "1 Insufficient x"}
+    unscheduled = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "1 Insufficient memory",
+    }
     conditions = [{"type": "Ready", "status": str(ready)}, *([] if placed else [unscheduled])]
     spec = {**pod(**spec), **({"nodeName": "node"} if placed else {})}
     notes = {"tidegate.dev/revision": revision}
