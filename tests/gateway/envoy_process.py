@@ -127,6 +127,11 @@ def add_pool(config: dict[str, Any], name: str, picker: str, engines: Sequence[s
     return {"typed_per_filter_config": {"envoy.filters.http.ext_proc": per_route}}
 
 
+def route_all(config: dict[str, Any]) -> None:
+    """Every path may reach the engines, as in the clusters of the conformance suite."""
+    set_routes(config, {"match": {"prefix": "/"}, "route": {"cluster": "engines", "timeout": "0s"}})
+
+
 def set_routes(config: dict[str, Any], *routes: dict[str, Any]) -> None:
     """Puts these routes in the place of the example's."""
     manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]

@@ -37,6 +37,21 @@ async def test_a_subset_that_is_too_long_gets_an_answer(up: Any) -> None:
         assert b"subset of endpoints" in answer.immediate_response.body
 
 
+@pytest.mark.parametrize(("name", "status"), [(":path", 404), (":method", 405), ("x-tidegate-tenant", 200)])
+async def test_bytes_that_are_no_text_get_an_answer(
+    up: Any, caplog: pytest.LogCaptureFixture, name: str, status: int
+) -> None:
+    sent = head()
+    kept = [each for each in sent.request_headers.headers.headers if each.key != name]
+    del sent.request_headers.headers.headers[:]
+    sent.request_headers.headers.headers.extend(kept)
+    sent.request_headers.headers.headers.add(key=name, raw_value=b"/v1/\xff\xed\xb3\xbf")
+    async with fake_engine.engine() as engine, up(engine, listen=LISTEN) as client:
+        answer = await first_answer(client.ext_proc, sent)
+        assert (answer.immediate_response.status.code or 200) == status
+    assert "Traceback" not in caplog.text
+
+
 async def test_a_message_with_too_many_headers_ends_its_stream(up: Any) -> None:
     sent = head()
     for _ in range(ext_proc.MOST_ENTRIES):

@@ -80,6 +80,7 @@ async def asking(
         config = envoy_process.configuration(
             client.ext_proc, endpoints, failure_mode_allow=False, processing_mode=mode or {}
         )
+        envoy_process.route_all(config)
         if change is not None:
             change(config)
         async with envoy_process.envoy(folder, config) as url, aiohttp.ClientSession() as http:
@@ -232,6 +233,7 @@ async def test_a_port_of_any_protocol_is_an_endpoint(up: Any, tmp_path: pathlib.
         config = envoy_process.configuration(
             client.ext_proc, server.endpoints, failure_mode_allow=False, processing_mode=mode
         )
+        envoy_process.route_all(config)
         envoy_process.h2c_to_engines(config, server.endpoints[0])
         async with envoy_process.envoy(tmp_path, config) as url:
             async with asyncio.timeout(20):
@@ -293,6 +295,7 @@ async def test_without_a_picker(tmp_path: pathlib.Path, goes_on: bool, streamed:
             failure_mode_allow=goes_on,
             processing_mode=STREAMED if streamed else {},
         )
+        envoy_process.route_all(config)
         picker = config["static_resources"]["clusters"][0]
         picker["load_assignment"]["endpoints"][0]["lb_endpoints"] = []  # a Service whose selector finds no pod
         async with envoy_process.envoy(tmp_path, config) as url:

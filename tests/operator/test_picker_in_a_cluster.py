@@ -132,6 +132,7 @@ async def test_the_picker_takes_the_place_of_the_reference_picker(kinds, plane, 
 
         endpoints = echo_pods.all_endpoints(pods)
         config = envoy_process.configuration(address, endpoints, failure_mode_allow=False, processing_mode=STREAMED)
+        envoy_process.route_all(config)
         envoy_process.tls_to_picker(config)
         url = await stack.enter_async_context(envoy_process.envoy(tmp_path, config))
         http = await stack.enter_async_context(aiohttp.ClientSession())

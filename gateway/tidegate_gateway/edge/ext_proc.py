@@ -202,6 +202,8 @@ class Exchange:
         self._body = bytearray()
         self._bodies = picker.gateway.bodies.hold()
         self._most_body_bytes = 0
+        self._body_timer: asyncio.TimerHandle | None = None
+        """Refuses a request whose body is late, while it is awaited."""
         self._streamed_both_ways = False
         self._answer_is_streamed = False
         self._has_trailers = False
@@ -298,8 +300,12 @@ class Exchange:
             self._on_whole()
         elif sent.HasField("protocol_config") and modes.request_body_mode not in BODY_MODES:
             raise error_table.GatewayError("internal_error", NO_BODIES)
-        elif not self._streamed_both_ways:
-            self._stream.send(ext_proc_messages.GO_ON)
+        else:
+            body_s = self._picker.gateway.settings.limits.body_s
+            late = framing_errors.slow_body(body_s)
+            self._body_timer = asyncio.get_running_loop().call_later(body_s, self._refuse, late)
+            if not self._streamed_both_ways:
+                self._stream.send(ext_proc_messages.GO_ON)
 
     def _on_body(self, part: ext_proc_pb2.HttpBody) -> None:
         if self._request is None or self._task is not None:
@@ -317,6 +323,7 @@ class Exchange:
 
     def _on_whole(self) -> None:
         """The whole request is here."""
+        self._await_no_body()
         if self._request is None or self._task is not None:
             self._finish(http2_stream.INVALID_ARGUMENT, "a request comes out of turn")
             return
@@ -448,6 +455,12 @@ class Exchange:
         self._bodies.release()
         self._body = bytearray()
 
+    def _await_no_body(self) -> None:
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+
     def _over(self) -> None:
+        self._await_no_body()
         self._let_go_of_body()
         self._picker.exchanges.discard(self)
