@@ -47,7 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC would log every peer that disconnects
     logging.getLogger("grpc._common").setLevel(logging.CRITICAL)  # our callers report unreadable answers
     try:
-        return _run(words)
+        code = _run(words)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # what reads the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end of the process
+        return 1
     except KeyboardInterrupt:  # also while a command is still imported
         return 130
     except ModuleNotFoundError as error:

@@ -1,5 +1,6 @@
 """A user's mistake, or Ctrl-C at any time, gives no traceback."""
 
+import pathlib
 import subprocess
 import sys
 
@@ -42,3 +43,10 @@ def test_a_word_in_place_of_a_number_is_named_with_the_form_of_the_option(words:
     done = subprocess.run(processes.ourselves("bench", "relquery", *words), capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert says in done.stderr
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    command = f"{pathlib.Path(sys.executable).parent}/tidegate version | true"
+    for _ in range(3):
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
