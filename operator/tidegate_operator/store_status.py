@@ -10,19 +10,16 @@ from tidegate_operator import pool_status
 from tidegate_operator.spec import Json
 
 CONDITION = pool_status.STORE
-SILENT = "the store does not answer"
-"""How a gateway begins the reason why it is degraded (`running_gateway.Gateway.problems`)."""
 UNKNOWN = pool_status.Condition(
     type=CONDITION, status=None, reason="NotReported", message="No gateway tells whether it reaches the store."
 )
 
 
 def parse(state: Json) -> bool | None:
-    """Whether a gateway reaches the store, from the answer of GET /admin/state. None if the state does not tell: a gateway
-    without engines, or one that stops, names that alone."""
-    if any(str(reason).startswith(SILENT) for reason in state.get("reasons", ())):
-        return False
-    return True if state.get("status") == "ready" else None
+    """Whether a gateway reaches the store, from the answer of GET /admin/state; None if the state does not tell."""
+    store = state.get("store")
+    reaches = store.get("reachable") if isinstance(store, dict) else None
+    return reaches if isinstance(reaches, bool) else None
 
 
 def condition(seen: Mapping[str, bool | None]) -> pool_status.Condition:

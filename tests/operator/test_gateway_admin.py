@@ -160,8 +160,7 @@ async def test_a_gateway_that_rejects_a_call_answers_and_one_that_is_not_there_d
 
 async def test_each_gateway_tells_whether_it_reaches_the_store(gateway, admin):
     address = admin._url.removeprefix("http://")
-    down = {"status": "degraded", "reasons": ["the store does not answer: workflows are shed"]}
-    for told, reaches in (({"status": "ready", "reasons": []}, True), (down, False), ({}, None)):
+    for told, reaches in (({"store": {"reachable": True}}, True), ({"store": {"reachable": False}}, False), ({}, None)):
         gateway.answer = state() | {"targets": {}} | told
         await admin.targets([address, "127.0.0.1:1"])
         assert admin.stores == {address: reaches}

@@ -182,7 +182,7 @@ class Answer:
 
     async def json(self):
         stated = {"name": "urgency", "source": "settings", "reason": "", "left_s": None}
-        return {"policy": stated, "dispatch": {"alpha": None}, "targets": {}, "status": "ready", "reasons": []}
+        return {"policy": stated, "dispatch": {"alpha": None}, "targets": {}, "store": {"reachable": True}}
 
 
 class Session:

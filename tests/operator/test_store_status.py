@@ -1,45 +1,22 @@
 """The condition StoreReachable: what gateways say of the store reaches the status of their pool."""
 
-import types
-
 import pytest
 
-from tidegate_gateway import running_gateway
+from tidegate_gateway.store import store_link
 from tidegate_operator import pool_status, store_status
 
 
-class Link:
-    """A gateway's link to its store."""
-
-    def __init__(self, *, up):
-        self.store, self.up = object(), up
-
-
-def said(*, up=True, serves=True, draining=False):
-    """What a gateway with this link says of itself, in the form of its state."""
-    gateway = types.SimpleNamespace(
-        draining=draining,
-        directory=types.SimpleNamespace(serves=serves),
-        settings=types.SimpleNamespace(queue=types.SimpleNamespace(hold_s=0)),
-        authentication=types.SimpleNamespace(can_verify=True),
-        link=Link(up=up),
-    )
-    status, reasons = running_gateway.Gateway.problems(gateway)
-    return {"status": status, "reasons": reasons}
+@pytest.mark.parametrize(("up", "reaches"), [(True, True), (False, False)])
+def test_a_gateway_tells_whether_it_reaches_the_store(up, reaches):
+    link = store_link.StoreLink(object())
+    link.up = up
+    assert store_status.parse({"store": {"reachable": link.reachable}}) is reaches
+    assert store_status.parse({"store": {"reachable": store_link.StoreLink(None).reachable}}) is None
 
 
-@pytest.mark.parametrize(
-    ("state", "reaches"),
-    [
-        (said(), True),
-        (said(up=False), False),
-        (said(up=False, serves=False), None),
-        (said(draining=True), None),
-        ({}, None),
-    ],
-)
-def test_a_gateway_tells_whether_it_reaches_the_store_in_its_own_words(state, reaches):
-    assert store_status.parse(state) is reaches
+@pytest.mark.parametrize("state", [{}, {"store": None}, {"store": {}}, {"store": {"reachable": "yes"}}])
+def test_a_state_that_does_not_tell_counts_for_nothing(state):
+    assert store_status.parse(state) is None
 
 
 @pytest.mark.parametrize(

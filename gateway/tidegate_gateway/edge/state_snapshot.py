@@ -67,6 +67,7 @@ def summary(gateway: running_gateway.Gateway) -> dict[str, Any]:
         "gateway": getattr(gateway.link.store, "gateway", None),
         "status": status,
         "reasons": reasons,
+        "store": {"reachable": gateway.link.reachable},
         "model": gateway.discovery.served.name,
         "policy": policy(gateway),
         "dispatch": {

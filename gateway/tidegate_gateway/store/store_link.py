@@ -16,6 +16,11 @@ class StoreLink:
     def __post_init__(self) -> None:
         self.up = self.store is not None
 
+    @property
+    def reachable(self) -> bool | None:
+        """Whether the store answers; None = there is none."""
+        return None if self.store is None else self.up
+
     def failed(self, error: store_contract.Unavailable) -> None:
         """A command of a request failed. A slow one says nothing of others; the exchange finds out whether the store
         hangs."""
