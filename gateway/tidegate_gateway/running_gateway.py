@@ -12,7 +12,7 @@ import aiohttp
 
 from tidegate_gateway import gateway_settings, tenant_budget
 from tidegate_gateway.callers import authentication
-from tidegate_gateway.coordination import policy_choice, pool_exchange
+from tidegate_gateway.coordination import policy_choice, pool_clock, pool_exchange
 from tidegate_gateway.engines import discovery
 from tidegate_gateway.lifecycle import (
     admission,
@@ -76,6 +76,7 @@ class Gateway:
         self.policy = policy_choice.PolicyChoice(
             settings.policy, self.core, self.link, self.metrics, clock=clock, wall=wall
         )
+        self.pool_clock = pool_clock.PoolClock(clock, wall)
         self.exchange = pool_exchange.PoolExchange(
             settings.store,
             self.link,
@@ -84,6 +85,8 @@ class Gateway:
             directory=self.directory,
             placements=self.placements,
             policy=self.policy,
+            clock=clock,
+            pool=self.pool_clock,
         )
         self._fields = fields = engine_fields.EngineFields(settings.classes, settings.default_class, settings.allow)
         self.calls = calls.Calls(
@@ -105,7 +108,7 @@ class Gateway:
             metrics=self.metrics,
             traces=traces,
             clock=clock,
-            wall=wall,
+            wall=self.pool_clock,
         )
 
         self.relquery_runner = relquery_runner.RelQueryRunner(

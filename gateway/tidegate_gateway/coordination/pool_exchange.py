@@ -8,9 +8,10 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections.abc import Callable
 
 from tidegate_gateway import gateway_settings
-from tidegate_gateway.coordination import policy_choice
+from tidegate_gateway.coordination import policy_choice, pool_clock
 from tidegate_gateway.lifecycle import engine_directory, placement
 from tidegate_gateway.observe import background_loop
 from tidegate_gateway.store import prompt_stream, store_contract, store_link
@@ -34,6 +35,8 @@ class PoolExchange:
         directory: engine_directory.EngineDirectory,
         placements: placement.Placements,
         policy: policy_choice.PolicyChoice,
+        clock: Callable[[], float],
+        pool: pool_clock.PoolClock,
     ) -> None:
         self._settings = settings
         self._link = link
@@ -42,6 +45,8 @@ class PoolExchange:
         self._directory = directory
         self._placements = placements
         self._policy = policy
+        self._clock = clock
+        self._pool_clock = pool
 
     async def run(self, loops: background_loop.BackgroundLoops) -> None:
         """Exchanges until cancelled."""
@@ -68,7 +73,10 @@ class PoolExchange:
     async def _exchange(self, store: store_contract.Store) -> None:
         own = {engine.facts.id: engine.own for engine in self._core.engines if engine.own}
         choices = self._policy.choices
+        sent_at_s = self._clock()
         learned = await store.exchange(own)
+        if learned.now_s is not None:
+            self._pool_clock.on_exchange(learned.now_s, sent_at_s=sent_at_s, answered_at_s=self._clock())
         self._directory.on_others(learned.others)
         self._placements.cancel_workflows(map(WorkflowId, learned.cancelled))
         self._policy.follow(learned, choices=choices)

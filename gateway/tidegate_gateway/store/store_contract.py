@@ -135,6 +135,8 @@ class Exchange:
     cancelled: tuple[str, ...] = ()
     override: Chosen | None = None
     steered: Chosen | None = None
+    now_s: float | None = None
+    """The store's clock at the exchange, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,6 +201,7 @@ class Valkey:
             gateways=answer["gateways"],
             dead=tuple(gateway for gateway in store_answers.rows(answer["dead"]) if gateway != self.gateway),
             cancelled=tuple(store_answers.rows(answer["cancelled"])),
+            now_s=answer["now_ms"] / 1000,
             **store_answers.chosen(answer["policy"]),
         )
 

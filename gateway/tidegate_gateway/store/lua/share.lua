@@ -60,6 +60,7 @@ function operations.sync()
   if #ids == args.most then since_ms = tonumber(found[#found]) end
   return cjson.encode({
     others = others, gateways = gateways, dead = dead, policy = policies(), cancelled = ids, since_ms = since_ms,
+    now_ms = now_ms,
   })
 end
 
