@@ -102,7 +102,9 @@ class SlowStore:
     ends: list[tuple[str, bool]] = field(default_factory=list)
     spent: list[int] = field(default_factory=list)
 
-    async def finish(self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None) -> store_contract.Record:
+    async def finish(
+        self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None, tenant: str | None = None
+    ) -> store_contract.Record:
         self.recording.set()
         await self.answers.wait()
         self.ends.append((call, ok))

@@ -22,7 +22,9 @@ class Notebook:
     ends: list[tuple[str, bool]] = field(default_factory=list)
     answers: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def finish(self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None) -> store_contract.Record:
+    async def finish(
+        self, workflow: str, call: str, *, ok: bool, share_ms: int | None = None, tenant: str | None = None
+    ) -> store_contract.Record:
         await self.answers.wait()
         self.ends.append((call, ok))
         return store_contract.Record(
