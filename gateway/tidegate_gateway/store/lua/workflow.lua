@@ -65,10 +65,16 @@ local function uncharge(id)
   if redis.call('HDEL', sizes, id) == 1 then add_to_totals(tenant, -bytes - kept) end
 end
 
+local by_name = {} -- the stages of a document; a document may name four thousand in its `after` lists
+
 local function find(doc, name)
-  for _, stage in ipairs(doc.stages) do
-    if stage.name == name then return stage end
+  local known = by_name[doc]
+  if not known or not known[name] then
+    known = {}
+    for _, stage in ipairs(doc.stages) do known[stage.name] = known[stage.name] or stage end
+    by_name[doc] = known
   end
+  return known[name]
 end
 
 -- The outcome of a workflow that is done is met or late; of others it is their state, or `failed`.
