@@ -55,7 +55,7 @@ def bodies() -> dict[str, bytes]:
         "100,000 levels": b'{"model":"fake","messages":[],"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         "11,000 tools": chat("x", tools=[{"type": "function", "function": {"name": "a"}}] * 11_000),
         "a body that is cut off": chat(*["x" * 300] * 19_999)[:-10],
-        "1,000,000 token ids": orjson.dumps({"prompt": [1] * 1_000_000, "model": "fake"}),
+        "500,000 token ids": orjson.dumps({"prompt": [1] * 500_000, "model": "fake"}),
         "long numbers": b'{"model":"fake","a":[' + b",".join([b"1" * 400] * 20_000) + b"]}",
     }
 

@@ -176,6 +176,14 @@ def test_parts_without_text_do_not_make_a_short_request_look_long(part: dict[str
     assert parse(RESPONSES, {}, {"model": "m", "input": given}).size.characters == most
 
 
+def test_token_ids_are_bounded_over_all_prompts() -> None:
+    half = [1] * (completions.MOST_IDS // 2)
+    assert parse(COMPLETION, {}, {"model": "m", "prompt": [half, half]}).size.prompts == 2
+    for prompt in ([half, half, [1]], [1] * (completions.MOST_IDS + 1)):
+        with pytest.raises(error_table.BadRequest, match="must have at most 500000"):
+            parse(COMPLETION, {}, {"model": "m", "prompt": prompt})
+
+
 def test_a_stage_without_a_name_is_main() -> None:
     assert parse(CHAT, {"x-tidegate-workflow": "w"}, HELLO).fields.stage == "main"
     with pytest.raises(error_table.BadRequest, match="x-tidegate-workflow"):

@@ -9,8 +9,8 @@ from tidegate_gateway.openai.error_table import BadRequest
 TOKEN_CHARACTERS = 4
 """The characters that a token id counts for."""
 
-MOST_IDS = 1_000_000
-"""Token ids of a prompt, and texts of a request."""
+MOST_IDS = 500_000
+"""Token ids of a request, and texts of one. One step of the event loop looks at all; a longer prompt can be a text."""
 MOST_PROMPTS = 20_000
 """Prompts of token ids of a request, before the bound on its sequences counts."""
 
@@ -39,8 +39,12 @@ def text_size(value: object, param: str) -> tuple[int, int]:
             return len(value), sum(map(len, value))
         if kinds == {int} and min(value) >= 0:
             return 1, TOKEN_CHARACTERS * len(value)
-        if kinds == {list} and len(value) <= MOST_PROMPTS and all(map(_are_ids, value)):
-            return len(value), TOKEN_CHARACTERS * sum(map(len, value))
+        if kinds == {list} and len(value) <= MOST_PROMPTS:
+            ids = sum(map(len, value))
+            if ids > MOST_IDS:
+                raise BadRequest(f"{param} must have at most {MOST_IDS} token ids in all", param=param)
+            if all(map(_are_ids, value)):
+                return len(value), TOKEN_CHARACTERS * ids
     raise BadRequest(f"{param} must be text, a list of texts, or token ids", param=param)
 
 
