@@ -83,14 +83,20 @@ def test_the_journal_is_private_and_bounded(tmp_path: pathlib.Path, monkeypatch:
     ends.close()
 
 
+def filled(path: pathlib.Path, count: int) -> call_ends.CallEnds:
+    """A journal to which so many good ends were added."""
+    ends = call_ends.CallEnds(path)
+    for number in range(count):
+        ends.add("w", f"c{number}", ok=True)
+    return ends
+
+
 async def test_a_process_that_is_killed_while_the_journal_is_rewritten_loses_no_end(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(call_ends, "MOST", 10)
     path = tmp_path / "ends.jsonl"
-    ends = call_ends.CallEnds(path)
-    for number in range(20):
-        ends.add("w", f"c{number}", ok=True)
+    ends = filled(path, 20)
 
     class Killed(BaseException):
         pass
@@ -100,11 +106,10 @@ async def test_a_process_that_is_killed_while_the_journal_is_rewritten_loses_no_
 
     written = path.read_bytes()
     for where, step in ((call_ends, "_line"), (call_ends, "_write"), (pathlib.Path, "replace")):
-        monkeypatch.setattr(where, step, kill)
-        with pytest.raises(Killed):
-            ends.add("w", "next", ok=True)
-        monkeypatch.undo()
-        monkeypatch.setattr(call_ends, "MOST", 10)
+        with monkeypatch.context() as patched:
+            patched.setattr(where, step, kill)
+            with pytest.raises(Killed):
+                ends.add("w", "next", ok=True)
         assert path.read_bytes() == written, "the old journal is whole"
     ends.add("w", "last", ok=True)
     ends.close()
@@ -118,9 +123,7 @@ def test_a_journal_that_was_replaced_is_still_of_one_gateway(
 ) -> None:
     monkeypatch.setattr(call_ends, "MOST", 10)
     path = tmp_path / "ends.jsonl"
-    ends = call_ends.CallEnds(path)
-    for number in range(50):
-        ends.add("w", f"c{number}", ok=True)
+    ends = filled(path, 50)
     with pytest.raises(OSError, match="is used by another gateway"):
         call_ends.CallEnds(path)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["ends.jsonl"]

@@ -301,11 +301,13 @@ class Exchange:
         elif sent.HasField("protocol_config") and modes.request_body_mode not in BODY_MODES:
             raise error_table.GatewayError("internal_error", NO_BODIES)
         else:
-            body_s = self._picker.gateway.settings.limits.body_s
-            late = framing_errors.slow_body(body_s)
-            self._body_timer = asyncio.get_running_loop().call_later(body_s, self._refuse, late)
+            within_s = self._picker.gateway.settings.limits.body_s
+            self._body_timer = asyncio.get_running_loop().call_later(within_s, self._on_late_body)
             if not self._streamed_both_ways:
                 self._stream.send(ext_proc_messages.GO_ON)
+
+    def _on_late_body(self) -> None:
+        self._refuse(framing_errors.slow_body(self._picker.gateway.settings.limits.body_s))
 
     def _on_body(self, part: ext_proc_pb2.HttpBody) -> None:
         if self._request is None or self._task is not None:
