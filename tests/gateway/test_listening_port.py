@@ -1,8 +1,10 @@
-"""A port accepts a burst of connections in few steps of the event loop, and loses none when it closes."""
+"""A port accepts a burst of connections in few steps of the event loop, drops those of clients that are gone, and loses none
+of the others when it closes."""
 
 import asyncio
 import contextlib
 import socket
+import struct
 from collections.abc import Callable, Coroutine
 
 import pytest
@@ -59,6 +61,41 @@ async def closing(seen: set[asyncio.BaseTransport]) -> int:
     return accepted
 
 
+def gone(port: int, count: int, *, reset: bool) -> None:
+    """Clients that connect and reset the connection after half a request, or end it without a byte."""
+    for _ in range(count):
+        with socket.socket() as client:
+            client.connect(("127.0.0.1", port))
+            if reset:
+                client.send(b"POST / HTTP/1.1\r\n")
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+async def behind_clients_that_are_gone(reset: bool) -> int:
+    """The protocols that are made before the one of a client that has sent its bytes and shut its side."""
+    made = list[object]()
+    received = asyncio.Event()
+
+    class Received(asyncio.Protocol):
+        def __init__(self) -> None:
+            made.append(self)
+
+        def data_received(self, data: bytes) -> None:
+            if data == b"last":
+                received.set()
+
+    opened = await listening_port.open_port(Received, "127.0.0.1", 0)
+    gone(opened.port, BURST, reset=reset)
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(socket.socket())
+        client.connect(("127.0.0.1", opened.port))
+        client.send(b"last")
+        client.shutdown(socket.SHUT_WR)
+        await asyncio.wait_for(received.wait(), 10)
+    await opened.close()
+    return len(made) - 1
+
+
 Case = Callable[[set[asyncio.BaseTransport]], Coroutine[None, None, int]]
 Run = Callable[[Coroutine[None, None, int]], int]
 
@@ -73,3 +110,10 @@ def test_a_burst_of_connections_is_accepted_in_few_steps(run: Run) -> None:
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def test_clients_that_have_connected_when_a_port_closes_are_accepted(run: Run) -> None:
     assert run(closing(set())) == BURST
+
+
+@pytest.mark.parametrize("reset", [True, False], ids=["reset", "ended"])
+def test_clients_that_are_gone_get_no_protocol(reset: bool) -> None:
+    made = uvloop.run(behind_clients_that_are_gone(reset))
+    print(f"{made} of {BURST} clients that were gone got a protocol")
+    assert made <= BURST // 8

@@ -2,7 +2,8 @@
 
 uvloop accepts one connection in each step of the event loop. While steps take a millisecond, a client would wait for as
 many seconds as there are thousands of connections before its own. So with each connection that the event loop accepts,
-`_Acceptor` takes those that wait behind it.
+`_Acceptor` takes those that wait behind it. A connection whose client has reset it by then is closed without a protocol,
+which takes a tenth of the time.
 """
 
 import asyncio
@@ -17,6 +18,10 @@ BACKLOG = 4096
 """Connections that wait until they are accepted; the kernel asks clients beyond them to try again after a second."""
 AT_ONCE = 32
 """Connections that one step of the event loop accepts, so that a burst does not delay what is open."""
+GONE_AT_ONCE = 256
+"""Connections of clients that are gone which one step of the event loop closes."""
+_TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8
+"""States of a connection (Linux, `include/net/tcp_states.h`): the peer has reset it; the peer will send nothing more."""
 
 Factory = Callable[[], asyncio.Protocol]
 
@@ -70,11 +75,16 @@ class _Acceptor:
 
     def _take(self, at_most: int) -> int:
         """Returns how many were taken. What fails, such as a process without descriptors, is left to the event loop."""
-        taken = 0
+        taken = gone = 0
         for listener in self._listeners:
             with contextlib.suppress(OSError):  # none waits any more
-                while taken < at_most:
-                    opening = asyncio.ensure_future(self._open(listener.accept()[0]))
+                while taken < at_most and gone < GONE_AT_ONCE:
+                    accepted = listener.accept()[0]
+                    if _is_gone(accepted):
+                        accepted.close()
+                        gone += 1
+                        continue
+                    opening = asyncio.ensure_future(self._open(accepted))
                     self._opening.add(opening)
                     opening.add_done_callback(self._opening.discard)
                     taken += 1
@@ -83,6 +93,15 @@ class _Acceptor:
     async def _open(self, accepted: socket.socket) -> None:
         with contextlib.suppress(OSError):  # its client is gone
             await asyncio.get_running_loop().connect_accepted_socket(self._factory, accepted)
+
+
+def _is_gone(accepted: socket.socket) -> bool:
+    """Whether the client has reset the connection, or has ended it without a byte."""
+    try:
+        state = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        return state == _TCP_CLOSE or (state == _TCP_CLOSE_WAIT and not accepted.recv(1, socket.MSG_PEEK))
+    except OSError:
+        return True
 
 
 async def open_port(factory: Factory, host: str, port: int) -> ListeningPort:
