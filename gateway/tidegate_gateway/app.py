@@ -28,7 +28,7 @@ from tidegate_gateway.edge import (
     listening_port,
     port_encryption,
 )
-from tidegate_gateway.engines import discovery, health_check
+from tidegate_gateway.engines import discovery
 from tidegate_gateway.lifecycle import engine_connections
 from tidegate_gateway.observe import tracing_spans
 from tidegate_gateway.store import prompt_stream, relquery_store, store_contract, valkey_store
@@ -88,7 +88,6 @@ async def serving(
         async with contextlib.AsyncExitStack() as stack:
             if store is not None:
                 stack.push_async_callback(store.close)
-            session = await stack.enter_async_context(health_check.session(settings.timeouts))
             connections = engine_connections.EngineConnections(connect_s=settings.timeouts.connect_s)
             stack.callback(connections.close)
             traces = tracing_spans.to_collector(settings.tracing, time.monotonic)
@@ -102,7 +101,6 @@ async def serving(
                 prompts = prompt_stream.PromptStream(store)
             gateway = running_gateway.Gateway(
                 settings,
-                session,
                 connections,
                 store,
                 relqueries,

@@ -8,8 +8,6 @@ import random
 import time
 from collections.abc import Callable
 
-import aiohttp
-
 from tidegate_gateway import gateway_settings, tenant_budget
 from tidegate_gateway.callers import authentication
 from tidegate_gateway.coordination import policy_choice, pool_clock, pool_exchange
@@ -38,7 +36,6 @@ class Gateway:
     def __init__(
         self,
         settings: gateway_settings.Settings,
-        session: aiohttp.ClientSession,
         connections: engine_connections.EngineConnections,
         store: store_contract.Store | None,
         relqueries: relquery_store.RelQueryStore | None = None,
@@ -66,7 +63,7 @@ class Gateway:
         self.placements = placement.Placements(self.core, self.metrics, self.recent, clock=clock)
         self.directory = engine_directory.EngineDirectory(self.placements)
         self.discovery = discovery.Discovery(
-            settings, session, directory=self.directory, placements=self.placements, profiles=profiles
+            settings, connections, directory=self.directory, placements=self.placements, profiles=profiles
         )
         ids = tenant_ids.TenantIds(by_tenant=settings.auth.required)
         self.workflows = workflow_service.Workflows(

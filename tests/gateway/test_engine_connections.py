@@ -24,6 +24,8 @@ class Engine:
         self.connections = 0
         self.lost = 0
         self.writers: set[asyncio.StreamWriter] = set()
+        self.length = len(REQUEST)
+        """Of each request."""
         self._answers = answers
         self._closes = closes
 
@@ -33,7 +35,7 @@ class Engine:
         try:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
                 while True:
-                    await reader.readexactly(len(REQUEST))
+                    await reader.readexactly(self.length)
                     for part in self._answers:
                         writer.write(part)
                         await writer.drain()
@@ -182,8 +184,44 @@ async def test_an_answer_that_nobody_reads_stops_the_engine(pool: engine_connect
         connection.release()
 
 
+GET = b"GET /v1/models HTTP/1.1\r\nHost: %s\r\nAccept: */*\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def pages(*answers: bytes) -> AsyncIterator[Engine]:
+    """An engine that answers requests for a page."""
+    async with engine(*answers) as serving:
+        serving.length = len(GET) - 2 + len(serving.url.removeprefix("http://"))
+        yield serving
+
+
+async def test_a_page_is_read_whole(pool: engine_connections.EngineConnections) -> None:
+    async with pages(OK) as serving:
+        for _ in range(2):
+            assert await pool.page(serving.url, "/v1/models", most_bytes=5) == (200, b"hello")
+        assert serving.connections == 1
+
+
+async def test_a_page_that_is_too_large_is_a_lost_connection(pool: engine_connections.EngineConnections) -> None:
+    async with pages(OK) as serving:
+        with pytest.raises(engine_connections.ConnectionLost, match="more than 4 bytes"):
+            await pool.page(serving.url, "/v1/models", most_bytes=4)
+
+
+async def test_the_page_of_another_status_is_not_read(pool: engine_connections.EngineConnections) -> None:
+    async with pages(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 500\r\n\r\n") as serving:
+        assert await pool.page(serving.url, "/v1/models", most_bytes=1000) == (302, b"")
+
+
+async def test_interim_answers_without_end_are_a_lost_connection(pool: engine_connections.EngineConnections) -> None:
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n" * 4000
+    async with pages(*[interim] * 1000) as serving:
+        with pytest.raises(engine_connections.ConnectionLost, match="without a byte of its body"):
+            await pool.page(serving.url, "/v1/models", most_bytes=1000)
+
+
 async def test_nobody_listens(pool: engine_connections.EngineConnections) -> None:
-    with pytest.raises(engine_connections.ConnectionLost, match="takes no connections"):
+    with pytest.raises(engine_connections.NotReachable, match="takes no connections"):
         await asked(pool, "http://127.0.0.1:1")
 
 

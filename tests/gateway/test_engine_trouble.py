@@ -57,6 +57,45 @@ async def test_another_engine_is_tried_before_the_first_token(up: Any, status: i
         assert len(bad.bodies) >= 1
 
 
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 422, 302])
+async def test_an_engine_that_rejects_every_call_is_ejected(up: Any, status: int) -> None:
+    """It answers at once, so it would draw all calls."""
+    async with (
+        fake_engine.engine(status=status) as bad,
+        fake_engine.engine() as good,
+        up(*preferring(bad, good)) as client,
+    ):
+        answers = [(await client.ask())[0] for _ in range(10)]
+        assert answers[2:] == [200] * 8  # the first two rejections are believed
+        assert (await stream(client))[-1] == "[DONE]"
+        assert not client.all_accepting()
+        assert len(bad.bodies) < 8
+
+
+async def test_calls_that_every_engine_rejects_eject_none(up: Any) -> None:
+    async with (
+        fake_engine.engine(status=400) as one,
+        fake_engine.engine(status=400) as other,
+        up(*preferring(one, other)) as client,
+    ):
+        for _ in range(12):
+            status, answer, _ = await client.ask()
+            assert (status, answer["error"]["message"]) == (400, "the engine rejects the request: as set by the test")
+        assert client.all_accepting()
+        assert 0 < len(other.bodies) <= 4  # it is asked for its opinion at each third call
+        one.status = other.status = 200
+        assert (await client.ask())[0] == 200
+
+
+async def test_a_rejection_stands_if_no_other_engine_tells_more(up: Any) -> None:
+    async with (
+        fake_engine.engine(status=400) as one,
+        fake_engine.engine(status=500) as other,
+        up(*preferring(one, other)) as client,
+    ):
+        assert {(await client.ask())[0] for _ in range(6)} == {400}
+
+
 async def test_failing_engines_are_ejected_and_come_back(up: Any, until: Any) -> None:
     dispatch = {"rule": "round-robin"}
     async with (

@@ -7,17 +7,16 @@ once, at start.
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import socket
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 
-import aiohttp
-
 from tidegate_gateway import gateway_settings, settings_decoder
 from tidegate_gateway.engines import health_check, inference_pool
-from tidegate_gateway.lifecycle import engine_directory, placement
+from tidegate_gateway.lifecycle import engine_connections, engine_directory, placement
 from tidegate_gateway.observe import background_loop
 from tidegate_policy import cost
 from tidegate_policy.model import EngineId
@@ -38,7 +37,7 @@ class Discovery:
     def __init__(
         self,
         settings: gateway_settings.Settings,
-        session: aiohttp.ClientSession,
+        connections: engine_connections.EngineConnections,
         *,
         directory: engine_directory.EngineDirectory,
         placements: placement.Placements,
@@ -47,7 +46,7 @@ class Discovery:
         self.known: dict[EngineId, health_check.EngineHealth] = {}
         self.served = health_check.ServedModel(settings.model)
         self._settings = settings
-        self._session = session
+        self._connections = connections
         self._directory = directory
         self._placements = placements
         self._profiles = profiles
@@ -59,7 +58,7 @@ class Discovery:
         ]
         self._pool: inference_pool.PoolReader | None = None
         if settings.inference_pool.name is not None:
-            self._pool = inference_pool.PoolReader(settings.inference_pool, session)
+            self._pool = inference_pool.PoolReader(settings.inference_pool)
             self._sources.append(self._pods)
 
     @property
@@ -69,7 +68,7 @@ class Discovery:
 
     async def run(self, loops: background_loop.BackgroundLoops) -> None:
         """Discovers and checks engines until cancelled."""
-        async with asyncio.TaskGroup() as group:
+        async with self._pool or contextlib.nullcontext(), asyncio.TaskGroup() as group:
             for address in self._static:
                 self._appeared(group, loops, address)
             for find in self._sources:
@@ -119,7 +118,7 @@ class Discovery:
             health,
             self.served,
             settings=self._settings,
-            session=self._session,
+            connections=self._connections,
             directory=self._directory,
             placements=self._placements,
         )

@@ -14,8 +14,6 @@ import urllib.parse
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
-import aiohttp
-
 from tidegate_control import control_client
 from tidegate_gateway import gateway_settings
 from tidegate_gateway.engines import metrics_scrape
@@ -106,7 +104,7 @@ class HealthCheck:
         served: ServedModel,
         *,
         settings: gateway_settings.Settings,
-        session: aiohttp.ClientSession,
+        connections: engine_connections.EngineConnections,
         directory: engine_directory.EngineDirectory,
         placements: placement.Placements,
     ) -> None:
@@ -116,7 +114,7 @@ class HealthCheck:
         self._is_open_enough = settings.picker.conformance_tests
         self._token = settings.auth.pool_token
         self._extension_s = settings.timeouts.first_token_s
-        self._session = session
+        self._connections = connections
         self._directory = directory
         self._placements = placements
 
@@ -142,10 +140,12 @@ class HealthCheck:
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 problem = await self._problem()
-        except (aiohttp.ClientConnectorError, ConnectionRefusedError):
+        except (engine_connections.NotReachable, ConnectionRefusedError):
             problem, certain = "cannot be reached", True
-        except (aiohttp.ClientError, OSError) as error:
-            problem = f"does not answer ({type(error).__name__})"
+        except TimeoutError:
+            problem = f"does not answer within {self._settings.timeout_s:.3g} s"
+        except OSError as error:
+            problem = f"does not answer ({error})"
         except Exception:
             # Whatever an engine answers, the other engines are served.
             if not health.misses:
@@ -162,20 +162,19 @@ class HealthCheck:
         if self._is_open_enough:
             await _connect(url)
             return None
-        async with self._session.get(url + "/health", allow_redirects=False) as response:
-            if response.status != 200:
-                return f"says {response.status} on /health"
-        async with self._session.get(url + "/metrics", allow_redirects=False) as response:
-            before = health.load.generated
-            scraped = response.status == 200
-            health.load = metrics_scrape.read(await _page(response)) if scraped else metrics_scrape.Load()
+        status, _ = await self._page("/health")
+        if status != 200:
+            return f"says {status} on /health"
+        status, page = await self._page("/metrics")
+        before = health.load.generated
+        health.load = metrics_scrape.read(page)  # nothing is known after another status
         if before is not None and health.load.generated is not None and before != health.load.generated:
             if health.load.generated < before:
                 self._placements.on_engine_restarted(health.address.id)
             self._placements.on_engine_works(health.address.id, self._extension_s)
         if not health.models or health.checks % MODELS_EVERY == 0:
-            async with self._session.get(url + "/v1/models", allow_redirects=False) as response:
-                health.models = _models(await _page(response))
+            _, page = await self._page("/v1/models")
+            health.models = _models(page)
         if not health.models:
             return "lists no models on /v1/models"
         if self._served.name is None:
@@ -185,6 +184,9 @@ class HealthCheck:
             return None
         other, health.models = health.models[0], ()  # calls for these models must not be admitted
         return f"serves {other}, not {served}"
+
+    async def _page(self, path: str) -> tuple[int, bytes]:
+        return await self._connections.page(self._health.address.url, path, most_bytes=metrics_scrape.MOST_BYTES)
 
     async def _ask_control(self, control: control_client.EngineClient) -> None:
         health = self._health
@@ -206,20 +208,6 @@ class HealthCheck:
 
 
 @contextlib.asynccontextmanager
-async def session(timeouts: gateway_settings.Timeouts) -> AsyncIterator[aiohttp.ClientSession]:
-    """The HTTP client of all health checks; closed at the end."""
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=engine_connections.KEEPALIVE_S),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s),
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("User-Agent", "Accept-Encoding"),
-    ) as client:
-        yield client
-    await asyncio.sleep(0)  # lets closed transports finish before the loop ends
-
-
-@contextlib.asynccontextmanager
 async def _control(address: str | None, token: str | None) -> AsyncIterator[control_client.EngineClient | None]:
     if address is None:
         yield None
@@ -236,15 +224,6 @@ async def _connect(url: str) -> None:
     address = urllib.parse.urlsplit(url)
     _, writer = await asyncio.open_connection(address.hostname, address.port)
     writer.transport.abort()
-
-
-async def _page(response: aiohttp.ClientResponse) -> bytes:
-    page = bytearray()
-    async for chunk in response.content.iter_any():
-        page += chunk
-        if len(page) > metrics_scrape.MOST_BYTES:
-            raise aiohttp.ClientPayloadError("the page is too large")
-    return bytes(page)
 
 
 def _models(page: bytes) -> tuple[str, ...]:

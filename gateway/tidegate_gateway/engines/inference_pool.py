@@ -10,7 +10,7 @@ import pathlib
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import orjson
@@ -62,14 +62,14 @@ def _active(pod: Json, ports: Sequence[int]) -> Iterator[int]:
 class PoolReader:
     """Reads one InferencePool and its pods."""
 
-    def __init__(self, settings: picker_settings.InferencePool, session: aiohttp.ClientSession) -> None:
+    def __init__(self, settings: picker_settings.InferencePool) -> None:
         """Raises `BadSettings` without the address or the certificate authority of an API server."""
         if settings.api_url is None:
             raise BadSettings("inferencePool.apiUrl is required outside a cluster")
         self.is_known = False
         """The pool exists, as far as the last answer tells."""
         self._settings = settings
-        self._session = session
+        self._session: aiohttp.ClientSession | None = None
         self._url = settings.api_url.rstrip("/")
         self._encryption: ssl.SSLContext | bool = True
         self._told = ""
@@ -78,6 +78,14 @@ class PoolReader:
                 self._encryption = ssl.create_default_context(cafile=settings.ca_file)
             except OSError as error:
                 raise BadSettings(f"inferencePool.caFile cannot be used: {settings.ca_file}: {error}") from error
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
 
     async def read(self) -> list[str] | None:
         """The host:port of each engine now; None if the API server does not tell, and the last answer stands."""
@@ -101,6 +109,8 @@ class PoolReader:
 
     async def _ask(self, path: str, query: Mapping[str, str] | None = None) -> Json | None:
         """The object at a path; None if there is none."""
+        if self._session is None:
+            raise RuntimeError("the reader is not entered")
         token = (await asyncio.to_thread(pathlib.Path(self._settings.token_file).read_text)).strip()
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         async with (

@@ -7,8 +7,6 @@ connection, which tells vLLM that the client is gone.
 
 import asyncio
 import contextlib
-import functools
-import urllib.parse
 from collections.abc import Mapping
 
 from tidegate_gateway import gateway_settings
@@ -18,6 +16,8 @@ from tidegate_policy.model import DropReason
 
 REST_S = 0.2
 """For an engine to end its answer after the end marker."""
+UNAUTHORIZED = (401, 403, 407)
+"""The engine wants credentials, which no client of the gateway can give."""
 ABSENT = 501
 """vLLM's answer where its model does not have the endpoint: as a 404, it is no failure of the engine."""
 LARGE_BYTES = 1024 * 1024
@@ -41,6 +41,11 @@ class Reply:
         self.meter = meter
         self._connection = connection
         self._tap = tap
+
+    @property
+    def rejects(self) -> bool:
+        """The engine says that the request is at fault."""
+        return self.status != 200
 
     @property
     def streamed(self) -> bool:
@@ -89,7 +94,7 @@ class EngineClient:
         self, url: str, request: parsed_request.ParsedRequest, body: bytes, headers: Mapping[str, str]
     ) -> Reply:
         """Sends a call to the engine at `url` and waits until its answer has begun. Raises `EngineTrouble`."""
-        origin, start = _start(url, request.endpoint.path)
+        origin, start = engine_connections.request_start("POST", url, request.endpoint.path)
         own = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         connection: engine_connections.EngineConnection | None = None
         try:
@@ -109,7 +114,7 @@ class EngineClient:
     ) -> Reply:
         if connection.status in (429, 503):
             raise error_table.EngineTrouble("the engine's own queue is full", failure="busy")
-        if connection.status >= 500 and connection.status != ABSENT:
+        if is_failure(connection.status):
             raise error_table.EngineTrouble(f"the engine answered {connection.status}")
         dialect, size = request.endpoint.stream, request.size
         meter = event_stream.Meter(
@@ -160,7 +165,7 @@ class EngineClient:
         meter: event_stream.Meter,
     ) -> Reply:
         meter.done = True
-        if 400 <= connection.status < 500 or connection.status == ABSENT:
+        if connection.status != 200:
             return Reply(connection, first=content, meter=meter)  # the request is at fault, whatever the engine says
         try:
             answer = bounded_json.of_engine(content)
@@ -169,7 +174,7 @@ class EngineClient:
             return Reply(connection, first=content, meter=meter)
         except ValueError as error:
             raise error_table.EngineTrouble("the engine's answer is not JSON that the gateway takes") from error
-        if not isinstance(answer, dict) or (connection.status == 200 and not kind.is_answer(answer)):
+        if not isinstance(answer, dict) or not kind.is_answer(answer):
             raise error_table.EngineTrouble(f"the engine's answer is not an answer of {kind.path}")
         meter.on_usage(answer.get("usage"))
         if meter.offers_tools:
@@ -177,15 +182,12 @@ class EngineClient:
         return Reply(connection, first=content, meter=meter)
 
 
+def is_failure(status: int) -> bool:
+    """Whether an answer with this status is the engine's fault, and not that of the call."""
+    blames_call = (400 <= status < 500 and status not in UNAUTHORIZED) or status == ABSENT
+    return status != 200 and not blames_call
+
+
 def _discard(connection: engine_connections.EngineConnection | None) -> None:
     if connection is not None:
         connection.close()
-
-
-@functools.lru_cache(maxsize=1024)
-def _start(url: str, path: str) -> tuple[str, bytes]:
-    """The origin of an engine's URL, and the first lines of each request to one of its paths."""
-    where = urllib.parse.urlsplit(url)
-    target = urllib.parse.quote(where.path.rstrip("/") + path, safe="/%")
-    start = f"POST {target} HTTP/1.1\r\nHost: {where.netloc.rpartition('@')[2]}\r\nAccept: */*\r\n"
-    return f"{where.scheme}://{where.netloc}", start.encode("latin-1")

@@ -8,6 +8,7 @@ protocol is `ConnectionLost`. The caller bounds the time of each wait.
 
 import asyncio
 import collections
+import functools
 import socket
 import ssl
 import urllib.parse
@@ -33,6 +34,10 @@ UNREAD_BYTES = 16 * 1024
 
 class ConnectionLost(OSError):
     """The connection cannot be made, has broken, or does not carry HTTP/1.1."""
+
+
+class NotReachable(ConnectionLost):
+    """The engine's port refuses connections, or no address has it."""
 
 
 class EngineConnection(asyncio.Protocol):
@@ -240,6 +245,21 @@ class EngineConnections:
         self._tls: ssl.SSLContext | None = None
         self._closed = False
 
+    async def page(self, url: str, path: str, *, most_bytes: int) -> tuple[int, bytes]:
+        """Status and body of a page of the engine at `url`; no body unless the status is 200. Raises `ConnectionLost`."""
+        origin, start = request_start("GET", url, path)
+        connection = await self.get(origin)
+        try:
+            await connection.send(start + b"\r\n")
+            page = bytearray()
+            while connection.status == 200 and (data := await connection.read()):
+                page += data
+                if len(page) > most_bytes:
+                    raise ConnectionLost(f"its page {path} has more than {most_bytes} bytes")
+            return connection.status, bytes(page)
+        finally:
+            connection.release()
+
     async def get(self, origin: str) -> EngineConnection:
         """A connection to `origin` (`http://host:port`): the idle one that was used last, or a new one.
 
@@ -289,7 +309,7 @@ class EngineConnections:
         except TimeoutError as error:
             raise ConnectionLost(f"it took no connection within {self._connect_s:.3g} s") from error
         except OSError as error:
-            raise ConnectionLost("it takes no connections") from error
+            raise NotReachable("it takes no connections") from error
         return connection
 
     def _close_idle(self) -> None:
@@ -301,3 +321,12 @@ class EngineConnections:
             if not idle:
                 del self._idle[origin]
         self._sweep = loop.call_later(SWEEP_S, self._close_idle) if self._idle else None
+
+
+@functools.lru_cache(maxsize=1024)
+def request_start(method: str, url: str, path: str) -> tuple[str, bytes]:
+    """The origin of an engine's URL, and the first lines of each request to one of its paths."""
+    where = urllib.parse.urlsplit(url)
+    target = urllib.parse.quote(where.path.rstrip("/") + path, safe="/%")
+    start = f"{method} {target} HTTP/1.1\r\nHost: {where.netloc.rpartition('@')[2]}\r\nAccept: */*\r\n"
+    return f"{where.scheme}://{where.netloc}", start.encode("latin-1")

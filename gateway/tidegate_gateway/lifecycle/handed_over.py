@@ -9,15 +9,13 @@ import asyncio
 from collections.abc import Callable
 
 from tidegate_gateway import gateway_settings
-from tidegate_gateway.lifecycle import admission, engine_directory, placement, settlement, watchdog
+from tidegate_gateway.lifecycle import admission, engine_client, engine_directory, placement, settlement, watchdog
 from tidegate_gateway.openai import engine_body, error_table
 from tidegate_policy.admit import retries
 from tidegate_policy.dispatch import core_actions
 
 LONGEST_S = 86_400.0
 """For the rest of an answer after its head: the proxy has the time limits of its bytes."""
-OWN_FAULT = 501
-"""An engine whose model does not have the endpoint answers so: the request is at fault."""
 
 
 class HandedOver:
@@ -140,7 +138,7 @@ class HandedOver:
         self.record.finished_at_s = self._clock()
         self._placement.finished(ok=ok)
         if not ok:
-            failed = status >= 500 and status != OWN_FAULT
+            failed = engine_client.is_failure(status)
             self.record.outcome = "engine_failed" if failed else "rejected"
             failure = retries.Failure.BUSY if status in (429, 503) else retries.Failure.FAILED
             if failed and retries.blames_engine(failure):

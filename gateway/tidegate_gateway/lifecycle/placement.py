@@ -96,6 +96,18 @@ class Placement:
         if self.record.engine is not None:
             self._placements.report_engine(self.record.engine, self.call.tenant, ok=ok)
 
+    def doubts_rejection(self) -> bool:
+        """The engine rejected the call as wrong. Whether another engine should be asked."""
+        engine = self.record.engine
+        return engine is not None and self._placements.core.on_rejection(self._placements.clock(), engine)
+
+    def on_second_opinion(self, first: EngineId, *, ok: bool) -> None:
+        """Another engine answers (`ok`) or rejects the call that the first one has rejected."""
+        if ok:
+            self._placements.report_engine(first, self.call.tenant, ok=False)
+        elif self.record.engine is not None:
+            self._placements.core.on_rejection_shared(first, self.record.engine)
+
     def answered(self) -> None:
         """The first token, or the whole answer, is here."""
         self.begun = True

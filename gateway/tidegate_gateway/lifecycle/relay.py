@@ -12,6 +12,7 @@ from tidegate_gateway import gateway_settings
 from tidegate_gateway.lifecycle import admission, engine_client, engine_directory, placement, settlement, watchdog
 from tidegate_gateway.openai import engine_body, error_table
 from tidegate_policy.dispatch import core_actions
+from tidegate_policy.model import EngineId
 
 PROGRESS_TOKENS = 16
 """Between two reports of a stream's progress to the dispatcher."""
@@ -109,13 +110,30 @@ class Relay:
 
     async def _begin(self) -> None:
         """Opens the answer; a failure before the first token is tried again at another engine."""
-        while True:
-            send = await self._placement.next_engine()
+        rejection: engine_client.Reply | None = None
+        rejected_by: EngineId | None = None
+        while self._reply is None:
             try:
-                self._reply = await self._open(self._clock(), send)
+                send = await self._placement.next_engine()
+            except error_table.GatewayError:
+                if rejection is None:
+                    raise
+                self._reply = rejection  # no other engine tells more
                 break
+            try:
+                reply = await self._open(self._clock(), send)
             except error_table.EngineTrouble as error:
                 self._placement.attempt_failed(error)
+                continue
+            if rejected_by is not None:
+                self._placement.on_second_opinion(rejected_by, ok=not reply.rejects)
+            elif reply.rejects and self._placement.doubts_rejection():
+                reply.close()
+                rejection, rejected_by = reply, send.decision.engine
+                doubted = "the engine rejects this call as it did those before"
+                self._placement.attempt_failed(error_table.EngineTrouble(doubted, failure="rejected"))
+                continue
+            self._reply = reply
         self.record.first_token_at_s = self._clock()
         self._token_by_s = self._loop.time() + self._timeouts.next_token_s
         self._placement.answered()
@@ -162,7 +180,7 @@ class Relay:
         meter = reply.meter
         self.record.finished_at_s = self._clock()
         self._count()
-        ok = reply.status == 200 and not meter.failed
+        ok = not reply.rejects and not meter.failed
         self._placement.finished(ok=ok)
         if not ok:
             self.record.outcome = "engine_failed" if meter.failed else "rejected"

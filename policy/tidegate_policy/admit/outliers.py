@@ -6,6 +6,9 @@ ends the row.
 
 The calls of one tenant may fail everywhere because of what they ask for. So they eject no engine that has served another
 tenant a moment ago, unless a call of a second tenant fails too.
+
+A call that an engine rejects as wrong (4xx) is no failure of the engine. But an engine that rejects call after call, at once,
+would draw all calls. So from the third rejection in a row on, another engine is asked for its opinion.
 """
 
 from dataclasses import dataclass
@@ -25,6 +28,10 @@ class OutlierSettings:
     max_ejection_s: float = 60.0
 
 
+DOUBTED_REJECTIONS = 3
+"""Rejections in a row from which on another engine is asked."""
+
+
 class FailureRecord:
     """What the calls of one engine have shown."""
 
@@ -32,6 +39,8 @@ class FailureRecord:
         self.ejected_until_at_s = 0.0
         self.failures = 0
         """Failures in a row."""
+        self.rejections = 0
+        """Calls in a row that the engine rejected as wrong, and that no other engine has rejected too."""
         self._ejections = 0
         """Ejections in a row; a success after the last one starts anew."""
         self._failed: str | None = None
@@ -46,7 +55,7 @@ class FailureRecord:
 
     def succeeded(self, now: float, tenant: str) -> None:
         """The engine did its part in a call of the tenant."""
-        self.failures = self._ejections = 0
+        self.failures = self.rejections = self._ejections = 0
         if tenant != self._served[0]:
             self._served_before = self._served
         self._served = (tenant, now)

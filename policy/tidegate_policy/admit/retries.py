@@ -18,6 +18,9 @@ class Failure(StrEnum):
     """The connection failed: the engine works on the call no longer."""
     FAILED = "failed"
     """The engine answered with an error, or not in time."""
+    REJECTED = "rejected"
+    """The engine rejected the call as wrong, as it did the calls before: another engine is asked. It is blamed if that one
+    answers the call."""
     TOO_LONG = "too-long"
     """An answer that is not streamed took longer than the gateway waits. The engine works, so it is not blamed."""
 
@@ -47,7 +50,7 @@ def retry(failure: Failure, *, attempt: int, retrying: int, inflight: int, setti
         return attempt < settings.max_busy_attempts
     if attempt >= settings.max_attempts:
         return False
-    return failure is Failure.GONE or retrying < max(settings.free, settings.share * inflight)
+    return failure in (Failure.GONE, Failure.REJECTED) or retrying < max(settings.free, settings.share * inflight)
 
 
 def blames_engine(failure: Failure) -> bool:

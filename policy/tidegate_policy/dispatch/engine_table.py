@@ -226,6 +226,20 @@ class EngineTable:
         self._accepting_until_at_s = -math.inf
         return known.record.eject(now, self._settings)
 
+    def on_rejection(self, now: float, engine: EngineId) -> bool:
+        """The engine rejected a call as wrong. Returns whether another engine should be asked."""
+        known = self._engines.get(engine)
+        if known is None:
+            return False
+        known.record.rejections += 1
+        return known.record.rejections >= outliers.DOUBTED_REJECTIONS and self._others_serve(now, engine)
+
+    def on_rejection_shared(self, *engines: EngineId) -> None:
+        """These engines rejected the same call: it is the call's fault."""
+        for engine in engines:
+            if (known := self._engines.get(engine)) is not None:
+                known.record.rejections = 0
+
     def on_sent(self, now: float, engine: Engine, call: Call) -> None:
         """The call goes to the engine. Called before the call is a part of the engine's backlog."""
         if self._learns(engine):
