@@ -24,7 +24,7 @@ class Jwt:
     tenant_claim: str = "sub"
     """The claim that holds the tenant."""
     classes_claim: str | None = None
-    """The claim that lists the classes that the caller may name; null = all."""
+    """The claim that lists the classes that the caller may name; null = all. A call that names none is of the first one."""
     refresh_s: float = 300.0
     """Between two readings of the public keys."""
 

@@ -99,6 +99,23 @@ async def test_a_key_binds_the_tenant_of_grpc_calls(up: Any, keys_file: pathlib.
         assert none.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
+async def test_a_call_of_a_bound_key_that_names_no_class_is_of_its_first_one(up: Any, keys_file: pathlib.Path) -> None:
+    settings: dict[str, Any] = {"auth": {"keysFile": str(keys_file)}, "classes": [{"name": "batch"}, {"name": "chat"}]}
+    async with (
+        fake_engine.engine() as engine,
+        up(engine, listen={"grpcPort": 0}, defaultClass="chat", **settings) as client,
+        grpc.aio.insecure_channel(client.grpc) as channel,
+    ):
+        for headers in (bearer(ACME), bearer(ACME, x_tidegate_class=""), bearer(OTHER)):
+            assert (await client.ask(headers=headers))[0] == 200
+        request = inference_pb2.GenerateRequest(model="fake", prompt="x")
+        calls = inference_pb2_grpc.InferenceStub(channel)
+        async for _ in calls.Generate(request, metadata=(("authorization", f"Bearer {ACME}"),)):
+            pass
+        classes = [body["vllm_xargs"]["tg.class"] for body in engine.bodies]
+        assert classes == ["batch", "batch", "chat", "batch"]
+
+
 async def test_equal_ids_of_two_tenants_never_meet(up: Any, keys_file: pathlib.Path) -> None:
     auth = {"keysFile": str(keys_file)}
     async with fake_engine.engine() as engine, up(engine, auth=auth, listen={"grpcPort": 0}) as client:

@@ -35,7 +35,7 @@ class ApiKey:
     tenant: str
     """The tenant of the callers with this key; its entitlements are in `tenants` of the settings. `*` = any tenant."""
     classes: tuple[str, ...] | None = None
-    """The classes that these callers may name; null = all."""
+    """The classes that these callers may name; null = all. A call that names none is of the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +90,5 @@ def parsed(raw: bytes) -> Table:
         digest = bytes.fromhex(key.sha256)
         if digest[:_PREFIX_BYTES] in callers:
             raise BadSettings(f"keys[{i}].sha256 comes twice")
-        classes = None if key.classes is None else frozenset(key.classes)
-        callers[digest[:_PREFIX_BYTES]] = (digest, caller.Caller(tenant=tenant, classes=classes))
+        callers[digest[:_PREFIX_BYTES]] = (digest, caller.Caller(tenant=tenant, classes=key.classes))
     return callers

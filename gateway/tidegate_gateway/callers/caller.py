@@ -22,16 +22,20 @@ class Caller:
     """An authenticated caller."""
 
     tenant: str
-    classes: frozenset[str] | None
-    """The classes that it may name; None = all."""
+    classes: tuple[str, ...] | None
+    """The classes that it may name; None = all. A call that names none is of the first one."""
 
     def bound(self, pairs: Pairs) -> list[tuple[str, str]]:
         """The headers with the caller's tenant. Raises `GatewayError` for another tenant, or a class of others."""
         kept = []
+        names_class = not self.classes
         for pair in pairs:
             name, value = pair
             if name in _CLASSES:
                 self.check_class(value, name)
+                if not value:
+                    continue
+                names_class = True
             elif name in _TENANTS and self.tenant != ANY_TENANT:
                 if value != self.tenant:
                     raise forbidden(f"{name} is not the tenant of this API key or token; leave it out", param=name)
@@ -39,6 +43,8 @@ class Caller:
             kept.append(pair)
         if self.tenant != ANY_TENANT:
             kept.append((http_headers.ALIASES["tenant"][0], self.tenant))
+        if self.classes and not names_class:
+            kept.append((http_headers.ALIASES["slo_class"][0], self.classes[0]))
         return kept
 
     def check_class(self, slo_class: str, param: str) -> None:

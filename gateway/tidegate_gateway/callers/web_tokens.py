@@ -157,7 +157,7 @@ class WebTokens:
         classes = classes.split() if isinstance(classes, str) else classes
         if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
             raise caller.forbidden(f"the claim {listed} must be a list of classes")
-        return caller.Caller(tenant=tenant, classes=frozenset(classes))
+        return caller.Caller(tenant=tenant, classes=tuple(classes))
 
 
 def _is_time(claim: object) -> bool:
