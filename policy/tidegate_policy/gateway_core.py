@@ -294,8 +294,8 @@ class GatewayCore:
         return self.engines.on_attempt(now, engine, tenant, ok=ok)
 
     def on_rejection(self, now: float, engine: EngineId) -> bool:
-        """The engine rejected a call as wrong. Returns whether another engine should be asked, as one that rejects every call
-        would draw all of them."""
+        """The engine rejected a call as wrong. Returns whether another engine should be asked, because one that rejects
+        every call would draw all of them."""
         return self.engines.on_rejection(now, engine)
 
     def on_rejection_shared(self, *engines: EngineId) -> None:

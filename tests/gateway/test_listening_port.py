@@ -1,5 +1,5 @@
-"""A port accepts a burst of connections in few steps of the event loop, drops clients that are gone, and loses none of the others
-when it closes."""
+"""A port accepts a burst of connections in few steps of the event loop, drops clients that are gone, and loses none of
+the others when it closes."""
 
 import asyncio
 import contextlib

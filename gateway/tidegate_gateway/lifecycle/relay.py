@@ -12,7 +12,6 @@ from tidegate_gateway import gateway_settings
 from tidegate_gateway.lifecycle import admission, engine_client, engine_directory, placement, settlement, watchdog
 from tidegate_gateway.openai import engine_body, error_table
 from tidegate_policy.dispatch import core_actions
-from tidegate_policy.model import EngineId
 
 PROGRESS_TOKENS = 16
 """Between two reports of a stream's progress to the dispatcher."""
@@ -111,7 +110,7 @@ class Relay:
     async def _begin(self) -> None:
         """Opens the answer; a failure before the first token is tried again at another engine."""
         rejection: engine_client.Reply | None = None
-        rejected_by: EngineId | None = None
+        doubted: core_actions.Send | None = None
         while self._reply is None:
             try:
                 send = await self._placement.next_engine()
@@ -125,13 +124,13 @@ class Relay:
             except error_table.EngineTrouble as error:
                 self._placement.attempt_failed(error)
                 continue
-            if rejected_by is not None:
-                self._placement.on_second_opinion(rejected_by, ok=not reply.rejects)
+            if doubted is not None:
+                self._placement.on_second_opinion(doubted.decision.engine, ok=not reply.rejects)
             elif reply.rejects and self._placement.doubts_rejection():
                 reply.close()
-                rejection, rejected_by = reply, send.decision.engine
-                doubted = "the engine rejects this call as it did those before"
-                self._placement.attempt_failed(error_table.EngineTrouble(doubted, failure="rejected"))
+                rejection, doubted = reply, send
+                trouble = "the engine rejects this call as it did those before"
+                self._placement.attempt_failed(error_table.EngineTrouble(trouble, failure="rejected"))
                 continue
             self._reply = reply
         self.record.first_token_at_s = self._clock()

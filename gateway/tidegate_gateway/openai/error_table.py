@@ -149,8 +149,8 @@ def engine_message(answer: bytes) -> tuple[str, str | None]:
 
 Failure = Literal["busy", "gone", "failed", "rejected", "too-long"]
 """How an engine failed a call: `busy`: its own queue was full. `gone`: its connection broke. `failed`: its answer was an
-error or late. `rejected`: it rejects call after call. `too-long`: it was still working on an answer that is not streamed when
-the time limit ended."""
+error or late. `rejected`: it rejects call after call. `too-long`: it was still working on an answer that is not streamed
+when the time limit ended."""
 
 
 class EngineTrouble(GatewayError):

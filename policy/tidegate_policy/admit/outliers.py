@@ -7,8 +7,8 @@ ends the row.
 The calls of one tenant may fail everywhere because of what they ask for. So they eject no engine that has served another
 tenant a moment ago, unless a call of a second tenant fails too.
 
-A call that an engine rejects as wrong (4xx) is no failure of the engine. But an engine that rejects call after call, at once,
-would draw all calls. So from the third rejection in a row on, another engine is asked for its opinion.
+A call that an engine rejects as wrong (4xx) is no failure of the engine. But an engine that rejects call after call, at
+once, would draw all calls. So from the third rejection in a row on, another engine is asked for its opinion.
 """
 
 from dataclasses import dataclass
