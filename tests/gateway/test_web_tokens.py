@@ -253,10 +253,10 @@ def test_every_kind_of_published_key_verifies_and_a_token_without_kid_takes_the_
     assert tokens(path).caller_of([("authorization", f"Bearer {token(EC, None, 'ES256')}")]).tenant == "acme"
 
 
-@pytest.mark.parametrize(
-    ("claim", "classes"), [("batch chat", ("batch", "chat")), (["batch"], ("batch",)), (None, ())]
-)
-def test_the_claim_of_the_classes_is_a_list_or_a_text(key_set: pathlib.Path, claim: Any, classes: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("claim", "classes"), [("batch chat", ("batch", "chat")), (["batch"], ("batch",)), (None, ())])
+def test_the_claim_of_the_classes_is_a_list_or_a_text(
+    key_set: pathlib.Path, claim: Any, classes: tuple[str, ...]
+) -> None:
     known = tokens(key_set, classes_claim="scope")
     assert known.caller_of([("authorization", f"Bearer {token(scope=claim)}")]).classes == classes
     assert refusal(known, token(scope={"a": 1}))[0] == "forbidden"
