@@ -1,13 +1,11 @@
 """How long a hostile body of the largest size keeps other clients waiting, and what it costs in CPU time and memory."""
 
 import asyncio
-import contextlib
 import io
 import pathlib
-import sys
-from collections.abc import AsyncIterator
 from typing import Any
 
+import answer_probe
 import orjson
 import pytest
 
@@ -16,16 +14,6 @@ from tidegate_gateway import fake_engine
 pytestmark = pytest.mark.faults
 
 BYTES = 8 * 1024 * 1024 - 1000
-PROBE = """
-import http.client, sys, time
-probe = http.client.HTTPConnection(sys.argv[1])
-while True:
-    began_s = time.monotonic()
-    probe.request("GET", "/health")
-    probe.getresponse().read()
-    print(began_s, time.monotonic() - began_s, flush=True)
-    time.sleep(0.005)
-"""
 TICK_S = 0.01
 """The resolution of the kernel's account of CPU time."""
 REPEATS = 5
@@ -66,34 +54,13 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
-@contextlib.asynccontextmanager
-async def probed(url: str, path: pathlib.Path) -> AsyncIterator[None]:
-    """A process asks for /health again and again. Each line of the file has the instant and the seconds of an answer."""
-    with path.open("wb") as out:
-        child = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", PROBE, url.removeprefix("http://"), stdout=out
-        )
-        try:
-            yield
-        finally:
-            child.kill()
-            await child.wait()
-
-
-def longest_s(path: pathlib.Path, first_s: float, last_s: float) -> float:
-    """The longest answer of those that began or ended between two instants."""
-    lines = [line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    answers = [(float(began_s), float(took_s)) for began_s, took_s in lines]
-    return max(took_s for began_s, took_s in answers if began_s <= last_s and began_s + took_s >= first_s)
-
-
 async def test_no_body_keeps_other_clients_waiting(rig: Any, figure: Any, tmp_path: pathlib.Path) -> None:
     loop, probes = asyncio.get_running_loop(), tmp_path / "probes"
     headers = {"content-type": "application/json"}
     async with fake_engine.engine() as engine:
         gateway = await rig.gateway([engine], None)
         before, spans, used = gateway.memory, dict[str, list[tuple[float, float]]](), dict[str, float]()
-        async with probed(gateway.url, probes):
+        async with answer_probe.probed(gateway.url, probes):
             for name, body in bodies().items():
                 assert len(body) <= BYTES + 1000
                 cpu_before_s = cpu_s(gateway.child.pid)
@@ -107,7 +74,7 @@ async def test_no_body_keeps_other_clients_waiting(rig: Any, figure: Any, tmp_pa
                 used[name] = (cpu_s(gateway.child.pid) - cpu_before_s) / REPEATS
         grown = (gateway.memory - before) / 2**20
     # The machine does other work too, so the answer of the quietest repeat counts.
-    waits = {name: min(longest_s(probes, *span) for span in of_name) for name, of_name in spans.items()}
+    waits = {name: min(answer_probe.longest_s(probes, *span) for span in of_name) for name, of_name in spans.items()}
     slowest, dearest = max(waits, key=lambda name: waits[name]), max(used, key=lambda name: used[name])
     figure(f"hostile bodies: longest answer of /health beside them ({slowest}), ms", f"{1000 * waits[slowest]:.0f}",
            goal="at most 50", met=waits[slowest] <= 0.05)  # fmt: skip

@@ -1,6 +1,7 @@
 """Long pieces of work take turns, and other work runs between their steps."""
 
 import asyncio
+import functools
 
 import event_loop_turns
 
@@ -82,3 +83,23 @@ async def test_other_work_runs_between_two_turns() -> None:
 
     await asyncio.gather(other(), *(one() for _ in range(100)))
     assert counts[1] >= 100
+
+
+async def test_few_calls_end_in_one_turn_of_the_event_loop() -> None:
+    endings, turns, ended = loop_steps.Endings(), event_loop_turns.Turns(), list[int]()
+    count = 20 * loop_steps.ENDS_AT_ONCE
+
+    def end(number: int) -> None:
+        turns.add()
+        ended.append(number)
+
+    async with event_loop_turns.running(turns):
+        for number in range(count):
+            endings.end(functools.partial(end, number))
+        assert len(ended) == loop_steps.ENDS_AT_ONCE, "the first ones end at once"
+        while len(ended) < count:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        endings.end(functools.partial(end, count))
+    assert ended == list(range(count + 1))
+    assert max(turns.counts.values()) <= 2 * loop_steps.ENDS_AT_ONCE, "a turn of the counter may see parts of two"

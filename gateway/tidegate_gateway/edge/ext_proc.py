@@ -17,7 +17,7 @@ from typing import cast
 
 from google.protobuf import descriptor, message
 
-from tidegate_gateway import running_gateway
+from tidegate_gateway import loop_steps, running_gateway
 from tidegate_gateway.edge import (
     call_requests,
     costly_requests,
@@ -152,6 +152,7 @@ class Picker:
         self.requests = call_requests.CallRequests(gateway.settings.limits.choices)
         self.exchanges: set[Exchange] = set()
         self.costly = costly_requests.CostlyRequests()
+        self.endings = loop_steps.Endings()
         self.guard = handlers.guard
         self.tested = gateway.settings.picker.conformance_tests
         """The conformance suite may choose engines (`picker_conformance`)."""
@@ -260,9 +261,9 @@ class Exchange:
         """Envoy is done with the request, or its connection is lost."""
         carried = self._handed_over
         if carried is not None and carried.answered:
-            carried.on_end()
+            self._picker.endings.end(carried.on_end)
         elif self._task is not None:
-            self._task.cancel()
+            self._picker.endings.end(self._task.cancel)
         self._over()
 
     def let_go(self) -> None:

@@ -60,6 +60,7 @@ class Calls:
         self.messages = grpc_messages.Messages(bodies, limits.body_bytes)
         self.costly = loop_steps.TenantTurns()
         self.starts = loop_steps.TenantTurns(STARTS)
+        self.endings = loop_steps.Endings()
         self.budget = tenant_budget.TenantBudget(limits.connections)
         self.open_budget = tenant_budget.TenantBudget(max(limits.connections // OPEN_PART, 10))
         self.running: set[Call] = set()
@@ -150,7 +151,7 @@ class Call:
     def on_reset(self) -> None:
         self._release()
         if self._task is not None:
-            self._task.cancel()
+            self._calls.endings.end(self._task.cancel)
 
     def cut(self) -> None:
         """Ends the call, because the port closes."""

@@ -214,7 +214,7 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         if self.task is not None:
-            self.task.cancel()
+            self._listener.endings.end(self.task.cancel)
 
     # The parser.
 

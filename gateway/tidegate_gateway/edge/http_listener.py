@@ -121,6 +121,7 @@ class Server:
         self._lingering: dict[http_connection.Connection, None] = {}
         self.request_turns = loop_steps.TenantTurns(TURNS_AT_ONCE)
         """Those of requests that waited behind another one of their connection, or that follow a wrong one."""
+        self.endings = loop_steps.Endings()
         self._addresses = client_addresses.ClientAddresses(limits.connections_per_address)
         self.turns = reading_turns.ReadingTurns()
         self.handshakes = tls_handshake.HandshakeLine(self.turns)

@@ -6,15 +6,17 @@ the placement only. All decisions are the core's.
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping
 
+from tidegate_gateway import loop_steps
 from tidegate_gateway.lifecycle import watchdog
 from tidegate_gateway.observe import background_loop, call_record, prometheus_metrics, recent_decisions
 from tidegate_gateway.openai import error_table
 from tidegate_policy import gateway_core
 from tidegate_policy.admit import retries
-from tidegate_policy.dispatch import core_actions, engine_table, traffic_split
+from tidegate_policy.dispatch import core_actions, dispatcher, engine_table, traffic_split
 from tidegate_policy.model import Backlog, Call, CallId, DropReason, EngineId, WorkflowId
 
 logger = logging.getLogger("tidegate.gateway")
@@ -167,6 +169,7 @@ class Placements:
         self.recent = recent
         self._metrics = metrics
         self._in_progress: dict[CallId, Placement] = {}
+        self._endings = loop_steps.Endings()
 
     def place(self, call: Call, record: call_record.CallRecord) -> Placement:
         """The placement of an admitted call."""
@@ -191,7 +194,7 @@ class Placements:
         """The engine is down: calls whose answers have not begun go to other engines at once."""
         for placement in list(self._in_progress.values()):
             if placement.record.engine == engine and not placement.begun:
-                placement.interrupt(error_table.EngineTrouble("the engine stopped answering", failure="gone"))
+                self._endings.end(functools.partial(self._engine_stopped, placement, engine))
 
     def divide(self, split: traffic_split.TrafficSplit | None) -> None:
         """Divides the calls among two revisions of the engines from here on, and counts how each engine serves."""
@@ -201,6 +204,11 @@ class Placements:
     def on_engine_restarted(self, engine: EngineId) -> None:
         """The engine counts its tokens from zero again: its cache is empty."""
         self.core.on_cache_lost(engine)
+
+    @staticmethod
+    def _engine_stopped(placement: Placement, engine: EngineId) -> None:
+        if placement.record.engine == engine and not placement.begun:
+            placement.interrupt(error_table.EngineTrouble("the engine stopped answering", failure="gone"))
 
     def on_engine_works(self, engine: EngineId, seconds: float) -> None:
         """The engine was seen to generate: its answers that are not streamed may take at least `seconds` more."""
@@ -213,8 +221,8 @@ class Placements:
         cancelled = set(workflows)
         for placement in list(self._in_progress.values()) if cancelled else ():
             if placement.call.workflow in cancelled:
-                ended = "the workflow was cancelled; create another one"
-                placement.interrupt(error_table.GatewayError("workflow_ended", ended))
+                ended = error_table.GatewayError("workflow_ended", "the workflow was cancelled; create another one")
+                self._endings.end(functools.partial(placement.interrupt, ended))
 
     # The whole.
 
@@ -246,7 +254,10 @@ class Placements:
                 await loops.step("tick", self._tick)
 
     async def _tick(self) -> None:
-        self._act(self.core.on_tick(self.clock()))
+        while len(actions := self.core.on_tick(self.clock())) >= dispatcher.EXPIRED_AT_ONCE:
+            self._act(actions)
+            await asyncio.sleep(0)  # thousands of calls may expire at one instant
+        self._act(actions)
 
     # Reports of placements.
 
@@ -288,6 +299,6 @@ class Placements:
                         self._metrics.retries.inc()
                     placement.offer(action)
                 case core_actions.Shed():
-                    placement.shed(action.reason, action.retry_after_s)
+                    self._endings.end(functools.partial(placement.shed, action.reason, action.retry_after_s))
                 case core_actions.GiveUp():
                     placement.give_up()

@@ -22,6 +22,8 @@ from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutableE
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, Decision, DropReason, EngineId, WorkflowId
 from tidegate_policy.waiting_queue import WaitingQueue
 
+EXPIRED_AT_ONCE = 64
+"""Calls that one event sheds because their time is over."""
 SLACK_EXPIRIES = 64
 """Expiries of calls that no longer wait, tolerated beyond one for each waiting call."""
 
@@ -269,9 +271,11 @@ class Dispatcher:
         return len(self._queue)
 
     def on_tick(self, now: float) -> list[Action]:
-        """Sheds the calls whose time in the gateway is over."""
+        """Sheds calls whose time in the gateway is over, at most `EXPIRED_AT_ONCE` of them: then it is to be told again."""
         expired: list[Action] = []
         while (expires_at_s := self._next_expiry_at_s()) is not None and expires_at_s <= now:
+            if len(expired) == EXPIRED_AT_ONCE:
+                break
             expired.append(self._shed_waiting(now, heapq.heappop(self._expiries)[1]))
         return [*expired, *self.pump(now)]
 
