@@ -221,8 +221,12 @@ class Placements:
         cancelled = set(workflows)
         for placement in list(self._in_progress.values()) if cancelled else ():
             if placement.call.workflow in cancelled:
-                ended = error_table.GatewayError("workflow_ended", "the workflow was cancelled; create another one")
-                self._endings.end(functools.partial(placement.interrupt, ended))
+                self._endings.end(functools.partial(self._workflow_cancelled, placement))
+
+    @staticmethod
+    def _workflow_cancelled(placement: Placement) -> None:
+        ended = "the workflow was cancelled; create another one"
+        placement.interrupt(error_table.GatewayError("workflow_ended", ended))
 
     # The whole.
 
