@@ -8,7 +8,8 @@ The calls of one tenant may fail everywhere because of what they ask for. So the
 tenant a moment ago, unless a call of a second tenant fails too.
 
 A call that an engine rejects as wrong (4xx) is no failure of the engine. But an engine that rejects call after call, at
-once, would draw all calls. So from the third rejection in a row on, another engine is asked for its opinion.
+once, would draw all calls, and one may reject the calls of one kind alone. So after some rejections another engine is asked
+for its opinion.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class OutlierSettings:
 
 
 DOUBTED_REJECTIONS = 3
-"""Rejections in a row from which on another engine is asked."""
+"""Rejections from which on another engine is asked, until it rejects a call too."""
 
 
 class FailureRecord:
@@ -40,7 +41,7 @@ class FailureRecord:
         self.failures = 0
         """Failures in a row."""
         self.rejections = 0
-        """Calls in a row that the engine rejected as wrong, and that no other engine has rejected too."""
+        """Calls that the engine rejected as wrong since another engine rejected one of them too."""
         self._ejections = 0
         """Ejections in a row; a success after the last one starts anew."""
         self._failed: str | None = None
@@ -55,7 +56,7 @@ class FailureRecord:
 
     def succeeded(self, now: float, tenant: str) -> None:
         """The engine did its part in a call of the tenant."""
-        self.failures = self.rejections = self._ejections = 0
+        self.failures = self._ejections = 0
         if tenant != self._served[0]:
             self._served_before = self._served
         self._served = (tenant, now)
