@@ -254,7 +254,7 @@ def check_a_late_prediction_counts_as_an_early_one(
 
 
 BY_SUMS = {"lottery", "relquery", "rr", "wfq"}
-"""They order tenants or groups by sums and means of what was predicted at the arrivals. Only starts and answers correct them."""
+"""They order tenants or groups by sums and means of what was predicted at the arrivals; starts correct them."""
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in BY_SUMS])
