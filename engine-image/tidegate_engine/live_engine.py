@@ -34,13 +34,11 @@ class Engine:
     """host:port of its EngineControl."""
     log: Path
 
-    def gauge(self, name: str, value: str | None = None) -> float:
-        """A sample of its `/metrics`, summed over labels, or over the samples with a label of this value."""
+    def gauge(self, name: str) -> float:
+        """A sample of its `/metrics`, summed over labels."""
         text = urllib.request.urlopen(f"{self.http}/metrics", timeout=10).read().decode()
         return sum(
-            float(line.rsplit(" ", 1)[1])
-            for line in text.splitlines()
-            if line.startswith((f"{name}{{", f"{name} ")) and (value is None or f'="{value}"' in line)
+            float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))
         )
 
 

@@ -191,23 +191,6 @@ async def test_a_watcher_hears_what_was_delivered(engine, control):
     assert (sum(item.with_target for item in classes), sum(item.missed for item in classes)) == (2, 1)
 
 
-async def test_labels_without_sense_change_no_answer_and_are_counted_on_the_metrics_page(engine):
-    absurd = {"tg.urgency": -7, "tg.budget_ms": "soon", "tg.relquery_size": 1_000_000_000, "tg.invented": 1}
-
-    def counted(label):
-        return engine.gauge("tidegate_engine_bad_labels_total", label)
-
-    labels = ("tg.urgency", "tg.budget_ms", "tg.relquery_size", "other")
-    before = {label: counted(label) for label in labels}
-    async with aiohttp.ClientSession() as session:
-        bad, good = [
-            (await stream(session, engine, name, "Once", max_tokens=5, ignore_eos=True, vllm_xargs=sent))[0]
-            for name, sent in (("bad", absurd), ("good", {"tg.urgency": 1}))
-        ]
-    assert bad == good
-    assert {label: counted(label) - before[label] for label in labels} == dict.fromkeys(labels, 1)
-
-
 def test_vllms_metrics_page_has_the_engines_own_metrics(engine):
     assert engine.gauge("tidegate_engine_schedule_seconds_count") > 0
     assert engine.gauge("tidegate_engine_step_seconds_count") > 0
