@@ -10,7 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tidegate_cli.command_errors import Usage
 from tidegate_policy import duration
-from tidegate_sim import mooncake_trace, servegen_trace, text2sql_workflows, tool_sessions, trace_format
+from tidegate_sim import (
+    mooncake_trace,
+    relational_queries,
+    servegen_trace,
+    text2sql_workflows,
+    tool_sessions,
+    trace_format,
+)
 
 Reader = Callable[[argparse.Namespace], Sequence[trace_format.TraceCall]]
 FORMATS: Mapping[str, tuple[str, Reader]] = {
@@ -36,12 +43,19 @@ FORMATS: Mapping[str, tuple[str, Reader]] = {
         "InferCept's sessions with tools: CSV of request_id, tool, segment and their tokens",
         lambda options: tool_sessions.imported(options.file, random.Random(options.seed), rate=options.rate),
     ),
+    "relational": (
+        "relational prompts: JSON lines of dataset, template, prompt, prompt_tokens and output_tokens",
+        lambda options: relational_queries.imported(
+            options.file, random.Random(options.seed), queries=options.queries, rate=options.rate
+        ),
+    ),
     "text2sql": (
         "HexGen-Flow's workflows: JSON lines of steps with step, input_length, output_length",
         lambda options: text2sql_workflows.imported(options.file, random.Random(options.seed), rate=options.rate),
     ),
 }
-DRAWN = ("servegen", "augmented", "text2sql")
+UNITS = {"augmented": "sessions", "relational": "relQueries", "text2sql": "workflows"}
+DRAWN = ("servegen", *UNITS)
 """Formats without instants of arrival; these are drawn."""
 
 
@@ -62,8 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             one.add_argument("--span", type=_time, default=600.0, metavar="TIME", help="how much of it (default: 10m)")
             one.add_argument("--scale", type=_positive, default=1.0, metavar="X", help="multiply all rates by X")
         elif name in DRAWN:
-            unit = "workflows" if name == "text2sql" else "sessions"
-            one.add_argument("--rate", type=_positive, default=1.0, metavar="R", help=f"{unit} a second (default: 1)")
+            rate = f"{UNITS[name]} a second (default: 1)"
+            one.add_argument("--rate", type=_positive, default=1.0, metavar="R", help=rate)
+        if name == "relational":
+            one.add_argument(
+                "--queries", type=_positive_int, default=100, metavar="N", help="relQueries (default: 100)"
+            )
 
 
 def run(options: argparse.Namespace) -> int:

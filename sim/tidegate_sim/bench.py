@@ -129,7 +129,8 @@ def parser() -> argparse.ArgumentParser:
         "--trace-file",
         type=Path,
         metavar="PATH",
-        help="with the suites prefix, maas and autoscaling: the published trace of Mooncake or Azure",
+        help="a published data set: Mooncake's (prefix), Azure's (maas, autoscaling), the relational prompts (relquery), "
+        "the sessions with tools (augmented)",
     )
     made.add_argument("--pool", metavar="NAME", help="with --trace: a pool, or profiles a,b,... (hetero-1)")
     made.add_argument(

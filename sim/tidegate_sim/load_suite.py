@@ -10,6 +10,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import fmean
 from typing import ClassVar
 
@@ -17,7 +18,7 @@ from tidegate_policy.cost import CostModel
 from tidegate_policy.model import EngineId
 from tidegate_sim import bench_report, cell, paired_difference, perception, pools, suite, sustained_rate
 from tidegate_sim.bench_report import Report
-from tidegate_sim.trace_format import TraceCall
+from tidegate_sim.trace_format import BadTrace, TraceCall
 
 HALVINGS = 6
 """Steps of the bisection; the last interval is 1/64 of the first."""
@@ -40,6 +41,8 @@ class Workload:
     """Units of a trace; None = the suite's own number."""
     overload_count: int | None = None
     """Units of the trace that measures the capacity; None = as many as of the others."""
+    published: bool = False
+    """Whether its units are drawn from the data set of `--trace-file`."""
     max_batch: int | None = None
     """Calls that an engine runs at once; None = what its profile says."""
 
@@ -73,6 +76,8 @@ class LoadSuite(suite.Suite):
     """What the paper reports against a baseline."""
     notes: ClassVar[Sequence[str]] = ()
     """What is modelled and what is left out, one sentence each."""
+    published_notes: ClassVar[Sequence[str]] = ()
+    """Of the workloads that are drawn from a data set: what is measured and what is assumed."""
 
     @property
     @abstractmethod
@@ -82,6 +87,11 @@ class LoadSuite(suite.Suite):
     @abstractmethod
     def calls(self, workload: str, rng: random.Random, rate: float, count: int) -> Sequence[TraceCall]:
         """A trace of `count` units, `rate` units a second."""
+
+    def sampled(self, path: Path, rng: random.Random, rate: float, count: int, half: int) -> Sequence[TraceCall]:
+        """A trace of `count` units, `rate` units a second, drawn from one half of the data set at `path`. The gateway has
+        learned from half 0, and half 1 runs. Raises `BadTrace`, `OSError`."""
+        raise BadTrace(f"the suite {self.name} reads no --trace-file")
 
     @property
     def sensitivity(self) -> Mapping[str, cell.Row]:
@@ -94,7 +104,10 @@ class LoadSuite(suite.Suite):
 
     def trace(self, key: suite.CellKey) -> Sequence[TraceCall]:
         workload, seed = key.trace.split("/")
-        return self.calls(workload, random.Random(f"{self.name} {workload} {seed}"), key.rate, key.workflows)
+        rng = random.Random(f"{self.name} {workload} {seed}")
+        if key.trace_file is not None:
+            return self.sampled(key.trace_file, rng, key.rate, key.workflows, half=1)
+        return self.calls(workload, rng, key.rate, key.workflows)
 
     def engines(self, key: suite.CellKey) -> Mapping[EngineId, CostModel]:
         found = super().engines(key)
@@ -105,16 +118,34 @@ class LoadSuite(suite.Suite):
         """A trace of the first workload with a seed that no cell runs."""
         return self.calls(next(iter(self.workloads)), random.Random(f"{self.name} learned"), 1.0, self.learned)
 
+    def learned_from_file(self, path: Path) -> Sequence[TraceCall]:
+        return self.sampled(path, random.Random(f"{self.name} learned"), 1.0, self.learned_published, half=0)
+
+    learned_published: ClassVar[int] = 200
+    """Units of the trace that the gateway has learned from before a data set runs."""
     learned: ClassVar[int] = 20
     """Units of the trace that the gateway has learned lengths from."""
 
     def seed(self, key: suite.CellKey) -> int:
         return int(key.trace.split("/")[1])
 
+    def chosen_traces(self, options: suite.Options) -> Sequence[str]:
+        """The workloads that are asked for. By default they are the published ones with `--trace-file`, and the others
+        without. Raises `BadTrace` if a published one is asked for without a file, or if none reads the file."""
+        published = [name for name, found in self.workloads.items() if found.published]
+        if options.trace_file is not None and not set(published) & set(options.traces or published):
+            raise BadTrace(
+                f"no workload that is asked for reads --trace-file; those that do: {', '.join(published) or '-'}"
+            )
+        if options.trace_file is None and (needy := [name for name in options.traces or () if name in published]):
+            raise BadTrace(f"the workload {needy[0]} needs --trace-file ({self.name} has others that need none)")
+        default = published if options.trace_file else [name for name in self.workloads if name not in published]
+        return [name for name in self.workloads if name in (options.traces or default)]
+
     def run(self, options: suite.Options, tell: suite.Tell) -> Report:
         """The parts that `options` asks for, on its workloads."""
         checks = suite.Checks(scheduler=options.scheduler)
-        chosen = {name: found for name, found in self.workloads.items() if name in (options.traces or self.workloads)}
+        chosen = {name: self.workloads[name] for name in self.chosen_traces(options)}
         parts = options.parts or self.parts
         rows = self._main_rows
         sweep: list[Report] = []
@@ -148,7 +179,7 @@ class LoadSuite(suite.Suite):
                 "seeds": list(self.chosen_seeds(options)),
                 "rows": {name: asdict(found) for name, found in self.rows.items()},
             },
-            "notes": list(self.notes),
+            "notes": [*self.notes, *(self.published_notes if options.trace_file else ())],
             "profiles": pools.accuracy(found.pool for found in chosen.values()),
             "paper": dict(self.paper),
             "sweep": sweep,
@@ -192,6 +223,7 @@ class LoadSuite(suite.Suite):
                     rate=rate,
                     workflows=count,
                     scheduler=options.scheduler,
+                    trace_file=options.trace_file if found.published else None,
                 )
                 for seed in self.chosen_seeds(options)
             ]

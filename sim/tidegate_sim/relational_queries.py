@@ -8,7 +8,7 @@ yelp_review_full and others): the deviation of row lengths is 0.35 to 0.8, a tem
 answer of a classification has 1 to 3 tokens. Rows share the template and no values.
 """
 
-import gzip
+import functools
 import json
 import math
 import random
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidegate_sim.trace_format import BadTrace, TraceCall
+from tidegate_sim.trace_format import BadTrace, TraceCall, opened
 
 MOST_ROWS = 100
 
@@ -59,40 +59,71 @@ TEMPLATES: Mapping[str, Template] = {
 }
 
 
-def imported(path: Path, rng: random.Random, *, queries: int, rate: float) -> list[TraceCall]:
-    """relQueries over the rows of published templates (`prompts.jsonl.gz`), Poisson at `rate` a second. Rows of a template
-    share the characters with which all its prompts begin. Raises `BadTrace`, `OSError`."""
-    rows: dict[str, list[tuple[str, int, int]]] = {}
-    with gzip.open(path, "rt") as lines:
-        try:
-            for line in lines:
-                row = json.loads(line)
-                sizes = (row["prompt"], int(row["prompt_tokens"]), max(int(row["output_tokens"]), 1))
-                rows.setdefault(f"{row['dataset']} {row['template']}", []).append(sizes)
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadTrace(f"{path}: not the relational prompts: {error!r}") from error
-    templates = list(rows)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The tokens of one published row."""
+
+    prompt_tokens: int
+    shared_tokens: int
+    """Of the beginning that all rows of the template share."""
+    output_tokens: int
+
+
+def imported(path: Path, rng: random.Random, *, queries: int, rate: float, half: int | None = None) -> list[TraceCall]:
+    """relQueries over the rows of published templates (`prompts.jsonl.gz`), Poisson at `rate` a second. The template and
+    the number of its rows are drawn. With `half`, only every second row of a template is used: the first, third and so on
+    with half 0, the others with half 1. So a gateway can learn from one half while the other half runs. Raises
+    `BadTrace`, `OSError`."""
+    known = {name: rows if half is None else rows[half::2] for name, rows in published(path).items()}
+    templates = [name for name, rows in known.items() if rows]
+    if not templates:
+        raise BadTrace(f"{path}: no template has rows enough")
     calls: list[TraceCall] = []
     arrival_s = 0.0
     for number in range(queries):
         arrival_s += rng.expovariate(rate)
         chosen = rng.randrange(len(templates))
-        of_template = rows[templates[chosen]]
-        common = _common([prompt for prompt, _, _ in of_template])
-        for index, (prompt, tokens, output) in enumerate(rng.choices(of_template, k=rng.randint(1, MOST_ROWS))):
-            shared = round(tokens * common / max(len(prompt), 1))
+        rows = known[templates[chosen]]
+        for index, row in enumerate(rng.sample(rows, k=min(rng.randint(1, MOST_ROWS), len(rows)))):
             calls.append(
                 TraceCall(
                     id=f"q{number}-{index}",
                     arrival_s=arrival_s,
-                    prompt_tokens=max(tokens, 1),
-                    output_tokens=output,
+                    prompt_tokens=row.prompt_tokens,
+                    output_tokens=row.output_tokens,
                     slo_class=templates[chosen],
                     relquery=f"q{number}",
-                    prefix=((1000 + chosen, shared),) if shared else (),
+                    prefix=((1000 + chosen, row.shared_tokens),) if row.shared_tokens else (),
                 )
             )
     return calls
+
+
+@functools.lru_cache(maxsize=2)
+def published(path: Path) -> Mapping[str, Sequence[Row]]:
+    """The rows of each published template. Rows of a template share the characters with which all its prompts begin. Raises
+    `BadTrace`, `OSError`."""
+    found: dict[str, list[tuple[str, int, int]]] = {}
+    with opened(path) as lines:
+        try:
+            for line in lines:
+                row = json.loads(line)
+                sizes = (row["prompt"], max(int(row["prompt_tokens"]), 1), max(int(row["output_tokens"]), 1))
+                found.setdefault(f"{row['dataset']} {row['template']}", []).append(sizes)
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadTrace(f"{path}: not the relational prompts: {error!r}") from error
+    templates: dict[str, Sequence[Row]] = {}
+    for name, rows in found.items():
+        common = _common([prompt for prompt, _, _ in rows])
+        templates[name] = [
+            Row(
+                prompt_tokens=tokens,
+                shared_tokens=round(tokens * common / max(len(prompt), 1)),
+                output_tokens=output,
+            )
+            for prompt, tokens, output in rows
+        ]
+    return templates
 
 
 def _common(prompts: Sequence[str]) -> int:

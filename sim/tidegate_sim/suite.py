@@ -144,6 +144,10 @@ class Suite(ABC):
         """The trace that the gateway has learned from before the run; none of the cells runs it."""
         return ()
 
+    def learned_from_file(self, path: Path) -> Sequence[TraceCall]:
+        """The same for the cells that replay a published trace. Raises `BadTrace`, `OSError`."""
+        return self.learned_from()
+
     def chosen_seeds(self, options: Options) -> range:
         """The seeds of each cell."""
         return range(self.first_seed, self.first_seed + (options.seeds or self.seeds))
@@ -233,13 +237,14 @@ def run_cell(key: CellKey) -> Report:
     suite = suites.load(key.suite)
     row = replace(suite.rows[key.row], model=key.scheduler)
     with without_warnings():
-        return suite.run_row(key, row, _learned_from(key.suite))
+        return suite.run_row(key, row, _learned_from(key.suite, key.trace_file))
 
 
 @functools.cache
-def _learned_from(name: str) -> Sequence[TraceCall]:
+def _learned_from(name: str, trace_file: Path | None) -> Sequence[TraceCall]:
     """The trace that a suite learns from; all cells of a process share it."""
-    return suites.load(name).learned_from()
+    suite = suites.load(name)
+    return suite.learned_from() if trace_file is None else suite.learned_from_file(trace_file)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ ends early before its context exceeds `MAX_CONTEXT`.
 """
 
 import csv
+import functools
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -122,15 +123,40 @@ def trace(rng: random.Random, *, sessions: int, rate: float, variation: float = 
 
 def imported(path: Path, rng: random.Random, *, rate: float) -> list[TraceCall]:
     """The published sessions themselves (`segments.csv.gz`), Poisson at `rate`. Raises `BadTrace`, `OSError`."""
+    calls: list[TraceCall] = []
+    arrival_s = 0.0
+    for number, (name, turns) in enumerate(published(path)):
+        arrival_s += rng.expovariate(rate)
+        calls += _calls(turns, name, number, arrival_s)
+    return calls
+
+
+def sampled(path: Path, rng: random.Random, *, half: int, sessions: int, rate: float) -> list[TraceCall]:
+    """`sessions` sessions, Poisson at `rate`, drawn with repetition from every second published session: the first, third
+    and so on with half 0, the others with half 1. So a gateway can learn from one half while the other half runs. Raises
+    `BadTrace`, `OSError`."""
+    known = published(path)[half::2]
+    if not known:
+        raise BadTrace(f"{path}: fewer than two sessions with tools")
+    calls: list[TraceCall] = []
+    arrival_s = 0.0
+    for number in range(sessions):
+        arrival_s += rng.expovariate(rate)
+        name, turns = rng.choice(known)
+        calls += _calls(turns, name, number, arrival_s)
+    return calls
+
+
+@functools.lru_cache(maxsize=2)
+def published(path: Path) -> Sequence[tuple[str, Sequence[Turn]]]:
+    """The tool and the turns of each published session. Raises `BadTrace`, `OSError`."""
     by_session: dict[str, list[dict[str, str]]] = {}
     with opened(path) as lines:
         for row in csv.DictReader(lines):
             by_session.setdefault(row.get("request_id", ""), []).append(row)
-    calls: list[TraceCall] = []
-    arrival_s = 0.0
+    sessions: list[tuple[str, Sequence[Turn]]] = []
     try:
-        for number, rows in enumerate(by_session.values()):
-            arrival_s += rng.expovariate(rate)
+        for rows in by_session.values():
             ordered = sorted(rows, key=lambda row: int(row["segment"]))
             turns = [
                 Turn(
@@ -141,10 +167,10 @@ def imported(path: Path, rng: random.Random, *, rate: float) -> list[TraceCall]:
                 )
                 for row in ordered
             ]
-            calls += _calls(turns, ordered[0]["tool"], number, arrival_s)
+            sessions.append((ordered[0]["tool"], turns))
     except (KeyError, ValueError) as error:
         raise BadTrace(f"{path}: not the sessions with tools: {error!r}") from error
-    return calls
+    return sessions
 
 
 def _session(rng: random.Random, kind: Kind, name: str, number: int, arrival_s: float) -> list[TraceCall]:

@@ -21,6 +21,20 @@ AUGMENTED = (
     "request_id,tool,segment,prompt_tokens,completion_tokens,api_time_s,api_return_tokens\n"
     "a,qa,0,100,10,0.5,20\na,qa,1,130,12,,\nb,math,0,50,5,,\n"
 )
+RELATIONAL = "".join(
+    json.dumps(
+        {
+            "dataset": "shop",
+            "template": template,
+            "prompt": f"{template}: row {number}",
+            "prompt_tokens": 10 + number,
+            "output_tokens": 1 + number,
+        }
+    )
+    + "\n"
+    for template in ("is it good", "sum it up")
+    for number in range(4)
+)
 STEPS = [("link", 300, 5), ("generate_candidate_x", 900, 90), ("evaluate", 80, 8), ("evaluate", 81, 9), ("end", 40, 4)]
 TEXT2SQL = json.dumps(
     {"id": 1, "steps": [{"step": name, "input_length": given, "output_length": out} for name, given, out in STEPS]}
@@ -57,6 +71,16 @@ def test_sessions_with_tools_have_their_turns_one_after_the_other(tmp_path: path
         ("s0", 0, True), ("s0", 1, False), ("s1", 0, False),
     ]  # fmt: skip
     assert calls[2].arrival_s > calls[0].arrival_s > 0
+
+
+def test_relational_queries_have_rows_of_one_template(tmp_path: pathlib.Path) -> None:
+    calls = imported(tmp_path, "relational", file(tmp_path, RELATIONAL), "--queries", "30", "--rate", "2")
+    queries = {call.relquery: {other.slo_class for other in calls if other.relquery == call.relquery} for call in calls}
+    assert len(queries) == 30
+    assert {name for names in queries.values() for name in names} == {"shop is it good", "shop sum it up"}
+    assert all(len(names) == 1 for names in queries.values())
+    assert {call.prompt_tokens for call in calls} == {10, 11, 12, 13}
+    assert all(call.output_tokens == call.prompt_tokens - 9 for call in calls)
 
 
 def test_workflows_have_their_stages_and_parallel_calls(tmp_path: pathlib.Path) -> None:
@@ -104,7 +128,7 @@ def test_without_out_the_trace_goes_to_the_output(tmp_path: pathlib.Path, capsys
     assert shown.err == "1 calls of 0 s, mean prompt 374 and output 44 tokens\n"
 
 
-@pytest.mark.parametrize("name", ["azure", "mooncake", "servegen", "augmented", "text2sql"])
+@pytest.mark.parametrize("name", ["azure", "mooncake", "servegen", "augmented", "relational", "text2sql"])
 def test_what_is_not_of_the_format_gives_one_sentence(
     name: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,14 +10,17 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the vLLM CPU build")
 
+import prometheus_client
 import torch
 import transformers
 from vllm import LLM, SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from tidegate_engine import meters
 from tidegate_engine.scheduler import TidegateAsyncScheduler, TidegateScheduler
 from tidegate_policy import policies
 from tidegate_policy.engine import regulators, session_hold
+from tidegate_policy.model import CallId
 from tidegate_sim import virtual_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
@@ -272,3 +275,44 @@ def test_a_sleep_that_aborts_leaves_an_engine_that_serves_new_calls(llm, expecte
     core.answers.clear()
     assert served(core, workload()) == expected
     assert (core.scheduler.state().waiting, core.scheduler.state().running) == (0, 0)
+
+
+ABSURD = {
+    "urgency": -7,
+    "budget_ms": "soon",
+    "deadline_ms": float("nan"),
+    "weight": 1e12,
+    "out_pred": 0,
+    "relquery": {"not": "a text"},
+    "relquery_size": 1_000_000_000,
+    "session": ["s"],
+    "tool_ms": -5,
+    "tool_return": 10_485_760,
+    "invented": 1,
+    "invented_too": 2,
+}
+
+
+def bad_labels():
+    """The counter of labels without sense, by label."""
+    (metric,) = [each for each in prometheus_client.REGISTRY.collect() if each.name == "tidegate_engine_bad_labels"]
+    return {each.labels["label"]: each.value for each in metric.samples if each.name.endswith("_total")}
+
+
+@pytest.mark.parametrize("scheduler", CLASSES)
+def test_absurd_labels_get_defaults_and_each_is_counted_under_its_key(llm, scheduler):
+    core = Core(llm, scheduler, policy="urgency", meter=meters.prometheus())
+    before, prompt = bad_labels(), list(range(5, 40))
+    core.add("absurd", prompt, tenant="acme", **ABSURD)
+    core.add("plain", prompt, tenant="acme")
+    core.step()
+    absurd, plain = (core.scheduler._core.item(CallId(name)).call for name in sorted(core.scheduler.requests))
+    for field in ("urgency", "due_at_s", "deadline_at_s", "weight", "group", "group_size", "session", "tool_s"):
+        assert getattr(absurd, field) == getattr(plain, field), field
+    assert (absurd.tool_return_tokens, absurd.output_predicted) == (0, plain.output_predicted)
+    assert absurd.tenant == "acme", "a good label beside them counts"
+    answers = core.drain()
+    assert answers["absurd"] == answers["plain"]
+    grown = {label: value - before.get(label, 0) for label, value in bad_labels().items()}
+    expected = {f"tg.{key}": 1 for key in ABSURD if not key.startswith("invented")} | {"other": 2}
+    assert {label: value for label, value in grown.items() if value} == expected

@@ -145,6 +145,16 @@ def test_a_session_that_comes_back_is_valued_by_what_the_cache_still_holds(cache
     assert order(served)[0] == first
 
 
+def test_a_session_of_another_tenant_with_the_same_name_is_another_session() -> None:
+    served = engine({"stranger": 2100})
+    served.arrive(small_engine.call("turn", tenant="a", session="s", prompt_tokens=2000, output_predicted=100))
+    served.run(3.0)
+    served.arrive(small_engine.call("first", tenant="b", session="new", prompt_tokens=2120, output_predicted=20))
+    served.arrive(small_engine.call("stranger", tenant="b", session="s", prompt_tokens=2120, output_predicted=20))
+    keys = [served.policy.key(item) for item in served.queue]
+    assert keys[0] == keys[1]
+
+
 def test_a_running_call_ranks_by_what_is_left_of_it() -> None:
     context = small_engine.context(random=random.Random(1))
     served = small_engine.SmallEngine(policies.create("augmented", context=context), places=2)

@@ -62,3 +62,28 @@ def test_without_a_predicted_time_the_engine_uses_what_it_has_seen_of_the_tool()
     returned(holds, 500.0, slow)
     assert ended(holds, 50_000.0, quick) is Handling.PRESERVE
     assert ended(holds, 50_000.0, replace(slow, id=CallId("d"), session="t")) is Handling.DISCARD
+
+
+def test_a_tenant_whose_sessions_return_at_false_times_changes_no_hold_of_another_tenant() -> None:
+    holds = made()
+    honest, false = replace(CALL, tenant="honest", tool_s=None), replace(CALL, tenant="false", tool_s=None)
+    returned(holds, 0.1, honest)
+    returned(holds, 500.0, false)
+    assert ended(holds, 50_000.0, replace(honest, id=CallId("h"))) is Handling.PRESERVE
+    assert ended(holds, 50_000.0, replace(false, id=CallId("f"))) is Handling.DISCARD
+    holds.clear()
+    returned(holds, 500.0, honest)
+    for _ in range(3):
+        returned(holds, 0.1, false)
+    assert ended(holds, 90_000.0, replace(honest, id=CallId("i"))) is Handling.DISCARD
+
+
+def test_a_call_of_another_tenant_with_the_same_session_name_uses_no_held_context() -> None:
+    holds = made()
+    ours = replace(CALL, tenant="a", tool_s=0.1)
+    assert ended(holds, 0.0, ours) is Handling.PRESERVE
+    stranger = replace(ours, id=CallId("stranger"), tenant="b")
+    holds.on_arrival(0.1, stranger)
+    assert holds.on_used([stranger.id]) == []
+    holds.on_arrival(0.2, replace(ours, id=CallId("back")))
+    assert holds.on_used([CallId("back")]) == [ours.id]

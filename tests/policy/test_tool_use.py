@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidegate_policy.predict import tool_times, tool_use
+from tidegate_policy.predict import tenant_tools, tool_times, tool_use
 from tidegate_policy.predict.tool_use import NO_TOOL, NOT_KNOWN, NextTool, ToolUse
 
 KIND = ("acme", "agent", "m")
@@ -94,26 +94,14 @@ def test_names_are_cut_and_few_names_are_remembered_for_each_kind_and_tenant() -
     answers(tools, *[f"made up {index}" for index in range(1000)])
     (names,) = tools._names.values()
     assert len(names.weights) == tool_use.MAX_NAMES
-    for index in range(1000):
+    for index in range(tenant_tools.MAX_TENANT_TOOLS + 10):
         round_trip(tools, f"made up {index}", 1.0, 1)
-    (times,) = tools._times.values()
-    assert len(times._tools) == tool_use.MAX_TENANT_TOOLS
     answers(tools, *[long] * 40)
     assert tools.predict(KIND, "acme", NO_TOOL) == NextTool(tool=long[: tool_use.MOST_NAME]), "its time is forgotten"
 
 
-def test_a_tenant_that_floods_sessions_leaves_the_others_their_part() -> None:
+def test_few_kinds_are_remembered() -> None:
     tools = ToolUse()
-    for index in range(20):
-        tools.on_away(1.0, "quiet", f"s{index}", "search", 10)
-    for index in range(3 * tool_use.MAX_SESSIONS):
-        tools.on_away(2.0, "loud", f"s{index}", "search", 10)
-    kept = [times.away for times in tools._times.values()]
-    assert kept == [20, tool_use.MAX_SESSIONS // 2]
-    assert tools.on_arrival(3.0, "quiet", "s0") is not None
-    for index in range(2 * tool_use.MAX_TENANTS):
-        tools.on_away(3.0, f"tenant {index}", "s", "search", 10)
-    assert len(tools._times) == tool_use.MAX_TENANTS
     for index in range(tool_use.MAX_KINDS + 10):
         tools.on_answer(("acme", str(index), "m"), NO_TOOL, "search")
     assert len(tools._names) == tool_use.MAX_KINDS

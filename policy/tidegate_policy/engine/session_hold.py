@@ -5,7 +5,7 @@ holding, discarding and swapping the context (AugServe eq 4-8, after InferCept).
 held. It is bounded in tokens and in time. Holds give way to every call that needs memory, waiting or running (AugServe
 eq 31 with gamma = 1). The driver owns the blocks; this module decides only. A gateway predicts the tool after a call, its
 time and its return (`predict.tool_use`). What the call's labels do not say is learned from the sessions that the engine
-sees (`predict.tool_times`).
+sees, tenant by tenant (`predict.tenant_tools`). A session is one of its tenant: another tenant may use the same name.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,8 @@ from enum import StrEnum
 
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import Call, CallId
-from tidegate_policy.predict.tool_times import UNKNOWN_TOOL, Return, ToolTimes
+from tidegate_policy.predict.tenant_tools import TenantTools
+from tidegate_policy.predict.tool_times import UNKNOWN_TOOL, Return
 
 RATE_WINDOW_S = 10.0
 """Seconds over which the rate of KV allocation is averaged."""
@@ -106,7 +107,8 @@ def wastes(
 
 @dataclass(slots=True, kw_only=True)
 class _Hold:
-    session: str
+    session: tuple[str, str]
+    """Its tenant and its name."""
     tokens: int
     until_s: float
 
@@ -118,10 +120,10 @@ class SessionHolds:
     capacity_tokens: int
     """Tokens of the whole KV cache."""
     settings: Settings = field(default_factory=Settings)
-    tools: ToolTimes = field(default_factory=ToolTimes)
+    tools: TenantTools = field(default_factory=TenantTools)
     held_tokens: int = 0
     _holds: dict[CallId, _Hold] = field(default_factory=dict)
-    _of_session: dict[str, CallId] = field(default_factory=dict)
+    _of_session: dict[tuple[str, str], CallId] = field(default_factory=dict)
     _returning: dict[CallId, CallId] = field(default_factory=dict)
     """The hold that each returned call will use, by the returned call."""
 
@@ -146,7 +148,8 @@ class SessionHolds:
         `free_tokens` and `allocated_per_s` say how soon vLLM would reuse freed blocks."""
         if call.session is None:
             return Handling.DISCARD
-        self.tools.on_call_end(now, call.session, call.tool or UNKNOWN_TOOL, call.prompt_tokens + output_tokens)
+        session, context = (call.tenant, call.session), call.prompt_tokens + output_tokens
+        self.tools.on_call_end(now, *session, call.tool or UNKNOWN_TOOL, context)
         expected = self._expected(call)
         limit_s = min(self.settings.patience * expected.tool_s + 1.0, self.settings.max_s)
         evicted_share = min(expected.tool_s * allocated_per_s / max(free_tokens, 1), 1.0)
@@ -162,8 +165,8 @@ class SessionHolds:
         if best is Handling.PRESERVE and not fits:
             return Handling.DISCARD
         if best is Handling.PRESERVE:
-            self._holds[call.id] = _Hold(session=call.session, tokens=context_tokens, until_s=now + limit_s)
-            self._of_session[call.session] = call.id
+            self._holds[call.id] = _Hold(session=session, tokens=context_tokens, until_s=now + limit_s)
+            self._of_session[session] = call.id
             self.held_tokens += context_tokens
         return best
 
@@ -171,10 +174,10 @@ class SessionHolds:
         """A call arrived; if its session has a held context, the call will use it."""
         if call.session is None:
             return
-        gap = self.tools.on_arrival(now, call.session)
+        gap = self.tools.on_arrival(now, call.tenant, call.session)
         if gap is not None:
-            self.tools.observe(gap, call.prompt_tokens)
-        held = self._of_session.pop(call.session, None)
+            self.tools.observe(call.tenant, gap, call.prompt_tokens)
+        held = self._of_session.pop((call.tenant, call.session), None)
         if held is not None:
             self._returning[call.id] = held
 
@@ -201,7 +204,7 @@ class SessionHolds:
 
     def _expected(self, call: Call) -> Return:
         """What is expected after the call, by what travels with it and by what was learned of its tool."""
-        learned = self.tools.expect(call.tool or UNKNOWN_TOOL)
+        learned = self.tools.expect(call.tenant, call.tool or UNKNOWN_TOOL)
         return replace(
             learned,
             tool_s=learned.tool_s if call.tool_s is None else call.tool_s,

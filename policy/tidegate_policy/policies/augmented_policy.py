@@ -42,7 +42,8 @@ MAX_TOOL_S = 86400.0
 class _Known:
     """A call from its arrival to its end; without a session and a tool, from its first start."""
 
-    session: str | None
+    session: tuple[str, str] | None
+    """Its tenant and its name."""
     prompt_tokens: int
     since_s: float
     """The instant at which the call was last scheduled, else its arrival (eq 26)."""
@@ -95,8 +96,8 @@ class Augmented(StaticPolicy):
         self._reference_s = self.parameters["reference_s"]
         self._swap_tokens = self.parameters["swap_tokens"]
         self._calls: dict[CallId, _Known] = {}
-        self._sessions: OrderedDict[str, int] = OrderedDict()
-        """Context tokens of each session after its last call."""
+        self._sessions: OrderedDict[tuple[str, str], int] = OrderedDict()
+        """Context tokens of each session, by its tenant and its name, after its last call."""
         self._tokens = token_counts.TokenCounts()
         self._running_context = 0
         self._to_probe: list[CallId] = []
@@ -171,8 +172,9 @@ class Augmented(StaticPolicy):
 
     def _new(self, item: QueuedRequest) -> _Known:
         call = item.call
-        total = 0 if call.session is None else min(self._sessions.get(call.session, 0), call.prompt_tokens)
-        return _Known(call.session, call.prompt_tokens, call.arrived_at_s, total, self._running_context)
+        session = None if call.session is None else (call.tenant, call.session)
+        total = 0 if session is None else min(self._sessions.get(session, 0), call.prompt_tokens)
+        return _Known(session, call.prompt_tokens, call.arrived_at_s, total, self._running_context)
 
     def _stop(self, call_id: CallId) -> _Known | None:
         known = self._calls.get(call_id)

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from tidegate_policy import immutable
-from tidegate_policy.predict import tool_times
+from tidegate_policy.predict import tenant_tools, tool_times
 from tidegate_policy.predict.output_length import Kind
 
 NO_TOOL = tool_times.UNKNOWN_TOOL
@@ -22,7 +22,7 @@ MOST_NAME = 64
 """Characters of a name; the API of OpenAI allows no longer one. A longer name is cut."""
 LEAST_SHARE = 0.5
 """A tool is predicted where at least this share of the earlier calls invoked it."""
-LEAST_SEEN = 3
+LEAST_SEEN = tenant_tools.LEAST_SEEN
 """Calls of a kind before their tool is predicted, and returns of a tool before its time is."""
 FORGETTING = 0.05
 """Weight of the newest call of a kind, once `1 / FORGETTING` were seen."""
@@ -30,13 +30,6 @@ MAX_KINDS = 4096
 """Kinds remembered; the kind observed least recently is forgotten first."""
 MAX_NAMES = 8
 """Tools remembered for each kind; the least likely one gives way."""
-MAX_TENANTS = 256
-"""Tenants whose tools are remembered; the tenant whose call ended least recently is forgotten first."""
-MAX_TENANT_TOOLS = 64
-MAX_SESSIONS = tool_times.MAX_SESSIONS
-"""Sessions of all tenants that are remembered between two calls; a tenant has an equal part of them, and at least
-`LEAST_SESSIONS`."""
-LEAST_SESSIONS = 64
 
 
 @immutable.value(frozen=True, slots=True, kw_only=True)
@@ -86,8 +79,7 @@ class ToolUse:
     def __init__(self) -> None:
         self._names: OrderedDict[tuple[Kind, str], _Names] = OrderedDict()
         """By kind, and by the tool that the session ran before the call."""
-        self._times: OrderedDict[str, tool_times.ToolTimes] = OrderedDict()
-        """By tenant."""
+        self._times = tenant_tools.TenantTools()
         self._running: dict[tuple[str, str], int] = {}
         """Calls that have not ended, by tenant and session."""
 
@@ -97,10 +89,9 @@ class ToolUse:
         name = NO_TOOL if names is None else names.likely()
         if name == NO_TOOL:
             return NOT_KNOWN
-        times = self._times.get(tenant)
-        if times is None or times.seen(name) < LEAST_SEEN:
+        expected = self._times.own(tenant, name)
+        if expected is None:
             return NextTool(tool=name)
-        expected = times.expect(name)
         return NextTool(tool=name, tool_s=expected.tool_s, return_tokens=expected.return_tokens)
 
     def on_arrival(self, now: float, tenant: str, session: str) -> tool_times.Gap | None:
@@ -109,8 +100,7 @@ class ToolUse:
         key = (tenant, session)
         running = self._running.get(key, 0)
         self._running[key] = running + 1
-        times = self._times.get(tenant)
-        gap = None if times is None else times.on_arrival(now, session)
+        gap = self._times.on_arrival(now, tenant, session)
         return None if running else gap
 
     def on_leave(self, tenant: str, session: str) -> bool:
@@ -136,25 +126,13 @@ class ToolUse:
 
     def on_away(self, now: float, tenant: str, session: str, tool: str, context_tokens: int) -> None:
         """No call of the session runs from now on, until its client has run `tool`."""
-        times = self._of(tenant)
-        most = max(MAX_SESSIONS // len(self._times), LEAST_SESSIONS)
-        times.on_call_end(now, session, bounded(tool), context_tokens, most_sessions=most)
+        self._times.on_call_end(now, tenant, session, bounded(tool), context_tokens)
 
     def observe(self, tenant: str, gap: tool_times.Gap, prompt_tokens: int) -> None:
         """A session returned after `gap` with a prompt of so many tokens. A gap without a tool is the time of a person or
         of a program, which no prediction reads."""
-        times = self._times.get(tenant)
-        if times is not None and gap.tool != NO_TOOL:
-            times.observe(gap, prompt_tokens)
-
-    def _of(self, tenant: str) -> tool_times.ToolTimes:
-        times = self._times.get(tenant)
-        if times is None:
-            times = self._times[tenant] = tool_times.ToolTimes(MAX_TENANT_TOOLS)
-            if len(self._times) > MAX_TENANTS:
-                self._times.popitem(last=False)
-        self._times.move_to_end(tenant)
-        return times
+        if gap.tool != NO_TOOL:
+            self._times.observe(tenant, gap, prompt_tokens)
 
 
 def bounded(name: str) -> str:

@@ -3,6 +3,7 @@
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import ClassVar
 
@@ -14,7 +15,9 @@ from tidegate_sim.trace_format import TraceCall
 TTFT_S = 1.0
 ITERATIONS = 10.0
 """The paper's targets: TTFT below 1 s, and a normalised latency below ten iterations."""
+RATES = (2.0, 3.0, 4.0, 5.0)
 VARIATIONS = {"poisson": 1.0, "gamma1.5": 1.5, "gamma2": 2.0}
+PUBLISHED = "published"
 
 HOLD = session_hold.Settings()
 MIN_WASTE = "InferCept min-waste, FCFS"
@@ -80,14 +83,20 @@ class Augmented(load_suite.LoadSuite):
         "ToolBench is left out: its lengths and tool times are not published in numbers.",
         "Engines hold or discard contexts and do not swap them: the profiles have no swap time.",
     )
+    published_notes = (
+        "Tools, their times, the tokens that they return and all lengths are those of published sessions.",
+        "Instants of arrival are Poisson. Half of the sessions run, drawn with repetition. The gateway has learned from "
+        "the other half.",
+    )
 
     @property
     def workloads(self) -> Mapping[str, load_suite.Workload]:
-        rates = (2.0, 3.0, 4.0, 5.0)
         return {
-            f"{card}-{arrivals}": load_suite.Workload(pool=profile, rates=rates, overload=overload)
+            f"{card}-{arrivals}": load_suite.Workload(
+                pool=profile, rates=RATES, overload=overload, published=arrivals == PUBLISHED
+            )
             for card, profile, overload in (("h800", "h800-opt-13b", 12.0), ("rtx4090", "rtx4090-gptj-6b", 8.0))
-            for arrivals in VARIATIONS
+            for arrivals in (*VARIATIONS, PUBLISHED)
         }
 
     @property
@@ -99,6 +108,9 @@ class Augmented(load_suite.LoadSuite):
     def calls(self, workload: str, rng: random.Random, rate: float, count: int) -> Sequence[TraceCall]:
         variation = VARIATIONS[workload.split("-")[1]]
         return tool_sessions.trace(rng, sessions=count, rate=rate, variation=variation)
+
+    def sampled(self, path: Path, rng: random.Random, rate: float, count: int, half: int) -> Sequence[TraceCall]:
+        return tool_sessions.sampled(path, rng, half=half, sessions=count, rate=rate)
 
     def numbers(self, outcome: cell.Outcome, key: suite.CellKey) -> Report:
         """Figures of the sessions."""

@@ -3,6 +3,7 @@
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ MODELS = {
     "llama": ("a100-40-llama2-70b-tp4", 4.0),
 }
 """The paper's models: the profile of the engine, and an overload in relQueries a second."""
+PUBLISHED = "published"
 RATES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SLO_FACTOR = 5.0
 """A relQuery meets its target if it takes at most this many times as long as alone on an idle engine, and 1 s more."""
@@ -63,13 +65,20 @@ class RelQuery(load_suite.LoadSuite):
         "The groups have no urgencies, so highest priority first is FCFS here.",
         "The gateway predicts lengths by template from another trace. The client's limits of output are not used.",
     )
+    published_notes = (
+        "Templates, their shared beginnings, and the lengths of prompts and answers are those of published rows.",
+        "Instants of arrival are Poisson. The template of a relQuery and its number of rows are drawn. Half of the rows of "
+        "each template run, and the gateway has learned from the other half.",
+    )
 
     @property
     def workloads(self) -> Mapping[str, load_suite.Workload]:
         return {
-            f"{model}-{table}": load_suite.Workload(pool=profile, rates=RATES, overload=overload)
+            f"{model}-{table}": load_suite.Workload(
+                pool=profile, rates=RATES, overload=overload, published=table == PUBLISHED
+            )
             for model, (profile, overload) in MODELS.items()
-            for table in relational_queries.TABLES
+            for table in (*relational_queries.TABLES, PUBLISHED)
         }
 
     @property
@@ -81,6 +90,9 @@ class RelQuery(load_suite.LoadSuite):
     def calls(self, workload: str, rng: random.Random, rate: float, count: int) -> Sequence[TraceCall]:
         table = relational_queries.TABLES[workload.split("-")[1]]
         return relational_queries.trace(rng, table, queries=count, rate=rate)
+
+    def sampled(self, path: Path, rng: random.Random, rate: float, count: int, half: int) -> Sequence[TraceCall]:
+        return relational_queries.imported(path, rng, queries=count, rate=rate, half=half)
 
     def numbers(self, outcome: cell.Outcome, key: suite.CellKey) -> Report:
         """Figures of the relQueries: means over groups."""
