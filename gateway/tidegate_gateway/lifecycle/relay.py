@@ -110,7 +110,8 @@ class Relay:
     async def _begin(self) -> None:
         """Opens the answer; a failure before the first token is tried again at another engine."""
         while True:
-            send = await self._placement.next_engine()
+            send = await self._placement.offer
+            self._placement.sent(send)
             try:
                 self._reply = await self._open(self._clock(), send)
                 break
