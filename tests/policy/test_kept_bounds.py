@@ -153,11 +153,11 @@ def test_bounds_are_kept_while_a_flood_goes_on() -> None:
             )
             history.arrives(0.0, call, 100.0)
     shares._bounds(1.0)
-    before = shares._bounds_found
+    before = shares._bounds_found[0]
     history.arrives(
         1.0, Call(id=CallId("next"), arrived_at_s=1.0, prompt_tokens=9, output_predicted=9, tenant="a"), 9.0
     )
-    assert shares._bounds(1.0) is before
+    assert shares._bounds(1.0)[0] is before
     assert math.isinf(shares._bounds_hold_until_s) or shares._bounds_hold_until_s > 1.0
     shares.observe(1.0, 1.0)
-    assert shares._bounds(1.0) is not before
+    assert shares._bounds(1.0)[0] is not before
