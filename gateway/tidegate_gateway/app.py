@@ -29,7 +29,7 @@ from tidegate_gateway.edge import (
     port_encryption,
 )
 from tidegate_gateway.engines import discovery
-from tidegate_gateway.lifecycle import engine_connections
+from tidegate_gateway.lifecycle import engine_connections, placement_loop
 from tidegate_gateway.observe import tracing_spans
 from tidegate_gateway.store import prompt_stream, relquery_store, store_contract, valkey_store
 from tidegate_gateway.workflows import call_ends
@@ -225,7 +225,7 @@ async def _drain(gateway: running_gateway.Gateway) -> None:
     gateway.core.on_drain()
     try:
         async with asyncio.timeout(timeouts.drain_s):
-            await gateway.placements.drained()
+            await placement_loop.drained(gateway.placements)
             await gateway.relquery_runner.drained()
     except TimeoutError:
         logger.warning(
@@ -234,7 +234,7 @@ async def _drain(gateway: running_gateway.Gateway) -> None:
         gateway.placements.cut_all()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CUT_S):
-                await gateway.placements.drained()
+                await placement_loop.drained(gateway.placements)
 
 
 async def _announce(gateway: running_gateway.Gateway, left_s: float) -> None:

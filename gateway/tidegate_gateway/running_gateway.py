@@ -19,6 +19,7 @@ from tidegate_gateway.lifecycle import (
     engine_connections,
     engine_directory,
     placement,
+    placement_loop,
     settlement,
     tenant_tokens,
 )
@@ -151,10 +152,10 @@ class Gateway:
     async def run(self) -> None:
         """Runs the background loops until cancelled."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(placement_loop.run(self.placements, self.loops))
             for part in (
                 self.discovery,
                 self.authentication,
-                self.placements,
                 self.workflows,
                 self.tokens,
                 self.exchange,

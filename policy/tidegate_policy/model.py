@@ -141,6 +141,15 @@ NO_BACKLOG = Backlog()
 
 
 @immutable.value(frozen=True, slots=True, kw_only=True)
+class QueuedRequest:
+    """A call in one particular scheduler, with the work that the scheduler predicts for it."""
+
+    call: Call
+    service_s: float
+    """Predicted seconds of work from here to the last token, on this engine (or the mean engine, in the gateway)."""
+
+
+@immutable.value(frozen=True, slots=True, kw_only=True)
 class StageState:
     """A stage of a workflow as `budget` reads it."""
 

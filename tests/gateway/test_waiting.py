@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tidegate_gateway import fake_engine
-from tidegate_gateway.observe import recent_decisions
+from tidegate_gateway.observe import prometheus_metrics
 
 
 class Line:
@@ -153,7 +153,7 @@ async def test_a_call_that_is_predicted_again_while_it_waits_is_judged_by_its_la
     up: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records: list[Any] = []
-    monkeypatch.setattr(recent_decisions.RecentDecisions, "remember", lambda self, record: records.append(record))
+    monkeypatch.setattr(prometheus_metrics.Metrics, "on_call", lambda self, record: records.append(record))
     settings = {"dispatch": {"cap": 1}, "policy": {"name": "fcfs"}}
     async with fake_engine.engine() as engine, up(engine, **settings) as client, asyncio.TaskGroup() as group:
         line = Line(client, engine, group, until)

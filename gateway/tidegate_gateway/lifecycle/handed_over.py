@@ -70,7 +70,8 @@ class HandedOver:
         """Waits for an engine, and writes the request for it. Raises `GatewayError`."""
         request = self._admitted.request
         try:
-            send = await self._placement.next_engine()
+            send = await self._placement.offer
+            self._placement.sent(send)
             self.endpoint = self._directory.endpoint(send.decision.engine)
             others = map(self._directory.endpoint, self._placement.fallbacks(self._fallbacks))
             self.destination = ",".join((self.endpoint, *others))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 
 from tidegate_gateway import loop_steps
 from tidegate_gateway.lifecycle import watchdog
-from tidegate_gateway.observe import background_loop, call_record, prometheus_metrics, recent_decisions
+from tidegate_gateway.observe import call_record, prometheus_metrics, recent_decisions
 from tidegate_gateway.openai import error_table
 from tidegate_policy import gateway_core
 from tidegate_policy.admit import retries
@@ -20,8 +20,6 @@ from tidegate_policy.dispatch import core_actions, dispatcher, engine_table, tra
 from tidegate_policy.model import Backlog, Call, CallId, DropReason, EngineId, WorkflowId
 
 logger = logging.getLogger("tidegate.gateway")
-
-TICK_S = 0.1
 
 
 class Placement:
@@ -59,16 +57,19 @@ class Placement:
         self.watchdog.close()
         self._placements.leave(self)
 
-    async def next_engine(self) -> core_actions.Send:
-        """Waits until the core has chosen an engine. Raises `GatewayError` when the core sheds the call or gives it up."""
-        send = await self._offer
+    @property
+    def offer(self) -> "asyncio.Future[core_actions.Send]":
+        """The engine that the core chooses. It raises `GatewayError` when the core sheds the call or gives it up."""
+        return self._offer
+
+    def sent(self, send: core_actions.Send) -> None:
+        """The call goes to the engine that the core chose."""
         record = self.record
         record.sent_at_s = self._placements.clock()
         record.engine, record.decision = send.decision.engine, send.decision
         record.call = send.call  # as it was predicted last, and as the engine receives it
         record.attempts = send.attempt
         self._placements.recent.remember(record)
-        return send
 
     def fallbacks(self, most: int) -> list[EngineId]:
         """At most so many engines beside that of the call, for a proxy that sends it again."""
@@ -78,7 +79,7 @@ class Placement:
         return placements.core.engines.fallbacks(placements.clock(), chosen, self._only, most)
 
     def attempt_failed(self, error: error_table.EngineTrouble) -> None:
-        """The engine failed the call before its first token; `next_engine` waits for the core's answer to that."""
+        """The engine failed the call before its first token; `offer` is the core's answer to that."""
         failure, engine = retries.Failure(error.failure), self.record.engine
         if retries.blames_engine(failure):
             self.report_engine(ok=False)
@@ -126,7 +127,7 @@ class Placement:
             self.report_engine(ok=True)
         self._placements.finished(self.call.id, self.record.result(ok=ok))
 
-    def offer(self, send: core_actions.Send) -> None:
+    def on_send(self, send: core_actions.Send) -> None:
         """The core chose an engine."""
         if not self._offer.done():
             self._offer.set_result(send)
@@ -245,23 +246,13 @@ class Placements:
         for placement in list(self._in_progress.values()):
             placement.interrupt(error_table.Shed(DropReason.DRAINING))
 
-    async def drained(self) -> None:
-        """Returns when no call is left."""
-        while self._in_progress:
-            await asyncio.sleep(0.02)
-
-    async def run(self, loops: background_loop.BackgroundLoops) -> None:
-        """Tells the core that time passes, until cancelled."""
-        while True:
-            await asyncio.sleep(TICK_S)
-            if self.core.dispatcher.waiting:
-                await loops.step("tick", self._tick)
-
-    async def _tick(self) -> None:
-        while len(actions := self.core.on_tick(self.clock())) >= dispatcher.EXPIRED_AT_ONCE:
-            self._act(actions)
-            await asyncio.sleep(0)  # thousands of calls may expire at one instant
+    def on_tick(self) -> bool:
+        """Tells the core that time has passed, if calls wait. Returns whether it is to be told again at once."""
+        if not self.core.dispatcher.waiting:
+            return False
+        actions = self.core.on_tick(self.clock())
         self._act(actions)
+        return len(actions) >= dispatcher.EXPIRED_AT_ONCE
 
     # Reports of placements.
 
@@ -301,7 +292,7 @@ class Placements:
                 case core_actions.Send():
                     if action.attempt > 1:
                         self._metrics.retries.inc()
-                    placement.offer(action)
+                    placement.on_send(action)
                 case core_actions.Shed():
                     self._endings.end(functools.partial(placement.shed, action.reason, action.retry_after_s))
                 case core_actions.GiveUp():

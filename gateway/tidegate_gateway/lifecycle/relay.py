@@ -113,12 +113,13 @@ class Relay:
         doubted: core_actions.Send | None = None
         while self._reply is None:
             try:
-                send = await self._placement.next_engine()
+                send = await self._placement.offer
             except error_table.GatewayError:
                 if rejection is None:
                     raise
                 self._reply = rejection  # no other engine tells more
                 break
+            self._placement.sent(send)
             try:
                 reply = await self._open(self._clock(), send)
             except error_table.EngineTrouble as error:

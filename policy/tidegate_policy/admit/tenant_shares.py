@@ -28,9 +28,9 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 from tidegate_policy import policies
+from tidegate_policy.admit import held_calls
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Policy, QueuedRequest
-from tidegate_policy.waiting_queue import WaitingQueue
 
 HEADROOM = 1.8
 """With less, tenants that keep to their parts are held back below the capacity; with more, a flood delays them more."""
@@ -59,66 +59,26 @@ HOLD_AGAIN_S = 0.1
 """Until further calls are held again."""
 LOOK_S = 0.05
 """How long a look at the places of all tenants counts."""
+MARGIN = 1e-6
+"""Of sequences and seconds; errors of rounding are smaller."""
 FEW, EACH_S = 32, 5e-5
 """The bounds of more tenants count for so long for each of them, so that they take a bounded part of the time."""
 
 
-class _HeldCalls:
-    """The held calls of one tenant, under a policy object of their own: no turn of a lane is shared with other tenants."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._queue = WaitingQueue(policy)
-        self._arrivals: dict[CallId, None] = {}
-        """The one that arrived last is the last."""
-
-    def __len__(self) -> int:
-        return len(self._arrivals)
-
-    def __iter__(self) -> Iterator[QueuedRequest]:
-        return iter(self._queue)
-
-    def push(self, now: float, item: QueuedRequest) -> None:
-        self._queue.rekey(self._queue.policy.on_arrival(now, item))
-        self._queue.push(item)
-        self._arrivals[item.call.id] = None
-
-    def pop(self, now: float) -> QueuedRequest:
-        """The next call of the policy leaves."""
-        item = self._queue.pop(now)
-        self._ended(now, item.call.id)
-        return item
-
-    def remove(self, now: float, call_id: CallId) -> QueuedRequest | None:
-        item = self._queue.remove(call_id)
-        if item is not None:
-            self._ended(now, call_id)
-        return item
-
-    def remove_newest(self, now: float) -> QueuedRequest | None:
-        return self.remove(now, next(reversed(self._arrivals)))
-
-    def update(self, item: QueuedRequest) -> bool:
-        if item.call.id not in self._queue:
-            return False
-        self._queue.update(item)
-        return True
-
-    def switch(self, now: float, policy: Policy) -> None:
-        policies.replay(policy, now, list(self._queue), ())
-        self._queue.switch(policy)
-
-    def _ended(self, now: float, call_id: CallId) -> None:
-        del self._arrivals[call_id]
-        self._queue.rekey(self._queue.policy.on_end(now, call_id))
-
-
 @dataclass(slots=True)
 class _Tenant:
-    held: _HeldCalls
+    held: held_calls.HeldCalls
+    waiting: int = 0
+    """Held calls."""
     weight: float = 1.0
     seen_at_s: float = -math.inf
     entered: int = 0
     """Sequences in the queue or at engines."""
+    keeps: bool = False
+    """It sent no more work than its part, when the bounds were computed."""
+    above: float = math.inf
+    below: float = -math.inf
+    """The bounds of all tenants stay as they were computed while this one wants more than `above` and less than `below`."""
     sent_s: float = 0.0
     """The work that it sent of late, in seconds of the whole pool, as it was at `sent_at_s`."""
     sent_at_s: float = 0.0
@@ -127,7 +87,7 @@ class _Tenant:
 
     @property
     def wanted(self) -> int:
-        return self.entered + len(self.held)
+        return self.entered + self.waiting
 
     def rate(self, now: float) -> float:
         """The part of the pool's time that the work takes that it sent of late."""
@@ -149,6 +109,15 @@ class TenantShares:
         """The bounds at the last look, if some tenant had more than its bound."""
         self._bounds_found: tuple[dict[str, float], Collection[str]] = ({}, ())
         self._bounds_until_s = -math.inf
+        """Until then the bounds of many tenants count, whatever happens."""
+        self._bounds_hold = False
+        """Nothing has happened that changes the bounds."""
+        self._bounds_hold_until_s = -math.inf
+        """From then on they change with time alone."""
+        self._bounds_places = 0.0
+        """The places, as the bounds were computed."""
+        self._bounds_rate = 0.0
+        """The part of the pool's time for each unit of weight."""
         self._bounded = bounded
         self._policy = policy
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
@@ -182,14 +151,19 @@ class TenantShares:
         weight = max(NEWEST_WEIGHT, 1 / self._seen)
         self._service_s += weight * (service_s - self._service_s)
         self._demand_s += weight * (demand_s - self._demand_s)
+        self._bounds_hold = False
 
     def competes(self, now: float, call: Call) -> None:
         """A call of the tenant has come in."""
         tenant = self._known(call.tenant)
         weight = max(call.weight, 1e-3)
+        before = tenant.weight
         if tenant.seen_at_s + ACTIVE_S <= now and not tenant.wanted:
             tenant.weight = weight
+            self._bounds_hold = False
         tenant.weight += NEWEST_CLASS * (weight - tenant.weight)
+        if tenant.weight != before:
+            self._bounds_hold = False
         tenant.seen_at_s = now
         self._tenants.move_to_end(call.tenant)
         if not tenant.entered:
@@ -201,7 +175,9 @@ class TenantShares:
         if self._service_s > 0.0:
             work_s = self._demand_s * item.service_s / self._service_s * item.call.sequences
             tenant.sent_s, tenant.sent_at_s = tenant.rate(now) * LATE_S + work_s, now
-        if not tenant.held and (
+            if tenant.keeps != self._keeps(now, tenant):
+                self._bounds_hold = False
+        if not tenant.waiting and (
             self._entered < self.places
             or len(self._tenants) == 1
             or tenant.entered < self._bounds(now)[0].get(item.call.tenant, LEAST_PLACES)
@@ -212,8 +188,9 @@ class TenantShares:
 
     def hold(self, now: float, item: QueuedRequest) -> None:
         """The call waits here; it has left if it had entered."""
-        self._known(item.call.tenant).held.push(now, item)
-        self._held += 1
+        tenant = self._known(item.call.tenant)
+        tenant.held.push(now, item)
+        self._count_held(tenant, 1)
 
     def surplus(self, now: float) -> dict[str, int]:
         """Sequences that tenants have beyond their bounds, because they were alone when these entered. Those that still
@@ -245,13 +222,15 @@ class TenantShares:
 
     def enter(self, item: QueuedRequest) -> None:
         """The call enters the queue, for the first time or after an engine failed it."""
-        self._known(item.call.tenant).entered += item.call.sequences
+        tenant = self._known(item.call.tenant)
+        tenant.entered += item.call.sequences
         self._entered += item.call.sequences
+        self._wants(tenant)
 
     def on_first_token(self, call: Call) -> bool:
         """The prompt of a call is computed. Returns whether held calls waited for that."""
         tenant = self._tenants.get(call.tenant)
-        return tenant is not None and tenant.prompts.pop(call.id, None) is not None and len(tenant.held) > 0
+        return tenant is not None and tenant.prompts.pop(call.id, None) is not None and tenant.waiting > 0
 
     def leave(self, call: Call) -> None:
         """A call that had entered has left."""
@@ -259,6 +238,7 @@ class TenantShares:
         if tenant is not None:
             tenant.entered = max(tenant.entered - call.sequences, 0)
             tenant.prompts.pop(call.id, None)
+            self._wants(tenant)
         self._entered -= call.sequences
 
     def update(self, item: QueuedRequest) -> bool:
@@ -270,7 +250,8 @@ class TenantShares:
         """Takes out a held call; None if it is not held."""
         tenant = self._tenants.get(tenant_name)
         item = None if tenant is None else tenant.held.remove(now, call_id)
-        self._held -= item is not None
+        if tenant is not None and item is not None:
+            self._count_held(tenant, -1)
         return item
 
     def on_policy(self, now: float, policy: Policy) -> None:
@@ -286,16 +267,12 @@ class TenantShares:
         if not self._held:
             return items
         bounds, flooding = self._bounds(now)
-        for name, bound in bounds.items():
-            tenant = self._tenants.get(name)
-            if tenant is None or not tenant.held:
-                continue
-            floods, free = name in flooding, bound - tenant.entered
-            if floods:
-                tenant.prompts = {call_id: until_s for call_id, until_s in tenant.prompts.items() if until_s > now}
-            while tenant.held and free > 0 and not (floods and len(tenant.prompts) >= engines):
+        for name in self._releasable(now, bounds, flooding):
+            tenant = self._tenants[name]
+            floods, free = name in flooding, bounds[name] - tenant.entered
+            while tenant.waiting and free > 0 and not (floods and len(tenant.prompts) >= engines):
                 item = tenant.held.pop(now)
-                self._held -= 1
+                self._count_held(tenant, -1)
                 free -= item.call.sequences
                 if floods:
                     item = replace(item, call=replace(item.call, yields=True))
@@ -303,60 +280,136 @@ class TenantShares:
                 items.append(item)
         return items
 
+    def _releasable(self, now: float, bounds: dict[str, float], flooding: Collection[str]) -> list[str]:
+        """The tenants with held calls and free places, those that want the least for their weight first."""
+        found: list[str] = []
+        for name, bound in bounds.items():
+            tenant = self._tenants.get(name)
+            if tenant is None or not tenant.waiting:
+                continue
+            if tenant.prompts and name in flooding:
+                tenant.prompts = {call_id: until_s for call_id, until_s in tenant.prompts.items() if until_s > now}
+            if bound > tenant.entered:
+                found.append(name)
+        if len(found) > 1 and self._bounds_hold:  # the bounds may be older than the order
+            found = self._by_wants([name for name in self._tenants if name in found])
+        return found
+
     def largest(self, now: float, arriving: str) -> QueuedRequest | None:
         """The newest held call of the tenant with the most held calls for its weight, if that tenant has more than
         `arriving`; it leaves. None if no tenant has more."""
         if not self._held:
             return None
         most = max(
-            (tenant for tenant in self._tenants.values() if tenant.held), key=lambda it: len(it.held) / it.weight
+            (tenant for tenant in self._tenants.values() if tenant.waiting), key=lambda it: it.waiting / it.weight
         )
         mine = self._tenants.get(arriving)
-        if mine is not None and len(mine.held) / mine.weight >= len(most.held) / most.weight:
+        if mine is not None and mine.waiting / mine.weight >= most.waiting / most.weight:
             return None
-        self._held -= 1
+        self._count_held(most, -1)
         return most.held.remove_newest(now)
 
     def _bounds(self, now: float) -> tuple[dict[str, float], Collection[str]]:
         """Places of each active tenant, and the tenants that flood the pool while others keep to their parts. Those of many
         tenants may be older than the newest call, and miss its tenant."""
-        if now >= self._bounds_until_s:
+        if now < self._bounds_until_s:
+            return self._bounds_found
+        known = len(self._tenants)
+        if (
+            known > FEW
+            or not self._bounds_hold
+            or now >= self._bounds_hold_until_s
+            or self.places != self._bounds_places
+        ):
             self._bounds_found = self._bounds_now(now)
-            known, competing = len(self._tenants), len(self._bounds_found[0]) > 1
-            self._bounds_until_s = now + known * EACH_S if competing and known > FEW else -math.inf
+            self._bounds_hold = known <= FEW
+        competing = len(self._bounds_found[0]) > 1
+        self._bounds_until_s = now + known * EACH_S if competing and known > FEW else -math.inf
         return self._bounds_found
+
+    def _count_held(self, tenant: _Tenant, more: int) -> None:
+        tenant.waiting += more
+        self._held += more
+        self._wants(tenant)
+
+    def _wants(self, tenant: _Tenant) -> None:
+        """What the tenant wants has changed."""
+        if not tenant.above < tenant.wanted < tenant.below:
+            self._bounds_hold = False
+
+    def _keeps(self, now: float, tenant: _Tenant) -> bool:
+        """Whether the tenant sent no more work of late than its part."""
+        return self._seen >= FIRST_CALLS and tenant.rate(now) <= self._bounds_rate * tenant.weight
+
+    def _by_wants(self, names: list[str]) -> list[str]:
+        """The tenants that want the least for their weight first."""
+        tenants = self._tenants
+        keys = [(tenants[name].wanted / tenants[name].weight, index) for index, name in enumerate(names)]
+        return [names[index] for _, index in sorted(keys)]
 
     def _entered_of(self, name: str) -> int:
         tenant = self._tenants.get(name)  # it may be forgotten since the bounds were found
         return 0 if tenant is None else tenant.entered
 
     def _bounds_now(self, now: float) -> tuple[dict[str, float], Collection[str]]:
-        active = {
-            name: tenant for name, tenant in self._tenants.items() if tenant.wanted or tenant.seen_at_s + ACTIVE_S > now
-        }
-        if len(active) < 2:
-            return dict.fromkeys(active, math.inf), ()
-        left, weight = self.places, sum(tenant.weight for tenant in active.values())
-        part, rate = HEADROOM * left / weight, 1 / weight
+        """As `_bounds`, computed. Notes how long they hold."""
+        names: list[str] = []
+        weight = 0.0
+        until_s = math.inf
+        for name, tenant in self._tenants.items():
+            wanted, seen_until_s = tenant.wanted, tenant.seen_at_s + ACTIVE_S
+            if wanted or seen_until_s > now:
+                names.append(name)
+                weight += tenant.weight
+                if not wanted:
+                    until_s = min(until_s, seen_until_s)
+            # The bounds of others depend on what a tenant wants unless it wants more than its share.
+            tenant.above, tenant.below = wanted - 0.5, wanted + 0.5
+        self._bounds_places = left = self.places
+        self._bounds_rate = 1 / weight if weight else 0.0
+        self._bounds_hold_until_s = until_s
+        if len(names) < 2:
+            return dict.fromkeys(names, math.inf), ()
+        part = HEADROOM * left / weight
         bounds: dict[str, float] = {}
         flooding: dict[str, float] = {}
+        level_is_known = False
         # The tenants that want the least for their weight come first; what they leave goes to the others.
-        for name, tenant in sorted(active.items(), key=lambda item: item[1].wanted / item[1].weight):
-            share = left * tenant.weight / weight
-            keeps = self._seen >= FIRST_CALLS and tenant.rate(now) <= rate * tenant.weight
-            bounds[name] = max(share, part * tenant.weight * (KEEPS if keeps else 1.0), LEAST_PLACES)
-            if tenant.wanted > FLOODING * bounds[name]:
+        for name in self._by_wants(names):
+            tenant = self._tenants[name]
+            wanted, share = tenant.wanted, left * tenant.weight / weight
+            tenant.keeps = self._keeps(now, tenant)
+            bounds[name] = bound = max(share, part * tenant.weight * (KEEPS if tenant.keeps else 1.0), LEAST_PLACES)
+            floods = wanted > FLOODING * bound
+            if floods:
                 flooding[name] = max(share, LEAST_PLACES)
-            left -= min(share, tenant.wanted)
-            weight -= tenant.weight
-        return (bounds | flooding, flooding) if len(flooding) < len(active) else (bounds, ())
+            if not tenant.keeps and self._seen >= FIRST_CALLS:
+                until_s = min(until_s, self._keeps_at_s(tenant) - MARGIN)
+            if not level_is_known and wanted <= share:
+                left -= wanted
+                weight -= tenant.weight
+                continue
+            level_is_known = True  # this tenant and all that follow want more than what is left for each unit of weight
+            tenant.above, tenant.below = share + MARGIN, math.inf
+            if floods:
+                tenant.above = max(tenant.above, FLOODING * bound + MARGIN)
+            else:
+                tenant.below = FLOODING * bound - MARGIN
+        self._bounds_hold_until_s = until_s
+        return (bounds | flooding, flooding) if len(flooding) < len(names) else (bounds, ())
+
+    def _keeps_at_s(self, tenant: _Tenant) -> float:
+        """The instant at which a tenant that sends nothing more has sent no more work than its part."""
+        excess = tenant.sent_s / (LATE_S * self._bounds_rate * tenant.weight)
+        return tenant.sent_at_s + LATE_S * math.log(excess)
 
     def _known(self, name: str) -> _Tenant:
         tenant = self._tenants.get(name)
         if tenant is None:
             if len(self._tenants) >= MAX_TENANTS:
                 self._forget_one()
-            tenant = self._tenants[name] = _Tenant(_HeldCalls(self._own_policy()))
+            tenant = self._tenants[name] = _Tenant(held_calls.HeldCalls(self._own_policy()))
+            self._bounds_hold = False
         return tenant
 
     def _own_policy(self) -> Policy:
@@ -366,4 +419,5 @@ class TenantShares:
         for name, tenant in self._tenants.items():
             if not tenant.wanted:
                 del self._tenants[name]
+                self._bounds_hold = False
                 return

@@ -100,8 +100,9 @@ class EngineTable:
         """Equal cost models are one object, so that a call is priced once for each kind of engine."""
         self._kinds: Sequence[tuple[CostModel, int]] = ()
         self._live_kinds: Sequence[CostModel] = ()
+        self._limits = 0.0
         self._kinds_are_known = False
-        """Whether `_kinds` and `_live_kinds` hold for the engines as they are."""
+        """Whether `_kinds`, `_live_kinds` and `_limits` hold for the engines as they are."""
         self._accepting: Sequence[Engine] = ()
         self._accepting_until_at_s = -math.inf
         """The instant at which `_accepting` must be computed again because an ejection ends."""
@@ -207,7 +208,8 @@ class EngineTable:
 
     def limits(self) -> float:
         """The sum of the limits of all engines, also of those that do not serve now; infinite if one has no limit."""
-        return sum(math.inf if item.limit is None else item.limit for item in self)
+        self._count_kinds()
+        return self._limits
 
     def on_attempt(self, now: float, engine: EngineId, tenant: str, *, ok: bool) -> float | None:
         """An engine did its part in a call of the tenant, or failed it. Returns the seconds of the ejection that follows,
@@ -287,6 +289,7 @@ class EngineTable:
             models = {id(item.cost): item.cost for item in self}
             self._kinds = tuple((models[key], count) for key, count in counts.items())
             self._live_kinds = tuple({id(cost): cost for cost in self.costs()}.values())
+            self._limits = sum([math.inf if item.limit is None else item.limit for item in self])
             self._kinds_are_known = True
 
     def _interned(self, cost: CostModel) -> CostModel:

@@ -13,23 +13,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
-from tidegate_policy import immutable
 from tidegate_policy.cost import CostModel
-from tidegate_policy.model import Call, CallId
+from tidegate_policy.model import CallId
+from tidegate_policy.model import QueuedRequest as QueuedRequest
 
 Key = tuple[float, ...]
 Changed = Collection[CallId]
 """The ids of the calls whose key or lane an event changed. Ids of calls that do not wait are ignored."""
 NONE_CHANGED: Changed = ()
-
-
-@immutable.value(frozen=True, slots=True, kw_only=True)
-class QueuedRequest:
-    """A call in one particular scheduler, with the work that the scheduler predicts for it."""
-
-    call: Call
-    service_s: float
-    """Predicted seconds of work from here to the last token, on this engine (or the mean engine, in the gateway)."""
 
 
 class Computed(NamedTuple):
