@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import orjson
 import pytest
 
 from tidegate_gateway import fake_engine
@@ -77,6 +78,20 @@ async def test_tokens_are_counted_of_calls_that_are_cut(up: Any, until: Any) -> 
         await until(lambda: client.gateway.placements.in_progress == 0 and client.gateway.tokens.settled)
         status, _, headers = await client.ask(headers=small)
         assert (status, headers["x-tidegate-reason"]) == (429, "tenant-limit")
+
+
+async def test_false_usage_of_an_engine_costs_a_tenant_no_more_than_its_request_can_have(up: Any) -> None:
+    tenants = [{"name": "small", "tokensPerMinute": 6000}]
+    usage = {"prompt_tokens": 9_900_000, "completion_tokens": 9_900_000}
+    lie = orjson.dumps({"choices": [{"text": "x", "finish_reason": "stop"}], "usage": usage})
+    async with fake_engine.engine(garbage=lie) as engine, up(engine, tenants=tenants) as client:
+        small = {"x-tidegate-tenant": "small"}
+        waits = []
+        for _ in range(4):
+            status, _, headers = await client.ask(headers=small)
+            waits.append(int(headers["retry-after"]) if status == 429 else 0)
+        assert waits[0] == 0
+        assert 0 < max(waits) <= 120, "a few thousand tokens, and not a hundred thousand seconds"
 
 
 async def test_a_rejected_workflow_call_gives_its_tokens_back(up: Any) -> None:

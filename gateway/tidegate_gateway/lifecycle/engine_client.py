@@ -20,6 +20,10 @@ UNAUTHORIZED = (401, 403, 407)
 """The engine wants credentials, which no client of the gateway can give."""
 ABSENT = 501
 """vLLM's answer where its model does not have the endpoint: as a 404, it is no failure of the engine."""
+TEMPLATE_TOKENS = 2048
+"""Tokens that a chat template adds to a prompt at most; else a token has a byte at least."""
+MEDIA_TOKENS = 16
+"""Tokens at most for each character of the prompt: an image by address counts as a number of characters."""
 LARGE_BYTES = 1024 * 1024
 """Of an answer that is not streamed; the bytes of larger ones are bounded in sum."""
 
@@ -100,7 +104,7 @@ class EngineClient:
         try:
             connection = await self._connections.get(origin)
             await connection.send(b"%s%sContent-Length: %d\r\n\r\n%s" % (start, own.encode("latin-1"), len(body), body))
-            return await self._begun(connection, request)
+            return await self._begun(connection, request, len(body))
         except OSError as error:
             _discard(connection)
             broken = f"the engine failed before its answer began ({error})"
@@ -110,7 +114,7 @@ class EngineClient:
             raise
 
     async def _begun(
-        self, connection: engine_connections.EngineConnection, request: parsed_request.ParsedRequest
+        self, connection: engine_connections.EngineConnection, request: parsed_request.ParsedRequest, body_bytes: int
     ) -> Reply:
         if connection.status in (429, 503):
             raise error_table.EngineTrouble("the engine's own queue is full", failure="busy")
@@ -121,6 +125,7 @@ class EngineClient:
             endpoint=request.endpoint,
             choices=size.choices,
             max_tokens=size.max_tokens,
+            most_prompt_tokens=body_bytes + TEMPLATE_TOKENS + MEDIA_TOKENS * size.characters,
             offers_tools=request.offers_tools,
         )
         if connection.status != 200 or not request.stream or dialect is None:

@@ -13,6 +13,8 @@ from tidegate_gateway.lifecycle import admission, engine_client, engine_director
 from tidegate_gateway.openai import engine_body, error_table
 from tidegate_policy.dispatch import core_actions
 
+SOONEST_TOKENS, FASTEST_TOKENS_S = 1024, 20_000
+"""Tokens that an engine generates of one sequence at once and in each second, at most: it is not believed more."""
 PROGRESS_TOKENS = 16
 """Between two reports of a stream's progress to the dispatcher."""
 
@@ -200,9 +202,10 @@ class Relay:
         """Writes the numbers of the answer into the record."""
         if self._reply is not None:
             meter, record = self._reply.meter, self.record
-            record.prompt_tokens, record.output_tokens, record.tokens = (
-                meter.prompt_tokens,
-                meter.output_tokens,
-                meter.generated,
-            )
+            told = meter.output_tokens
+            if told is not None and record.sent_at_s is not None:
+                worked_s = self._clock() - record.sent_at_s
+                told = min(told, round(meter.choices * (SOONEST_TOKENS + FASTEST_TOKENS_S * worked_s)))
+            record.prompt_tokens, record.output_tokens = meter.prompt_tokens, told
+            record.tokens = meter.tokens if told is None else told
             record.tool = meter.tool

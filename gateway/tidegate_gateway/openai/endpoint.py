@@ -106,7 +106,9 @@ class Endpoint:
     output_usage: str | None = "completion_tokens"
     """The field of a usage object that counts generated tokens; None = the endpoint generates none."""
 
-    def read_usage(self, usage: object, *, choices: int, max_tokens: int | None) -> tuple[int, int] | None:
+    def read_usage(
+        self, usage: object, *, choices: int, max_tokens: int | None, most_prompt: int = MOST_TOKENS
+    ) -> tuple[int, int] | None:
         """Prompt and output tokens of a usage object, no more than the request can have; None if they cannot be used."""
         if not isinstance(usage, dict):
             return None
@@ -115,7 +117,7 @@ class Endpoint:
         if not is_count(prompt) or not is_count(output):
             return None
         bound = choices * (MOST_TOKENS if max_tokens is None else min(max_tokens, MOST_TOKENS))
-        return min(prompt, MOST_TOKENS), min(output, bound)
+        return min(prompt, most_prompt), min(output, bound)
 
 
 def is_count(value: object) -> TypeGuard[int]:

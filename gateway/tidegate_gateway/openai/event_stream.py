@@ -8,7 +8,7 @@ did not.
 from dataclasses import dataclass
 
 from tidegate_gateway.openai import bounded_json, endpoint, tool_calls
-from tidegate_gateway.openai.endpoint import Endpoint
+from tidegate_gateway.openai.endpoint import MOST_TOKENS, Endpoint
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 MORE_EVENTS = 16
@@ -24,6 +24,8 @@ class Meter:
     endpoint: Endpoint
     choices: int = 1
     max_tokens: int | None = None
+    most_prompt_tokens: int = MOST_TOKENS
+    """The most that the prompts of the request can have; an engine that tells of more is not believed."""
     tokens: int = 0
     """Events with content; the engine's usage replaces it."""
     prompt_tokens: int | None = None
@@ -43,13 +45,11 @@ class Meter:
         most = endpoint.MOST_TOKENS if self.max_tokens is None else self.max_tokens
         return self.choices * (most + MORE_EVENTS)
 
-    @property
-    def generated(self) -> int:
-        return self.tokens if self.output_tokens is None else self.output_tokens
-
     def on_usage(self, usage: object) -> None:
         """Takes the counts of a usage object, within what the request can have; anything else is ignored."""
-        found = self.endpoint.read_usage(usage, choices=self.choices, max_tokens=self.max_tokens)
+        found = self.endpoint.read_usage(
+            usage, choices=self.choices, max_tokens=self.max_tokens, most_prompt=self.most_prompt_tokens
+        )
         if found is not None:
             self.prompt_tokens, self.output_tokens = found
 
