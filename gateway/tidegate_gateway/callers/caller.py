@@ -23,7 +23,8 @@ class Caller:
 
     tenant: str
     classes: tuple[str, ...] | None
-    """The classes that it may name; None = all. A call that names none is of the first one."""
+    """The classes that it may name; None = all. A call that names none is of the first one, and without any of the
+    default class."""
 
     def bound(self, pairs: Pairs) -> list[tuple[str, str]]:
         """The headers with the caller's tenant. Raises `GatewayError` for another tenant, or a class of others."""
