@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tidegate_profiles
-from tidegate_gateway import gateway_settings, open_files, running_gateway, settings_reload, tenant_budget
+from tidegate_gateway import gateway_settings, http_client, open_files, running_gateway, settings_reload, tenant_budget
 from tidegate_gateway.edge import (
     admin_api,
     ext_proc,
@@ -29,7 +29,7 @@ from tidegate_gateway.edge import (
     port_encryption,
 )
 from tidegate_gateway.engines import discovery
-from tidegate_gateway.lifecycle import engine_connections, placement_loop
+from tidegate_gateway.lifecycle import placement_loop
 from tidegate_gateway.observe import tracing_spans
 from tidegate_gateway.store import prompt_stream, relquery_store, store_contract, valkey_store
 from tidegate_gateway.workflows import call_ends
@@ -88,7 +88,7 @@ async def serving(
         async with contextlib.AsyncExitStack() as stack:
             if store is not None:
                 stack.push_async_callback(store.close)
-            connections = engine_connections.EngineConnections(connect_s=settings.timeouts.connect_s)
+            connections = http_client.Connections(connect_s=settings.timeouts.connect_s)
             stack.callback(connections.close)
             traces = tracing_spans.to_collector(settings.tracing, time.monotonic)
             if traces is not None:

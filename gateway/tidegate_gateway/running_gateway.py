@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable
 
-from tidegate_gateway import gateway_settings, tenant_budget
+from tidegate_gateway import gateway_settings, http_client, tenant_budget
 from tidegate_gateway.callers import authentication
 from tidegate_gateway.coordination import policy_choice, pool_clock, pool_exchange
 from tidegate_gateway.engines import discovery
@@ -16,7 +16,6 @@ from tidegate_gateway.lifecycle import (
     admission,
     calls,
     engine_client,
-    engine_connections,
     engine_directory,
     placement,
     placement_loop,
@@ -37,7 +36,7 @@ class Gateway:
     def __init__(
         self,
         settings: gateway_settings.Settings,
-        connections: engine_connections.EngineConnections,
+        connections: http_client.Connections,
         store: store_contract.Store | None,
         relqueries: relquery_store.RelQueryStore | None = None,
         ends: call_ends.CallEnds | None = None,

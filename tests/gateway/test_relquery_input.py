@@ -1,11 +1,13 @@
 """What a client may send as a relQuery: JSON, a form with a file, an address; and what is an error."""
 
+import asyncio
 import contextlib
 import io
 from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+import interim_flood
 import pytest
 import relquery_requests
 from aiohttp import web
@@ -52,6 +54,19 @@ async def done(client: Any, **options: Any) -> list[Any]:
         found = await relquery_requests.events(response)
     assert found[-2][1]["status"] == "completed"
     return relquery_requests.of_rows(found)
+
+
+async def test_a_server_of_rows_that_sends_interim_answers_without_end_is_left(up: Any) -> None:
+    async with (
+        interim_flood.server() as url,
+        fake_engine.engine() as engine,
+        up(engine, relqueries={"rowsUrls": [f"{url}/tables/"]}) as client,
+        asyncio.timeout(20),
+    ):
+        asked = {"model": "fake", "template": relquery_requests.TEMPLATE, "max_tokens": 2}
+        status, error, _ = await client.send("POST", PATH, json={**asked, "rows_url": f"{url}/tables/a.csv"})
+        assert (status, error["error"]["param"]) == (400, "rows_url")
+        assert "without a byte of its body" in error["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import hypothesis
+import interim_flood
 import jwt
 import pytest
 from aiohttp import web
@@ -158,6 +159,15 @@ def test_a_token_that_proves_nothing_is_refused_with_the_reason(key_set: pathlib
     code, message = refusal(tokens(key_set), secret())
     assert code == "invalid_api_key"
     assert says in message
+
+
+async def test_an_issuer_that_sends_interim_answers_without_end_is_left() -> None:
+    async with interim_flood.server() as url:
+        settings = access_settings.Jwt(issuer=ISSUER, audience=AUDIENCE, jwks_url=url + "/keys")
+        known = web_tokens.WebTokens(settings)
+        async with asyncio.timeout(web_tokens.FETCH_S / 2):
+            with pytest.raises(settings_decoder.BadSettings, match="without a byte of its body"):
+                await known.refresh()
 
 
 ODD = st.recursive(

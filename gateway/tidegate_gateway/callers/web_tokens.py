@@ -12,11 +12,10 @@ import logging
 import time
 from typing import Any
 
-import aiohttp
 import jwt
 import orjson
 
-from tidegate_gateway import access_settings, settings_file
+from tidegate_gateway import access_settings, http_client, settings_file
 from tidegate_gateway.callers import caller
 from tidegate_gateway.openai import error_table, request_fields
 from tidegate_gateway.settings_decoder import BadSettings
@@ -181,20 +180,16 @@ def _parsed(raw: bytes) -> dict[str | None, jwt.PyJWK]:
 
 async def _fetched(url: str) -> bytes:
     """The document at `url`. Raises `BadSettings`."""
-    timeout = aiohttp.ClientTimeout(total=FETCH_S)
+    connections = http_client.Connections(connect_s=FETCH_S)
     try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
-            session.get(url, allow_redirects=False) as answer,
-        ):
-            if answer.status != 200:
-                raise BadSettings(f"auth.jwt.jwksUrl answered with status {answer.status}")
-            pieces, size = [], 0
-            async for piece in answer.content.iter_any():
-                pieces.append(piece)
-                size += len(piece)
-                if size > FETCHED_BYTES:
-                    raise BadSettings(f"auth.jwt.jwksUrl has more than {FETCHED_BYTES} bytes")
-            return b"".join(pieces)
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise BadSettings(f"auth.jwt.jwksUrl cannot be read ({type(error).__name__})") from error
+        async with asyncio.timeout(FETCH_S):
+            status, document = await connections.page(url, most_bytes=FETCHED_BYTES)
+    except TimeoutError as error:
+        raise BadSettings(f"auth.jwt.jwksUrl does not answer within {FETCH_S:.3g} s") from error
+    except OSError as error:
+        raise BadSettings(f"auth.jwt.jwksUrl cannot be read: {error}") from error
+    finally:
+        connections.close()
+    if status != 200:
+        raise BadSettings(f"auth.jwt.jwksUrl answered with status {status}")
+    return document

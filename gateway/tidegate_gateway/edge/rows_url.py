@@ -8,14 +8,12 @@ the environment are not used.
 import asyncio
 from collections.abc import AsyncIterator
 
-import aiohttp
-import yarl
-
-from tidegate_gateway import gateway_settings
+from tidegate_gateway import gateway_settings, http_client
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.relqueries import row_tables
 
 MOST_CHARACTERS = 2048
+KERNEL_BYTES = 128 * 1024
 FORMATS: dict[str, row_tables.Format] = {
     "text/csv": "csv",
     "application/csv": "csv",
@@ -59,23 +57,24 @@ def allowed(url: object, bounds: gateway_settings.RelQueries) -> str:
 
 async def fetch(url: str, rows: row_tables.RowCollector, bounds: gateway_settings.RelQueries) -> None:
     """Reads the rows at an allowed address. Raises `BadRequest`."""
-    timeout = aiohttp.ClientTimeout(total=bounds.fetch_s)
+    connections = http_client.Connections(connect_s=bounds.fetch_s, kernel_bytes=KERNEL_BYTES)
     try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, trust_env=False, auto_decompress=False) as session,
-            session.get(yarl.URL(url, encoded=True), allow_redirects=False) as response,
-        ):
-            if response.status != 200:
-                raise BadRequest(f"rows_url answered with status {response.status}", param="rows_url")
-            kind = table_format(response.headers.get("Content-Type", ""), url.rpartition("/")[2], "rows_url")
-            await row_tables.read(_pieces(response, bounds.body_bytes), kind, rows, bounds)
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise BadRequest(f"rows_url cannot be read ({type(error).__name__})", param="rows_url") from error
+        async with asyncio.timeout(bounds.fetch_s), connections.answer(url) as answer:
+            if answer.status != 200:
+                raise BadRequest(f"rows_url answered with status {answer.status}", param="rows_url")
+            kind = table_format(answer.content_type, url.rpartition("/")[2], "rows_url")
+            await row_tables.read(_pieces(answer, bounds.body_bytes), kind, rows, bounds)
+    except TimeoutError as error:
+        raise BadRequest(f"rows_url was not read within {bounds.fetch_s:.3g} s", param="rows_url") from error
+    except OSError as error:
+        raise BadRequest(f"rows_url cannot be read: {error}", param="rows_url") from error
+    finally:
+        connections.close()
 
 
-async def _pieces(response: aiohttp.ClientResponse, most_bytes: int) -> AsyncIterator[bytes]:
+async def _pieces(answer: http_client.Connection, most_bytes: int) -> AsyncIterator[bytes]:
     total = 0
-    async for piece in response.content.iter_chunked(row_tables.SLICE_BYTES):
+    while piece := await answer.read():
         total += len(piece)
         if total > most_bytes:
             raise BadRequest(f"rows_url has more than {most_bytes} bytes", param="rows_url", code="body_too_large")

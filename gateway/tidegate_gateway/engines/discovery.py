@@ -14,9 +14,9 @@ import socket
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 
-from tidegate_gateway import gateway_settings, settings_decoder
+from tidegate_gateway import gateway_settings, http_client, settings_decoder
 from tidegate_gateway.engines import health_check, inference_pool
-from tidegate_gateway.lifecycle import engine_connections, engine_directory, placement
+from tidegate_gateway.lifecycle import engine_directory, placement
 from tidegate_gateway.observe import background_loop
 from tidegate_policy import cost
 from tidegate_policy.model import EngineId
@@ -37,7 +37,7 @@ class Discovery:
     def __init__(
         self,
         settings: gateway_settings.Settings,
-        connections: engine_connections.EngineConnections,
+        connections: http_client.Connections,
         *,
         directory: engine_directory.EngineDirectory,
         placements: placement.Placements,

@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 from tidegate_control import control_client
-from tidegate_gateway import gateway_settings
+from tidegate_gateway import gateway_settings, http_client
 from tidegate_gateway.engines import metrics_scrape
-from tidegate_gateway.lifecycle import engine_connections, engine_directory, placement
+from tidegate_gateway.lifecycle import engine_directory, placement
 from tidegate_gateway.observe import background_loop
 from tidegate_gateway.openai import bounded_json
 from tidegate_policy import cost
@@ -104,7 +104,7 @@ class HealthCheck:
         served: ServedModel,
         *,
         settings: gateway_settings.Settings,
-        connections: engine_connections.EngineConnections,
+        connections: http_client.Connections,
         directory: engine_directory.EngineDirectory,
         placements: placement.Placements,
     ) -> None:
@@ -140,7 +140,7 @@ class HealthCheck:
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 problem = await self._problem()
-        except (engine_connections.NotReachable, ConnectionRefusedError):
+        except (http_client.NotReachable, ConnectionRefusedError):
             problem, certain = "cannot be reached", True
         except TimeoutError:
             problem = f"does not answer within {self._settings.timeout_s:.3g} s"
@@ -186,7 +186,7 @@ class HealthCheck:
         return f"serves {other}, not {served}"
 
     async def _page(self, path: str) -> tuple[int, bytes]:
-        return await self._connections.page(self._health.address.url, path, most_bytes=metrics_scrape.MOST_BYTES)
+        return await self._connections.page(self._health.address.url + path, most_bytes=metrics_scrape.MOST_BYTES)
 
     async def _ask_control(self, control: control_client.EngineClient) -> None:
         health = self._health

@@ -9,8 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 
-from tidegate_gateway import gateway_settings
-from tidegate_gateway.lifecycle import engine_connections
+from tidegate_gateway import gateway_settings, http_client
 from tidegate_gateway.openai import bounded_json, endpoint, error_table, event_stream, parsed_request
 from tidegate_policy.model import DropReason
 
@@ -33,7 +32,7 @@ class Reply:
 
     def __init__(
         self,
-        connection: engine_connections.EngineConnection,
+        connection: http_client.Connection,
         *,
         first: bytes = b"",
         tap: event_stream.Tap | None = None,
@@ -88,7 +87,7 @@ class Reply:
 class EngineClient:
     """All engines."""
 
-    def __init__(self, connections: engine_connections.EngineConnections, *, limits: gateway_settings.Limits) -> None:
+    def __init__(self, connections: http_client.Connections, *, limits: gateway_settings.Limits) -> None:
         self._connections = connections
         self._limits = limits
         self._large_bytes = 0
@@ -98,9 +97,9 @@ class EngineClient:
         self, url: str, request: parsed_request.ParsedRequest, body: bytes, headers: Mapping[str, str]
     ) -> Reply:
         """Sends a call to the engine at `url` and waits until its answer has begun. Raises `EngineTrouble`."""
-        origin, start = engine_connections.request_start("POST", url, request.endpoint.path)
+        origin, start = http_client.request_start("POST", url.rstrip("/") + request.endpoint.path)
         own = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        connection: engine_connections.EngineConnection | None = None
+        connection: http_client.Connection | None = None
         try:
             connection = await self._connections.get(origin)
             await connection.send(b"%s%sContent-Length: %d\r\n\r\n%s" % (start, own.encode("latin-1"), len(body), body))
@@ -114,7 +113,7 @@ class EngineClient:
             raise
 
     async def _begun(
-        self, connection: engine_connections.EngineConnection, request: parsed_request.ParsedRequest, body_bytes: int
+        self, connection: http_client.Connection, request: parsed_request.ParsedRequest, body_bytes: int
     ) -> Reply:
         if connection.status in (429, 503):
             raise error_table.EngineTrouble("the engine's own queue is full", failure="busy")
@@ -140,7 +139,7 @@ class EngineClient:
         return reply
 
     async def _whole(
-        self, connection: engine_connections.EngineConnection, kind: endpoint.Endpoint, meter: event_stream.Meter
+        self, connection: http_client.Connection, kind: endpoint.Endpoint, meter: event_stream.Meter
     ) -> Reply:
         chunks: list[bytes] = []
         size = counted = 0
@@ -164,7 +163,7 @@ class EngineClient:
 
     def _read(
         self,
-        connection: engine_connections.EngineConnection,
+        connection: http_client.Connection,
         content: bytes,
         kind: endpoint.Endpoint,
         meter: event_stream.Meter,
@@ -193,6 +192,6 @@ def is_failure(status: int) -> bool:
     return status != 200 and not blames_call
 
 
-def _discard(connection: engine_connections.EngineConnection | None) -> None:
+def _discard(connection: http_client.Connection | None) -> None:
     if connection is not None:
         connection.close()

@@ -1,18 +1,19 @@
-"""HTTP/1.1 connections to engines, over the parser of httptools (llhttp).
+"""HTTP/1.1 connections to engines, and to servers that have keys and rows, over the parser of httptools (llhttp).
 
-One connection carries one request at a time. A pool keeps the idle connections of each engine. The class knows nothing of
+One connection carries one request at a time. A pool keeps the idle connections of each server. The class knows nothing of
 calls: it writes the bytes of a request, and gives the status, the content type and the body of the answer as the bytes
-arrive. An engine is not trusted: its head and the bytes that nobody has read yet are bounded, and each violation of the
-protocol is `ConnectionLost`. The caller bounds the time of each wait.
+arrive. A server is not trusted: the head of its answer and the bytes that nobody has read yet are bounded, and each
+violation of the protocol is `ConnectionLost`. Redirects are not followed. The caller bounds the time of each wait.
 """
 
 import asyncio
 import collections
+import contextlib
 import functools
 import socket
 import ssl
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 import httptools
@@ -29,7 +30,11 @@ TURN_BYTES = 8 * 1024
 """A connection that brings more at once reads on in turn with the others that do, so that engines which send much, or much
 that is dear to read, hold up nothing else."""
 UNREAD_BYTES = 16 * 1024
-"""Bytes of an answer that wait for their reader before the connection stops reading. The kernel keeps about as many."""
+"""Bytes of an answer that wait for their reader before the connection stops reading."""
+
+
+SENT_AS_IS = "/%?&=+,;:@!$'()*~[]"
+"""Of a path and a query: what RFC 3986 reserves, and the mark of what is encoded already."""
 
 
 class ConnectionLost(OSError):
@@ -37,11 +42,11 @@ class ConnectionLost(OSError):
 
 
 class NotReachable(ConnectionLost):
-    """The engine's port refuses connections, or no address has it."""
+    """The port refuses connections, or no address has it."""
 
 
-class EngineConnection(asyncio.Protocol):
-    """One connection to an engine. `send`, then `read` until it gives b"", then `release`; or `close` at any time."""
+class Connection(asyncio.Protocol):
+    """One connection to a server. `send`, then `read` until it gives b"", then `release`; or `close` at any time."""
 
     __slots__ = (
         "_ended",
@@ -49,6 +54,7 @@ class EngineConnection(asyncio.Protocol):
         "_framed",
         "_in_line",
         "_keeps",
+        "_kernel_bytes",
         "_lost",
         "_on_idle",
         "_parser",
@@ -64,9 +70,15 @@ class EngineConnection(asyncio.Protocol):
         "status",
     )
 
-    def __init__(self, on_idle: Callable[["EngineConnection"], None], turns: reading_turns.ReadingTurns) -> None:
+    def __init__(
+        self,
+        on_idle: Callable[["Connection"], None],
+        turns: reading_turns.ReadingTurns,
+        kernel_bytes: int = UNREAD_BYTES,
+    ) -> None:
         """`on_idle` takes the connection back when it can carry another request."""
         self._turns = turns
+        self._kernel_bytes = kernel_bytes
         self._in_line = False
         self.busy = False
         self.idle_since_s = 0.0
@@ -140,7 +152,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         # Otherwise one read could bring 256 KiB of a stream whose client is slow.
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD_BYTES)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._kernel_bytes)
 
     def data_received(self, data: bytes) -> None:
         self._frame_bytes += len(data)
@@ -234,33 +246,42 @@ class EngineConnection(asyncio.Protocol):
         self._wake()
 
 
-class EngineConnections:
-    """The connections to all engines."""
+class Connections:
+    """The connections to all servers."""
 
-    def __init__(self, *, connect_s: float) -> None:
+    def __init__(self, *, connect_s: float, kernel_bytes: int = UNREAD_BYTES) -> None:
+        """`kernel_bytes` of an answer wait in the kernel; more of them let a distant server send faster."""
         self._connect_s = connect_s
+        self._kernel_bytes = kernel_bytes
         self._turns = reading_turns.ReadingTurns()
-        self._idle: dict[str, collections.deque[EngineConnection]] = {}
+        self._idle: dict[str, collections.deque[Connection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._tls: ssl.SSLContext | None = None
         self._closed = False
 
-    async def page(self, url: str, path: str, *, most_bytes: int) -> tuple[int, bytes]:
-        """Status and body of a page of the engine at `url`; no body unless the status is 200. Raises `ConnectionLost`."""
-        origin, start = request_start("GET", url, path)
+    @contextlib.asynccontextmanager
+    async def answer(self, url: str) -> AsyncIterator[Connection]:
+        """A connection that has the head of the answer to GET `url`; what is not read of the answer is left. Raises
+        `ConnectionLost`."""
+        origin, start = request_start("GET", url)
         connection = await self.get(origin)
         try:
             await connection.send(start + b"\r\n")
+            yield connection
+        finally:
+            connection.release()
+
+    async def page(self, url: str, *, most_bytes: int) -> tuple[int, bytes]:
+        """Status and body of the page at `url`; no body unless the status is 200. Raises `ConnectionLost`."""
+        async with self.answer(url) as connection:
             page = bytearray()
             while connection.status == 200 and (data := await connection.read()):
                 page += data
                 if len(page) > most_bytes:
-                    raise ConnectionLost(f"its page {path} has more than {most_bytes} bytes")
+                    raise ConnectionLost(f"the page has more than {most_bytes} bytes")
             return connection.status, bytes(page)
-        finally:
-            connection.release()
 
-    async def get(self, origin: str) -> EngineConnection:
+    async def get(self, origin: str) -> Connection:
         """A connection to `origin` (`http://host:port`): the idle one that was used last, or a new one.
 
         Raises `ConnectionLost`."""
@@ -282,14 +303,14 @@ class EngineConnections:
                 connection.close()
         self._idle.clear()
 
-    async def _connected(self, origin: str) -> EngineConnection:
+    async def _connected(self, origin: str) -> Connection:
         where = urllib.parse.urlsplit(origin)
         secure = where.scheme == "https"
         if secure and self._tls is None:
             self._tls = ssl.create_default_context()
         loop = asyncio.get_running_loop()
 
-        def idles(connection: EngineConnection) -> None:
+        def idles(connection: Connection) -> None:
             if self._closed:
                 connection.close()
                 return
@@ -301,7 +322,7 @@ class EngineConnections:
         try:
             async with asyncio.timeout(self._connect_s):
                 _, connection = await loop.create_connection(
-                    lambda: EngineConnection(idles, self._turns),
+                    lambda: Connection(idles, self._turns, self._kernel_bytes),
                     where.hostname or "",
                     where.port or (443 if secure else 80),
                     ssl=self._tls if secure else None,
@@ -324,9 +345,10 @@ class EngineConnections:
 
 
 @functools.lru_cache(maxsize=1024)
-def request_start(method: str, url: str, path: str) -> tuple[str, bytes]:
-    """The origin of an engine's URL, and the first lines of each request to one of its paths."""
+def request_start(method: str, url: str) -> tuple[str, bytes]:
+    """The origin of a URL, and the first lines of each request to it. Its path and query go out as they are, without
+    characters that a request cannot have."""
     where = urllib.parse.urlsplit(url)
-    target = urllib.parse.quote(where.path.rstrip("/") + path, safe="/%")
+    target = urllib.parse.quote(urllib.parse.urlunsplit(("", "", where.path or "/", where.query, "")), safe=SENT_AS_IS)
     start = f"{method} {target} HTTP/1.1\r\nHost: {where.netloc.rpartition('@')[2]}\r\nAccept: */*\r\n"
     return f"{where.scheme}://{where.netloc}", start.encode("latin-1")

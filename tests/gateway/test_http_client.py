@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 import event_loop_turns
 import pytest
 
-from tidegate_gateway import gateway_settings, reading_turns
-from tidegate_gateway.lifecycle import engine_client, engine_connections
+from tidegate_gateway import gateway_settings, http_client, reading_turns
+from tidegate_gateway.lifecycle import engine_client
 from tidegate_gateway.openai import endpoint_registry, error_table, parsed_request, request_fields
 
 REQUEST = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi"
@@ -65,14 +65,14 @@ async def engine(*answers: bytes, closes: bool = False) -> AsyncIterator[Engine]
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[engine_connections.EngineConnections]:
-    connections = engine_connections.EngineConnections(connect_s=2.0)
+async def pool() -> AsyncIterator[http_client.Connections]:
+    connections = http_client.Connections(connect_s=2.0)
     yield connections
     connections.close()
     await asyncio.sleep(0.01)
 
 
-async def asked(pool: engine_connections.EngineConnections, url: str) -> tuple[int, str, bytes]:
+async def asked(pool: http_client.Connections, url: str) -> tuple[int, str, bytes]:
     """One request; status, content type and body."""
     connection = await pool.get(url)
     try:
@@ -85,7 +85,7 @@ async def asked(pool: engine_connections.EngineConnections, url: str) -> tuple[i
         connection.release()
 
 
-async def test_a_connection_carries_one_request_after_the_other(pool: engine_connections.EngineConnections) -> None:
+async def test_a_connection_carries_one_request_after_the_other(pool: http_client.Connections) -> None:
     async with engine(OK) as serving:
         for _ in range(3):
             assert await asked(pool, serving.url) == (200, "text/plain", b"hello")
@@ -109,7 +109,7 @@ async def test_a_connection_carries_one_request_after_the_other(pool: engine_con
     ids=["pieces", "chunks", "until the end", "HTTP/1.0", "closes", "an interim answer"],
 )
 async def test_every_framing_of_an_answer_is_read_to_its_end(
-    pool: engine_connections.EngineConnections, answers: list[bytes], closes: bool, reused: bool
+    pool: http_client.Connections, answers: list[bytes], closes: bool, reused: bool
 ) -> None:
     async with engine(*answers, closes=closes) as serving:
         for _ in range(2):
@@ -141,16 +141,16 @@ async def test_every_framing_of_an_answer_is_read_to_its_end(
         "nothing",
     ],
 )
-async def test_a_broken_answer_is_a_lost_connection(pool: engine_connections.EngineConnections, answer: bytes) -> None:
+async def test_a_broken_answer_is_a_lost_connection(pool: http_client.Connections, answer: bytes) -> None:
     async with engine(answer, closes=True) as serving:
-        with pytest.raises(engine_connections.ConnectionLost):
+        with pytest.raises(http_client.ConnectionLost):
             await asked(pool, serving.url)
 
 
-async def test_bytes_that_belong_to_no_request_end_the_connection(pool: engine_connections.EngineConnections) -> None:
+async def test_bytes_that_belong_to_no_request_end_the_connection(pool: http_client.Connections) -> None:
     async with engine(OK + OK) as serving:
         first = await pool.get(serving.url)
-        with contextlib.suppress(engine_connections.ConnectionLost):
+        with contextlib.suppress(http_client.ConnectionLost):
             await first.send(REQUEST)
             while await first.read():
                 pass
@@ -161,7 +161,7 @@ async def test_bytes_that_belong_to_no_request_end_the_connection(pool: engine_c
 
 
 async def test_closing_early_ends_the_connection_of_the_engine(
-    pool: engine_connections.EngineConnections, until: Callable[..., object]
+    pool: http_client.Connections, until: Callable[..., object]
 ) -> None:
     async with engine(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\nhello", OK) as serving:
         connection = await pool.get(serving.url)
@@ -170,7 +170,7 @@ async def test_closing_early_ends_the_connection_of_the_engine(
         await until(lambda: serving.lost == 1)  # type: ignore[misc]
 
 
-async def test_an_answer_that_nobody_reads_stops_the_engine(pool: engine_connections.EngineConnections) -> None:
+async def test_an_answer_that_nobody_reads_stops_the_engine(pool: http_client.Connections) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 50000000\r\n\r\n"
     async with engine(head, *[b"x" * 1_000_000] * 50) as serving:
         connection = await pool.get(serving.url)
@@ -195,48 +195,48 @@ async def pages(*answers: bytes) -> AsyncIterator[Engine]:
         yield serving
 
 
-async def test_a_page_is_read_whole(pool: engine_connections.EngineConnections) -> None:
+async def test_a_page_is_read_whole(pool: http_client.Connections) -> None:
     async with pages(OK) as serving:
         for _ in range(2):
-            assert await pool.page(serving.url, "/v1/models", most_bytes=5) == (200, b"hello")
+            assert await pool.page(serving.url + "/v1/models", most_bytes=5) == (200, b"hello")
         assert serving.connections == 1
 
 
-async def test_a_page_that_is_too_large_is_a_lost_connection(pool: engine_connections.EngineConnections) -> None:
+async def test_a_page_that_is_too_large_is_a_lost_connection(pool: http_client.Connections) -> None:
     async with pages(OK) as serving:
-        with pytest.raises(engine_connections.ConnectionLost, match="more than 4 bytes"):
-            await pool.page(serving.url, "/v1/models", most_bytes=4)
+        with pytest.raises(http_client.ConnectionLost, match="more than 4 bytes"):
+            await pool.page(serving.url + "/v1/models", most_bytes=4)
 
 
-async def test_the_page_of_another_status_is_not_read(pool: engine_connections.EngineConnections) -> None:
+async def test_the_page_of_another_status_is_not_read(pool: http_client.Connections) -> None:
     async with pages(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 500\r\n\r\n") as serving:
-        assert await pool.page(serving.url, "/v1/models", most_bytes=1000) == (302, b"")
+        assert await pool.page(serving.url + "/v1/models", most_bytes=1000) == (302, b"")
 
 
-async def test_interim_answers_without_end_are_a_lost_connection(pool: engine_connections.EngineConnections) -> None:
+async def test_interim_answers_without_end_are_a_lost_connection(pool: http_client.Connections) -> None:
     interim = b"HTTP/1.1 100 Continue\r\n\r\n" * 4000
     async with pages(*[interim] * 1000) as serving:
-        with pytest.raises(engine_connections.ConnectionLost, match="without a byte of its body"):
-            await pool.page(serving.url, "/v1/models", most_bytes=1000)
+        with pytest.raises(http_client.ConnectionLost, match="without a byte of its body"):
+            await pool.page(serving.url + "/v1/models", most_bytes=1000)
 
 
-async def test_nobody_listens(pool: engine_connections.EngineConnections) -> None:
-    with pytest.raises(engine_connections.NotReachable, match="takes no connections"):
+async def test_nobody_listens(pool: http_client.Connections) -> None:
+    with pytest.raises(http_client.NotReachable, match="takes no connections"):
         await asked(pool, "http://127.0.0.1:1")
 
 
 async def test_engines_that_send_much_are_read_in_turns(
-    pool: engine_connections.EngineConnections, monkeypatch: pytest.MonkeyPatch
+    pool: http_client.Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = event_loop_turns.Turns()
-    received = engine_connections.EngineConnection.data_received
+    received = http_client.Connection.data_received
 
-    def counted(self: engine_connections.EngineConnection, data: bytes) -> None:
-        if len(data) > engine_connections.TURN_BYTES:
+    def counted(self: http_client.Connection, data: bytes) -> None:
+        if len(data) > http_client.TURN_BYTES:
             turns.add()
         received(self, data)
 
-    monkeypatch.setattr(engine_connections.EngineConnection, "data_received", counted)
+    monkeypatch.setattr(http_client.Connection, "data_received", counted)
     answers, piece = 20, b"1\r\nx\r\n" * 50_000
     async with engine(CHUNKED, piece, b"0\r\n\r\n") as serving, event_loop_turns.running(turns):
         found = await asyncio.gather(*(asked(pool, serving.url) for _ in range(answers)))
@@ -248,7 +248,7 @@ async def test_engines_that_send_much_are_read_in_turns(
 
 async def test_large_answers_are_bounded_in_sum() -> None:
     limits = gateway_settings.Limits(bodies_bytes=3 * 1024 * 1024)
-    connections = engine_connections.EngineConnections(connect_s=2.0)
+    connections = http_client.Connections(connect_s=2.0)
     client = engine_client.EngineClient(connections, limits=limits)
     completions = next(kind for kind in endpoint_registry.ENDPOINTS if kind.path == "/v1/completions")
     body = {"model": "m", "prompt": "x"}
