@@ -233,7 +233,7 @@ class Call:
                 await grpc_answers.write(self, self._calls.limits.write_s, answer)
 
     async def _requests(self, messages: asyncio.Queue[tuple[bytes, str] | None]) -> AsyncGenerator[Any, None]:
-        while (waited := await messages.get()) is not None:
+        while (waited := await messages.get()) is not None and self in self._calls.running:
             self._queued.add(-len(waited[0]) - WAITING_BYTES)
             await self._calls.costly.next(self._tenant)  # the answer to a few bytes of reflection takes long
             async with self._calls.messages.decoded(*waited, self._method.kind, self._tenant) as decoded:

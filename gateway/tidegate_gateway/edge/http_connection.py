@@ -213,8 +213,9 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._transport = None
         if self.task is not None:
-            self._listener.endings.end(self.task.cancel)
+            self._listener.endings.end(self.task.cancel)  # which may be later: until then the task finds no transport
 
     # The parser.
 
@@ -346,6 +347,8 @@ class Connection(asyncio.Protocol):
                 await self._arrived
             if takes_turns and isinstance(waiting[0], http_messages.Request):
                 await self._listener.request_turns.next(http_headers.named_tenant(waiting[0].headers))
+                if not waiting:
+                    return  # the connection was lost meanwhile
             item = waiting.popleft()
             if self._paused and not waiting:
                 self._paused = False
@@ -364,7 +367,7 @@ class Connection(asyncio.Protocol):
                 self.abort()
                 return
             self._present, item.body = None, b""
-            if item.body_bytes and not self._transport.is_closing():
+            if item.body_bytes and self._transport is not None and not self._transport.is_closing():
                 self._bodies.add(-item.body_bytes)
             if not item.keeps:
                 if self._rejected >= framing_errors.REJECTED_IN_A_ROW:

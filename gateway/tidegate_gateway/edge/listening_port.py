@@ -68,13 +68,15 @@ class _Acceptor:
         for _ in range(0, BACKLOG, AT_ONCE):
             if not self._take(AT_ONCE):
                 break
-            await asyncio.wait(self._opening)
+            if self._opening:
+                await asyncio.wait(self._opening)
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
 
     def _take(self, at_most: int) -> int:
-        """Returns how many were taken. What fails, such as a process without descriptors, is left to the event loop."""
+        """Returns how many were taken or closed. What fails, such as a process without descriptors, is left to the event
+        loop."""
         taken = gone = 0
         for listener in self._listeners:
             with contextlib.suppress(OSError):  # none waits any more
@@ -88,7 +90,7 @@ class _Acceptor:
                     self._opening.add(opening)
                     opening.add_done_callback(self._opening.discard)
                     taken += 1
-        return taken
+        return taken + gone
 
     async def _open(self, accepted: socket.socket) -> None:
         with contextlib.suppress(OSError):  # its client is gone

@@ -44,6 +44,7 @@ class Reply:
         self.meter = meter
         self._connection = connection
         self._tap = tap
+        self._closed = False
 
     @property
     def rejects(self) -> bool:
@@ -74,14 +75,16 @@ class Reply:
 
     async def rest(self) -> None:
         """Waits until the engine ends its answer after the end marker, so that the connection can carry another call."""
-        if self.meter.done and not self._connection.ended:
+        if self.meter.done and not self._closed and not self._connection.ended:
             with contextlib.suppress(OSError):
                 async with asyncio.timeout(REST_S):
                     await self._connection.read()
 
     def close(self) -> None:
-        """Ends the call in the engine unless it is over; a finished connection goes back to its pool."""
-        self._connection.release()
+        """Ends the call in the engine unless it is over; a finished connection goes back to its pool, once."""
+        if not self._closed:
+            self._closed = True
+            self._connection.release()
 
 
 class EngineClient:

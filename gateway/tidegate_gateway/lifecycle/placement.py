@@ -284,6 +284,7 @@ class Placements:
             self._act(self.core.on_cancel(self.clock(), placement.call.id))
 
     def _act(self, actions: list[core_actions.Action]) -> None:
+        are_many = len(actions) > loop_steps.ENDS_AT_ONCE
         for action in actions:
             placement = self._in_progress.get(action.call.id)
             if placement is None:
@@ -294,6 +295,9 @@ class Placements:
                         self._metrics.retries.inc()
                     placement.on_send(action)
                 case core_actions.Shed():
-                    self._endings.end(functools.partial(placement.shed, action.reason, action.retry_after_s))
+                    if are_many:
+                        self._endings.end(functools.partial(placement.shed, action.reason, action.retry_after_s))
+                    else:
+                        placement.shed(action.reason, action.retry_after_s)
                 case core_actions.GiveUp():
                     placement.give_up()
