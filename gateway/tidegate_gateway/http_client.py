@@ -9,6 +9,7 @@ violation of the protocol is `ConnectionLost`. Redirects are not followed. The c
 import asyncio
 import collections
 import contextlib
+import errno
 import functools
 import socket
 import ssl
@@ -33,6 +34,7 @@ UNREAD_BYTES = 16 * 1024
 """Bytes of an answer that wait for their reader before the connection stops reading."""
 
 
+UNREACHABLE = frozenset((errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH))
 SENT_AS_IS = "/%?&=+,;:@!$'()*~[]"
 """Of a path and a query: what RFC 3986 reserves, and the mark of what is encoded already."""
 
@@ -330,7 +332,9 @@ class Connections:
         except TimeoutError as error:
             raise ConnectionLost(f"it took no connection within {self._connect_s:.3g} s") from error
         except OSError as error:
-            raise NotReachable("it takes no connections") from error
+            if isinstance(error, socket.gaierror) or error.errno in UNREACHABLE:
+                raise NotReachable("it takes no connections") from error
+            raise ConnectionLost(f"no connection can be made ({error.strerror or error})") from error
         return connection
 
     def _close_idle(self) -> None:

@@ -96,6 +96,17 @@ async def behind_clients_that_are_gone(reset: bool) -> int:
     return len(made) - 1
 
 
+async def closing_behind_clients_that_are_gone(reset: bool) -> int:
+    """The clients that were accepted of those that connected after very many that are gone, just before the port closed."""
+    seen = set[asyncio.BaseTransport]()
+    opened = await listening_port.open_port(lambda: Accepted(seen), "127.0.0.1", 0)
+    gone(opened.port, listening_port.GONE_AT_ONCE + BURST, reset=reset)
+    with contextlib.ExitStack() as stack:
+        connected(stack, opened.port, 10)
+        await opened.close()
+        return len(seen)
+
+
 Case = Callable[[set[asyncio.BaseTransport]], Coroutine[None, None, int]]
 Run = Callable[[Coroutine[None, None, int]], int]
 
@@ -117,3 +128,8 @@ def test_clients_that_are_gone_get_no_protocol(reset: bool) -> None:
     made = uvloop.run(behind_clients_that_are_gone(reset))
     print(f"{made} of {BURST} clients that were gone got a protocol")
     assert made <= BURST // 8
+
+
+@pytest.mark.parametrize("reset", [True, False], ids=["reset", "ended"])
+def test_a_port_that_closes_accepts_clients_behind_those_that_are_gone(reset: bool) -> None:
+    assert uvloop.run(closing_behind_clients_that_are_gone(reset)) >= 10
