@@ -131,6 +131,24 @@ async def test_a_rejection_that_stands_gives_its_connection_back_once(up: Any, m
     assert all(taken), "a connection that is released is one that carries a request"
 
 
+async def test_a_rejection_does_not_wait_for_an_engine_that_is_full(up: Any, until: Any) -> None:
+    async with (
+        fake_engine.engine(status=400) as one,
+        fake_engine.engine(tokens=2, first_s=3600) as full,
+        up(*preferring(one, full), dispatch={"cap": 1}, timeouts={"firstToken": "2h"}) as client,
+    ):
+        one.status = 500  # so that the next call goes to the other engine, and stays there
+        held = asyncio.create_task(client.ask())
+        await until(lambda: full.running == 1)
+        one.status = 400
+        await until(lambda: client.all_accepting())
+        async with asyncio.timeout(10):
+            assert [(await client.ask())[0] for _ in range(5)] == [400] * 5
+        held.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await held
+
+
 async def test_failing_engines_are_ejected_and_come_back(up: Any, until: Any) -> None:
     dispatch = {"rule": "round-robin"}
     async with (

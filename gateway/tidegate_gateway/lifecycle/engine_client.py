@@ -20,9 +20,10 @@ UNAUTHORIZED = (401, 403, 407)
 ABSENT = 501
 """vLLM's answer where its model does not have the endpoint: as a 404, it is no failure of the engine."""
 TEMPLATE_TOKENS = 2048
-"""Tokens that a chat template adds to a prompt at most; else a token has a byte at least."""
+"""Tokens that a chat template adds to a prompt at most. Every other token of a text has a byte of the body at least."""
 MEDIA_TOKENS = 16
-"""Tokens at most for each character of the prompt: an image by address counts as a number of characters."""
+"""Tokens at most for each counted character of the prompt. An image at an address has few bytes and many tokens, and counts
+as `MEDIA_CHARACTERS`."""
 LARGE_BYTES = 1024 * 1024
 """Of an answer that is not streamed; the bytes of larger ones are bounded in sum."""
 

@@ -110,16 +110,18 @@ class Relay:
             self._settlement.cut(self._admitted, self.record)
 
     async def _begin(self) -> None:
-        """Opens the answer; a failure before the first token is tried again at another engine."""
+        """Opens the answer; a failure before the first token is tried again at another engine. So is a rejection by an
+        engine that has rejected others before: it stands if no other engine answers the call."""
         rejection: engine_client.Reply | None = None
         doubted: core_actions.Send | None = None
         while self._reply is None:
             try:
                 send = await self._placement.offer
             except error_table.GatewayError:
-                if rejection is None:
+                if rejection is None or doubted is None:
                     raise
-                self._reply = rejection  # no other engine tells more
+                self._reply = rejection
+                self.record.engine, self.record.decision = doubted.decision.engine, doubted.decision
                 break
             self._placement.sent(send)
             try:

@@ -117,7 +117,7 @@ class Endpoint:
         if not is_count(prompt) or not is_count(output):
             return None
         bound = choices * (MOST_TOKENS if max_tokens is None else min(max_tokens, MOST_TOKENS))
-        return min(prompt, most_prompt), min(output, bound)
+        return min(prompt, most_prompt, MOST_TOKENS), min(output, bound)
 
 
 def is_count(value: object) -> TypeGuard[int]:

@@ -8,8 +8,8 @@ The calls of one tenant may fail everywhere because of what they ask for. So the
 tenant a moment ago, unless a call of a second tenant fails too.
 
 A call that an engine rejects as wrong (4xx) is no failure of the engine. But an engine that rejects call after call, at
-once, would draw all calls, and one may reject the calls of one kind alone. So after some rejections another engine is asked
-for its opinion.
+once, would draw all calls, and one may reject the calls of one kind alone. So the third rejection of an engine, and each
+one after it, is checked: another engine gets the call too. If that one rejects it as well, the count begins anew.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class OutlierSettings:
 
 
 DOUBTED_REJECTIONS = 3
-"""Rejections from which on another engine is asked, until it rejects a call too."""
+"""The rejection from which on another engine gets the rejected call too."""
 
 
 class FailureRecord:

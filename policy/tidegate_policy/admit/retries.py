@@ -2,7 +2,8 @@
 
 A call is tried again only before its first token: a client must never receive two beginnings. A retry after a lost
 connection costs nothing, because no engine works on the call any more. A retry after an error or a timeout may double the
-work of a pool that is already slow, so such retries share a budget.
+work of a pool that is already slow, so such retries share a budget. A call that an engine rejects as wrong is tried again
+while that engine is doubted (`outliers`); the engine works on it no longer.
 """
 
 from dataclasses import dataclass

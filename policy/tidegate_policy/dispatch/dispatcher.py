@@ -198,7 +198,8 @@ class Dispatcher:
             failure, attempt=out.attempt, retrying=retrying, inflight=len(self._out), settings=self._retry
         )
         self._settle(now, call_id)
-        self.prefixes.on_failed(out.call, out.engine)
+        if failure is not retries.Failure.REJECTED:
+            self.prefixes.on_failed(out.call, out.engine)
         if not again:
             return [GiveUp(call=out.call), *self.pump(now)]
         waiting = call_records.Waiting(

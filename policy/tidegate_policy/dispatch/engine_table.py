@@ -229,12 +229,14 @@ class EngineTable:
         return known.record.eject(now, self._settings)
 
     def on_rejection(self, now: float, engine: EngineId) -> bool:
-        """The engine rejected a call as wrong. Returns whether another engine should be asked."""
+        """The engine rejected a call as wrong. Returns whether another engine, which has room now, should be asked."""
         known = self._engines.get(engine)
         if known is None:
             return False
         known.record.rejections += 1
-        return known.record.rejections >= outliers.DOUBTED_REJECTIONS and self._others_serve(now, engine)
+        return known.record.rejections >= outliers.DOUBTED_REJECTIONS and any(
+            item.facts.id != engine for item in self.with_room(now)
+        )
 
     def on_rejection_shared(self, *engines: EngineId) -> None:
         """These engines rejected the same call: it is the call's fault."""
