@@ -73,4 +73,4 @@ async def test_connections_that_are_reset_keep_no_new_client_waiting(
     for part, found_s, goal_ms in (("p50", times[len(times) // 2], 100), ("max", times[-1], 500)):
         figure(f"{name}: answer {part} of new clients, ms", f"{1000 * found_s:.0f}", goal=f"below {goal_ms}",
                met=1000 * found_s < goal_ms)  # fmt: skip
-    assert times[-1] < 2
+    assert times[len(times) // 2] < 1
