@@ -32,9 +32,8 @@ TURN_BYTES = 8 * 1024
 that is dear to read, hold up nothing else."""
 UNREAD_BYTES = 16 * 1024
 """Bytes of an answer that wait for their reader before the connection stops reading."""
-
-
 UNREACHABLE = frozenset((errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH))
+"""Errors that show that nobody listens at an address."""
 SENT_AS_IS = "/%?&=+,;:@!$'()*~[]"
 """Of a path and a query: what RFC 3986 reserves, and the mark of what is encoded already."""
 

@@ -29,7 +29,7 @@ class Caller:
     def bound(self, pairs: Pairs) -> list[tuple[str, str]]:
         """The headers with the caller's tenant. Raises `GatewayError` for another tenant, or a class of others."""
         kept = []
-        names_class = not self.classes
+        names_class = False
         for pair in pairs:
             name, value = pair
             if name in _CLASSES:

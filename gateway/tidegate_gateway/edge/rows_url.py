@@ -14,6 +14,7 @@ from tidegate_gateway.relqueries import row_tables
 
 MOST_CHARACTERS = 2048
 KERNEL_BYTES = 128 * 1024
+"""Of the rows that wait in the kernel, so that a distant server can send them fast enough."""
 FORMATS: dict[str, row_tables.Format] = {
     "text/csv": "csv",
     "application/csv": "csv",

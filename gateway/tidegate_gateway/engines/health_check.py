@@ -165,7 +165,7 @@ class HealthCheck:
         status, _ = await self._page("/health")
         if status != 200:
             return f"says {status} on /health"
-        status, page = await self._page("/metrics")
+        _, page = await self._page("/metrics")
         before = health.load.generated
         health.load = metrics_scrape.read(page)  # nothing is known after another status
         if before is not None and health.load.generated is not None and before != health.load.generated:

@@ -112,16 +112,15 @@ class Relay:
     async def _begin(self) -> None:
         """Opens the answer; a failure before the first token is tried again at another engine. So is a rejection by an
         engine that has rejected others before: it stands if no other engine answers the call."""
-        rejection: engine_client.Reply | None = None
-        doubted: core_actions.Send | None = None
+        doubted: tuple[core_actions.Send, engine_client.Reply] | None = None
         while self._reply is None:
             try:
                 send = await self._placement.offer
             except error_table.GatewayError:
-                if rejection is None or doubted is None:
+                if doubted is None:
                     raise
-                self._reply = rejection
-                self.record.engine, self.record.decision = doubted.decision.engine, doubted.decision
+                first, self._reply = doubted
+                self.record.engine, self.record.decision = first.decision.engine, first.decision
                 break
             self._placement.sent(send)
             try:
@@ -130,10 +129,10 @@ class Relay:
                 self._placement.attempt_failed(error)
                 continue
             if doubted is not None:
-                self._placement.on_second_opinion(doubted.decision.engine, ok=not reply.rejects)
+                self._placement.on_second_opinion(doubted[0].decision.engine, ok=not reply.rejects)
             elif reply.rejects and self._placement.doubts_rejection():
                 reply.close()
-                rejection, doubted = reply, send
+                doubted = send, reply
                 trouble = "the engine rejects this call as it did those before"
                 self._placement.attempt_failed(error_table.EngineTrouble(trouble, failure="rejected"))
                 continue

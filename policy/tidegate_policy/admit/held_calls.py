@@ -16,9 +16,6 @@ class HeldCalls:
         self._arrivals: dict[CallId, None] = {}
         """The one that arrived last is the last."""
 
-    def __len__(self) -> int:
-        return len(self._arrivals)
-
     def __iter__(self) -> Iterator[QueuedRequest]:
         return iter(self._queue)
 
