@@ -85,6 +85,10 @@ class Workload:
     settled: bool
     """Every desired pod is ready and of the newest template, and no other pod is left. Never while a canary is held
     (`canary_hold`)."""
+    short: bool
+    """The controller has seen the newest spec and reports other pods than `settled` asks for. A workload of which the
+    controller has not seen the newest spec yet is neither settled nor short. Every write of an annotation to a Deployment
+    makes such a moment, because it raises the generation."""
     stuck: str | None
     """Why its controller cannot make progress, if so."""
 
@@ -94,6 +98,7 @@ class Workload:
         desired = spec.get("replicas", 1)
         counts = [seen.get(key, 0) for key in ("replicas", "updatedReplicas", "readyReplicas")]
         current = seen.get("observedGeneration", 0) >= body["metadata"]["generation"]
+        complete = counts == [desired] * 3 and not spec.get("minReadySeconds")
         return Workload(
             name=body["metadata"]["name"],
             component=tags[child_metadata.COMPONENT],
@@ -101,7 +106,8 @@ class Workload:
             desired=desired,
             ready=seen.get("readyReplicas", 0),
             existing=seen.get("replicas", 0),
-            settled=current and counts == [desired] * 3 and not spec.get("minReadySeconds"),
+            settled=current and complete,
+            short=current and not complete,
             stuck=next(_stuck(seen.get("conditions", ())), None),
         )
 

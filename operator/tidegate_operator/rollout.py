@@ -3,7 +3,7 @@
 Pure: desired manifests, observed objects and pods in; the manifests to apply now, and what there is to say about them, out.
 Memory between two calls is in annotations of the workloads, so an operator may die between any two writes.
 
-- A node pool changes only while the engines of all others serve. It first starts a new engine beside the old ones. Only if
+- A node pool changes only while the engines of all others serve, or while its own do not. It first starts a new engine beside the old ones. Only if
   the cluster has no room for it, and the new engine can take the place of an old one (`engine_place`), an old engine stops
   first. For an engine that no node can hold none stops: its deadline ends the change.
 - A revision that does not serve by the deadline, or whose pods crash, is replaced by the last revision that served. The
@@ -82,7 +82,7 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
             held.append(target.name)
             told[target.name] = PAUSED
         elif not (target.is_store and gateways_change) and (
-            not target.is_engine or not target.settled or not (has_failed or unsettled)
+            not target.is_engine or target.short or not (has_failed or unsettled)
         ):
             manifests.append(target.changed())
             if target.is_engine:
@@ -128,7 +128,7 @@ class _Target:
         self.manifest = _restarted(manifest, _restarts(pool, component)) if self.is_workload else manifest
         self._notes: Mapping[str, str] = {} if body is None else body["metadata"].get("annotations", {})
         self.wanted = self.inputs = self._known = ""
-        self.settled, self._stuck = False, None
+        self.settled, self.short, self._stuck = False, False, None
         if self.is_workload:
             self.wanted = child_metadata.digest(quantity.normalised(self.manifest["spec"]["template"]))
             inputs = _inputs(pool, component, labels.get(child_metadata.NODE_POOL))
@@ -137,7 +137,7 @@ class _Target:
                 self.inputs = child_metadata.digest(_read_at_start(inputs))
             if body is not None:
                 seen = pool_status.Workload.of(body)
-                self.settled, self._stuck = seen.settled, seen.stuck
+                self.settled, self.short, self._stuck = seen.settled, seen.short, seen.stuck
 
     @property
     def has_failed(self) -> bool:
@@ -155,7 +155,7 @@ class _Target:
         if not self.is_workload or self.body is None:
             return False
         if REVISION not in self._notes:
-            return not self.settled
+            return self.short
         is_new = self._notes.get(INPUTS) not in (self.inputs, self._known)
         return is_new and self._notes[REVISION] != self.wanted and not self.has_failed
 

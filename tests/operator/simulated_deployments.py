@@ -61,7 +61,7 @@ class Simulated:
 
     def __init__(self, *, spare=1, broken=()):
         self.spare, self.broken, self.failure, self.late = spare, set(broken), NO_IMAGE, False
-        self.stated, self.generations, self.pods, self.writes = {}, {}, {}, 0
+        self.stated, self.generations, self.seen, self.pods, self.writes = {}, {}, {}, {}, 0
 
     def apply(self, desired):
         for manifest in desired:
@@ -73,6 +73,7 @@ class Simulated:
                 self.pods.setdefault(name, [])
 
     def step(self):
+        self.seen = dict(self.generations)
         for name, manifest in self.stated.items():
             spec, pods = manifest["spec"], self.pods[name]
             wanted, template = spec["replicas"], spec["template"]
@@ -113,7 +114,7 @@ class Simulated:
             body = copy.deepcopy(manifest)
             body["metadata"]["generation"] = self.generations[name]
             body["status"] = {
-                "observedGeneration": self.generations[name],
+                "observedGeneration": self.seen.get(name, 0),
                 "replicas": len(pods),
                 "updatedReplicas": sum(pod["template"] == manifest["spec"]["template"] for pod in pods),
                 "readyReplicas": sum(map(self.ready, pods)),

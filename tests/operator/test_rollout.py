@@ -28,6 +28,21 @@ def test_an_edit_reaches_one_node_pool_after_the_other_and_no_engine_is_missed()
     assert cluster.images() == {"v2"}
 
 
+def test_a_write_that_the_deployment_controller_has_not_seen_yet_lets_no_other_node_pool_change():
+    cluster = started()
+    for name in cluster.generations:  # as an annotation that is written, for example that of the served revision
+        cluster.generations[name] += 1
+    assert staged(cluster, pool(image="v2")).held == ("chat-engine-a", "chat-engine-b", "chat-engine-c")
+    cluster.step()
+    assert staged(cluster, pool(image="v2")).held == ("chat-engine-b", "chat-engine-c")
+
+
+def test_a_node_pool_that_does_not_serve_waits_for_no_other():
+    cluster = Simulated(broken={"bad"})
+    run(cluster, pool(image="bad"), rounds=5)
+    assert staged(cluster, pool(image="v2")).held == ()
+
+
 def test_without_room_beside_the_old_engines_one_engine_at_a_time_is_replaced():
     cluster = started(spare=0)
     for _ in range(100):
