@@ -3,9 +3,10 @@
 Pure: desired manifests, observed objects and pods in; the manifests to apply now, and what there is to say about them, out.
 Memory between two calls is in annotations of the workloads, so an operator may die between any two writes.
 
-- A node pool changes only while the engines of all others serve, or while its own do not. It first starts a new engine beside the old ones. Only if
-  the cluster has no room for it, and the new engine can take the place of an old one (`engine_place`), an old engine stops
-  first. For an engine that no node can hold none stops: its deadline ends the change.
+- A node pool changes only while the engines of all others serve, or while its own do not. It first starts a new engine
+  beside the old ones. Only if the cluster has no room for it, and the new engine can take the place of an old one
+  (`engine_place`), an old engine stops first. For an engine that no node can hold none stops: its deadline ends the
+  change.
 - A revision that does not serve by the deadline, or whose pods crash, is replaced by the last revision that served. The
   other node pools then keep what they have until the spec changes.
 - With `rollout.canary` a node pool first tests one engine of a new revision (`canary_hold`, `pool_canary`). While
