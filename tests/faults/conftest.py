@@ -98,6 +98,12 @@ class Process:
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     @property
+    def cpu_s(self) -> float:
+        """User and system time until now; the kernel counts it in hundredths of a second."""
+        fields = pathlib.Path(f"/proc/{self.child.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
     def open_files(self) -> int:
         return len(os.listdir(f"/proc/{self.child.pid}/fd"))  # names only
 

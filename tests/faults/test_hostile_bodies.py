@@ -14,8 +14,6 @@ from tidegate_gateway import fake_engine
 pytestmark = pytest.mark.faults
 
 BYTES = 8 * 1024 * 1024 - 1000
-TICK_S = 0.01
-"""The resolution of the kernel's account of CPU time."""
 REPEATS = 5
 
 
@@ -48,12 +46,6 @@ def bodies() -> dict[str, bytes]:
     }
 
 
-def cpu_s(pid: int) -> float:
-    """User and system time of a process."""
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) * TICK_S
-
-
 async def test_no_body_keeps_other_clients_waiting(rig: Any, figure: Any, tmp_path: pathlib.Path) -> None:
     loop, probes = asyncio.get_running_loop(), tmp_path / "probes"
     headers = {"content-type": "application/json"}
@@ -63,7 +55,7 @@ async def test_no_body_keeps_other_clients_waiting(rig: Any, figure: Any, tmp_pa
         async with answer_probe.probed(gateway.url, probes):
             for name, body in bodies().items():
                 assert len(body) <= BYTES + 1000
-                cpu_before_s = cpu_s(gateway.child.pid)
+                cpu_before_s = gateway.cpu_s
                 for _ in range(REPEATS):
                     began_s = loop.time()
                     path = "/v1/completions" if body.startswith(b'{"prompt"') else "/v1/chat/completions"
@@ -71,7 +63,7 @@ async def test_no_body_keeps_other_clients_waiting(rig: Any, figure: Any, tmp_pa
                         assert answer.status in (200, 400, 413), (name, await answer.text())
                     await asyncio.sleep(0.1)
                     spans.setdefault(name, []).append((began_s, loop.time()))
-                used[name] = (cpu_s(gateway.child.pid) - cpu_before_s) / REPEATS
+                used[name] = (gateway.cpu_s - cpu_before_s) / REPEATS
         grown = (gateway.memory - before) / 2**20
     # The machine does other work too, so the answer of the quietest repeat counts.
     waits = {name: min(answer_probe.longest_s(probes, *span) for span in of_name) for name, of_name in spans.items()}

@@ -1,0 +1,101 @@
+"""What honest clients feel beside thousands of clients that send half a head, or half a body, a byte at a time."""
+
+import asyncio
+import contextlib
+import random
+import resource
+import time
+from typing import Any
+
+import orjson
+import pytest
+
+from tidegate_gateway import fake_engine
+
+pytestmark = pytest.mark.faults
+
+SLOW, OTHER_FILES = 2000, 500
+HONEST_CALLS, HONEST_S = 300, 30.0
+BYTE_EACH_S = 2.0
+HEAD_S, BODY_S, GRACE_S = 10.0, 30.0, 2.0
+"""`limits.idle` and `limits.body`, and what a busy machine may add."""
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+KINDS = {"head": HEAD, "body": HEAD + b"Content-Length: 1000\r\n\r\n{"}
+
+
+async def held_s(port: int, number: int, half: bytes) -> float:
+    """How long the gateway keeps a connection that brings half a request, and then a byte at a time."""
+    await asyncio.sleep(random.uniform(0, BYTE_EACH_S))
+    local = (f"127.0.0.{2 + number % 4}", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=local)
+    began_s = time.monotonic()
+
+    async def drip() -> None:
+        writer.write(half)
+        while True:
+            await asyncio.sleep(BYTE_EACH_S)
+            writer.write(b"a")
+
+    dripping = asyncio.create_task(drip())
+    with contextlib.suppress(OSError):
+        await reader.read()
+    dripping.cancel()
+    writer.close()
+    return time.monotonic() - began_s
+
+
+async def first_token_s(http: Any, url: str) -> float:
+    body = {"model": "fake", "prompt": "hello", "max_tokens": 4, "stream": True}
+    sent_s = time.monotonic()
+    async with http.post(url + "/v1/completions", json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        await answer.content.readline()
+        first_s = time.monotonic() - sent_s
+        await answer.read()
+        return first_s
+
+
+async def honest(http: Any, url: str) -> list[float]:
+    tasks = []
+    for _ in range(HONEST_CALLS):
+        tasks.append(asyncio.create_task(first_token_s(http, url)))
+        await asyncio.sleep(HONEST_S / HONEST_CALLS)
+    return sorted(await asyncio.gather(*tasks))
+
+
+async def test_clients_that_send_a_byte_at_a_time_delay_nobody(rig: Any, figure: Any) -> None:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = min(SLOW, files - OTHER_FILES) // 2
+    kept: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    async with fake_engine.engine(first_s=0.02, token_s=0.005) as engine:
+        gateway = await rig.gateway([engine], None)
+        port = int(gateway.url.rpartition(":")[2])
+        alone = await honest(rig.http, gateway.url)
+        before = gateway.memory
+        attacking = True
+
+        async def attacker(kind: str, number: int) -> None:
+            while attacking:
+                kept[kind].append(await held_s(port, number, KINDS[kind]))
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(count):
+                for kind in KINDS:
+                    group.create_task(attacker(kind, number))
+            await asyncio.sleep(BYTE_EACH_S)
+            beside = await honest(rig.http, gateway.url)
+            grown = (gateway.memory - before) / 2**20
+            attacking = False
+        assert len(engine.bodies) == 2 * HONEST_CALLS, "no half of a request reached the engine"
+        assert orjson.loads(orjson.dumps(engine.bodies[-1]))["prompt"] == "hello"
+    name = f"{2 * count} clients that send a byte at a time"
+    for share in (0.5, 0.99):
+        least, most = (times[int(share * (HONEST_CALLS - 1))] for times in (alone, beside))
+        figure(f"{name}: TTFT p{100 * share:.0f} of others, alone and beside, ms", f"{1000 * least:.1f}, {1000 * most:.1f}",
+               goal="+20%", met=most < 1.2 * least)  # fmt: skip
+    figure(f"{name}: memory, MiB", f"{grown:.0f}", goal="below 100", met=grown < 100)
+    for kind, goal_s in (("head", HEAD_S), ("body", BODY_S)):
+        longest_s = max(kept[kind])
+        figure(f"{name}: the longest half {kind}, s", f"{longest_s:.1f}", goal=f"at most {goal_s:.0f}",
+               met=longest_s <= goal_s + GRACE_S)  # fmt: skip
+        assert longest_s < 2 * goal_s + 30
