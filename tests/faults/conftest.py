@@ -66,7 +66,7 @@ def figure() -> Callable[..., None]:
     return add
 
 
-async def until(condition: Callable[[], Any], within_s: float = 30.0) -> Any:
+async def until(condition: Callable[[], Any], within_s: float = 60.0) -> Any:
     """Polls until what the condition returns (or awaits) is true; its value."""
     async with asyncio.timeout(within_s):
         while True:

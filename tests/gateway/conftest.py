@@ -24,7 +24,7 @@ def valkey_url() -> Iterator[str]:
         yield f"redis://127.0.0.1:{server.port}/0"
 
 
-async def until(condition: Callable[[], Any], within_s: float = 10.0) -> Any:
+async def until(condition: Callable[[], Any], within_s: float = 60.0) -> Any:
     """Polls until the condition (or what it awaits) is true; its value."""
     async with asyncio.timeout(within_s):
         while True:

@@ -119,7 +119,7 @@ async def connected(kubeconfig: pathlib.Path, *, gateway_api: bool = False) -> A
 def eventually() -> Callable[..., Any]:
     """Calls a check until its result is true, and returns it."""
 
-    def until_true(check: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:
+    def until_true(check: Callable[[], Any], *, timeout_s: float = 120.0) -> Any:
         until = time.monotonic() + timeout_s
         while not (result := check()):
             assert time.monotonic() < until, f"still {result!r} after {timeout_s:.0f} s"

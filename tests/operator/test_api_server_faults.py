@@ -36,7 +36,7 @@ def served(plane, kubectl, operator):
     """A pool that is ready; gives what exists, before the fault."""
     kubectl("apply", "-f", "-", body=operator_doubles.pool())
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
-    kubectl("wait", "spool/chat", "--for=condition=Progressing=False", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Progressing=False", "--timeout=120s")
     return children(kubectl)
 
 

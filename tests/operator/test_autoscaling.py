@@ -77,7 +77,7 @@ def metrics(plane, kubectl, tmp_path):
         },
     }  # fmt: skip
     plane.kubectl("apply", "-f", "-", stdin=json.dumps(registered))
-    plane.kubectl("wait", "apiservice/v1beta1.external.metrics.k8s.io", "--for=condition=Available", "--timeout=60s")
+    plane.kubectl("wait", "apiservice/v1beta1.external.metrics.k8s.io", "--for=condition=Available", "--timeout=120s")
     yield handler
     plane.kubectl("delete", "apiservice/v1beta1.external.metrics.k8s.io")
     server.shutdown()

@@ -173,7 +173,7 @@ def test_invalid_values_are_rejected(helm, value):
 
 def test_a_running_operator_reports_its_pools_and_its_work(kubectl, operator, namespace, eventually):
     kubectl("apply", "-f", "-", body=operator_doubles.pool())
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
 
     def shown():
         with urllib.request.urlopen(f"http://127.0.0.1:{operator.metrics_port}/metrics") as answer:

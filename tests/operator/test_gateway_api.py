@@ -122,7 +122,7 @@ def test_an_operator_writes_the_objects_and_takes_them_back(kinds, kubectl, inst
         "inferencepool.inference.networking.k8s.io/chat",
     ]
     eventually(lambda: sorted(kubectl("get", PLURALS, "-o", "name").split()) == expected)
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     kubectl("delete", "httproute/chat", "--wait=true")  # the watch tells, and it comes back
     eventually(lambda: kubectl("get", "httproute/chat", "-o", "name", check=False))
     kubectl("patch", "spool/chat", "--type=json", "-p", '[{"op": "remove", "path": "/spec/gateway/api"}]')

@@ -16,7 +16,7 @@ def columns(kubectl, name="chat"):
 
 def test_a_pool_becomes_ready_scales_changes_and_is_deleted(kubectl, operator, eventually):
     kubectl("apply", "-f", "-", body=operator_doubles.pool())
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     assert columns(kubectl)["READY"] == "True"
     assert columns(kubectl)["ENGINES"] == "3/3"
     status = json.loads(kubectl("get", "spool/chat", "-o", "json"))["status"]
@@ -37,9 +37,9 @@ def test_a_pool_becomes_ready_scales_changes_and_is_deleted(kubectl, operator, e
 
     kubectl("patch", "spool/chat", "--type=merge", "-p", '{"spec": {"tenants": [{"name": "search", "weight": 3}]}}')
     eventually(lambda: "search" in kubectl("get", "configmap/chat-gateway", "-o", "yaml"))
-    kubectl("wait", "spool/chat", "--for=condition=Progressing=False", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Progressing=False", "--timeout=120s")
 
-    kubectl("delete", "spool/chat", "--timeout=30s")
+    kubectl("delete", "spool/chat", "--timeout=120s")
     kinds = "deployments,statefulsets,services,configmaps,poddisruptionbudgets,networkpolicies,pods,endpointslices"
     eventually(lambda: not kubectl("get", kinds, "-l", "tidegate.dev/pool=chat", "-o", "name").strip())
 
@@ -52,12 +52,12 @@ def test_a_real_pool_waits_for_gpus_of_its_kind(kubectl, operator, eventually):
     """Two engines of eight GPUs fit the two simulated A100 nodes; no node is left for the third."""
     node_pools = [{"name": "a100", "accelerator": "NVIDIA-A100-SXM4-80GB", "tensorParallel": 8, "replicas": 2}]
     kubectl("apply", "-f", "-", body=operator_doubles.pool(engine={"kind": "vllm"}, nodePools=node_pools))
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     nodes = kubectl("get", "pods", "-l", "tidegate.dev/node-pool=a100", "-o", "jsonpath={.items[*].spec.nodeName}")
     assert sorted(nodes.split()) == ["a100-0", "a100-1"]
     kubectl("scale", "spool/chat", "--replicas=3")
     eventually(lambda: columns(kubectl)["ENGINES"] == "2/3")
-    kubectl("wait", "spool/chat", "--for=condition=Ready=False", "--timeout=30s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready=False", "--timeout=120s")
     assert "chat-engine-a100 has 2 of 3 ready" in kubectl("get", "spool/chat", "-o", "jsonpath={.status.conditions}")
 
 
@@ -79,7 +79,7 @@ def condition(kubectl, which):
 
 def test_a_typo_in_a_node_selector_costs_no_engine_and_the_schedulers_sentence_is_shown(kubectl, operator, eventually):
     kubectl("apply", "-f", "-", body=operator_doubles.pool())
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     before = ready_engines(kubectl)
     kubectl("patch", "spool/chat", "--type=merge", "-p", '{"spec": {"engine": {"nodeSelector": {"typo": "yes"}}}}')
     eventually(lambda: condition(kubectl, "Degraded")["status"] == "True")
@@ -90,7 +90,7 @@ def test_a_typo_in_a_node_selector_costs_no_engine_and_the_schedulers_sentence_i
     assert condition(kubectl, "Available")["status"] == "True"
     assert ready_engines(kubectl) == before
     kubectl("patch", "spool/chat", "--type=merge", "-p", '{"spec": {"engine": {"nodeSelector": null}}}')
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     assert condition(kubectl, "Degraded")["status"] == "False"
     assert ready_engines(kubectl) == before
 
@@ -99,7 +99,7 @@ def test_a_full_cluster_replaces_one_engine_at_a_time(kubectl, operator, eventua
     """All GPUs of the A6000 node are in use, so a new engine has no room beside the old ones."""
     node_pools = [{"name": "a6000", "accelerator": "NVIDIA-RTX-A6000", "tensorParallel": 4, "replicas": 2}]
     kubectl("apply", "-f", "-", body=operator_doubles.pool(engine={"kind": "vllm"}, nodePools=node_pools))
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     before = ready_engines(kubectl)
     kubectl("patch", "spool/chat", "--type=merge", "-p", '{"spec": {"engine": {"env": [{"name": "A", "value": "b"}]}}}')
 
@@ -109,13 +109,13 @@ def test_a_full_cluster_replaces_one_engine_at_a_time(kubectl, operator, eventua
         return len(ready) == 2 and not ready & before
 
     eventually(replaced, timeout_s=60)
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
 
 
 def test_an_edit_that_no_node_can_hold_costs_no_engine_of_a_full_cluster(kubectl, operator, eventually):
     node_pools = [{"name": "a6000", "accelerator": "NVIDIA-RTX-A6000", "tensorParallel": 4, "replicas": 2}]
     kubectl("apply", "-f", "-", body=operator_doubles.pool(engine={"kind": "vllm"}, nodePools=node_pools))
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     before = ready_engines(kubectl)
     edit = {"spec": {"nodePools": [{**node_pools[0], "tensorParallel": 64}]}}
     kubectl("patch", "spool/chat", "--type=merge", "-p", json.dumps(edit))
@@ -142,7 +142,7 @@ def test_a_pool_without_a_total_has_a_scale_that_follows_its_node_pools_until_it
 ):
     pools = [{"name": "a", "replicas": 2, "maxReplicas": 2}, {"name": "b", "replicas": 1, "maxReplicas": 4}]
     kubectl("apply", "-f", "-", body=operator_doubles.pool(nodePools=pools))
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     assert scale_of(kubectl)["spec"]["replicas"] == 3
     fewer = [{"name": "a", "replicas": 1, "maxReplicas": 1}, {"name": "b", "replicas": 1, "maxReplicas": 1}]
     kubectl("apply", "-f", "-", body=operator_doubles.pool(nodePools=fewer))
@@ -172,25 +172,25 @@ def test_an_autoscaler_finds_the_scale_of_the_documented_example(kubectl, operat
 
 def test_a_deleted_child_is_created_again(kubectl, operator, eventually):
     kubectl("apply", "-f", "-", body=operator_doubles.pool())
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     kubectl("delete", "deployment/chat-gateway")
     eventually(lambda: "chat-gateway" in kubectl("get", "deployments"))
 
 
 def test_changes_made_while_no_operator_ran_are_carried_out(kubectl, operator, namespace, eventually):
     kubectl("apply", "-f", "-", body=operator_doubles.pool())
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     operator.stop()
     kubectl("scale", "spool/chat", "--replicas=1")
     kubectl("apply", "-f", "-", body=operator_doubles.pool("second"))
     operator.start("again", namespace)
     eventually(lambda: columns(kubectl)["ENGINES"] == "1/1")
-    kubectl("wait", "spool/second", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/second", "--for=condition=Ready", "--timeout=120s")
 
 
 def test_a_pool_can_be_deleted_while_no_operator_runs(kubectl, operator, eventually):
     kubectl("apply", "-f", "-", body=operator_doubles.pool())
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     operator.stop()
     kubectl("delete", "spool/chat", "--timeout=20s")
     eventually(lambda: not kubectl("get", "deployments", "-o", "name").strip())
@@ -206,7 +206,7 @@ def test_one_of_two_operators_acts_and_the_other_takes_over(kubectl, installed, 
     eventually(lambda: holder() == "one")
     installed.start("two", namespace)
     kubectl("apply", "-f", "-", body=operator_doubles.pool())
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     assert holder() == "one"
     assert "holds the Lease" not in installed.said("two")
     installed.stop("one")  # a shutdown releases the Lease, so the second operator need not wait for its expiry
@@ -227,5 +227,5 @@ def test_a_dead_operator_is_replaced_when_its_lease_has_expired(kubectl, install
     installed.start("two", namespace)
     kubectl("apply", "-f", "-", body=operator_doubles.pool())
     installed.kill("one")
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     assert "holds the Lease" in installed.said("two")

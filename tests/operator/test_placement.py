@@ -207,7 +207,7 @@ def test_engines_run_on_nodes_with_their_products(mixed_nodes, kubectl, operator
         ],
     )
     kubectl("create", "-f", "-", body=pool)
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     path = r"{range .items[*]}{.metadata.labels.tidegate\.dev/node-pool} {.spec.nodeName}{'\n'}{end}"
     selector = "app.kubernetes.io/component=engine"
     lines = kubectl("get", "pods", "-l", selector, "-o", f"jsonpath={path}").splitlines()

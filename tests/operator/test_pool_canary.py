@@ -90,7 +90,7 @@ def started(cluster, kubectl, namespace, rules):
         kubectl("create", "-f", "-", body=body)
         pool = Pool(cluster, kubectl, namespace, rules)
         await pool.reconcile()
-        kubectl("wait", "deployments", "--all", "--for=condition=Available", "--timeout=60s")
+        kubectl("wait", "deployments", "--all", "--for=condition=Available", "--timeout=120s")
         await pool.reconcile(2)
         yield pool
 
@@ -132,7 +132,7 @@ async def test_a_good_revision_goes_from_step_to_step_and_reaches_all_engines(ca
         assert pool.status["rollout"]["phase"] == "Promoted"
         assert pool.gateways.divided[1] is None
         eventually(lambda: list(pool.engines().values()) == [True] * 3)
-        pool.kubectl("rollout", "status", "deployment/chat-engine-a", "--timeout=60s")
+        pool.kubectl("rollout", "status", "deployment/chat-engine-a", "--timeout=120s")
         await pool.reconcile(2)
         assert await pool.observe() is None
         assert "rollout" not in pool.status

@@ -70,7 +70,7 @@ def scaled(cluster, kubectl, namespace, rules):
         body = operator_doubles.pool(nodePools=list(node_pools), **spec)
         kubectl("create", "-f", "-", body=body)
         await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
-        kubectl("wait", "deployment/chat-gateway", "--for=condition=Available", "--timeout=60s")
+        kubectl("wait", "deployment/chat-gateway", "--for=condition=Available", "--timeout=120s")
         yield Scaled(cluster, kubectl, namespace, rules)
 
     return make
@@ -88,7 +88,7 @@ async def test_a_pool_at_zero_starts_engines_for_waiting_calls_and_goes_back(sca
         assert pool.condition["status"] == "True"
         assert pool.condition["message"] == found["autoscaling"]["reason"]
         assert "fast from 0 to 1" in pool.kubectl("events", "--for", "servingpool/chat")
-        pool.kubectl("wait", "deployment/chat-engine-fast", "--for=condition=Available", "--timeout=60s")
+        pool.kubectl("wait", "deployment/chat-engine-fast", "--for=condition=Available", "--timeout=120s")
         await pool.observe(20.0, times=3)
         assert pool.replicas() > 3
         await pool.observe(times=30)
@@ -156,7 +156,7 @@ async def test_a_node_pool_that_no_node_takes_is_named_and_another_one_takes_ove
         assert pool.replicas("nowhere") > 0
         assert pool.replicas("fast") == 0
         pool.kubectl(
-            "wait", "pod", "-l", "tidegate.dev/node-pool=nowhere", "--for=condition=PodScheduled=false", "--timeout=60s"
+            "wait", "pod", "-l", "tidegate.dev/node-pool=nowhere", "--for=condition=PodScheduled=false", "--timeout=120s"
         )
         pool.now += datetime.timedelta(seconds=301)
         await pool.observe(5.0)
@@ -176,10 +176,10 @@ async def test_engines_that_a_quota_rejects_are_not_asked_for_again(scaled):
             "spec": {"hard": {"pods": "0"}},
         }
         pool.kubectl("create", "-f", "-", body=quota)
-        pool.kubectl("wait", "resourcequota/full", "--for=jsonpath={.status.hard.pods}=0", "--timeout=60s")
+        pool.kubectl("wait", "resourcequota/full", "--for=jsonpath={.status.hard.pods}=0", "--timeout=120s")
         await pool.observe(5.0, times=2)
         assert pool.replicas() > 0
-        pool.kubectl("wait", "deployment/chat-engine-fast", "--for=condition=ReplicaFailure", "--timeout=60s")
+        pool.kubectl("wait", "deployment/chat-engine-fast", "--for=condition=ReplicaFailure", "--timeout=120s")
         pool.now += datetime.timedelta(seconds=301)
         await pool.observe(5.0)
         assert pool.replicas() == 0

@@ -43,7 +43,7 @@ async def a_pool_with_engines(cluster, kubectl, namespace, rules, **policy):
     body = operator_doubles.pool(nodePools=NODE_POOLS, policy={**QUICK, **policy})
     kubectl("create", "-f", "-", body=body)
     await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
-    kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=60s")
+    kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=120s")
     engines = {"fast": control_double.FakeEngine(), "slow": control_double.FakeEngine()}
     for engine in engines.values():
         engine.report = control_double.calm()
@@ -102,7 +102,7 @@ async def until(holds):
 def scale_to_nothing(kubectl, *names):
     for name in names:
         kubectl("scale", f"deployment/chat-engine-{name}", "--replicas=0")
-        kubectl("wait", "pod", "-l", f"tidegate.dev/node-pool={name}", "--for=delete", "--timeout=60s")
+        kubectl("wait", "pod", "-l", f"tidegate.dev/node-pool={name}", "--for=delete", "--timeout=120s")
 
 
 def respecify(kubectl, **policy):
@@ -358,8 +358,8 @@ async def test_an_unchanged_status_is_not_written_again(cluster, kubectl, namesp
         await observe(steering, namespace, clock, engines, 100)
         for _ in range(2):  # the first records that the engines served
             await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
-            kubectl("rollout", "status", "deployment/chat-engine-fast", "--timeout=60s")
-            kubectl("rollout", "status", "deployment/chat-engine-slow", "--timeout=60s")
+            kubectl("rollout", "status", "deployment/chat-engine-fast", "--timeout=120s")
+            kubectl("rollout", "status", "deployment/chat-engine-slow", "--timeout=120s")
         await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
         assert [item["name"] for item in status(kubectl)["nodePools"] if "sloAttainment" in item] == measured
         written = api.writes
@@ -421,9 +421,9 @@ async def test_a_pool_that_is_created_again_under_its_name_has_no_memory(cluster
         assert status(kubectl)["activePolicy"]["name"] == "two-lane"
         kubectl("delete", "spool/chat")
         kubectl("create", "-f", "-", body=operator_doubles.pool(nodePools=NODE_POOLS, policy=QUICK))
-        kubectl("wait", "--for=delete", "deployments,replicasets,pods", "--all", "--timeout=60s")
+        kubectl("wait", "--for=delete", "deployments,replicasets,pods", "--all", "--timeout=120s")
         await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
-        kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=60s")
+        kubectl("wait", "deployment", "--all", "--for=condition=Available", "--timeout=120s")
         await observe(steered, namespace, clock, engines, 1, control_double.calm())
         assert status(kubectl)["activePolicy"]["name"] == "urgency"
 

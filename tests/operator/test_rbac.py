@@ -74,7 +74,7 @@ async def test_the_operator_needs_all_its_rights_and_no_others(
     plane, kubectl, operator, namespace, cluster, rules, eventually
 ):
     kubectl("apply", "-f", "-", body=operator_doubles.pool())
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     # Children of every kind that an older version has left must go.
     pool = spec.parse(await cluster.pool(namespace, "chat"), rules.known)
     # A download of weights, whose progress is in its log.
@@ -92,7 +92,7 @@ async def test_the_operator_needs_all_its_rights_and_no_others(
     kubectl("scale", "spool/chat", "--replicas=4")
     kinds = ",".join(kind.plural for kind in objects.CHILD_KINDS)
     eventually(lambda: "chat-old" not in kubectl("get", kinds, "-o", "name"))
-    kubectl("wait", "spool/chat", "--for=jsonpath={.status.engines}=4/4", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=jsonpath={.status.engines}=4/4", "--timeout=120s")
     # An autoscaled pool, whose rivals are looked for.
     own = {"name": "own", "scaledBy": "autoscaler", "maxReplicas": 2}
     kubectl("create", "-f", "-", body=operator_doubles.pool("auto", nodePools=[own]))

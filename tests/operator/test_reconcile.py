@@ -41,7 +41,7 @@ async def test_a_pool_gets_its_children_and_a_second_reconcile_writes_nothing(cl
             ("StatefulSet", "chat-valkey"),
         ]
     )  # fmt: skip
-    kubectl("rollout", "status", "statefulset/chat-valkey", "--timeout=60s")
+    kubectl("rollout", "status", "statefulset/chat-valkey", "--timeout=120s")
     await run_until_settled(cluster, kubectl, namespace, rules)
     watchful = operator_doubles.MortalCluster(cluster, after=0)
     await run(watchful, namespace, rules)  # any write would be its death
@@ -147,8 +147,8 @@ async def test_a_pool_whose_gateways_a_quota_refuses_is_not_available(cluster, k
     eventually(lambda: kubectl("get", "quota/full", "-o", "jsonpath={.status.used}"))
     kubectl("create", "-f", "-", body=operator_doubles.pool(nodePools=[{"name": "fast", "replicas": 1}]))
     await run(cluster, namespace, rules)
-    kubectl("rollout", "status", "deployment/chat-engine-fast", "--timeout=60s")
-    kubectl("rollout", "status", "statefulset/chat-valkey", "--timeout=60s")
+    kubectl("rollout", "status", "deployment/chat-engine-fast", "--timeout=120s")
+    kubectl("rollout", "status", "statefulset/chat-valkey", "--timeout=120s")
     await run(cluster, namespace, rules)
     found = conditions(await cluster.pool(namespace, "chat"))
     assert "exceeded quota" in found["Degraded"]["message"]
@@ -248,7 +248,7 @@ async def test_pods_that_the_namespace_forbids_make_the_pool_degraded(cluster, k
     root = {"kind": "sim", "volumes": [{"name": "host", "hostPath": {"path": "/"}}]}
     kubectl("create", "-f", "-", body=operator_doubles.pool(engine=root))
     await run(cluster, namespace, rules)
-    kubectl("wait", "deployment/chat-engine-fast", "--for=condition=ReplicaFailure", "--timeout=30s")
+    kubectl("wait", "deployment/chat-engine-fast", "--for=condition=ReplicaFailure", "--timeout=120s")
     await run(cluster, namespace, rules)
     degraded = conditions(await cluster.pool(namespace, "chat"))["Degraded"]
     assert degraded["reason"] == "Stuck"

@@ -14,9 +14,9 @@ KEPT = "servingpools.tidegate.dev"
 @pytest.fixture
 def without_resource(plane):
     """The resource is the chart's own during the test."""
-    plane.kubectl("delete", "crd", KEPT, "--timeout=60s")
+    plane.kubectl("delete", "crd", KEPT, "--timeout=120s")
     yield
-    plane.kubectl("delete", "crd", KEPT, "--ignore-not-found", "--timeout=60s")
+    plane.kubectl("delete", "crd", KEPT, "--ignore-not-found", "--timeout=120s")
     plane.add_kinds(CRD, "tidegate.dev/v1alpha1")
 
 
@@ -28,7 +28,7 @@ def test_a_release_is_installed_again_over_the_resource_that_an_uninstall_kept(
     plane, helm, namespace, kubectl, without_resource
 ):
     install(helm, "tidegate", namespace)
-    kubectl("wait", f"crd/{KEPT}", "--for=condition=Established", "--timeout=30s")
+    kubectl("wait", f"crd/{KEPT}", "--for=condition=Established", "--timeout=120s")
     kubectl("apply", "-f", "-", body=operator_doubles.pool())
     helm.run("uninstall", "tidegate", "-n", namespace)
     assert "chat" in kubectl("get", "spool", "-o", "name")

@@ -100,7 +100,7 @@ async def test_an_idle_pool_causes_no_request_but_those_for_the_lease(plane, kub
     installed.start("first", namespace, arguments=["--resync", "1s"])
     policy = {"interval": "1s", "dwell": "1s", "rollback": {"window": "2s"}}
     kubectl("apply", "-f", "-", body=operator_doubles.pool(policy=policy))
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     kubectl("wait", "spool/chat", "--for=condition=PolicyStable", "--timeout=120s")  # the last write of the status
 
     def requests():
@@ -122,7 +122,7 @@ async def test_an_idle_pool_causes_no_request_but_those_for_the_lease(plane, kub
 async def test_a_change_that_the_operator_did_not_make_is_undone(kubectl, installed, namespace, eventually):
     installed.start("first", namespace, arguments=["--resync", "1h"])
     kubectl("apply", "-f", "-", body=operator_doubles.pool())
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     kubectl("delete", "configmap/chat-gateway", "networkpolicy/chat-gateway")
     eventually(lambda: "chat-gateway" in kubectl("get", "configmap", "-o", "name"))
     eventually(lambda: "chat-gateway" in kubectl("get", "networkpolicy", "-o", "name"))

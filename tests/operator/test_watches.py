@@ -26,15 +26,15 @@ def test_a_served_namespace_that_is_deleted_stops_nothing_in_the_others(
         operator.start("one", namespace, neighbour)
         eventually(lambda: "holds the Lease" in operator.said("one"))
         plane.kubectl("apply", "-n", neighbour, "-f", "-", stdin=json.dumps(operator_doubles.pool()))
-        plane.kubectl("wait", "-n", neighbour, "spool/chat", "--for=condition=Ready", "--timeout=60s")
-        plane.kubectl("delete", "namespace", neighbour, "--timeout=60s")
+        plane.kubectl("wait", "-n", neighbour, "spool/chat", "--for=condition=Ready", "--timeout=120s")
+        plane.kubectl("delete", "namespace", neighbour, "--timeout=120s")
         kubectl("apply", "-f", "-", body=operator_doubles.pool())
-        kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+        kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
         operator.stop("one")
         operator.start("two", namespace, neighbour)
         eventually(lambda: f"namespace {neighbour} is not served" in operator.said("two"))
         kubectl("scale", "spool/chat", "--replicas=1")
-        kubectl("wait", "spool/chat", "--for=jsonpath={.status.engines}=1/1", "--timeout=60s")
+        kubectl("wait", "spool/chat", "--for=jsonpath={.status.engines}=1/1", "--timeout=120s")
         said = operator.said("one") + operator.said("two")
         assert "Traceback" not in said
         assert operator.said("one").count("is not served") <= 1, "it may have looked after the pool was deleted"
@@ -49,15 +49,15 @@ def test_pools_are_served_again_when_their_resource_was_deleted_and_came_back(
 ):
     installed.start("first", namespace)
     kubectl("apply", "-f", "-", body=operator_doubles.pool())
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     try:
-        plane.kubectl("delete", "crd", "servingpools.tidegate.dev", "--timeout=60s")
+        plane.kubectl("delete", "crd", "servingpools.tidegate.dev", "--timeout=120s")
         eventually(lambda: "the cluster has no ServingPool resource" in installed.said("first"), timeout_s=120.0)
     finally:
         plane.add_kinds(CRD, "tidegate.dev/v1alpha1")
     eventually(lambda: f"namespace {namespace} is served again" in installed.said("first"), timeout_s=120.0)
     kubectl("apply", "-f", "-", body=operator_doubles.pool("again"))
-    kubectl("wait", "spool/again", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/again", "--for=condition=Ready", "--timeout=120s")
     assert "Traceback" not in installed.said("first")
 
 
@@ -142,15 +142,15 @@ def test_a_pool_that_two_releases_serve_belongs_to_the_first_until_it_is_handed_
     try:
         first.start("first", namespace)
         kubectl("apply", "-f", "-", body=operator_doubles.pool())
-        kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+        kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
         assert owner() == f"{namespace}-a/tidegate"
         before = generation()
         second.start("second", namespace, arguments=["--image=other:2"])
         eventually(lambda: "OwnedByAnother" in kubectl("get", "events"))
         assert f"tidegate.dev/operator={namespace}-b/tidegate --overwrite" in second.said("second")
         kubectl("patch", "spool/chat", "--type=merge", "-p", '{"spec": {"gateway": {"queue": {"maxRequests": 9}}}}')
-        kubectl("wait", "spool/chat", "--for=jsonpath={.status.observedGeneration}=3", "--timeout=60s")
-        kubectl("wait", "spool/chat", "--for=condition=Progressing=False", "--timeout=60s")
+        kubectl("wait", "spool/chat", "--for=jsonpath={.status.observedGeneration}=3", "--timeout=120s")
+        kubectl("wait", "spool/chat", "--for=condition=Progressing=False", "--timeout=120s")
         assert (image(), int(generation())) == ("tidegate:test", int(before) + 1)
         assert written(plane, second.user) <= {"leases", "events"}
         kubectl("annotate", "spool/chat", f"tidegate.dev/operator={namespace}-b/tidegate", "--overwrite")
@@ -165,7 +165,7 @@ def test_a_resource_that_is_older_than_the_operator_is_named_in_a_condition_and_
     plane, kubectl, operator, eventually, tmp_path
 ):
     kubectl("apply", "-f", "-", body=operator_doubles.pool("before"))
-    kubectl("wait", "spool/before", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/before", "--for=condition=Ready", "--timeout=120s")
     old = yaml.safe_load(CRD.read_text())
     schema = old["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     del schema["spec"]["properties"]["engine"]["properties"]["startupTimeout"]
@@ -188,5 +188,5 @@ def test_a_resource_that_is_older_than_the_operator_is_named_in_a_condition_and_
         plane.kubectl("replace", "-f", str(CRD))
         eventually(lambda: "startupTimeout" in stored())
     kubectl("annotate", "spool/chat", "seen=again")
-    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     assert "Traceback" not in operator.said("first")
