@@ -7,7 +7,6 @@ import resource
 import time
 from typing import Any
 
-import orjson
 import pytest
 
 from tidegate_gateway import fake_engine
@@ -87,7 +86,6 @@ async def test_clients_that_send_a_byte_at_a_time_delay_nobody(rig: Any, figure:
             grown = (gateway.memory - before) / 2**20
             attacking = False
         assert len(engine.bodies) == 2 * HONEST_CALLS, "no half of a request reached the engine"
-        assert orjson.loads(orjson.dumps(engine.bodies[-1]))["prompt"] == "hello"
     name = f"{2 * count} clients that send a byte at a time"
     for share in (0.5, 0.99):
         least, most = (times[int(share * (HONEST_CALLS - 1))] for times in (alone, beside))

@@ -156,7 +156,12 @@ async def test_a_node_pool_that_no_node_takes_is_named_and_another_one_takes_ove
         assert pool.replicas("nowhere") > 0
         assert pool.replicas("fast") == 0
         pool.kubectl(
-            "wait", "pod", "-l", "tidegate.dev/node-pool=nowhere", "--for=condition=PodScheduled=false", "--timeout=120s"
+            "wait",
+            "pod",
+            "-l",
+            "tidegate.dev/node-pool=nowhere",
+            "--for=condition=PodScheduled=false",
+            "--timeout=120s",
         )
         pool.now += datetime.timedelta(seconds=301)
         await pool.observe(5.0)
