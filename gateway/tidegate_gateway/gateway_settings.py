@@ -265,8 +265,8 @@ class Limits:
     """For a client to take the next 64 KiB of its answer, or the next gRPC message; after that its call is cancelled."""
     connections: int = 10_000
     """Connections of clients to one port. For a further one, the HTTP port closes the one that has waited longest for its
-    next request or its body, and the gRPC port one without calls. Fewer open files than twice as many lower this bound
-    at the start."""
+    next request or its body, and the gRPC port one without calls. The picker's port takes as many requests at a time.
+    Fewer open files than twice as many lower this bound at the start."""
     connections_per_address: int = 5_000
     """Connections from one address to one port, which closes further ones. Addresses of this machine have no bound of
     their own, because a local proxy brings all clients from there."""

@@ -3,6 +3,7 @@
 import asyncio
 import collections
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import TypeVar
 
 S = TypeVar("S")
@@ -15,13 +16,22 @@ ENDS_AT_ONCE = 8
 
 
 class TenantTurns:
-    """A few requests at a time do something that takes long, and the tenants whose requests wait take turns."""
+    """A few requests at a time do something that takes long. The tenants whose requests wait take turns, and the requests
+    of one tenant keep their order."""
 
     def __init__(self, at_once: int = 1) -> None:
         self._at_once = at_once
         self._taken = 0
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
         """Whose turn it is next, and who waits longest, come first."""
+
+    def __len__(self) -> int:
+        """The requests that wait."""
+        return sum(map(len, self._waiting.values()))
+
+    def of(self, tenant: str) -> "Turn":
+        """A turn of the tenant, as an asynchronous context."""
+        return Turn(self, tenant)
 
     async def next(self, tenant: str) -> None:
         """Returns when the caller may do its step. Other work runs before the next ones may do theirs."""
@@ -38,10 +48,10 @@ class TenantTurns:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give_back()  # the turn came at the same time
-            else:
+            if not turn.done() or turn.cancelled():
                 self._leave(tenant, turn)
+            elif turn.exception() is None:
+                self.give_back()  # the turn came at the same time
             raise
 
     def give_back(self) -> None:
@@ -58,11 +68,37 @@ class TenantTurns:
                 return
         self._taken -= 1
 
+    def fail(self, error: Callable[[], Exception]) -> None:
+        """All requests that wait raise an error of their own at once, instead of one after the other."""
+        waiting, self._waiting = self._waiting, {}
+        for turns in waiting.values():
+            for turn in turns:
+                if not turn.done():
+                    turn.set_exception(error())
+
     def _leave(self, tenant: str, turn: asyncio.Future[None]) -> None:
         turns = self._waiting.get(tenant, {})
         turns.pop(turn, None)
         if not turns:
             self._waiting.pop(tenant, None)
+
+
+class Turn:
+    """One turn of a tenant."""
+
+    __slots__ = ("_tenant", "_turns")
+
+    def __init__(self, turns: TenantTurns, tenant: str) -> None:
+        self._turns = turns
+        self._tenant = tenant
+
+    async def __aenter__(self) -> None:
+        await self._turns.take(self._tenant)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._turns.give_back()
 
 
 class Endings:

@@ -1,5 +1,7 @@
 """What a proxy may send to the picker's port: bounded, and each stream gets its answer. The proxy is a gRPC client."""
 
+import asyncio
+import contextlib
 from typing import Any
 
 import grpc
@@ -63,3 +65,40 @@ async def test_a_message_with_too_many_headers_ends_its_stream(up: Any) -> None:
         assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "entries" in str(ended.value.details())
         assert (await first_answer(client.ext_proc, head())).WhichOneof("response")
+
+
+async def test_a_stream_without_a_message_ends(up: Any) -> None:
+    async with (
+        up(listen=LISTEN, limits={"body": "200ms"}) as client,
+        grpc.aio.insecure_channel(client.ext_proc) as channel,
+    ):
+        stream = ext_proc_pb2_grpc.ExternalProcessorStub(channel).Process()
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await stream.read()
+        assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_the_stream_of_an_answered_request_ends_although_the_proxy_keeps_it_open(
+    up: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ext_proc, "ANSWERED_S", 0.2)
+    async with up(listen=LISTEN) as client, grpc.aio.insecure_channel(client.ext_proc) as channel:
+        stream = ext_proc_pb2_grpc.ExternalProcessorStub(channel).Process()
+        await stream.write(head(**{":path": "/nowhere"}))
+        assert (await stream.read()).immediate_response.status.code == 404
+        assert await stream.read() is grpc.aio.EOF
+        assert await stream.code() is grpc.StatusCode.OK
+
+
+async def test_the_streams_of_all_connections_have_one_bound(up: Any) -> None:
+    async with up(listen=LISTEN, limits={"connections": 4}) as client, contextlib.AsyncExitStack() as stack:
+        streams = []
+        for _ in range(3):
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(client.ext_proc, options=options))
+            await channel.channel_ready()
+            streams += [ext_proc_pb2_grpc.ExternalProcessorStub(channel).Process() for _ in range(2)]
+        done, _ = await asyncio.wait([asyncio.create_task(stream.code()) for stream in streams], timeout=1)
+        assert [task.result() for task in done] == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
+        for stream in streams:
+            stream.cancel()

@@ -1,14 +1,17 @@
 """RelQueries over HTTP: rows stream back as they finish, and a client goes on after a lost connection."""
 
 import asyncio
+import secrets
 from typing import Any
 
 import orjson
 import pytest
 import relquery_requests
+from redis import asyncio as redis
 
 from tidegate_gateway import fake_engine
 from tidegate_gateway.relqueries import relquery_runner, row_results
+from tidegate_gateway.store import relquery_store, store_contract
 
 PATH = "/v1/relqueries"
 
@@ -85,6 +88,24 @@ async def test_a_relquery_goes_on_when_its_client_hangs_up(up: Any, until: Any) 
 
         await until(ended)
         assert engine.served == 60
+
+
+async def test_an_upload_that_breaks_off_leaves_no_rows(
+    up: Any, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push, pool = relquery_store.RelQueryStore.push, secrets.token_hex(4)
+
+    async def pushed_and_slow(self: Any, upload: str, rows: Any, *, by: str) -> None:
+        await push(self, upload, rows, by=by)
+        raise store_contract.Slow("the store does not answer")
+
+    monkeypatch.setattr(relquery_store.RelQueryStore, "push", pushed_and_slow)
+    server = redis.Redis.from_url(valkey_url)
+    async with fake_engine.engine() as engine, up(engine, pool=pool) as client:
+        status, _, _ = await client.send("POST", PATH, json=relquery_requests.body(10, stream=False))
+        assert status == 503
+        assert await server.keys(f"tidegate:v1:{{{pool}}}:relquery:rows:*") == []
+    await server.aclose()
 
 
 async def test_a_cancelled_relquery_leaves_nothing_at_the_engine(up: Any, until: Any) -> None:

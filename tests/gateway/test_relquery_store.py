@@ -141,6 +141,15 @@ async def test_nothing_is_left_when_the_retention_is_over(stores: Any, valkey_ur
     await client.aclose()
 
 
+async def test_the_record_outlives_the_totals_in_which_it_counts(stores: Any, valkey_url: str) -> None:
+    one, _ = stores
+    created = await create(one, lasts_ms=50)
+    client = redis.Redis.from_url(valkey_url)
+    record, totals = [one._valkey.key(f"relquery:{name}") for name in (f"record:{created.id}", "totals")]
+    assert await client.pttl(record) > await client.pttl(totals), "no gateway may run for days"
+    await client.aclose()
+
+
 async def _has_status(store: relquery_store.RelQueryStore, name: str, status: str) -> bool:
     return (await store.get(name)).status == status
 

@@ -1,6 +1,7 @@
 """What the other gateways know of one that leaves: its calls until they have ended, then nothing."""
 
 import asyncio
+import dataclasses
 import logging
 import secrets
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from redis import asyncio as valkey
 
 from tidegate_gateway import fake_engine
+from tidegate_gateway.store import store_contract, valkey_store
 
 LEASE_S = 0.5
 
@@ -62,3 +64,23 @@ async def test_a_gateway_that_drains_is_counted_until_its_calls_have_ended_and_g
             await until(lambda: seen() == 0)
     assert "is gone" not in caplog.text
     await server.aclose()
+
+
+async def test_a_slow_goodbye_to_a_dead_gateway_is_no_outage(
+    up: Any, until: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange, asked = valkey_store.Valkey.exchange, list[str]()
+
+    async def with_a_dead_one(self: Any, backlogs: Any) -> Any:
+        return dataclasses.replace(await exchange(self, backlogs), dead=("dead",))
+
+    async def slow(self: Any, gateway: str, limit: int) -> bool:
+        asked.append(gateway)
+        raise store_contract.Slow("the store does not answer")
+
+    monkeypatch.setattr(valkey_store.Valkey, "exchange", with_a_dead_one)
+    monkeypatch.setattr(valkey_store.Valkey, "forget", slow)
+    async with up(store_options={"sync": "20ms"}) as gateway:
+        await until(lambda: len(asked) >= 3)
+        assert gateway.gateway.link.up
+    assert "shed until the store answers" not in caplog.text

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from redis import asyncio as redis
 
-from tidegate_gateway import fake_engine, gateway_settings
-from tidegate_gateway.store import store_contract, turns, valkey_store
+from tidegate_gateway import fake_engine, gateway_settings, loop_steps
+from tidegate_gateway.store import store_contract, valkey_store
 
 
 async def test_a_tenant_with_many_commands_delays_another_by_one_command(valkey_url: str) -> None:
@@ -59,14 +59,14 @@ async def test_ends_of_calls_take_the_turns_of_their_tenants(valkey_url: str) ->
         await store.close()
 
 
-async def took(turns_: turns.Turns, tenant: str, order: list[str]) -> None:
-    async with turns_.of(tenant):
+async def took(turns: loop_steps.TenantTurns, tenant: str, order: list[str]) -> None:
+    async with turns.of(tenant):
         order.append(tenant)
         await asyncio.sleep(0)
 
 
 async def test_tenants_take_turns_and_keep_their_order() -> None:
-    shared, order = turns.Turns(1), list[str]()
+    shared, order = loop_steps.TenantTurns(), list[str]()
     async with asyncio.TaskGroup() as group:
         for tenant in ("a", "a", "a", "b", "b", "c"):
             group.create_task(took(shared, tenant, order))
@@ -75,7 +75,7 @@ async def test_tenants_take_turns_and_keep_their_order() -> None:
 
 
 async def test_a_command_that_is_cancelled_gives_its_turn_to_the_next() -> None:
-    shared, order = turns.Turns(1), list[str]()
+    shared, order = loop_steps.TenantTurns(), list[str]()
     await shared.take("first")
     cancelled = asyncio.create_task(took(shared, "cancelled", order))
     at_once = asyncio.create_task(took(shared, "cancelled as its turn came", order))
@@ -90,11 +90,11 @@ async def test_a_command_that_is_cancelled_gives_its_turn_to_the_next() -> None:
 
 
 async def test_commands_that_wait_fail_together_with_the_store() -> None:
-    shared, order = turns.Turns(1), list[str]()
+    shared, order = loop_steps.TenantTurns(), list[str]()
     await shared.take("first")
     waiting = [asyncio.create_task(took(shared, "a", order)) for _ in range(3)]
     await asyncio.sleep(0)
-    shared.fail("the store does not answer")
+    shared.fail(lambda: store_contract.Unavailable("the store does not answer"))
     for task in waiting:
         with pytest.raises(store_contract.Unavailable, match="does not answer"):
             await task

@@ -81,8 +81,9 @@ class PoolExchange:
         self._placements.cancel_workflows(map(WorkflowId, learned.cancelled))
         self._policy.follow(learned, choices=choices)
         for gateway in learned.dead:
-            if await store.forget(gateway, workflow_service.BATCH):
-                logger.warning("gateway %s is gone; its calls are forgotten", gateway)
+            with contextlib.suppress(store_contract.Slow):  # the next exchange goes on
+                if await store.forget(gateway, workflow_service.BATCH):
+                    logger.warning("gateway %s is gone; its calls are forgotten", gateway)
         await self._exchange_prompts(learned.gateways)
 
     async def _exchange_prompts(self, gateways: int) -> None:

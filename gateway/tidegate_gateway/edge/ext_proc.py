@@ -11,7 +11,7 @@ import contextlib
 import logging
 import re
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -51,6 +51,8 @@ LONGEST_EXTENSION_S = 3600.0
 """Envoy takes no longer time limit."""
 CUT_S = 1.0
 """For the last messages to leave when the port closes."""
+ANSWERED_S = 5.0
+"""For Envoy to end the stream of a request that was answered here."""
 POOL_IS_KNOWN = "inference-extension"
 """The service that probes of the Gateway API Inference Extension ask for: the picker knows its InferencePool."""
 HEALTH_STREAMS, HEALTH_CONNECTIONS = 16, 256
@@ -151,6 +153,7 @@ class Picker:
         self.gateway = gateway
         self.requests = call_requests.CallRequests(gateway.settings.limits.choices)
         self.exchanges: set[Exchange] = set()
+        self.most_exchanges = gateway.settings.limits.connections
         self.costly = costly_requests.CostlyRequests()
         self.endings = loop_steps.Endings()
         self.guard = handlers.guard
@@ -174,8 +177,11 @@ class Picker:
         return found
 
     def exchange(self, stream: http2_stream.Stream) -> "Exchange":
+        has_room = len(self.exchanges) < self.most_exchanges
         made = Exchange(self, stream)
         self.exchanges.add(made)
+        if not has_room:
+            made.turn_away()
         return made
 
     def is_ready(self) -> bool:
@@ -203,8 +209,10 @@ class Exchange:
         self._body = bytearray()
         self._bodies = picker.gateway.bodies.hold()
         self._most_body_bytes = 0
-        self._body_timer: asyncio.TimerHandle | None = None
-        """Refuses a request whose body is late, while it is awaited."""
+        self._timer: asyncio.TimerHandle | None = self._after(
+            picker.gateway.settings.limits.body_s, self._on_late_request
+        )
+        """Ends the stream of a request that is late, and later that of one that was answered here."""
         self._streamed_both_ways = False
         self._answer_is_streamed = False
         self._has_trailers = False
@@ -214,6 +222,10 @@ class Exchange:
         self._handed_over: handed_over.HandedOver | None = None
         self._answer_headers: Mapping[str, str] = {}
         self._refused = False
+
+    def turn_away(self) -> None:
+        """The picker has too many exchanges."""
+        self._finish(http2_stream.RESOURCE_EXHAUSTED, "the picker has as many requests as limits.connections allows")
 
     # The stream.
 
@@ -301,14 +313,14 @@ class Exchange:
             self._on_whole()
         elif sent.HasField("protocol_config") and modes.request_body_mode not in BODY_MODES:
             raise error_table.GatewayError("internal_error", NO_BODIES)
-        else:
-            within_s = self._picker.gateway.settings.limits.body_s
-            self._body_timer = asyncio.get_running_loop().call_later(within_s, self._on_late_body)
-            if not self._streamed_both_ways:
-                self._stream.send(ext_proc_messages.GO_ON)
+        elif not self._streamed_both_ways:
+            self._stream.send(ext_proc_messages.GO_ON)
 
-    def _on_late_body(self) -> None:
-        self._refuse(framing_errors.slow_body(self._picker.gateway.settings.limits.body_s))
+    def _on_late_request(self) -> None:
+        if self._request is None:
+            self._finish(http2_stream.DEADLINE_EXCEEDED, "the headers of the request did not arrive in time")
+        else:
+            self._refuse(framing_errors.slow_body(self._picker.gateway.settings.limits.body_s))
 
     def _on_body(self, part: ext_proc_pb2.HttpBody) -> None:
         if self._request is None or self._task is not None:
@@ -326,7 +338,7 @@ class Exchange:
 
     def _on_whole(self) -> None:
         """The whole request is here."""
-        self._await_no_body()
+        self._stop_timer()
         if self._request is None or self._task is not None:
             self._finish(http2_stream.INVALID_ARGUMENT, "a request comes out of turn")
             return
@@ -448,6 +460,8 @@ class Exchange:
         lower = {name.lower(): value for name, value in named.items()}
         self._stream.send(ext_proc_messages.immediate(status, lower, body, f"tidegate_{details}"))
         self._let_go_of_body()
+        self._stop_timer()
+        self._timer = self._after(ANSWERED_S, self._finish)
 
     def _finish(self, code: int = http2_stream.OK, why: str = "") -> None:
         self._refused = True
@@ -458,12 +472,16 @@ class Exchange:
         self._bodies.release()
         self._body = bytearray()
 
-    def _await_no_body(self) -> None:
-        if self._body_timer is not None:
-            self._body_timer.cancel()
-            self._body_timer = None
+    @staticmethod
+    def _after(seconds: float, act: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(seconds, act)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _over(self) -> None:
-        self._await_no_body()
+        self._stop_timer()
         self._let_go_of_body()
         self._picker.exchanges.discard(self)

@@ -112,24 +112,24 @@ class RelQueries:
         rows.whole()
         upload, tenant, stored = relquery_store.new_id(), spec.fields.tenant, spec.stored()
         digest = hashlib.sha256(stored)
-        for first, end in _batches(rows.rows):
-            batch = rows.rows[first:end]
-            digest.update(b"\n".join(batch))
-            await self._ask(lambda store, batch=batch: store.push(upload, batch, by=tenant))  # type: ignore[misc]
-        new = relquery_store.NewRelQuery(
-            id=self._ids.of(relquery_store.new_id() if spec.id is None else spec.id, tenant),
-            tenant=tenant,
-            model=spec.model,
-            spec=stored,
-            upload=upload,
-            total=len(rows.rows),
-            rows_bytes=rows.bytes,
-            lasts_ms=round((self.bounds.lasts_s if spec.deadline_s is None else spec.deadline_s) * 1000),
-            key=by.key,
-            digest=digest.hexdigest(),
-        )
-        owned = self._runner.has_room
         try:
+            for first, end in _batches(rows.rows):
+                batch = rows.rows[first:end]
+                digest.update(b"\n".join(batch))
+                await self._ask(lambda store, batch=batch: store.push(upload, batch, by=tenant))  # type: ignore[misc]
+            new = relquery_store.NewRelQuery(
+                id=self._ids.of(relquery_store.new_id() if spec.id is None else spec.id, tenant),
+                tenant=tenant,
+                model=spec.model,
+                spec=stored,
+                upload=upload,
+                total=len(rows.rows),
+                rows_bytes=rows.bytes,
+                lasts_ms=round((self.bounds.lasts_s if spec.deadline_s is None else spec.deadline_s) * 1000),
+                key=by.key,
+                digest=digest.hexdigest(),
+            )
+            owned = self._runner.has_room
             record = await self._ask(lambda store: store.create(new, owned=owned), new.id, by)
         finally:
             with contextlib.suppress(error_table.GatewayError):  # there are no rows if they became the relQuery's

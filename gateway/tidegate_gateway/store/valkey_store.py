@@ -24,7 +24,7 @@ from redis import backoff, exceptions
 from redis.asyncio import retry
 
 from tidegate_gateway import gateway_settings, loop_steps, stage_declaration
-from tidegate_gateway.store import store_answers, store_contract, turns
+from tidegate_gateway.store import store_answers, store_contract
 from tidegate_policy.model import Backlog, EngineId
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Valkey:
             retry=retry.Retry(backoff.NoBackoff(), 1),
         )
         self.client = valkey.Redis(connection_pool=self._pool)
-        self._turns = turns.Turns(max(settings.connections - OF_THE_GATEWAY, 1))
+        self._turns = loop_steps.TenantTurns(max(settings.connections - OF_THE_GATEWAY, 1))
         self._prefix = f"tidegate:{SCHEMA}:{{{settings.pool}}}:"
         self._scripts = {name: self.client.register_script(_script(name)) for name in SCRIPTS}
         self._since_ms = 0
@@ -210,7 +210,7 @@ class Valkey:
         try:
             return await sync()
         except store_contract.Slow as error:
-            self._turns.fail(str(error))
+            self._turns.fail(functools.partial(store_contract.Unavailable, str(error)))
             raise
 
     async def leave(self) -> None:
@@ -302,7 +302,7 @@ class Valkey:
         except store_contract.Slow:
             raise
         except store_contract.Unavailable as error:
-            self._turns.fail(str(error))
+            self._turns.fail(functools.partial(store_contract.Unavailable, str(error)))
             raise
 
     async def _checked(self, command: Any) -> Any:

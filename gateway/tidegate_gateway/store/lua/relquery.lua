@@ -112,7 +112,8 @@ function operations.create()
   redis.call('HSET', key('record', args.id), 'id', args.id, 'tenant', args.tenant, 'status', 'in_progress',
     'spec', ARGV[3], 'model', args.model, 'total', args.total, 'completed', 0, 'failed', 0, 'created_ms', now_ms,
     'expires_ms', now_ms + args.lasts_ms, 'bytes', 0, 'rows_bytes', args.rows_bytes, 'owner', owner)
-  redis.call('PEXPIRE', key('record', args.id), kept_ms)
+  -- The record tells what `remove` takes off the totals, so it outlives them, also where no gateway runs for days.
+  redis.call('PEXPIRE', key('record', args.id), 2 * longest_ms)
   redis.call('ZADD', leases, args.lease_ms and now_ms + args.lease_ms or 0, args.id)
   redis.call('ZADD', removals, now_ms + args.lasts_ms + args.retention_ms, args.id)
   redis.call('HINCRBY', totals, 'running:' .. args.tenant, 1)
@@ -146,7 +147,7 @@ function operations.finish()
     doc[count] = redis.call('HINCRBY', key('record', doc.id), count, 1)
     local results = redis.call('RPUSH', key('results', doc.id), ARGV[3])
     if results == 1 then
-      local kept_ms = redis.call('PTTL', key('record', doc.id))
+      local kept_ms = redis.call('PTTL', key('rows', doc.id))
       redis.call('PEXPIRE', key('results', doc.id), kept_ms)
       redis.call('PEXPIRE', key('done', doc.id), kept_ms)
     end

@@ -358,14 +358,12 @@ function operations.join()
   if doc.state ~= 'running' then return fail('workflow_ended', { state = doc.state }) end
   local stage = find(doc, args.stage)
   if stage and over_for_good(doc, stage) then return fail('stage_already_done') end
+  if not stage and #doc.stages >= args.most_stages then return fail('too_many_stages') end
+  if redis.call('HLEN', calls) >= args.most_calls then return fail('too_many_calls') end
   local grows = not (known and stage and not args.call_key) and redis.call('HEXISTS', calls, args.call) == 0
   local no_room = grows and full(doc.tenant)
   if no_room then return fail(no_room) end
-  if not stage then
-    if #doc.stages >= args.most_stages then return fail('too_many_stages') end
-    stage = extend(doc, args.stage)
-  end
-  if redis.call('HLEN', calls) >= args.most_calls then return fail('too_many_calls') end
+  stage = stage or extend(doc, args.stage)
   stage.started, stage.over, stage.started_ms = true, false, stage.started_ms or now_ms
   close_before(doc, stage)
   local key = args.call_key and '\n' .. args.call_key or ''
