@@ -104,14 +104,15 @@ async def test_commands_that_wait_fail_together_with_the_store() -> None:
 
 
 async def test_one_slow_command_is_not_taken_for_a_store_that_is_down(
-    up: Any, valkey_url: str, caplog: pytest.LogCaptureFixture
+    up: Any, until: Any, valkey_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = redis.Redis.from_url(valkey_url)
+    client, pool = redis.Redis.from_url(valkey_url), secrets.token_hex(4)
     tenants = [{"name": "metered", "tokensPerMinute": 1_000_000}]
     async with (
         fake_engine.engine() as engine,
-        up(engine, store_options={"timeout": "500ms", "sync": "60s"}, tenants=tenants) as gateway,
+        up(engine, pool=pool, store_options={"timeout": "500ms", "sync": "60s"}, tenants=tenants) as gateway,
     ):
+        await until(lambda: client.zcard(f"tidegate:v1:{{{pool}}}:leases"))  # the first exchange is over
         async with asyncio.TaskGroup() as group:
             await client.client_pause(3_000)  # as behind a command that takes this long
             slow = [group.create_task(gateway.send("GET", "/v1/relqueries/none")) for _ in range(40)]
