@@ -168,7 +168,7 @@ class _Target:
         """The manifest with the pods that exist. The inputs stay too, so the change remains pending."""
         assert self.body is not None
         inputs, memory = self._notes.get(INPUTS, ""), self._memory(SERVED, FAILED)
-        return self._with(self.body["spec"]["template"], self._notes[REVISION], inputs, memory)
+        return self._with(self.body["spec"]["template"], self._notes.get(REVISION, ADOPTED), inputs, memory)
 
     def kept(self, pods: Sequence[Json]) -> Json:
         """The manifest of a workload that does not change its pods, unless they do not serve."""

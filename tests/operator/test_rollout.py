@@ -247,6 +247,23 @@ def test_restart_all_leaves_a_store_without_a_volume_alone():
     assert by_version(cluster)["chat-gateway"] == {"2"}
 
 
+def test_a_store_without_a_revision_that_is_not_ready_waits_while_gateways_change():
+    """A store that an operator without revisions created."""
+    cluster, body = Simulated(), pool(image="v1")
+    for _ in range(5):
+        cluster.apply(rollout.staged(body, with_store(body), cluster.observed(), []).desired)
+        cluster.step()
+    del cluster.stated["chat-valkey"]["metadata"]["annotations"]
+    cluster.pods["chat-valkey"].clear()
+    edited = pool(image="v1")
+    edited["spec"]["gateway"] = {"replicas": 3}
+    observed = cluster.observed()
+    found = rollout.staged(edited, with_store(edited, version="2"), observed, [])
+    assert found.held == ("chat-valkey",)
+    (template,) = (item["spec"]["template"] for item in observed if item["metadata"]["name"] == "chat-valkey")
+    assert found.desired[0]["spec"]["template"] == template
+
+
 def test_the_inputs_of_a_pool_without_credentials_are_those_of_earlier_versions():
     """Else an upgrade of the operator would replace all pods."""
     body = pool(image="v1")
