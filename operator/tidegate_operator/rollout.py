@@ -3,12 +3,13 @@
 Pure: desired manifests, observed objects and pods in; the manifests to apply now, and what there is to say about them, out.
 Memory between two calls is in annotations of the workloads, so an operator may die between any two writes.
 
-- A node pool changes only while the engines of all others serve, or while its own do not. It first starts a new engine
+- A node pool changes only while the engines of all others serve. A node pool that lost an engine waits for those alone
+  that are changing, and one that does not serve, or whose revision never did, for none. A change first starts a new engine
   beside the old ones. Only if the cluster has no room for it, and the new engine can take the place of an old one
   (`engine_place`), an old engine stops first. For an engine that no node can hold none stops: its deadline ends the
   change.
 - A revision that does not serve by the deadline, or whose pods crash, is replaced by the last revision that served. The
-  other node pools then keep what they have until the spec changes.
+  other node pools then keep what they have until the spec changes, even if they lose an engine.
 - With `rollout.canary` a node pool first tests one engine of a new revision (`canary_hold`, `pool_canary`). While
   `rollout.paused` is set, a revision that never served reaches no further engine.
 - A new operator version renders other pods from the same spec. Workloads keep theirs until the spec changes, or until the
@@ -18,7 +19,7 @@ Memory between two calls is in annotations of the workloads, so an operator may 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,8 +68,8 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
     targets = [_Target(manifest, ours.get(objects.Reference.of(manifest)), body) for manifest in desired]
     engines = [target for target in targets if target.is_engine]
     every_pod = list(pods)
-    has_failed = any(target.has_failed for target in engines)
     unsettled = [target for target in engines if target.body is not None and not target.settled]
+    changing = [target for target in unsettled if target.is_changing]
     gateways_change = any(target.is_gateway and (target.is_pending or not target.settled) for target in targets)
     paused = bool(body["spec"].get("rollout", {}).get("paused"))
     manifests: list[Json] = []
@@ -82,12 +83,13 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
             manifests.append(target.held())
             held.append(target.name)
             told[target.name] = PAUSED
-        elif not (target.is_store and gateways_change) and (
-            not target.is_engine or target.short or not (has_failed or unsettled)
-        ):
+        elif target.is_engine and _may_change(target, engines, unsettled, changing):
             manifests.append(target.changed())
-            if target.is_engine:
-                unsettled.append(target)
+            unsettled.append(target)
+            if target.goes_forward:
+                changing.append(target)
+        elif not target.is_engine and not (target.is_store and gateways_change):
+            manifests.append(target.changed())
         else:
             manifests.append(target.held())
             held.append(target.name)
@@ -96,6 +98,25 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
         if target.is_engine and (sentence := target.obstacle(every_pod) or _sentence(body, manifests[-1])):
             told.setdefault(target.name, sentence)
     return Rollout(desired=tuple(manifests), held=tuple(held), problems=tuple(problems), told=told)
+
+
+def _may_change(
+    target: "_Target",
+    engines: Sequence["_Target"],
+    unsettled: Collection["_Target"],
+    changing: Collection["_Target"],
+) -> bool:
+    """Whether the engines of a node pool may change now. `unsettled` are the node pools of which not all engines serve, and
+    `changing` those that replace a revision that served."""
+    if any(each.has_failed for each in engines):
+        # Another node pool takes the failed revision only where that costs nothing.
+        return target.short and not target.ready and (not target.has_served or not any(each.ready for each in engines))
+    if not unsettled:
+        return True
+    if not target.short:
+        return False
+    # A lost engine is no reason to change beside another node pool, but a pod without room must not block its own mend.
+    return not target.has_served or not target.ready or all(each is target for each in changing)
 
 
 def _problem(target: "_Target", manifest: Json) -> tuple[str, str] | None:
@@ -129,7 +150,7 @@ class _Target:
         self.manifest = _restarted(manifest, _restarts(pool, component)) if self.is_workload else manifest
         self._notes: Mapping[str, str] = {} if body is None else body["metadata"].get("annotations", {})
         self.wanted = self.inputs = self._known = ""
-        self.settled, self.short, self._stuck = False, False, None
+        self.settled, self.short, self.ready, self._stuck = False, False, 0, None
         if self.is_workload:
             self.wanted = child_metadata.digest(quantity.normalised(self.manifest["spec"]["template"]))
             inputs = _inputs(pool, component, labels.get(child_metadata.NODE_POOL))
@@ -138,7 +159,7 @@ class _Target:
                 self.inputs = child_metadata.digest(_read_at_start(inputs))
             if body is not None:
                 seen = pool_status.Workload.of(body)
-                self.settled, self.short, self._stuck = seen.settled, seen.short, seen.stuck
+                self.settled, self.short, self.ready, self._stuck = seen.settled, seen.short, seen.ready, seen.stuck
 
     @property
     def has_failed(self) -> bool:
@@ -149,6 +170,16 @@ class _Target:
     def goes_forward(self) -> bool:
         """Whether the spec asks for engines of a revision that has not served here, while another one has."""
         return self.is_engine and canary_hold.replaces(self.wanted, self._notes)
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether the engines that exist get a revision that has not served here, while another one has."""
+        return canary_hold.replaces(self._notes.get(REVISION, ADOPTED), self._notes)
+
+    @property
+    def has_served(self) -> bool:
+        """Whether all engines have ever served with the present revision."""
+        return bool(canary_hold.noted(self._notes, SERVED).get("revision") == self._notes.get(REVISION, ADOPTED))
 
     @property
     def is_pending(self) -> bool:

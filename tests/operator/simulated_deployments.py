@@ -100,8 +100,13 @@ class Simulated:
         """Whether an empty node takes the pod."""
         return engine_place.amounts(spec, "requests").get("memory", 0) <= self.NODE and "nodeSelector" not in spec
 
+    def lose(self, name, count=1):
+        """Engines of a node pool end, and do not come back."""
+        for pod in self.pods[name][:count]:
+            pod["lost"] = True
+
     def ready(self, pod):
-        return pod["placed"] and pod["template"]["spec"].get("image") not in self.broken
+        return pod["placed"] and not pod.get("lost") and pod["template"]["spec"].get("image") not in self.broken
 
     def available(self, pod):
         """A pod of a Deployment with minReadySeconds is ready long before it is available."""

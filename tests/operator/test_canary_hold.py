@@ -54,6 +54,15 @@ def test_until_it_is_decided_one_engine_of_one_node_pool_has_the_new_revision(sp
     assert canary_hold.under_test(under_canary("v2"), cluster.observed()).node_pool == "a"
 
 
+def test_no_node_pool_that_lost_an_engine_changes_beside_a_canary():
+    cluster = started()
+    run(cluster, under_canary("v2"), rounds=10)
+    cluster.lose("chat-engine-b")
+    found, _, _ = run(cluster, under_canary("v2"))
+    assert set(found.held) == {"chat-engine-b", "chat-engine-c"}
+    assert engines(cluster, "v2") == {"chat-engine-a": 1, "chat-engine-b": 0, "chat-engine-c": 0}
+
+
 def test_a_promoted_revision_reaches_all_engines_one_node_pool_after_the_other():
     cluster = started()
     found, least, settled = decided(cluster, "v2", "Promoted")

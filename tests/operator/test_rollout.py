@@ -43,6 +43,37 @@ def test_a_node_pool_that_does_not_serve_waits_for_no_other():
     assert staged(cluster, pool(image="v2")).held == ()
 
 
+def test_a_node_pool_that_lost_an_engine_does_not_take_a_revision_that_failed_elsewhere():
+    cluster = started()
+    cluster.broken = {"bad"}
+    run(cluster, pool(image="bad"))
+    cluster.lose("chat-engine-b")
+    found, _, _ = run(cluster, pool(image="bad"))
+    assert set(found.held) == {"chat-engine-b", "chat-engine-c"}
+    assert cluster.images() == {"v1"}
+    cluster.lose("chat-engine-b", 2)
+    assert "chat-engine-b" in staged(cluster, pool(image="bad")).held, "others serve"
+    for name in ("chat-engine-a", "chat-engine-c"):
+        cluster.lose(name, 2)
+    assert staged(cluster, pool(image="bad")).held == (), "nothing serves, so trying it costs nothing"
+
+
+def test_a_node_pool_that_lost_an_engine_does_not_change_beside_another_one():
+    cluster = started()
+    cluster.lose("chat-engine-b")
+    cluster.lose("chat-engine-c")
+    found = staged(cluster, pool(image="v2"))
+    assert set(found.held) == {"chat-engine-a", "chat-engine-c"}, (
+        "no other one changes, so its engine does not block it"
+    )
+    cluster = started()
+    run(cluster, pool(image="v2"), rounds=2)
+    cluster.lose("chat-engine-b")
+    assert set(staged(cluster, pool(image="v2")).held) == {"chat-engine-b", "chat-engine-c"}
+    cluster.lose("chat-engine-b", 2)
+    assert set(staged(cluster, pool(image="v2")).held) == {"chat-engine-c"}, "it has no engine to lose"
+
+
 def test_without_room_beside_the_old_engines_one_engine_at_a_time_is_replaced():
     cluster = started(spare=0)
     for _ in range(100):
