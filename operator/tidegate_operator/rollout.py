@@ -150,7 +150,9 @@ class _Target:
         self.manifest = _restarted(manifest, _restarts(pool, component)) if self.is_workload else manifest
         self._notes: Mapping[str, str] = {} if body is None else body["metadata"].get("annotations", {})
         self.wanted = self.inputs = self._known = ""
-        self.settled, self.short, self.ready, self._stuck = False, False, 0, None
+        self.settled, self.short, self.ready = False, False, 0
+        self._rejected: str | None = None
+        self._overdue: str | None = None
         if self.is_workload:
             self.wanted = child_metadata.digest(quantity.normalised(self.manifest["spec"]["template"]))
             inputs = _inputs(pool, component, labels.get(child_metadata.NODE_POOL))
@@ -159,7 +161,8 @@ class _Target:
                 self.inputs = child_metadata.digest(_read_at_start(inputs))
             if body is not None:
                 seen = pool_status.Workload.of(body)
-                self.settled, self.short, self.ready, self._stuck = seen.settled, seen.short, seen.ready, seen.stuck
+                self.settled, self.short, self.ready = seen.settled, seen.short, seen.ready
+                self._rejected, self._overdue = seen.rejected, seen.overdue
 
     @property
     def has_failed(self) -> bool:
@@ -248,7 +251,9 @@ class _Target:
         final = [trouble for trouble in troubles if trouble.is_final]
         if final:
             return final[0].sentence
-        return troubles[0].sentence if self._stuck and troubles else self._stuck
+        # Where a quota has no room for one more engine, an old one stops first (`kept`), so that is no failure yet.
+        stuck = None if self._is_over_quota and not self._overdue else self._rejected or self._overdue
+        return troubles[0].sentence if stuck and troubles else stuck
 
     def _has_no_room(self, body: Json, troubles: Iterable[pod_trouble.PodTrouble]) -> bool:
         """Whether a new engine beside the old ones finds no room. Stays true until the change has ended."""
@@ -258,7 +263,7 @@ class _Target:
 
     @property
     def _is_over_quota(self) -> bool:
-        return "exceeded quota" in (self._stuck or "")
+        return "exceeded quota" in (self._rejected or "")
 
     def _memory(self, *keys: str) -> dict[str, str]:
         return {key: self._notes[key] for key in keys if key in self._notes}

@@ -127,6 +127,41 @@ def test_an_edit_that_no_node_can_hold_costs_no_engine_and_its_deadline_takes_it
     assert found.told == {}
 
 
+def test_where_a_quota_has_no_room_for_one_more_engine_one_at_a_time_is_replaced():
+    cluster = started(quota=2)
+    found, least, settled = run(cluster, pool(image="v2"))
+    assert settled
+    assert found.problems == ()
+    assert cluster.images() == {"v2"}
+    assert set(least.values()) == {1}
+
+
+def test_an_engine_that_a_quota_rejects_even_in_the_place_of_an_old_one_is_taken_back_at_its_deadline():
+    cluster = Simulated(quota=2)
+    run(cluster, big("64Gi"), rounds=5)
+    found, least, _ = run(cluster, big("128Gi"))
+    assert set(least.values()) == {2}
+    assert "its requests have 128Gi memory" in found.told["chat-engine-a"]
+    cluster.late = True
+    run(cluster, big("128Gi"), rounds=1)
+    cluster.late = False
+    found, least, settled = run(cluster, big("128Gi"))
+    assert settled
+    assert "exceeded quota" in dict(found.problems)["RolledBack"]
+    assert set(least.values()) == {2}
+
+
+def test_an_engine_that_was_rejected_before_the_edit_says_nothing_of_the_new_revision():
+    cluster = started()
+    cluster.rejected = {"chat-engine-a"}
+    cluster.apply(staged(cluster, pool(image="v2")).desired)
+    found = staged(cluster, pool(image="v2"))
+    assert found.problems == ()
+    engine = found.desired[0]
+    assert engine["spec"]["strategy"] == {}
+    assert engine["spec"]["template"]["spec"]["image"] == "v2"
+
+
 def test_without_room_an_engine_that_asks_for_less_takes_the_place_of_an_old_one():
     cluster = Simulated(spare=0)
     run(cluster, big("64Gi"), rounds=5)
