@@ -273,8 +273,8 @@ class _Target:
             template = child_metadata.annotated(template, {REVISION: revision})
         noted = child_metadata.annotated(self.manifest, {REVISION: revision, INPUTS: inputs, **memory})
         spec = {**self.manifest["spec"], "template": template}
-        if self.is_engine and spec["replicas"] and canary_hold.replaces(revision, memory):
-            spec |= canary_hold.fields(self._pool, revision, spec.get("progressDeadlineSeconds", 600))
+        if self.is_engine and spec["replicas"] and self.body and canary_hold.replaces(revision, memory):
+            spec |= canary_hold.fields(self._pool, revision, spec.get("progressDeadlineSeconds", 600), self.body)
         return {**noted, "spec": spec}
 
 

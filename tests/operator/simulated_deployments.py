@@ -132,6 +132,7 @@ class Simulated:
                 "replicas": len(pods),
                 "updatedReplicas": sum(pod["template"] == manifest["spec"]["template"] for pod in pods),
                 "readyReplicas": sum(map(self.ready, pods)),
+                "availableReplicas": sum(map(self.available, pods)),
             }
             conditions = body["status"]["conditions"] = []
             if name in self.rejected:

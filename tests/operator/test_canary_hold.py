@@ -73,6 +73,34 @@ def test_a_promoted_revision_reaches_all_engines_one_node_pool_after_the_other()
     assert not any("minReadySeconds" in item["spec"] for item in cluster.observed())
 
 
+def deadline_of_a(cluster):
+    """The progress deadline of a Deployment, in years and seconds, and whether it holds a canary."""
+    spec = cluster.stated["chat-engine-a"]["spec"]
+    return *divmod(spec.get("progressDeadlineSeconds", 600), canary_hold.HELD_S), "minReadySeconds" in spec
+
+
+@pytest.mark.parametrize("canary", [CANARY, None])
+def test_the_ordinary_deadline_applies_again_as_soon_as_the_engine_of_a_canary_is_available(canary):
+    """Not at once: the progress is as old as the canary until then. Removing the canary lets the revision go on too."""
+    cluster = started()
+    run(cluster, under_canary("v2"), rounds=10)
+    assert deadline_of_a(cluster) == (1, 600, True)
+
+    def go_on():
+        body = under_canary("v2", phase=canary and "Promoted", cluster=cluster, canary=canary)
+        cluster.apply(staged(cluster, body).desired)
+
+    go_on()
+    assert deadline_of_a(cluster) == (1, 600, False)
+    go_on()  # the Deployment's controller has not seen it yet
+    assert deadline_of_a(cluster) == (1, 600, False)
+    cluster.step()
+    assert engines(cluster, "v1")["chat-engine-a"]
+    for _ in range(3):
+        go_on()
+        assert deadline_of_a(cluster) == (0, 600, False)
+
+
 @pytest.mark.parametrize("spare", [0, 1])
 def test_a_revision_that_failed_its_test_is_taken_back_and_the_sentence_is_told(spare):
     cluster = started(spare=spare)
