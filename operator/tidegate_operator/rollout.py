@@ -163,6 +163,8 @@ class _Target:
                 seen = pool_status.Workload.of(body)
                 self.settled, self.short, self.ready = seen.settled, seen.short, seen.ready
                 self._rejected, self._overdue = seen.rejected, seen.overdue
+                if self.is_engine and self.settled and body["spec"].get("replicas") and not self.has_served:
+                    self._notes = {**self._notes, SERVED: self._as_served(body)}
 
     @property
     def has_failed(self) -> bool:
@@ -194,6 +196,17 @@ class _Target:
         is_new = self._notes.get(INPUTS) not in (self.inputs, self._known)
         return is_new and self._notes[REVISION] != self.wanted and not self.has_failed
 
+    def _present_template(self, body: Json) -> Json:
+        """The pods of the present revision."""
+        is_wanted = self._notes.get(REVISION, ADOPTED) == self.wanted
+        template: Json = self.manifest["spec"]["template"] if is_wanted else body["spec"]["template"]
+        return template
+
+    def _as_served(self, body: Json) -> str:
+        """The annotation of a workload of whose present revision all engines serve, also if an edit changes them now."""
+        revision = self._notes.get(REVISION, ADOPTED)
+        return json.dumps({"revision": revision, "template": self._present_template(body)}, sort_keys=True)
+
     def changed(self) -> Json:
         """The manifest with the pods that the spec asks for."""
         return self._with(self.manifest["spec"]["template"], self.wanted, self.inputs, self._memory(SERVED))
@@ -210,16 +223,13 @@ class _Target:
             return self.manifest
         if self.body is None:
             return self.changed()
-        revision = self._notes.get(REVISION, ADOPTED)
-        template = self.manifest["spec"]["template"] if revision == self.wanted else self.body["spec"]["template"]
+        revision, template = self._notes.get(REVISION, ADOPTED), self._present_template(self.body)
         if not self.is_engine:
             return self._with(template, revision, self.inputs, {})
         served, memory = canary_hold.noted(self._notes, SERVED), self._memory(SERVED, FAILED)
         misfit = canary_hold.failure(self._pool, revision)
         troubles = list(_troubles(self.body, pods, revision))
         if self.settled and self.body["spec"].get("replicas"):
-            if served.get("revision") != revision:
-                memory[SERVED] = json.dumps({"revision": revision, "template": template}, sort_keys=True)
             if not self.has_failed:
                 memory.pop(FAILED, None)
         elif served and served["revision"] != revision and (why := misfit or self._failure(troubles)):

@@ -63,6 +63,19 @@ def test_no_node_pool_that_lost_an_engine_changes_beside_a_canary():
     assert engines(cluster, "v2") == {"chat-engine-a": 1, "chat-engine-b": 0, "chat-engine-c": 0}
 
 
+def test_a_revision_has_served_even_if_an_edit_comes_as_soon_as_all_its_engines_do():
+    """Else its node pool would count as under test while it waits for another one, which would wait for its own test."""
+    cluster = started()
+    while engines(cluster, "v2")["chat-engine-a"] < 2 or engines(cluster, "v1")["chat-engine-a"]:
+        decided(cluster, "v2", "Promoted", rounds=1)
+    cluster.step()
+    cluster.lose("chat-engine-c")
+    found = staged(cluster, under_canary("v3", phase="Promoted", cluster=cluster))
+    assert set(found.held) == {"chat-engine-a", "chat-engine-b"}
+    cluster.apply(found.desired)
+    assert canary_hold.under_test(under_canary("v3"), cluster.observed()).node_pool == "c"
+
+
 def test_a_promoted_revision_reaches_all_engines_one_node_pool_after_the_other():
     cluster = started()
     found, least, settled = decided(cluster, "v2", "Promoted")
