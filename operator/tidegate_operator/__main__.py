@@ -1,18 +1,20 @@
 """`python -m tidegate_operator`, and `tidegate operator`: the composition of the operator.
 
-The program waits for the Lease, then runs the `watches` and the `controller` until SIGTERM. When it loses the Lease, it
+The program waits for the Lease, then runs the `watches` and the `controller`, until SIGTERM. When it loses the Lease, it
 ends with status 1, so that Kubernetes restarts its pod, which then waits for the Lease.
 """
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -175,11 +177,21 @@ async def run(options: argparse.Namespace) -> None:
         server = api_server.ApiServer(api, instance=options.identity, gateway_api=options.gateway_api)
         if options.gateway_api:
             handlers.watch(objects.GATEWAY_API_KINDS)
-        await lease.hold(
+        holding = lease.hold(
             api_server.ApiServer(leasing, instance=options.identity).lease(options.operator_namespace, options.lease),
             identity=options.identity,
             work=lambda: _act(options, server, session, metrics),
         )
+        await until_signal(holding)
+
+
+async def until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work`; SIGTERM and SIGINT cancel it. The kernel ignores signals without a handler for the first process of a
+    container, which may wait for the Lease for days."""
+    working = asyncio.create_task(work)
+    _on_signal(working)
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
 
 
 async def _act(
@@ -243,8 +255,13 @@ async def _act(
             for namespace in dict.fromkeys(namespaces)
         ]
         watching += [group.create_task(controlling.find_deleted(namespace)) for namespace in dict.fromkeys(namespaces)]
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, _cancel, working, *watching)
+        _on_signal(working, *watching)  # so the Lease is held until all of them have ended
+
+
+def _on_signal(*tasks: "asyncio.Task[None]") -> None:
+    """SIGTERM and SIGINT cancel these tasks from now on, and no others."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, _cancel, *tasks)
 
 
 def _cancel(*tasks: "asyncio.Task[None]") -> None:

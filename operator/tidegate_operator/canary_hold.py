@@ -2,7 +2,8 @@
 
 Pure. Kubernetes replaces no further pod while the new one is not *available*, so a canary has a `minReadySeconds` of a
 year: its pod is ready and serves, and the Deployment waits. The decision about the revision stands in `status.rollout`
-(`pool_canary` writes it). Promotion takes `minReadySeconds` away, and the Deployment goes on.
+(`pool_canary` writes it). Promotion takes `minReadySeconds` away, and the Deployment goes on. Its progress deadline is
+longer by the same year until it has gone on.
 """
 
 import json
@@ -72,16 +73,31 @@ def decision(pool: Json, revision: str) -> Json:
     return stated if "canary" in pool["spec"].get("rollout", {}) and stated.get("revision") == revision else {}
 
 
-def fields(pool: Json, revision: str, progress_s: int) -> dict[str, Any]:
-    """The fields of a Deployment whose `revision` replaces another one. `progress_s` is its own progress deadline, which
-    would end while the canary is held."""
+def fields(pool: Json, revision: str, progress_s: int, observed: Json) -> dict[str, Any]:
+    """The fields of the Deployment `observed` whose `revision` replaces another one. `progress_s` is its own progress
+    deadline, which would end while the canary is held."""
     asked = pool["spec"].get("rollout", {})
-    found: dict[str, Any] = {}
-    if "canary" in asked:
-        found["progressDeadlineSeconds"] = HELD_S + progress_s
-        if decision(pool, revision).get("phase") != canary.Phase.PROMOTED:
-            return {**found, "minReadySeconds": HELD_S}
+    longer = {"progressDeadlineSeconds": HELD_S + progress_s}
+    if "canary" in asked and decision(pool, revision).get("phase") != canary.Phase.PROMOTED:
+        return {**longer, "minReadySeconds": HELD_S}
+    found = {} if _has_gone_on(observed) else longer
     return {**found, "paused": True} if asked.get("paused") else found
+
+
+def _has_gone_on(body: Json) -> bool:
+    """Whether the Deployment has made progress since its canary was let go, or had none. The time of its progress deadline
+    counts from its last progress, and that is as old as the canary until the new engine is available."""
+    spec, seen = body["spec"], body.get("status", {})
+    if spec.get("minReadySeconds"):
+        return False
+    if spec.get("progressDeadlineSeconds", 0) < HELD_S:
+        return True
+    replicas, updated, ready, available = (
+        seen.get(key, 0) for key in ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")
+    )
+    is_current = seen.get("observedGeneration", 0) >= body["metadata"]["generation"]
+    has_new = ready > replicas - updated  # an engine of the new revision is ready
+    return bool(is_current and has_new and available == ready)
 
 
 def sentence(pool: Json, revision: str) -> str | None:

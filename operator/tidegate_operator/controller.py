@@ -3,7 +3,9 @@ them.
 
 Events of kopf's watches go into the watch cache and put their pool into the queues. A reconcile first asks the cache
 whether there is something to write. A status is written from the cache. Before an object is written, and while the cache is
-unconfirmed, the API server is read. Each pool is checked again after a while without an event.
+unconfirmed, the API server is read. Each pool is checked again after a while without an event. A pool is steered, scaled
+and tested once a reconcile has completed what the cache knows of it: to a new process, objects that are not listed yet
+would look like deleted ones.
 """
 
 import asyncio
@@ -35,6 +37,8 @@ RETRY_REJECTED_S = 10.0
 """Time until a write that the API server rejected is tried again."""
 TROUBLED_S = 5.0
 """Time until a pool with a pod in trouble, or with a download of weights, is checked again."""
+INCOMPLETE_S = 1.0
+"""Time until a pool is looked at again whose objects are not all known yet."""
 COMPARED_S = 600.0
 """Time between two lists of the pools of a namespace."""
 STEERED_AT_ONCE = 64
@@ -116,7 +120,7 @@ class Controller:
                 for paced in self._paced:
                     for queue, at_once in ((paced.queue, STEERED_AT_ONCE), (paced.silent, SILENT_AT_ONCE)):
                         group.create_task(queue.run(functools.partial(self._observe, paced, queue), at_once=at_once))
-                group.create_task(self._to_test.run(self._canaries.test, at_once=STEERED_AT_ONCE))
+                group.create_task(self._to_test.run(self._test, at_once=STEERED_AT_ONCE))
         finally:
             await self._steering.close()
 
@@ -170,10 +174,20 @@ class Controller:
         is_changing = is_new or pod_trouble.any_of(pods) or weight_status.downloading(pods)
         return min(self._resync_s, TROUBLED_S) if is_changing else self._resync_s
 
+    async def _is_incomplete(self, key: watch_cache.Key) -> bool:
+        """Whether objects of a pool of this operator may be missing in the cache. A reconcile asks for them."""
+        body = await self._cache.pool(*key)
+        return body is not None and not self._rules.is_foreign(body) and not self._cache.is_complete(key)
+
+    async def _test(self, key: watch_cache.Key) -> float | None:
+        return INCOMPLETE_S if await self._is_incomplete(key) else await self._canaries.test(key)
+
     async def _observe(
         self, paced: "_Paced", queue: workqueue.Workqueue[watch_cache.Key], key: watch_cache.Key
     ) -> float | None:
         """Works on a pool of `queue`. The pool goes on in the queue for silent pools, or for the others, as it answers."""
+        if await self._is_incomplete(key):
+            return INCOMPLETE_S
         delay_s = await paced.work(key)
         if delay_s is None:
             paced.pools.discard(key)

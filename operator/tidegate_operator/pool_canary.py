@@ -46,6 +46,8 @@ class _Canary:
     state: canary.CanaryState
     access: pool_driver.Access[Admin]
     figures: canary_figures.CanaryFigures = field(default_factory=canary_figures.CanaryFigures)
+    weight: int | None = None
+    """The share of the calls that the new engines got at the last observation."""
     ends: dict[str, int] = field(default_factory=dict)
     """By the uid of a pod of the new revision: how often its engine had ended when the pod was first seen to serve."""
 
@@ -66,8 +68,11 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
             return None
         try:
             pool = spec.parse(body, self._rules.known)
-        except spec.InvalidSpecError:
-            return PERIOD_S  # `reconcile` reports the fault; the canary stays as it is
+        except spec.InvalidSpecError:  # `reconcile` reports the fault; the canary stays as it is
+            known = self._known.get(key)
+            if known is not None and (known.uid, known.tested) == (body["metadata"]["uid"], tested):
+                await _divide(known, pods)
+            return PERIOD_S
         settings = pool.rollout.canary
         assert settings is not None  # `under_test` finds none without it
         now = self._clock().timestamp()
@@ -91,8 +96,8 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
             ),
             settings,
         )
-        weight = canary.weight(current.state, settings, new=len(sides.serving), old=sides.others)
-        ours = canary_status.of_canary(tested, current.state, weight)
+        current.weight = canary.weight(current.state, settings, new=len(sides.serving), old=sides.others)
+        ours = canary_status.of_canary(tested, current.state, current.weight)
         if current.state != before:
             current.figures.begin()
             shown = (*key, tested.node_pool, current.state.phase.value, current.state.reason)
@@ -101,8 +106,7 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
                 await self._api.record(told)
         if pool_status.changed(body.get("status", {}), ours, owns=canary_status.WRITTEN):
             await self._api.apply_status(*key, ours, writer=WRITER)
-        names = [name for pod in sides.new if (name := _engine(pod))]
-        await current.access.admin.divide(gateways, names, weight)
+        await _divide(current, pods)
         return PERIOD_S
 
     async def _begun(
@@ -124,6 +128,12 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
             await known.access.admin.divide(pool_steering.gateway_addresses(pods), (), None)
         if "rollout" in body.get("status", {}):
             await self._api.apply_status(*key, {}, writer=WRITER)
+
+
+async def _divide(current: _Canary, pods: Sequence[Json]) -> None:
+    """Has the gateways send the present share of the calls to the new engines. They forget it after a while."""
+    names = [name for pod in _Sides.of(pods, current.tested).new if (name := _engine(pod))]
+    await current.access.admin.divide(pool_steering.gateway_addresses(pods), names, current.weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

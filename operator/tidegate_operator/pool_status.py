@@ -15,7 +15,7 @@ Available, Ready, Progressing, Degraded), `pool_steering` (active policy, attain
 """
 
 import datetime
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -90,7 +90,12 @@ class Workload:
     controller has not seen the newest spec yet is neither settled nor short. Every write of an annotation to a Deployment
     makes such a moment, because it raises the generation."""
     stuck: str | None
-    """Why its controller cannot make progress, if so."""
+    """Why its controller could not make progress when it last reported, if so."""
+    rejected: str | None
+    """Why the API server rejects pods of the newest spec, for example for a quota. None while the controller has not seen
+    that spec: an earlier spec may have asked for more."""
+    overdue: str | None
+    """Why the change to the newest spec is over its deadline. None while the controller has not seen that spec."""
 
     @staticmethod
     def of(body: Json) -> "Workload":
@@ -99,6 +104,7 @@ class Workload:
         counts = [seen.get(key, 0) for key in ("replicas", "updatedReplicas", "readyReplicas")]
         current = seen.get("observedGeneration", 0) >= body["metadata"]["generation"]
         complete = counts == [desired] * 3 and not spec.get("minReadySeconds")
+        rejections, deadlines = _sentences(seen.get("conditions", ()))
         return Workload(
             name=body["metadata"]["name"],
             component=tags[child_metadata.COMPONENT],
@@ -108,16 +114,21 @@ class Workload:
             existing=seen.get("replicas", 0),
             settled=current and complete,
             short=current and not complete,
-            stuck=next(_stuck(seen.get("conditions", ())), None),
+            stuck=next(iter([*rejections, *deadlines]), None),
+            rejected=next(iter(rejections), None) if current else None,
+            overdue=next(iter(deadlines), None) if current else None,
         )
 
 
-def _stuck(conditions: Iterable[Json]) -> Iterator[str]:
+def _sentences(conditions: Iterable[Json]) -> tuple[list[str], list[str]]:
+    """Why pods are rejected, and why a roll-out is over its deadline, as the conditions of a workload say."""
+    rejections, deadlines = [], []
     for condition in conditions:
         if is_rejection(condition):
-            yield condition.get("message", "its pods cannot be created")
+            rejections.append(condition.get("message", "its pods cannot be created"))
         if condition["type"] == "Progressing" and condition["status"] == "False":
-            yield condition.get("message", "its roll-out makes no progress")
+            deadlines.append(condition.get("message", "its roll-out makes no progress"))
+    return rejections, deadlines
 
 
 def is_rejection(condition: Json) -> bool:

@@ -3,12 +3,13 @@
 Pure: desired manifests, observed objects and pods in; the manifests to apply now, and what there is to say about them, out.
 Memory between two calls is in annotations of the workloads, so an operator may die between any two writes.
 
-- A node pool changes only while the engines of all others serve, or while its own do not. It first starts a new engine
+- A node pool changes only while the engines of all others serve. A node pool that lost an engine waits for those alone
+  that are changing, and one that does not serve, or whose revision never did, for none. A change first starts a new engine
   beside the old ones. Only if the cluster has no room for it, and the new engine can take the place of an old one
   (`engine_place`), an old engine stops first. For an engine that no node can hold none stops: its deadline ends the
   change.
 - A revision that does not serve by the deadline, or whose pods crash, is replaced by the last revision that served. The
-  other node pools then keep what they have until the spec changes.
+  other node pools then keep what they have until the spec changes, even if they lose an engine.
 - With `rollout.canary` a node pool first tests one engine of a new revision (`canary_hold`, `pool_canary`). While
   `rollout.paused` is set, a revision that never served reaches no further engine.
 - A new operator version renders other pods from the same spec. Workloads keep theirs until the spec changes, or until the
@@ -18,7 +19,7 @@ Memory between two calls is in annotations of the workloads, so an operator may 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,8 +68,8 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
     targets = [_Target(manifest, ours.get(objects.Reference.of(manifest)), body) for manifest in desired]
     engines = [target for target in targets if target.is_engine]
     every_pod = list(pods)
-    has_failed = any(target.has_failed for target in engines)
     unsettled = [target for target in engines if target.body is not None and not target.settled]
+    changing = [target for target in unsettled if target.is_changing]
     gateways_change = any(target.is_gateway and (target.is_pending or not target.settled) for target in targets)
     paused = bool(body["spec"].get("rollout", {}).get("paused"))
     manifests: list[Json] = []
@@ -82,12 +83,13 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
             manifests.append(target.held())
             held.append(target.name)
             told[target.name] = PAUSED
-        elif not (target.is_store and gateways_change) and (
-            not target.is_engine or target.short or not (has_failed or unsettled)
-        ):
+        elif target.is_engine and _may_change(target, engines, unsettled, changing):
             manifests.append(target.changed())
-            if target.is_engine:
-                unsettled.append(target)
+            unsettled.append(target)
+            if target.goes_forward:
+                changing.append(target)
+        elif not target.is_engine and not (target.is_store and gateways_change):
+            manifests.append(target.changed())
         else:
             manifests.append(target.held())
             held.append(target.name)
@@ -96,6 +98,25 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
         if target.is_engine and (sentence := target.obstacle(every_pod) or _sentence(body, manifests[-1])):
             told.setdefault(target.name, sentence)
     return Rollout(desired=tuple(manifests), held=tuple(held), problems=tuple(problems), told=told)
+
+
+def _may_change(
+    target: "_Target",
+    engines: Sequence["_Target"],
+    unsettled: Collection["_Target"],
+    changing: Collection["_Target"],
+) -> bool:
+    """Whether the engines of a node pool may change now. `unsettled` are the node pools of which not all engines serve, and
+    `changing` those that replace a revision that served."""
+    if any(each.has_failed for each in engines):
+        # Another node pool takes the failed revision only where that costs nothing.
+        return target.short and not target.ready and (not target.has_served or not any(each.ready for each in engines))
+    if not unsettled:
+        return True
+    if not target.short:
+        return False
+    # A lost engine is no reason to change beside another node pool, but a pod without room must not block its own mend.
+    return not target.has_served or not target.ready or all(each is target for each in changing)
 
 
 def _problem(target: "_Target", manifest: Json) -> tuple[str, str] | None:
@@ -129,7 +150,9 @@ class _Target:
         self.manifest = _restarted(manifest, _restarts(pool, component)) if self.is_workload else manifest
         self._notes: Mapping[str, str] = {} if body is None else body["metadata"].get("annotations", {})
         self.wanted = self.inputs = self._known = ""
-        self.settled, self.short, self._stuck = False, False, None
+        self.settled, self.short, self.ready = False, False, 0
+        self._rejected: str | None = None
+        self._overdue: str | None = None
         if self.is_workload:
             self.wanted = child_metadata.digest(quantity.normalised(self.manifest["spec"]["template"]))
             inputs = _inputs(pool, component, labels.get(child_metadata.NODE_POOL))
@@ -138,7 +161,10 @@ class _Target:
                 self.inputs = child_metadata.digest(_read_at_start(inputs))
             if body is not None:
                 seen = pool_status.Workload.of(body)
-                self.settled, self.short, self._stuck = seen.settled, seen.short, seen.stuck
+                self.settled, self.short, self.ready = seen.settled, seen.short, seen.ready
+                self._rejected, self._overdue = seen.rejected, seen.overdue
+                if self.is_engine and self.settled and body["spec"].get("replicas") and not self.has_served:
+                    self._notes = {**self._notes, SERVED: self._as_served(body)}
 
     @property
     def has_failed(self) -> bool:
@@ -151,6 +177,16 @@ class _Target:
         return self.is_engine and canary_hold.replaces(self.wanted, self._notes)
 
     @property
+    def is_changing(self) -> bool:
+        """Whether the engines that exist get a revision that has not served here, while another one has."""
+        return canary_hold.replaces(self._notes.get(REVISION, ADOPTED), self._notes)
+
+    @property
+    def has_served(self) -> bool:
+        """Whether all engines have ever served with the present revision."""
+        return bool(canary_hold.noted(self._notes, SERVED).get("revision") == self._notes.get(REVISION, ADOPTED))
+
+    @property
     def is_pending(self) -> bool:
         """Whether the spec asks for other pods than the workload has."""
         if not self.is_workload or self.body is None:
@@ -160,6 +196,17 @@ class _Target:
         is_new = self._notes.get(INPUTS) not in (self.inputs, self._known)
         return is_new and self._notes[REVISION] != self.wanted and not self.has_failed
 
+    def _present_template(self, body: Json) -> Json:
+        """The pods of the present revision."""
+        is_wanted = self._notes.get(REVISION, ADOPTED) == self.wanted
+        template: Json = self.manifest["spec"]["template"] if is_wanted else body["spec"]["template"]
+        return template
+
+    def _as_served(self, body: Json) -> str:
+        """The annotation of a workload of whose present revision all engines serve, also if an edit changes them now."""
+        revision = self._notes.get(REVISION, ADOPTED)
+        return json.dumps({"revision": revision, "template": self._present_template(body)}, sort_keys=True)
+
     def changed(self) -> Json:
         """The manifest with the pods that the spec asks for."""
         return self._with(self.manifest["spec"]["template"], self.wanted, self.inputs, self._memory(SERVED))
@@ -168,7 +215,7 @@ class _Target:
         """The manifest with the pods that exist. The inputs stay too, so the change remains pending."""
         assert self.body is not None
         inputs, memory = self._notes.get(INPUTS, ""), self._memory(SERVED, FAILED)
-        return self._with(self.body["spec"]["template"], self._notes[REVISION], inputs, memory)
+        return self._with(self.body["spec"]["template"], self._notes.get(REVISION, ADOPTED), inputs, memory)
 
     def kept(self, pods: Sequence[Json]) -> Json:
         """The manifest of a workload that does not change its pods, unless they do not serve."""
@@ -176,16 +223,13 @@ class _Target:
             return self.manifest
         if self.body is None:
             return self.changed()
-        revision = self._notes.get(REVISION, ADOPTED)
-        template = self.manifest["spec"]["template"] if revision == self.wanted else self.body["spec"]["template"]
+        revision, template = self._notes.get(REVISION, ADOPTED), self._present_template(self.body)
         if not self.is_engine:
             return self._with(template, revision, self.inputs, {})
         served, memory = canary_hold.noted(self._notes, SERVED), self._memory(SERVED, FAILED)
         misfit = canary_hold.failure(self._pool, revision)
         troubles = list(_troubles(self.body, pods, revision))
         if self.settled and self.body["spec"].get("replicas"):
-            if served.get("revision") != revision:
-                memory[SERVED] = json.dumps({"revision": revision, "template": template}, sort_keys=True)
             if not self.has_failed:
                 memory.pop(FAILED, None)
         elif served and served["revision"] != revision and (why := misfit or self._failure(troubles)):
@@ -217,7 +261,9 @@ class _Target:
         final = [trouble for trouble in troubles if trouble.is_final]
         if final:
             return final[0].sentence
-        return troubles[0].sentence if self._stuck and troubles else self._stuck
+        # Where a quota has no room for one more engine, an old one stops first (`kept`), so that is no failure yet.
+        stuck = None if self._is_over_quota and not self._overdue else self._rejected or self._overdue
+        return troubles[0].sentence if stuck and troubles else stuck
 
     def _has_no_room(self, body: Json, troubles: Iterable[pod_trouble.PodTrouble]) -> bool:
         """Whether a new engine beside the old ones finds no room. Stays true until the change has ended."""
@@ -227,7 +273,7 @@ class _Target:
 
     @property
     def _is_over_quota(self) -> bool:
-        return "exceeded quota" in (self._stuck or "")
+        return "exceeded quota" in (self._rejected or "")
 
     def _memory(self, *keys: str) -> dict[str, str]:
         return {key: self._notes[key] for key in keys if key in self._notes}
@@ -237,8 +283,8 @@ class _Target:
             template = child_metadata.annotated(template, {REVISION: revision})
         noted = child_metadata.annotated(self.manifest, {REVISION: revision, INPUTS: inputs, **memory})
         spec = {**self.manifest["spec"], "template": template}
-        if self.is_engine and spec["replicas"] and canary_hold.replaces(revision, memory):
-            spec |= canary_hold.fields(self._pool, revision, spec.get("progressDeadlineSeconds", 600))
+        if self.is_engine and spec["replicas"] and self.body and canary_hold.replaces(revision, memory):
+            spec |= canary_hold.fields(self._pool, revision, spec.get("progressDeadlineSeconds", 600), self.body)
         return {**noted, "spec": spec}
 
 

@@ -52,15 +52,20 @@ NO_WEIGHTS = {
 """Status of the pods of images in `broken`."""
 
 
+OVER_QUOTA = 'pods "chat-engine-a-1" is forbidden: exceeded quota: gpus, requested: 1, used: 2, limited: 2'
+
+
 class Simulated:
     """A cluster with controllers, which replace one pod in each step as the strategy allows. `spare` is the number of pods
     for which each workload has room beside its replicas; images in `broken` never become ready. No node has more memory
-    than `NODE`, or a label. With `late` the deadlines of all changes are over."""
+    than `NODE`, or a label. With `late` the deadlines of all changes are over. A `quota` is the most pods of a workload,
+    placed or not."""
 
     NODE = 2**40
 
-    def __init__(self, *, spare=1, broken=()):
+    def __init__(self, *, spare=1, broken=(), quota=100):
         self.spare, self.broken, self.failure, self.late = spare, set(broken), NO_IMAGE, False
+        self.quota, self.rejected = quota, set()
         self.stated, self.generations, self.seen, self.pods, self.writes = {}, {}, {}, {}, 0
 
     def apply(self, desired):
@@ -89,7 +94,11 @@ class Simulated:
             elif old and sum(map(self.available, pods)) > wanted - rules["maxUnavailable"]:
                 pods.remove(old[0])
             elif len(pods) - len(old) < wanted and len(pods) < wanted + rules["maxSurge"]:
-                pods.append({"template": template, "placed": False, "held": False})
+                if len(pods) < self.quota:
+                    pods.append({"template": template, "placed": False, "held": False})
+                    self.rejected.discard(name)
+                else:
+                    self.rejected.add(name)
             for pod in pods:
                 if pod["template"] == template:
                     pod["held"] = bool(spec.get("minReadySeconds"))
@@ -100,8 +109,13 @@ class Simulated:
         """Whether an empty node takes the pod."""
         return engine_place.amounts(spec, "requests").get("memory", 0) <= self.NODE and "nodeSelector" not in spec
 
+    def lose(self, name, count=1):
+        """Engines of a node pool end, and do not come back."""
+        for pod in self.pods[name][:count]:
+            pod["lost"] = True
+
     def ready(self, pod):
-        return pod["placed"] and pod["template"]["spec"].get("image") not in self.broken
+        return pod["placed"] and not pod.get("lost") and pod["template"]["spec"].get("image") not in self.broken
 
     def available(self, pod):
         """A pod of a Deployment with minReadySeconds is ready long before it is available."""
@@ -118,10 +132,13 @@ class Simulated:
                 "replicas": len(pods),
                 "updatedReplicas": sum(pod["template"] == manifest["spec"]["template"] for pod in pods),
                 "readyReplicas": sum(map(self.ready, pods)),
+                "availableReplicas": sum(map(self.available, pods)),
             }
+            conditions = body["status"]["conditions"] = []
+            if name in self.rejected:
+                conditions.append({"type": "ReplicaFailure", "status": "True", "message": OVER_QUOTA})
             if self.late:
-                overdue = {"type": "Progressing", "status": "False", "message": "the deadline is over"}
-                body["status"]["conditions"] = [overdue]
+                conditions.append({"type": "Progressing", "status": "False", "message": "the deadline is over"})
             found.append(body)
         return found
 

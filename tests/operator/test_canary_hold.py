@@ -54,6 +54,28 @@ def test_until_it_is_decided_one_engine_of_one_node_pool_has_the_new_revision(sp
     assert canary_hold.under_test(under_canary("v2"), cluster.observed()).node_pool == "a"
 
 
+def test_no_node_pool_that_lost_an_engine_changes_beside_a_canary():
+    cluster = started()
+    run(cluster, under_canary("v2"), rounds=10)
+    cluster.lose("chat-engine-b")
+    found, _, _ = run(cluster, under_canary("v2"))
+    assert set(found.held) == {"chat-engine-b", "chat-engine-c"}
+    assert engines(cluster, "v2") == {"chat-engine-a": 1, "chat-engine-b": 0, "chat-engine-c": 0}
+
+
+def test_a_revision_has_served_even_if_an_edit_comes_as_soon_as_all_its_engines_do():
+    """Else its node pool would count as under test while it waits for another one, which would wait for its own test."""
+    cluster = started()
+    while engines(cluster, "v2")["chat-engine-a"] < 2 or engines(cluster, "v1")["chat-engine-a"]:
+        decided(cluster, "v2", "Promoted", rounds=1)
+    cluster.step()
+    cluster.lose("chat-engine-c")
+    found = staged(cluster, under_canary("v3", phase="Promoted", cluster=cluster))
+    assert set(found.held) == {"chat-engine-a", "chat-engine-b"}
+    cluster.apply(found.desired)
+    assert canary_hold.under_test(under_canary("v3"), cluster.observed()).node_pool == "c"
+
+
 def test_a_promoted_revision_reaches_all_engines_one_node_pool_after_the_other():
     cluster = started()
     found, least, settled = decided(cluster, "v2", "Promoted")
@@ -62,6 +84,34 @@ def test_a_promoted_revision_reaches_all_engines_one_node_pool_after_the_other()
     assert cluster.images() == {"v2"}
     assert set(least.values()) == {2}
     assert not any("minReadySeconds" in item["spec"] for item in cluster.observed())
+
+
+def deadline_of_a(cluster):
+    """The progress deadline of a Deployment, in years and seconds, and whether it holds a canary."""
+    spec = cluster.stated["chat-engine-a"]["spec"]
+    return *divmod(spec.get("progressDeadlineSeconds", 600), canary_hold.HELD_S), "minReadySeconds" in spec
+
+
+@pytest.mark.parametrize("canary", [CANARY, None])
+def test_the_ordinary_deadline_applies_again_as_soon_as_the_engine_of_a_canary_is_available(canary):
+    """Not at once: the progress is as old as the canary until then. Removing the canary lets the revision go on too."""
+    cluster = started()
+    run(cluster, under_canary("v2"), rounds=10)
+    assert deadline_of_a(cluster) == (1, 600, True)
+
+    def go_on():
+        body = under_canary("v2", phase=canary and "Promoted", cluster=cluster, canary=canary)
+        cluster.apply(staged(cluster, body).desired)
+
+    go_on()
+    assert deadline_of_a(cluster) == (1, 600, False)
+    go_on()  # the Deployment's controller has not seen it yet
+    assert deadline_of_a(cluster) == (1, 600, False)
+    cluster.step()
+    assert engines(cluster, "v1")["chat-engine-a"]
+    for _ in range(3):
+        go_on()
+        assert deadline_of_a(cluster) == (0, 600, False)
 
 
 @pytest.mark.parametrize("spare", [0, 1])

@@ -64,12 +64,13 @@ def test_forty_pools_with_silent_gateways_do_not_stretch_the_period_of_another(i
     steering = SlowSteering()
 
     async def run():
+        cache = watch_cache.WatchCache()
         controlling = controller.Controller(
-            NoApi(), watch_cache.WatchCache(), conftest.RULES, steering, NoScaling(), NoCanaries(), resync_s=3600
+            NoApi(), cache, conftest.RULES, steering, NoScaling(), NoCanaries(), resync_s=3600
         )
-        for number in range(POOLS):
-            controlling.on_pool("ADDED", pool(f"silent-{number}"))
-        controlling.on_pool("ADDED", pool("lively"))
+        for name in [*(f"silent-{number}" for number in range(POOLS)), "lively"]:
+            controlling.on_pool("ADDED", pool(name))
+            await cache.refresh(("prod", name), cache)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(300):
                 await controlling.run()
@@ -127,6 +128,76 @@ def test_a_pool_of_any_owner_that_was_deleted_while_its_watch_was_down_is_forgot
     in_virtual_time(run())
     assert cache.keys(None) == set()
     assert api.lists == 2
+
+
+class Listing:
+    """An API server that has one pool with one pod, and takes a while to list them. It rejects all writes."""
+
+    LISTED_S = 5.0
+
+    async def pool(self, namespace, name):
+        return pool(name)
+
+    async def children(self, namespace, pool):
+        await asyncio.sleep(self.LISTED_S)
+        return []
+
+    async def pods(self, namespace, pool):
+        labels = {"tidegate.dev/pool": pool}
+        return [{"metadata": {"namespace": namespace, "name": "engine", "uid": "engine", "labels": labels}}]
+
+    async def claim(self, namespace, name, owner):
+        raise cluster.ClusterError("no write")
+
+
+class Looking:
+    """Steers, scales and tests pools, and records when, and whether the pod was known."""
+
+    def __init__(self, cache):
+        self._cache, self.seen = cache, []
+
+    async def look(self, key):
+        self.seen.append((asyncio.get_running_loop().time(), len(await self._cache.pods(*key))))
+        return PERIOD_S
+
+    steer = scale = test = look
+
+    def is_silent(self, key):
+        return False
+
+    async def close(self):
+        return None
+
+
+def test_a_pool_is_steered_scaled_and_tested_only_when_all_its_objects_are_known(in_virtual_time):
+    """A restarted operator gets the pools before it gets their pods."""
+    cache, looks = watch_cache.WatchCache(), []
+
+    async def run():
+        looks.extend(Looking(cache) for _ in range(3))
+        controlling = controller.Controller(Listing(), cache, conftest.RULES, *looks, resync_s=3600)
+        controlling.on_pool(None, pool("chat"))
+
+        async def list_again():
+            await asyncio.sleep(100)
+            while True:
+                controlling.on_pool(None, pool("chat"))  # so no answer of the API server confirms the cache
+                await asyncio.sleep(1)
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(200), asyncio.TaskGroup() as group:
+                group.create_task(controlling.run())
+                group.create_task(list_again())
+
+    in_virtual_time(run())
+    for each in looks:
+        assert {pods for _, pods in each.seen} == {1}
+        assert Listing.LISTED_S <= each.seen[0][0] <= Listing.LISTED_S + 2 * controller.INCOMPLETE_S
+        times = [at for at, _ in each.seen]
+        assert max(after - before for before, after in itertools.pairwise(times)) < PERIOD_S + 0.1, (
+            "a list stops nothing"
+        )
+    assert not cache.is_confirmed(("prod", "chat"))
 
 
 class Counting:

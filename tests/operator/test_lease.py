@@ -2,9 +2,12 @@
 
 import asyncio
 import copy
+import os
+import signal
 
 import pytest
 
+from tidegate_operator import __main__ as program
 from tidegate_operator.cluster import ClusterError, lease
 
 
@@ -141,3 +144,20 @@ def test_an_error_of_the_work_is_raised_and_the_lease_is_released(in_virtual_tim
     with pytest.raises(ZeroDivisionError):
         in_virtual_time(lease.hold(shared, identity="a", work=broken))
     assert shared.body["spec"]["holderIdentity"] == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_that_waits_for_the_lease_ends_at_a_signal(number):
+    """Python has no handler of SIGTERM of its own, and the kernel ignores such a signal for the first process of a
+    container."""
+    shared, log = MemoryLease(), Log()
+    shared.body = {"metadata": {"resourceVersion": "1"}, "spec": {"holderIdentity": "other"}}
+
+    async def story():
+        asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), number)
+        async with asyncio.timeout(10):
+            await program.until_signal(lease.hold(shared, identity="waiting", work=log.work("waiting")))
+
+    asyncio.run(story())
+    assert log.turns == []
+    assert shared.body["spec"]["holderIdentity"] == "other"

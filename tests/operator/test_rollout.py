@@ -43,6 +43,37 @@ def test_a_node_pool_that_does_not_serve_waits_for_no_other():
     assert staged(cluster, pool(image="v2")).held == ()
 
 
+def test_a_node_pool_that_lost_an_engine_does_not_take_a_revision_that_failed_elsewhere():
+    cluster = started()
+    cluster.broken = {"bad"}
+    run(cluster, pool(image="bad"))
+    cluster.lose("chat-engine-b")
+    found, _, _ = run(cluster, pool(image="bad"))
+    assert set(found.held) == {"chat-engine-b", "chat-engine-c"}
+    assert cluster.images() == {"v1"}
+    cluster.lose("chat-engine-b", 2)
+    assert "chat-engine-b" in staged(cluster, pool(image="bad")).held, "others serve"
+    for name in ("chat-engine-a", "chat-engine-c"):
+        cluster.lose(name, 2)
+    assert staged(cluster, pool(image="bad")).held == (), "nothing serves, so trying it costs nothing"
+
+
+def test_a_node_pool_that_lost_an_engine_does_not_change_beside_another_one():
+    cluster = started()
+    cluster.lose("chat-engine-b")
+    cluster.lose("chat-engine-c")
+    found = staged(cluster, pool(image="v2"))
+    assert set(found.held) == {"chat-engine-a", "chat-engine-c"}, (
+        "no other one changes, so its engine does not block it"
+    )
+    cluster = started()
+    run(cluster, pool(image="v2"), rounds=2)
+    cluster.lose("chat-engine-b")
+    assert set(staged(cluster, pool(image="v2")).held) == {"chat-engine-b", "chat-engine-c"}
+    cluster.lose("chat-engine-b", 2)
+    assert set(staged(cluster, pool(image="v2")).held) == {"chat-engine-c"}, "it has no engine to lose"
+
+
 def test_without_room_beside_the_old_engines_one_engine_at_a_time_is_replaced():
     cluster = started(spare=0)
     for _ in range(100):
@@ -94,6 +125,41 @@ def test_an_edit_that_no_node_can_hold_costs_no_engine_and_its_deadline_takes_it
     assert "Insufficient" in dict(found.problems)["RolledBack"]
     assert set(least.values()) == {2}
     assert found.told == {}
+
+
+def test_where_a_quota_has_no_room_for_one_more_engine_one_at_a_time_is_replaced():
+    cluster = started(quota=2)
+    found, least, settled = run(cluster, pool(image="v2"))
+    assert settled
+    assert found.problems == ()
+    assert cluster.images() == {"v2"}
+    assert set(least.values()) == {1}
+
+
+def test_an_engine_that_a_quota_rejects_even_in_the_place_of_an_old_one_is_taken_back_at_its_deadline():
+    cluster = Simulated(quota=2)
+    run(cluster, big("64Gi"), rounds=5)
+    found, least, _ = run(cluster, big("128Gi"))
+    assert set(least.values()) == {2}
+    assert "its requests have 128Gi memory" in found.told["chat-engine-a"]
+    cluster.late = True
+    run(cluster, big("128Gi"), rounds=1)
+    cluster.late = False
+    found, least, settled = run(cluster, big("128Gi"))
+    assert settled
+    assert "exceeded quota" in dict(found.problems)["RolledBack"]
+    assert set(least.values()) == {2}
+
+
+def test_an_engine_that_was_rejected_before_the_edit_says_nothing_of_the_new_revision():
+    cluster = started()
+    cluster.rejected = {"chat-engine-a"}
+    cluster.apply(staged(cluster, pool(image="v2")).desired)
+    found = staged(cluster, pool(image="v2"))
+    assert found.problems == ()
+    engine = found.desired[0]
+    assert engine["spec"]["strategy"] == {}
+    assert engine["spec"]["template"]["spec"]["image"] == "v2"
 
 
 def test_without_room_an_engine_that_asks_for_less_takes_the_place_of_an_old_one():
@@ -245,6 +311,23 @@ def test_restart_all_leaves_a_store_without_a_volume_alone():
             cluster.step()
     assert by_version(cluster)["chat-valkey"] == {"1"}
     assert by_version(cluster)["chat-gateway"] == {"2"}
+
+
+def test_a_store_without_a_revision_that_is_not_ready_waits_while_gateways_change():
+    """A store that an operator without revisions created."""
+    cluster, body = Simulated(), pool(image="v1")
+    for _ in range(5):
+        cluster.apply(rollout.staged(body, with_store(body), cluster.observed(), []).desired)
+        cluster.step()
+    del cluster.stated["chat-valkey"]["metadata"]["annotations"]
+    cluster.pods["chat-valkey"].clear()
+    edited = pool(image="v1")
+    edited["spec"]["gateway"] = {"replicas": 3}
+    observed = cluster.observed()
+    found = rollout.staged(edited, with_store(edited, version="2"), observed, [])
+    assert found.held == ("chat-valkey",)
+    (template,) = (item["spec"]["template"] for item in observed if item["metadata"]["name"] == "chat-valkey")
+    assert found.desired[0]["spec"]["template"] == template
 
 
 def test_the_inputs_of_a_pool_without_credentials_are_those_of_earlier_versions():

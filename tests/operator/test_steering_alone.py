@@ -233,6 +233,8 @@ def test_a_hundred_pools_with_silent_gateways_do_not_stretch_the_periods_of_anot
             controlling.on_pool("ADDED", pool(f"silent-{number}"))
         add(cache, "lively", LIVELY)
         controlling.on_pool("ADDED", pool("lively"))
+        for key in cache.keys(None):
+            await cache.refresh(key, cache)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(300):
                 await controlling.run()

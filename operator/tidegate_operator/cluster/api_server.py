@@ -17,7 +17,7 @@ from http import HTTPStatus
 from typing import Any
 
 import aiohttp
-from kubernetes.aio import client
+from kubernetes.aio import client, config
 from kubernetes.aio.client import exceptions
 
 from tidegate_operator import pool_status, replica_allocation
@@ -208,10 +208,15 @@ class ApiServer:
         query: Sequence[tuple[str, str]] = (),
         content_type: str = "application/json",
     ) -> Mapping[str, Any]:
-        """One request. Raises ApiException for an answer with an error status, and ClusterError without an answer."""
-        parsed: Mapping[str, Any] = json.loads(
-            await self._text(method, path, body, query=query, content_type=content_type)
-        )
+        """One request. Raises ApiException for an answer with an error status, and ClusterError without an answer or with
+        one that is no JSON object, for example the page of a proxy."""
+        text = await self._text(method, path, body, query=query, content_type=content_type)
+        try:
+            parsed = json.loads(text)
+        except ValueError as error:
+            raise ClusterError(f"the answer to {method} {path} is no JSON: {error}") from error
+        if not isinstance(parsed, dict):
+            raise ClusterError(f"the answer to {method} {path} is no JSON object")
         return parsed
 
     async def _text(
@@ -225,9 +230,16 @@ class ApiServer:
         accept: str = "application/json",
     ) -> str:
         headers = {"Accept": accept, "Content-Type": content_type}
-        request = await self._api.param_serialize(
-            method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
-        )
+        try:
+            request = await self._api.param_serialize(
+                method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+        except (
+            OSError,
+            ValueError,
+            config.ConfigException,
+        ) as error:  # the file of the token is read again now and then
+            raise ClusterError(f"the request {method} {path} cannot be made: {error!r}") from error
         try:
             answer = await self._api.call_api(*request, _request_timeout=TIMEOUT_S)
             text: str = (await answer.read()).decode(errors="replace")

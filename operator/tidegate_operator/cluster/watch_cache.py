@@ -5,7 +5,8 @@ not an authority for writes of objects: a reconcile that has some to write reads
 
 A watch that starts again lists its objects and reports no object that was deleted in the meantime. So every listing
 event makes the pool's entry unconfirmed, and `refresh` replaces an unconfirmed entry by what the API server answers. An
-event that arrives during a `refresh` is newer than its answer; then the entry stays unconfirmed.
+event that arrives during a `refresh` is newer than its answer; then the entry stays unconfirmed. After a start the kinds of
+objects are listed one by one, so an entry that was never refreshed may lack anything.
 """
 
 import contextlib
@@ -33,6 +34,8 @@ class _Entry:
     """By name."""
     is_confirmed: bool = False
     """Whether the entry holds no object that a watch has missed the deletion of."""
+    is_complete: bool = False
+    """Whether the entry was confirmed once, so that it has what the watches had not listed yet."""
     events: int = 0
 
 
@@ -58,6 +61,11 @@ class WatchCache:
     def is_confirmed(self, key: Key) -> bool:
         """Whether a decision that nothing must be written may rest on the cache."""
         return self._entry(key).is_confirmed
+
+    def is_complete(self, key: Key) -> bool:
+        """Whether the cache lacks no object of the pool, so that the absence of one means something. While the cache is not
+        confirmed, it may hold deleted ones too."""
+        return self._entry(key).is_complete
 
     def knows(self, key: Key) -> bool:
         """Whether a watch has reported the pool or an object of it."""
@@ -86,6 +94,7 @@ class WatchCache:
                 children={(body["kind"], body["metadata"]["name"]): body for body in children},
                 pods={body["metadata"]["name"]: body for body in pods},
                 is_confirmed=True,
+                is_complete=True,
                 events=before,
             )
         return pool, children, pods

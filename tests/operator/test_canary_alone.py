@@ -1,0 +1,82 @@
+"""A canary without an API server: what its gateways are told. Time is virtual; no gateway is reached."""
+
+import json
+
+from tidegate_operator import canary_hold, operator_doubles, pool_canary
+from tidegate_operator.cluster import watch_cache
+
+from . import conftest, test_steering_alone
+from .test_steering_alone import KEY, SPEC
+
+(NODE_POOL, *_) = (item["name"] for item in SPEC["nodePools"])
+OLD, NEW = "10.0.1.1", "10.0.1.2"
+CANARY = {"steps": [{"weight": 5, "duration": "1m"}]}
+
+
+class Division(operator_doubles.FakeAdmin):
+    """Counts how often the calls were divided."""
+
+    def __init__(self):
+        super().__init__()
+        self.times = 0
+
+    async def divide(self, addresses, engines, weight):
+        await super().divide(addresses, engines, weight)
+        self.times += 1
+
+
+def pool(**policy):
+    """A pool with a canary."""
+    body = test_steering_alone.pool()
+    body["spec"] = {**body["spec"], "rollout": {"canary": CANARY}, "policy": {**body["spec"]["policy"], **policy}}
+    return body
+
+
+def deployment():
+    """The Deployment of the engines, whose revision `new` replaces the revision `old`."""
+    labels = {"tidegate.dev/pool": "chat", "tidegate.dev/node-pool": NODE_POOL}
+    notes = {canary_hold.REVISION: "new", canary_hold.SERVED: json.dumps({"revision": "old"})}
+    metadata = {"namespace": "prod", "name": "chat-engine", "uid": "d", "labels": labels, "annotations": notes}
+    metadata["ownerReferences"] = [{"uid": "chat", "controller": True}]
+    return {"kind": "Deployment", "metadata": metadata, "spec": {"replicas": 1}}
+
+
+def engine(revision, address):
+    body = test_steering_alone.pod("chat", "engine", address, **{"tidegate.dev/node-pool": NODE_POOL})
+    body["metadata"] |= {"name": revision, "uid": revision, "annotations": {canary_hold.REVISION: revision}}
+    return body
+
+
+def watched():
+    cache = watch_cache.WatchCache()
+    cache.on_pool("ADDED", pool())
+    cache.on_child("ADDED", deployment())
+    for pod in (test_steering_alone.pod("chat", "gateway", "10.0.0.1"), engine("old", OLD), engine("new", NEW)):
+        cache.on_pod("ADDED", pod)
+    return cache
+
+
+def canaries_of(cache, admin):
+    api = test_steering_alone.Api(cache)
+    return pool_canary.PoolCanary(
+        api, conftest.RULES, reads=cache, admin_of=lambda *_: admin, clock=test_steering_alone.clock
+    )
+
+
+def test_the_division_of_the_calls_is_renewed_while_the_spec_cannot_be_built(in_virtual_time):
+    """Gateways forget it after five minutes, and the new engine would get a full share without having been tested."""
+
+    async def run():
+        cache, admin = watched(), Division()
+        canaries = canaries_of(cache, admin)
+        await canaries.test(KEY)
+        divided = admin.divided
+        assert divided == ({f"{NEW}:8000"}, 5)
+        stated = (await cache.pool(*KEY))["status"]
+        cache.on_pool("MODIFIED", {**pool(allow=["unknown"]), "status": stated})
+        admin.times = 0
+        assert await canaries.test(KEY) == pool_canary.PERIOD_S
+        assert (admin.times, admin.divided) == (1, divided)
+        assert (await cache.pool(*KEY))["status"] == stated
+
+    in_virtual_time(run())
