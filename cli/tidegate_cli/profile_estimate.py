@@ -26,12 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"one of {', '.join(cards.CARDS)}, or the product as Kubernetes labels it",
     )
     parser.add_argument(
-        "--tensor-parallel", type=_number(int), default=1, metavar="N", help="cards of one engine (default: %(default)s)"
+        "--tensor-parallel",
+        type=_number(int),
+        default=1,
+        metavar="N",
+        help="cards of one engine (default: %(default)s)",
     )
     parser.add_argument("--config", type=pathlib.Path, metavar="FILE", help="config.json of a Hugging Face model")
     parser.add_argument("--model", metavar="NAME", help="name of the model (default: what the configuration says)")
     parser.add_argument(
-        "--parameters", type=_number(float), metavar="N", help="of the model, such as 8.03e9 (default: counted from --config)"
+        "--parameters",
+        type=_number(float),
+        metavar="N",
+        help="of the model, such as 8.03e9 (default: counted from --config)",
     )
     parser.add_argument("--layers", type=_number(int), metavar="N", help="of the model (default: as in --config)")
     parser.add_argument("--hidden", type=_number(int), metavar="N", help="width of the model (default: as in --config)")
@@ -42,10 +49,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bytes of a token in the KV caches of all cards (default: as in --config, in 16 bits)",
     )
     parser.add_argument(
-        "--weight-bytes", type=_number(float), metavar="N", help="bytes of a parameter (default: as in --config, else 2)"
+        "--weight-bytes",
+        type=_number(float),
+        metavar="N",
+        help="bytes of a parameter (default: as in --config, else 2)",
     )
     parser.add_argument(
-        "--max-batch", type=_number(int), metavar="N", help="the engine's --max-num-seqs (default: vLLM's for the accelerator)"
+        "--max-batch",
+        type=_number(int),
+        metavar="N",
+        help="the engine's --max-num-seqs (default: vLLM's for the accelerator)",
     )
     parser.add_argument(
         "--max-step-tokens",
@@ -83,7 +96,7 @@ def document(options: argparse.Namespace, card: cards.Card, facts: roofline.Fact
             "accelerator": card.product,
             "tensor_parallel": facts.cards,
             "source": f"No measurement: a roofline from {card.source}. {' '.join(estimate_error.sentences())}",
-            "derivation": " ".join(roofline.DERIVATION.split()),
+            "derivation": roofline.DERIVATION,
             "facts": dataclasses.asdict(facts),
         },
         roofline.estimate(facts),

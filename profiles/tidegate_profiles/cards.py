@@ -1,7 +1,7 @@
 """Accelerators and what the datasheets of their makers say of them.
 
-The arithmetic is dense bfloat16 with sums in float32. Datasheets of NVIDIA since Ampere print the figure with sparsity too, which is
-twice as large, and no engine of ours reaches. A datasheet's GB of card memory are GiB.
+The arithmetic is dense bfloat16 with sums in float32. Datasheets of NVIDIA print the figure with sparsity too or alone,
+which is twice as large and does not count here. A datasheet's GB of card memory are GiB.
 """
 
 from dataclasses import dataclass
@@ -40,11 +40,11 @@ CARDS = {
     ),
     "a5000": _nvidia("NVIDIA-RTX-A5000", flops=1.111e14, bytes_a_second=7.68e11, memory_gib=24, sheet="RTX A5000"),
     "a6000": _nvidia("NVIDIA-RTX-A6000", flops=1.548e14, bytes_a_second=7.68e11, memory_gib=48, sheet="RTX A6000"),
-    "b200": _nvidia("NVIDIA-B200", flops=2.25e15, bytes_a_second=8e12, memory_gib=180, sheet="DGX B200, an eighth of it"),
-    "h100-pcie": _nvidia("NVIDIA-H100-PCIe", flops=7.56e14, bytes_a_second=2e12, memory_gib=80, sheet="H100 PCIe"),
-    "h100-sxm": _nvidia(
-        "NVIDIA-H100-80GB-HBM3", flops=9.9e14, bytes_a_second=3.35e12, memory_gib=80, sheet="H100 SXM"
+    "b200": _nvidia(
+        "NVIDIA-B200", flops=2.25e15, bytes_a_second=8e12, memory_gib=180, sheet="DGX B200, an eighth of it"
     ),
+    "h100-pcie": _nvidia("NVIDIA-H100-PCIe", flops=7.56e14, bytes_a_second=2e12, memory_gib=80, sheet="H100 PCIe"),
+    "h100-sxm": _nvidia("NVIDIA-H100-80GB-HBM3", flops=9.9e14, bytes_a_second=3.35e12, memory_gib=80, sheet="H100 SXM"),
     "h200": _nvidia("NVIDIA-H200", flops=9.9e14, bytes_a_second=4.8e12, memory_gib=141, sheet="H200 SXM"),
     "h800": _nvidia("NVIDIA-H800", flops=9.9e14, bytes_a_second=3.35e12, memory_gib=80, sheet="H800 SXM"),
     "l40": _nvidia("NVIDIA-L40", flops=1.81e14, bytes_a_second=8.64e11, memory_gib=48, sheet="L40"),

@@ -14,11 +14,9 @@ def ratios(name: str) -> dict[str, float]:
 
 
 def compared(*, measured: bool) -> dict[str, Mapping[str, float]]:
-    """By profile: the ratios of those that were fitted to measured runs (`fit`), or else of those from published figures."""
+    """By profile: the ratios of those that were fitted to measured runs (`fit`), or of those from published figures."""
     loaded = ((name, tidegate_profiles.load(name)) for name in tidegate_profiles.names())
-    return {
-        name: ratios(name) for name, profile in loaded if "timed" in profile and ("fit" in profile) == measured
-    }
+    return {name: ratios(name) for name, profile in loaded if "timed" in profile and ("fit" in profile) == measured}
 
 
 def table() -> str:

@@ -39,7 +39,9 @@ def of_config(config: Mapping[str, Any], *, cards: int, parameters: float | None
     text = config.get("text_config")
     if isinstance(text, dict):
         if parameters is None:
-            raise UnknownSize("the model has more parts than its text_config: give the number of parameters (--parameters)")
+            raise UnknownSize(
+                "the model has more parts than its text_config: give the number of parameters (--parameters)"
+            )
         config = text
     for name in EXPERTS:
         if isinstance(config.get(name), int) and config[name] > 1:
@@ -50,7 +52,9 @@ def of_config(config: Mapping[str, Any], *, cards: int, parameters: float | None
     layers, hidden, heads = (_count(config, names) for names in _NAMES.values())
     kv_heads = _count(config, ("num_key_value_heads",), default=heads)
     head = _count(config, ("head_dim",), default=hidden // heads)
-    counted = _parameters(config, layers, hidden, (2 * heads + 2 * kv_heads) * head) if parameters is None else parameters
+    counted = (
+        _parameters(config, layers, hidden, (2 * heads + 2 * kv_heads) * head) if parameters is None else parameters
+    )
     # More cards than KV heads: each card has a copy of one.
     return ModelSize(
         parameters=counted,

@@ -16,12 +16,13 @@ MEMORY_SHARE = 0.9
 """Share of the memory that vLLM uses by default."""
 RESERVE_BYTES = 2e9
 """Memory of a card for activations and programs."""
-DERIVATION = """\
-prefill_s: two operations a parameter at half the peak. The time of a decode step: the weights at 60% of the peak bandwidth.
-decode_s = prefill_s / 2 and step_s = step - decode_s: the straight line that meets the roofline max(step, batch * prefill_s)
-at an empty batch and at twice its ridge. attention_s: 4 * hidden * layers operations a pair at half the peak. context_s: KV
-bytes at 60% of the peak bandwidth. kv_tokens: 90% of the memory minus weights minus 2 GB a card. max_batch and
-max_step_tokens: vLLM's defaults for these cards."""
+DERIVATION = (
+    "prefill_s: two operations a parameter at half the peak. The time of a decode step: the weights at 60% of the peak "
+    "bandwidth. decode_s = prefill_s / 2 and step_s = step - decode_s: the straight line that meets the roofline "
+    "max(step, batch * prefill_s) at an empty batch and at twice its ridge. attention_s: 4 * hidden * layers operations a "
+    "pair at half the peak. context_s: KV bytes at 60% of the peak bandwidth. kv_tokens: 90% of the memory minus weights "
+    "minus 2 GB a card. max_batch and max_step_tokens: vLLM's defaults for these cards."
+)
 COEFFICIENTS = ("step_s", "prefill_s", "attention_s", "decode_s", "context_s")
 
 
@@ -72,8 +73,7 @@ def kv_tokens(facts: Facts) -> int:
     free = memory - facts.parameters * facts.weight_bytes
     tokens = int(free / facts.kv_bytes_a_token) // 100 * 100
     if tokens < 100:
-        raise TooLarge(
-            f"{facts.parameters * facts.weight_bytes / 1e9:.1f} GB of weights leave no room for KV in the {memory / 1e9:.1f} GB "
-            f"that vLLM uses of {facts.cards} x {facts.memory_gib_a_card:g} GiB"
-        )
+        weights = f"{facts.parameters * facts.weight_bytes / 1e9:.1f} GB of weights"
+        room = f"the {memory / 1e9:.1f} GB that vLLM uses of {facts.cards} x {facts.memory_gib_a_card:g} GiB"
+        raise TooLarge(f"{weights} leave no room for KV in {room}")
     return tokens

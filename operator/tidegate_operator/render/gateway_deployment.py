@@ -125,8 +125,9 @@ def _read_at_start(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cost(engine: node_pool_spec.Engine, node_pool: node_pool_spec.NodePool) -> dict[str, Any]:
-    """The cost model of engines that are simulated at another speed than their profile's; empty for other engines."""
-    if not engine.simulated or engine.sim_speed == 1:
+    """The cost model of engines whose profile is not shipped, or that are simulated at another speed than their profile's;
+    empty for other engines."""
+    if node_pool.own_profile is None and (not engine.simulated or engine.sim_speed == 1):
         return {}
     model = node_pool_cost.model(engine, node_pool)
     return {} if model is None else {"cost": dataclasses.asdict(model)}

@@ -1,0 +1,53 @@
+"""A cost profile that is not shipped: the text that somebody wrote, checked, and in the form in which engines read it."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import yaml
+
+import tidegate_profiles
+from tidegate_policy import cost
+
+KEPT = ("source", "fit", "cost")
+"""The fields that engines read or report."""
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class Unusable(ValueError):
+    """The text is no profile; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnProfile:
+    name: str
+    text: str
+    """YAML. `parse` makes the same profile of it."""
+    cost: cost.CostModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnProfiles:
+    """Those of a pool (`pool_profiles`), by node pool."""
+
+    usable: Mapping[str, OwnProfile] = field(default_factory=dict)
+    unusable: Mapping[str, str] = field(default_factory=dict)
+    """Why a node pool has none that can be used."""
+
+
+@functools.lru_cache(maxsize=256)
+def parse(text: str, name: str) -> OwnProfile:
+    """The profile `name` in `text`. Raises `Unusable`."""
+    try:
+        profile = tidegate_profiles.parse(text, name)
+        if unknown := sorted(set(profile) - set(tidegate_profiles.FIELDS)):
+            raise Unusable(
+                f"profile {name} has the unknown field {unknown[0][:40]!r}; known are {', '.join(tidegate_profiles.FIELDS)}"
+            )
+        model = cost.from_mapping(profile["cost"])
+    except cost.BadProfile as error:
+        raise Unusable(f"profile {name}: {error}") from error
+    except tidegate_profiles.UnknownProfile as error:
+        raise Unusable(str(error)) from error
+    kept = {field: profile[field] for field in KEPT if field in profile}
+    return OwnProfile(name=name, text=str(yaml.dump(kept, Dumper=_DUMPER, sort_keys=False)), cost=model)
