@@ -65,10 +65,16 @@ def test_the_numbers_may_be_given_by_hand(config: pathlib.Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        pytest.param(("--accelerator", "tpu", *BY_HAND), 2, "no datasheet of 'tpu' is at hand; known are a100-40", id="card"),
+        pytest.param(
+            ("--accelerator", "tpu", *BY_HAND), 2, "no datasheet of 'tpu' is at hand; known are a100-40", id="card"
+        ),
         pytest.param(("--accelerator", "h200"), 2, "give --config, or all numbers by hand", id="no model"),
-        pytest.param(("--accelerator", "h200", "--parameters", "7e9"), 2, "(layers, hidden, kv_bytes_a_token)", id="half"),
-        pytest.param(("--accelerator", "h200", "--config", "nowhere.json"), 1, "cannot read nowhere.json", id="no file"),
+        pytest.param(
+            ("--accelerator", "h200", "--parameters", "7e9"), 2, "(layers, hidden, kv_bytes_a_token)", id="half"
+        ),
+        pytest.param(
+            ("--accelerator", "h200", "--config", "nowhere.json"), 1, "cannot read nowhere.json", id="no file"
+        ),
         pytest.param(
             ("--accelerator", "rtx4090", *BY_HAND, "--parameters", "7e10"), 1, "leave no room for KV", id="too large"
         ),

@@ -1,10 +1,21 @@
 """Which profile has a node pool, and what becomes of it: the pure part, without an API server."""
 
+import importlib.resources
+
 import pytest
 import yaml
 
 from tidegate_gateway import gateway_settings
-from tidegate_operator import node_pool_cost, objects, own_profile, pool_profiles, render, replica_allocation, spec
+from tidegate_operator import (
+    cluster,
+    node_pool_cost,
+    objects,
+    own_profile,
+    pool_profiles,
+    render,
+    replica_allocation,
+    spec,
+)
 from tidegate_operator.render import engine_profile
 from tidegate_policy import cost
 
@@ -49,7 +60,9 @@ def test_a_profile_keeps_what_engines_read_and_is_the_same_when_it_is_read_again
     ("text", "why"),
     [
         pytest.param("", "no mapping 'cost'", id="empty"),
-        pytest.param("costs: {step_s: 1}\ncost: {}\n", "unknown field 'costs'; known are model, accelerator", id="field"),
+        pytest.param(
+            "costs: {step_s: 1}\ncost: {}\n", "unknown field 'costs'; known are model, accelerator", id="field"
+        ),
         pytest.param(TEXT.replace("8.0e-03", "-1"), "step_s must be a finite number", id="negative"),
         pytest.param(TEXT.replace("8.0e-03", ".nan"), "step_s must be a finite number", id="nan"),
         pytest.param(TEXT.replace("8.0e-03", ".inf"), "step_s must be a finite number", id="infinite"),
@@ -65,8 +78,6 @@ def test_a_text_that_is_no_profile_is_refused_with_the_reason(text, why):
 
 
 def test_every_shipped_profile_could_be_given_in_a_config_map():
-    import importlib.resources
-
     files = [each for each in importlib.resources.files("tidegate_profiles").iterdir() if each.name.endswith(".yaml")]
     assert len(files) >= 14
     for file in files:
@@ -91,7 +102,9 @@ def test_engines_and_gateways_and_the_autoscaler_get_the_cost():
     found = manifests({"h100-8b.yaml": TEXT})
     container = test_render.engine_container(found)
     assert "--profile=/etc/tidegate-profile/h100-8b.yaml" in container["args"]
-    assert {"name": "tidegate-profile", "mountPath": "/etc/tidegate-profile", "readOnly": True} in container["volumeMounts"]
+    assert {"name": "tidegate-profile", "mountPath": "/etc/tidegate-profile", "readOnly": True} in container[
+        "volumeMounts"
+    ]
     template = test_render.pick(found, "Deployment", "chat-engine-a100")["spec"]["template"]
     assert {
         "name": "tidegate-profile",
@@ -132,9 +145,13 @@ def test_a_changed_profile_replaces_gateways_and_simulated_engines_only(kind, re
 @pytest.mark.parametrize(
     ("broken", "why"),
     [
-        pytest.param({"trouble": "there is no ConfigMap profiles"}, "there is no ConfigMap profiles", id="no ConfigMap"),
+        pytest.param(
+            {"trouble": "there is no ConfigMap profiles"}, "there is no ConfigMap profiles", id="no ConfigMap"
+        ),
         pytest.param({"data": {}}, "the ConfigMap profiles has no h100-8b.yaml; add it", id="no key"),
-        pytest.param({"data": {"h100-8b.yaml": "x"}}, "correct h100-8b.yaml in the ConfigMap profiles: profile", id="wrong"),
+        pytest.param(
+            {"data": {"h100-8b.yaml": "x"}}, "correct h100-8b.yaml in the ConfigMap profiles: profile", id="wrong"
+        ),
     ],
 )
 def test_a_pool_that_runs_keeps_the_last_usable_profile(broken, why):
@@ -181,6 +198,17 @@ def test_a_config_map_of_the_pool_that_somebody_changed_is_no_profile(data):
     assert engine_profile.of_config_map(child) is not None
     assert engine_profile.of_config_map({**child, "data": data}) is None
     assert pool_profiles.in_force(body(), [{**child, "data": data}]) == spec.NO_PROFILES
+
+
+async def test_a_missing_right_to_the_config_map_is_told():
+    class Forbidden:
+        async def get(self, reference):
+            assert reference.path == "/api/v1/namespaces/prod/configmaps/profiles"
+            raise cluster.RejectedError("configmaps is forbidden")
+
+    given = await pool_profiles.read(Forbidden(), body())
+    assert given.trouble == "the ConfigMap profiles cannot be read: configmaps is forbidden"
+    assert await pool_profiles.read(Forbidden(), test_render.body()) is None
 
 
 def test_the_name_of_an_object_leads_to_no_other_object():

@@ -47,7 +47,9 @@ def test_the_short_form_has_the_smallest_and_the_largest_error():
 
 
 def test_measured_profiles_say_which_coefficients_were_timed():
-    assert {name for name, profile in PROFILES.items() if "fit" in profile} == set(estimate_error.compared(measured=True))
+    assert {name for name, profile in PROFILES.items() if "fit" in profile} == set(
+        estimate_error.compared(measured=True)
+    )
     assert all({*profile.get("timed", ())} <= {*roofline.COEFFICIENTS} for profile in PROFILES.values())
 
 
@@ -147,7 +149,9 @@ def test_the_parameters_of_an_unknown_type_may_be_given():
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        pytest.param({"model_type": "gptj", "n_layer": 28, "n_embd": 4096, "n_head": 16}, "give --parameters", id="type"),
+        pytest.param(
+            {"model_type": "gptj", "n_layer": 28, "n_embd": 4096, "n_head": 16}, "give --parameters", id="type"
+        ),
         pytest.param({**LLAMA, "num_local_experts": 8}, "has experts", id="experts"),
         pytest.param({**LLAMA, "kv_lora_rank": 512}, "kv_lora_rank", id="latent attention"),
         pytest.param({"text_config": LLAMA}, "more parts than its text_config", id="several parts"),
@@ -163,11 +167,16 @@ def test_a_size_that_the_configuration_does_not_tell_is_a_sentence(config, sente
 
 def test_the_bytes_of_a_parameter_are_asked_for_where_they_are_not_sixteen_bits():
     assert model_size.weight_bytes(LLAMA) == 2
-    for config in ({**LLAMA, "quantization_config": {"quant_method": "fp8"}}, {**LLAMA, "torch_dtype": "float8_e4m3fn"}):
+    for config in (
+        {**LLAMA, "quantization_config": {"quant_method": "fp8"}},
+        {**LLAMA, "torch_dtype": "float8_e4m3fn"},
+    ):
         with pytest.raises(model_size.UnknownSize, match="--weight-bytes"):
             model_size.weight_bytes(config)
 
 
 def test_the_estimate_of_a_call_is_a_finite_time():
     for profile in PROFILES.values():
-        assert all(math.isfinite(value) and value > 0 for value in roofline.estimate(roofline.Facts.of(profile)).values())
+        assert all(
+            math.isfinite(value) and value > 0 for value in roofline.estimate(roofline.Facts.of(profile)).values()
+        )
