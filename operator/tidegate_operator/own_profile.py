@@ -3,14 +3,13 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import yaml
 
 import tidegate_profiles
 from tidegate_policy import cost
 
-KEPT = ("source", "fit", "cost")
-"""The fields that engines read or report."""
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
@@ -49,5 +48,19 @@ def parse(text: str, name: str) -> OwnProfile:
         raise Unusable(f"profile {name}: {error}") from error
     except tidegate_profiles.UnknownProfile as error:
         raise Unusable(str(error)) from error
-    kept = {field: profile[field] for field in KEPT if field in profile}
-    return OwnProfile(name=name, text=str(yaml.dump(kept, Dumper=_DUMPER, sort_keys=False)), cost=model)
+    return OwnProfile(name=name, text=str(yaml.dump(_read(profile), Dumper=_DUMPER, sort_keys=False)), cost=model)
+
+
+def _read(profile: Mapping[str, Any]) -> dict[str, Any]:
+    """What engines read of a profile or report."""
+    kept: dict[str, Any] = {"cost": profile["cost"]}
+    if isinstance(profile.get("source"), str):
+        kept["source"] = profile["source"]
+    if isinstance(profile.get("fit"), Mapping):
+        kept["fit"] = {key: value for key, value in profile["fit"].items() if isinstance(key, str) and _is_plain(value)}
+    return kept
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is a text, or a number that can be written."""
+    return isinstance(value, str) or (isinstance(value, int | float) and -cost.LARGEST <= value <= cost.LARGEST)

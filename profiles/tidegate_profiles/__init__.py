@@ -72,7 +72,7 @@ def parse(text: str, origin: str) -> dict[str, Any]:
     try:
         _check_form(text, origin)
         profile = yaml.load(text, _LOADER)  # one of the two safe loaders
-    except (yaml.YAMLError, ValueError, TypeError) as error:  # the last two from numbers, dates and keys that are none
+    except (yaml.YAMLError, ValueError, ArithmeticError) as error:  # the last two from numbers and dates that are none
         if isinstance(error, UnknownProfile):
             raise
         raise UnknownProfile(f"profile {origin} is not YAML: {' '.join(str(error).split())}") from error
@@ -84,11 +84,14 @@ def parse(text: str, origin: str) -> dict[str, Any]:
 
 
 def _check_form(text: str, origin: str) -> None:
-    """Raises `UnknownProfile` for what would take a loader long: a value that stands for another one, deep nesting."""
+    """Raises `UnknownProfile` for what no profile needs and a loader may stumble over: a value that stands for another one,
+    a tag, deep nesting."""
     depth = 0
     for event in yaml.parse(text, _LOADER):
         if isinstance(event, yaml.AliasEvent):
             raise UnknownProfile(f"profile {origin} refers to a value by *; write the value")
+        if (tag := getattr(event, "tag", None)) is not None:
+            raise UnknownProfile(f"profile {origin} has the tag {tag[:40]}; write plain values")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
             raise UnknownProfile(f"profile {origin} has more than {_DEEPEST} levels")

@@ -77,6 +77,13 @@ def test_a_text_that_is_no_profile_is_refused_with_the_reason(text, why):
         own_profile.parse(text, "h100-8b")
 
 
+def test_what_engines_do_not_read_is_left_out_and_cannot_spoil_the_rest():
+    text = TEXT + "fit: {mean_error: 0.1, of: a figure, a: [1], 2: b, huge: 0x" + "f" * 9_000 + ", none: .nan}\n"
+    found = own_profile.parse(text, "h100-8b")
+    assert yaml.safe_load(found.text)["fit"] == {"mean_error": 0.1, "of": "a figure"}
+    assert own_profile.parse(found.text, "h100-8b") == found
+
+
 def test_every_shipped_profile_could_be_given_in_a_config_map():
     files = [each for each in importlib.resources.files("tidegate_profiles").iterdir() if each.name.endswith(".yaml")]
     assert len(files) >= 14

@@ -116,7 +116,7 @@ def test_an_operator_takes_over_what_becomes_of_the_config_map_without_a_restart
 
     def first_coefficient():
         text = kubectl("get", "configmap/chat-engine-fast", "-o", "jsonpath={.data.profile\\.yaml}", check=False)
-        return yaml.safe_load(text)["cost"]["step_s"] if text.startswith("source") else None
+        return yaml.safe_load(text)["cost"]["step_s"] if text.startswith("cost") else None
 
     eventually(lambda: "there is no ConfigMap profiles" in degraded())
     give(kubectl, test_own_profile.TEXT)

@@ -105,7 +105,9 @@ def test_a_file_that_is_no_profile_is_a_sentence(content, tmp_path):
         pytest.param("cost: {1: 2}\n", "a name that is no text", id="number as a name"),
         pytest.param("cost: {step_s: 2024-99-99}\n", "is not YAML", id="no date"),
         pytest.param("cost: {? [a] : 2}\n", "is not YAML", id="list as a name"),
-        pytest.param("cost: !!python/object:os.system {}\n", "is not YAML", id="object"),
+        pytest.param("cost: !!python/object:os.system {}\n", "has the tag tag:yaml.org,2002:python", id="object"),
+        pytest.param("cost: {step_s: !!bool x}\n", "has the tag tag:yaml.org,2002:bool", id="tag"),
+        pytest.param("cost: {step_s: 1" + ":59" * 500 + ".5}\n", "is not YAML", id="time of a thousand digits"),
         pytest.param("cost: {}\n---\ncost: {}\n", "is not YAML", id="two documents"),
     ],
 )
