@@ -1,6 +1,7 @@
 """A cost profile that is not shipped: the text that somebody wrote, checked, and in the form in which engines read it."""
 
 import functools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,8 @@ class OwnProfile:
     text: str
     """YAML. `parse` makes the same profile of it."""
     cost: cost.CostModel
+    coefficients: str
+    """The cost as the text gives it, in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,12 @@ def parse(text: str, name: str) -> OwnProfile:
         raise Unusable(f"profile {name}: {error}") from error
     except tidegate_profiles.UnknownProfile as error:
         raise Unusable(str(error)) from error
-    return OwnProfile(name=name, text=str(yaml.dump(_read(profile), Dumper=_DUMPER, sort_keys=False)), cost=model)
+    return OwnProfile(
+        name=name,
+        text=str(yaml.dump(_read(profile), Dumper=_DUMPER, sort_keys=False)),
+        cost=model,
+        coefficients=json.dumps(profile["cost"], sort_keys=True),
+    )
 
 
 def _read(profile: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from tidegate_operator import (
     pool_profiles,
     render,
     replica_allocation,
+    rollout,
     spec,
 )
 from tidegate_operator.render import engine_profile
@@ -145,8 +146,50 @@ def test_a_changed_profile_replaces_gateways_and_simulated_engines_only(kind, re
 
     assert (template(before, "chat-engine-a100") != template(after, "chat-engine-a100")) == replaced
     assert template(before, "chat-gateway") != template(after, "chat-gateway")
-    remark = {"h100-8b.yaml": TEXT.replace("a roofline", "a roofline from the datasheet")}
-    assert manifests(remark, engine=engine) == before  # no engine reads it
+    remark = {"h100-8b.yaml": TEXT.replace("estimated", "estimated from the datasheet")}
+    for name in ("chat-engine-a100", "chat-gateway"):
+        assert template(manifests(remark, engine=engine), name) == template(before, name)
+
+
+def running(found):
+    """The objects as they are when everything serves."""
+    for item in found:
+        count = item["spec"].get("replicas", 0) if item["kind"] in ("Deployment", "StatefulSet") else 0
+        seen = {"observedGeneration": 1, **dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas"), count)}
+        yield {**item, "metadata": {**item["metadata"], "generation": 1}, "status": seen}
+
+
+@pytest.mark.parametrize(
+    ("kind", "replaced"), [("vllm", {"chat-gateway"}), ("sim", {"chat-gateway", "chat-engine-a100"})]
+)
+def test_a_roll_out_follows_the_profile_while_the_spec_stays_as_it_is(kind, replaced):
+    changes = {"engine": {**test_render.body()["spec"]["engine"], "kind": kind}}
+
+    def staged(data, before):
+        return rollout.staged(body(**changes), manifests(data, **changes), before, []).desired
+
+    def templates(found):
+        return {item["metadata"]["name"]: item["spec"]["template"] for item in found if item["kind"] == "Deployment"}
+
+    def differing(before, after):
+        return {name for name, template in templates(before).items() if templates(after)[name] != template}
+
+    first = [*running(staged({"h100-8b.yaml": TEXT}, []))]
+    first = [*running(staged({"h100-8b.yaml": TEXT}, first))]  # notes that the engines served
+    assert differing(first, staged({"h100-8b.yaml": TEXT}, first)) == set()
+    assert differing(first, staged({"h100-8b.yaml": FASTER}, first)) == replaced
+
+
+def test_a_shipped_profile_that_takes_the_place_of_one_of_the_same_name_reaches_the_pods():
+    changes = {"profile": "a100-70b-tp8"}
+
+    def staged(data, before):
+        return rollout.staged(body(**changes), manifests(data, **changes), before, []).desired
+
+    first = [*running(staged({"a100-70b-tp8.yaml": TEXT}, []))]
+    first = [*running(staged({"a100-70b-tp8.yaml": TEXT}, first))]
+    assert "--profile=/etc/tidegate-profile/a100-70b-tp8.yaml" in test_render.engine_container(first)["args"]
+    assert "--profile=a100-70b-tp8" in test_render.engine_container(staged({}, first))["args"]
 
 
 @pytest.mark.parametrize(

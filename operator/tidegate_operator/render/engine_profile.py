@@ -14,7 +14,6 @@ from tidegate_operator.render import child_metadata
 FOLDER, VOLUME = "/etc/tidegate-profile", "tidegate-profile"
 NAME, TEXT = "name", "profile.yaml"
 """Keys of the ConfigMap."""
-DIGEST = f"{child_metadata.GROUP}/profile-digest"
 
 
 def manifests(
@@ -52,7 +51,17 @@ def volumes(node_pool: node_pool_spec.NodePool, config_map: str) -> list[dict[st
 
 
 def annotations(node_pool: node_pool_spec.NodePool) -> dict[str, str]:
-    """Of the pods, so that simulated engines are replaced when their pace changes."""
-    if node_pool.own_profile is None or not node_pool.engine.simulated:
+    """Of the pods of engines."""
+    if (own := node_pool.own_profile) is None:
         return {}
-    return {DIGEST: child_metadata.digest(node_pool.own_profile.text)}
+    return {
+        child_metadata.PROFILE_DIGEST: child_metadata.digest(
+            own.coefficients if node_pool.engine.simulated else own.name
+        )
+    }
+
+
+def gateway_annotations(pool: spec.Pool) -> dict[str, str]:
+    """Of the pods of gateways, which read the costs of all engines."""
+    own = {each.name: each.own_profile.coefficients for each in pool.node_pools if each.own_profile is not None}
+    return {child_metadata.PROFILE_DIGEST: child_metadata.digest(own)} if own else {}

@@ -14,7 +14,15 @@ import yaml
 
 from tidegate_control import pool_token
 from tidegate_operator import node_pool_cost, node_pool_spec, spec
-from tidegate_operator.render import ca_bundle, child_metadata, gateway_api, pods, scraping, store_statefulset
+from tidegate_operator.render import (
+    ca_bundle,
+    child_metadata,
+    engine_profile,
+    gateway_api,
+    pods,
+    scraping,
+    store_statefulset,
+)
 from tidegate_policy import duration
 
 COMPONENT = "gateway"
@@ -167,6 +175,7 @@ def manifests(
                     "labels": {"app.kubernetes.io/name": "tidegate-gateway", **selector},
                     "annotations": {
                         **pool.gateway.placement.annotations,
+                        **engine_profile.gateway_annotations(pool),
                         child_metadata.CONFIG_DIGEST: child_metadata.digest(_read_at_start(config)),
                     },
                 },
