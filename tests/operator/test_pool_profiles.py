@@ -74,6 +74,8 @@ async def test_a_profile_that_goes_wrong_changes_nothing_until_it_is_mended(clus
     _, degraded = await run(cluster, namespace, rules)
     assert degraded["status"] == "False"
     assert await step_s(cluster, namespace) == (0.004, 0.004)
+    after = await specs(cluster, namespace)
+    assert after["Deployment", "chat-gateway"]["template"] != before["Deployment", "chat-gateway"]["template"]
 
 
 async def test_a_new_pool_without_its_profile_starts_nothing_and_says_what_to_do(cluster, kubectl, namespace, rules):
