@@ -1,4 +1,5 @@
-"""`tidegate profile`: measures a live engine and writes its cost profile with the error of the fit."""
+"""`tidegate profile`: measures a live engine and writes its cost profile with the error of the fit. `tidegate profile
+estimate` prints one before anybody has measured it (`profile_estimate`)."""
 
 import argparse
 import asyncio
@@ -7,19 +8,20 @@ import pathlib
 import platform
 import sys
 
-import yaml
-
-from tidegate_cli import profile_measurement
-from tidegate_cli.command_errors import Failed
+from tidegate_cli import profile_document, profile_estimate, profile_measurement
+from tidegate_cli.command_errors import Failed, Usage
 from tidegate_policy.cost import CostModel
 from tidegate_policy.predict import cost_fit
+from tidegate_profiles import roofline
 
 LARGE_ERROR = 0.3
 """A mean error of a fit beyond this is reported as a problem."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", required=True, metavar="ENGINE", help="base URL of an engine that serves nothing else")
+    parser.add_argument(
+        "--url", metavar="ENGINE", help="base URL of an engine that serves nothing else (required unless estimating)"
+    )
     parser.add_argument("--name", metavar="NAME", help="name of the profile (default: the model's name)")
     parser.add_argument("--accelerator", default="", metavar="NAME", help="the accelerator, as Kubernetes labels it")
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N")
@@ -36,10 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=pathlib.Path, default=pathlib.Path("profiles"), metavar="DIR", help="folder of the file"
     )
+    verbs = parser.add_subparsers(dest="verb", metavar="estimate")
+    profile_estimate.add_arguments(
+        verbs.add_parser("estimate", help="print the profile of an engine that nobody has measured, from datasheets")
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Writes DIR/NAME.yaml and prints the error of the fit."""
+    if options.verb == "estimate":
+        return profile_estimate.run(options)
+    if options.url is None:
+        raise Usage("name an engine by --url, or estimate a profile: tidegate profile estimate --help")
     engine, timings = asyncio.run(_measured(options))
     first = CostModel(
         step_s=1.0,
@@ -77,32 +87,25 @@ def run(options: argparse.Namespace) -> int:
 
 def document(engine: profile_measurement.Engine, fitted: cost_fit.Fit, options: argparse.Namespace) -> str:
     """The profile as YAML."""
-    cost = {
-        "step_s": fitted.cost.step_s,
-        "prefill_s": fitted.cost.prefill_s,
-        "attention_s": fitted.cost.attention_s,
-        "decode_s": fitted.cost.decode_s,
-        "context_s": fitted.cost.context_s,
-    }
-    profile = {
-        "model": engine.model,
-        "accelerator": options.accelerator or platform.machine(),
-        "tensor_parallel": options.tensor_parallel,
-        "source": f"measured by `tidegate profile` on {datetime.datetime.now(datetime.UTC).date()}",
-        "derivation": f"non-negative least squares on {fitted.fitted} timings of prefills and decodes",
-        "fit": {
-            "held_out_timings": fitted.held_out,
-            "mean_error": round(fitted.mean_error, 3),
-            "p95_error": round(fitted.p95_error, 3),
+    cost = fitted.cost
+    return profile_document.text(
+        {
+            "model": engine.model,
+            "accelerator": options.accelerator or platform.machine(),
+            "tensor_parallel": options.tensor_parallel,
+            "source": f"measured by `tidegate profile` on {datetime.datetime.now(datetime.UTC).date()}",
+            "derivation": f"non-negative least squares on {fitted.fitted} timings of prefills and decodes",
+            "fit": {
+                "held_out_timings": fitted.held_out,
+                "mean_error": round(fitted.mean_error, 3),
+                "p95_error": round(fitted.p95_error, 3),
+            },
         },
-        "cost": {
-            **{key: float(f"{value:.4g}") for key, value in cost.items()},
-            "kv_tokens": fitted.cost.kv_tokens,
-            "max_batch": fitted.cost.max_batch,
-            "max_step_tokens": fitted.cost.max_step_tokens,
-        },
-    }
-    return yaml.safe_dump(profile, sort_keys=False)
+        {name: getattr(cost, name) for name in roofline.COEFFICIENTS},
+        kv_tokens=cost.kv_tokens,
+        max_batch=cost.max_batch,
+        max_step_tokens=cost.max_step_tokens,
+    )
 
 
 async def _measured(options: argparse.Namespace) -> tuple[profile_measurement.Engine, list[cost_fit.Timing]]:

@@ -9,7 +9,6 @@ own scheduler, because a server without Tidegate's scheduling is better than no 
 import importlib
 import logging
 import os
-from pathlib import Path
 from typing import Any
 
 from tidegate_control import control_contract, control_server, pool_token
@@ -87,8 +86,7 @@ def cost_model(profile: str) -> cost.CostModel | None:
         return None
     import tidegate_profiles
 
-    source = Path(profile)
-    loaded = tidegate_profiles.read(source) if source.suffix == ".yaml" else tidegate_profiles.load(profile)
+    loaded = tidegate_profiles.find(profile)
     log.info("cost profile %s: %s", profile, tidegate_profiles.accuracy(loaded))
     return cost.from_mapping(loaded["cost"])
 

@@ -21,6 +21,7 @@ from tidegate_operator import (
     operator_metrics,
     pod_trouble,
     pool_canary,
+    pool_profiles,
     pool_scaling,
     pool_status,
     pool_steering,
@@ -140,9 +141,10 @@ class Controller:
         if body is not None and self._rules.is_foreign(body):
             await self._leave(body)
             return None
+        given = None if body is None else await pool_profiles.read(self._api, body)
         if self._cache.is_confirmed(key):
             known = await self._cache.pool(*key), await self._cache.children(*key), await self._cache.pods(*key)
-            report = reconcile.pending_report(*known, rules=self._rules, now=now())
+            report = reconcile.pending_report(*known, rules=self._rules, now=now(), given=given)
             if report is not None:
                 if body is not None and report:
                     events = self._cache.events(key)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate_operator import pod_placement
+from tidegate_operator.own_profile import OwnProfile
 from tidegate_operator.pod_placement import Json
 from tidegate_operator.weights import weight_source
 from tidegate_policy import duration
@@ -90,6 +91,8 @@ class NodePool:
     devices: Devices
     cost_weight: float
     profile: str | None
+    own_profile: OwnProfile | None
+    """The profile, if the ConfigMap that the spec names has it; None for a shipped one."""
     weights: weight_source.Source | None
     """None lets vLLM resolve the model's name."""
     adapters: tuple[Adapter, ...]
@@ -126,8 +129,9 @@ def engine(item: Json) -> Engine:
     )
 
 
-def node_pool(item: Json, common: Json, model: Json) -> NodePool:
-    """The node pool `item`. `common` is `spec.engine`, and `model` is `spec.model`."""
+def node_pool(item: Json, common: Json, model: Json, own: OwnProfile | None = None) -> NodePool:
+    """The node pool `item`. `common` is `spec.engine`, and `model` is `spec.model`. `own` is its profile, unless that is a
+    shipped one."""
     simulated, uri = common["kind"] == "sim", item.get("uri", model.get("uri"))
     return NodePool(
         name=item["name"],
@@ -140,6 +144,7 @@ def node_pool(item: Json, common: Json, model: Json) -> NodePool:
         devices=_devices(item, simulated=simulated),
         cost_weight=float(item["costWeight"]),
         profile=item.get("profile"),
+        own_profile=own,
         weights=None if uri is None else weight_source.parse(uri),
         adapters=_adapters(item, model),
         engine=engine(_overridden(common, item)),

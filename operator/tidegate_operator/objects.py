@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from tidegate_operator.spec import Json
 
@@ -22,15 +23,17 @@ class Kind:
         return self.api_version.rpartition("/")[2]
 
     def path(self, namespace: str | None, name: str | None = None) -> str:
-        """The path at the API server; a namespace of None means all namespaces."""
+        """The path at the API server; a namespace of None means all namespaces. A name may come from a spec, so no slash in
+        it leads to another object."""
         root = "/apis" if "/" in self.api_version else "/api"
         scope = f"/namespaces/{namespace}" if namespace else ""
-        return f"{root}/{self.api_version}{scope}/{self.plural}" + (f"/{name}" if name else "")
+        return f"{root}/{self.api_version}{scope}/{self.plural}" + (f"/{quote(name, safe='')}" if name else "")
 
 
+CONFIG_MAPS = Kind(api_version="v1", kind="ConfigMap", plural="configmaps")
 CHILD_KINDS = (
     Kind(api_version="v1", kind="ServiceAccount", plural="serviceaccounts"),
-    Kind(api_version="v1", kind="ConfigMap", plural="configmaps"),
+    CONFIG_MAPS,
     Kind(api_version="v1", kind="Service", plural="services"),
     Kind(api_version="apps/v1", kind="Deployment", plural="deployments"),
     Kind(api_version="apps/v1", kind="StatefulSet", plural="statefulsets"),

@@ -15,6 +15,7 @@ from tidegate_operator import (
     canary_hold,
     canary_status,
     pool_driver,
+    pool_profiles,
     pool_status,
     pool_steering,
     spec,
@@ -61,13 +62,14 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
         if body is None or "deletionTimestamp" in body["metadata"] or self._rules.is_foreign(body):
             self._known.pop(key, None)
             return None
-        tested = canary_hold.under_test(body, await self._reads.children(*key))
+        children = await self._reads.children(*key)
+        tested = canary_hold.under_test(body, children)
         pods = await self._reads.pods(*key)
         if tested is None:
             await self._end(key, body, pods)
             return None
         try:
-            pool = spec.parse(body, self._rules.known)
+            pool = spec.parse(body, self._rules.known, pool_profiles.in_force(body, children))
         except spec.InvalidSpecError:  # `reconcile` reports the fault; the canary stays as it is
             known = self._known.get(key)
             if known is not None and (known.uid, known.tested) == (body["metadata"]["uid"], tested):

@@ -18,6 +18,7 @@ from tidegate_operator import (
     node_pool_spec,
     pod_trouble,
     pool_driver,
+    pool_profiles,
     pool_status,
     pool_steering,
     replica_allocation,
@@ -74,8 +75,9 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
         if self._rules.is_foreign(body):
             self._forget(key)
             return WAIT_S
+        pods, children = await self._reads.pods(*key), await self._reads.children(*key)
         try:
-            pool = spec.parse(body, self._rules.known)
+            pool = spec.parse(body, self._rules.known, pool_profiles.in_force(body, children))
         except spec.InvalidSpecError:
             return WAIT_S  # `reconcile` reports the fault; the engines stay
         own = [each for each in pool.node_pools if each.autoscaled]
@@ -84,7 +86,6 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
             await self._withdraw(body)
             return WAIT_S
         now = self._clock()
-        pods, children = await self._reads.pods(*key), await self._reads.children(*key)
         counts = replica_allocation.desired(pool, replica_allocation.of_deployments(children))
         scaled = await self._begun(key, body, pool, {each.name: counts[each.name] for each in own}, now.timestamp())
         taken = await self._taken(scaled, pool, own, now.timestamp())

@@ -18,6 +18,7 @@ from tidegate_operator import (
     error_budget,
     operator_metrics,
     pool_driver,
+    pool_profiles,
     pool_secret,
     pool_status,
     reconcile,
@@ -152,7 +153,7 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
         pods = await self._reads.pods(*key)
         node_pool_of = self._engines(pods)
         try:
-            pool = spec.parse(body, self._rules.known)
+            pool = spec.parse(body, self._rules.known, pool_profiles.in_force(body, await self._reads.children(*key)))
         except spec.InvalidSpecError:
             return await self._wait(body, node_pool_of)  # `reconcile` reports the fault; the engines keep their policy
         if not node_pool_of:

@@ -18,6 +18,7 @@ from tidegate_operator import (
     cluster,
     objects,
     plan,
+    pool_profiles,
     pool_secret,
     pool_status,
     render,
@@ -107,8 +108,9 @@ async def carry_out(
     if owner_of(body) is None and not await api.claim(body["metadata"]["namespace"], name, rules.operator):
         return Result.FOREIGN  # the event of the other operator's claim follows
     lines = await weight_status.progress(pods, functools.partial(api.last_line, body["metadata"]["namespace"]))
+    profiles = pool_profiles.resolve(body, await pool_profiles.read(api, body), children, rules.known.profiles)
     try:
-        pool = spec.parse(body, rules.known)
+        pool = spec.parse(body, rules.known, profiles.profiles)
     except spec.InvalidSpecError as error:
         await write_report(api, body, _report(body, children, pods, _invalid(error), now, lines=lines))
         return Result.SETTLED
@@ -118,7 +120,8 @@ async def carry_out(
     desired = staged.desired
     observed = [*children, *await _same_names(api, desired, children)]
     todo = plan.steps(pool.uid, desired, observed)
-    problems = [*staged.problems]
+    expected = _expected(profiles, staged)
+    problems = [*expected]
     if obstacle := await pool_secret.ensure(api, pool):
         problems.append(obstacle)
     problems += [("NameTaken", f"{reference} exists and belongs to another owner") for reference in todo.taken]
@@ -138,29 +141,38 @@ async def carry_out(
     names = {reference.name for reference in pending_deletion}
     waiting = {**dict.fromkeys(names, "stays until the others are ready"), **_waiting(staged)}
     await write_report(api, body, _report(body, current.values(), pods, problems, now, waiting=waiting, lines=lines))
-    return Result.REJECTED if len(problems) > len(staged.problems) else Result.SETTLED
+    return Result.REJECTED if len(problems) > len(expected) else Result.SETTLED
 
 
 def pending_report(
-    body: Json | None, children: Sequence[Json], pods: Sequence[Json], *, rules: Rules, now: datetime.datetime
+    body: Json | None,
+    children: Sequence[Json],
+    pods: Sequence[Json],
+    *,
+    rules: Rules,
+    now: datetime.datetime,
+    given: pool_profiles.Given | None = None,
 ) -> Json | None:
     """The part of the status that `carry_out` would write for a pool, children and pods that are up to date, if it would
-    write nothing else; empty if it would write nothing at all. None if the objects must be looked at: while weights are
-    downloaded, because their progress must be asked for, and while the pool is degraded, because only a write shows whether
-    it still is."""
+    write nothing else; empty if it would write nothing at all. `given` is the ConfigMap of profiles that the pool names.
+    None if the objects must be looked at: while weights are downloaded, because their progress must be asked for, and while
+    the pool is degraded, because only a write shows whether it still is."""
     if body is None or "deletionTimestamp" in body["metadata"] or owner_of(body) is None:
+        return None
+    if pool_profiles.named(body) != (None if given is None else given.name):
         return None
     if rules.is_foreign(body) or weight_status.downloading(pods) or replica_allocation.total_to_state(body) is not None:
         return None
+    profiles = pool_profiles.resolve(body, given, children, rules.known.profiles)
     try:
-        pool = spec.parse(body, rules.known)
+        pool = spec.parse(body, rules.known, profiles.profiles)
     except spec.InvalidSpecError as error:
         report = _report(body, children, pods, _invalid(error), now)
     else:
         staged = rollout.staged(body, _desired(pool, rules, children), children, pods)
         if plan.steps(pool.uid, staged.desired, children) != plan.NOTHING:
             return None
-        report = _report(body, children, pods, staged.problems, now, waiting=_waiting(staged))
+        report = _report(body, children, pods, _expected(profiles, staged), now, waiting=_waiting(staged))
     if not _is_news(body, report):
         return {}
     return None if _is_degraded(body) else report
@@ -195,6 +207,11 @@ def _desired(pool: spec.Pool, rules: Rules, children: Iterable[Json]) -> Sequenc
 def _waiting(staged: rollout.Rollout) -> dict[str, str]:
     """By workload: why it does not follow the spec yet."""
     return {**dict.fromkeys(staged.held, HELD), **staged.told}
+
+
+def _expected(profiles: pool_profiles.Resolved, staged: rollout.Rollout) -> list[tuple[str, str]]:
+    """The problems that no further write shows."""
+    return [*staged.problems, *((pool_profiles.REASON, sentence) for sentence in profiles.kept)]
 
 
 def _invalid(error: spec.InvalidSpecError) -> list[tuple[str, str]]:

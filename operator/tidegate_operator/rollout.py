@@ -29,7 +29,8 @@ from tidegate_operator.spec import Json
 
 REVISION, SERVED, ADOPTED = canary_hold.REVISION, canary_hold.SERVED, canary_hold.ADOPTED
 INPUTS = f"{child_metadata.GROUP}/inputs"
-"""Annotation: the digest of the parts of the spec from which the template was built."""
+"""Annotation: the digest of the parts of the spec from which the template was built, and of the profiles in it that are
+not shipped."""
 FAILED = f"{child_metadata.GROUP}/failed"
 """Annotation: the revision that did not serve, as JSON with the keys `revision` and `why`, and `canary` if its test
 failed."""
@@ -156,9 +157,12 @@ class _Target:
         if self.is_workload:
             self.wanted = child_metadata.digest(quantity.normalised(self.manifest["spec"]["template"]))
             inputs = _inputs(pool, component, labels.get(child_metadata.NODE_POOL))
-            self.inputs = self._known = child_metadata.digest(inputs)
+            profiles = (
+                self.manifest["spec"]["template"]["metadata"].get("annotations", {}).get(child_metadata.PROFILE_DIGEST)
+            )
+            self.inputs = self._known = _digest(inputs, profiles)
             if self.is_gateway:
-                self.inputs = child_metadata.digest(_read_at_start(inputs))
+                self.inputs = _digest(_read_at_start(inputs), profiles)
             if body is not None:
                 seen = pool_status.Workload.of(body)
                 self.settled, self.short, self.ready = seen.settled, seen.short, seen.ready
@@ -301,6 +305,11 @@ def _restarted(manifest: Json, restarts: Mapping[str, str]) -> Json:
         return manifest
     template = child_metadata.annotated(manifest["spec"]["template"], restarts)
     return {**manifest, "spec": {**manifest["spec"], "template": template}}
+
+
+def _digest(inputs: Any, profiles: str | None) -> str:
+    """Only profiles that are not shipped count, so that an upgrade of those that are restarts nothing."""
+    return child_metadata.digest([inputs, profiles] if profiles else inputs)
 
 
 def _inputs(pool: Json, component: str, node_pool: str | None) -> Any:

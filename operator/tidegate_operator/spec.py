@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate_operator import node_pool_spec, pod_placement, quantity, spec_problems
+from tidegate_operator import node_pool_spec, own_profile, pod_placement, quantity, spec_problems
 from tidegate_policy import duration, policies
 from tidegate_policy.admit import entitlements
 from tidegate_policy.rollout import canary, side_by_side
@@ -198,17 +198,21 @@ class Pool:
         return any(each.autoscaled for each in self.node_pools)
 
 
-def parse(body: Json, known: spec_problems.Known) -> Pool:
-    """The pool that `body` describes. Raises InvalidSpecError with every problem found."""
+NO_PROFILES = own_profile.OwnProfiles()
+
+
+def parse(body: Json, known: spec_problems.Known, profiles: own_profile.OwnProfiles = NO_PROFILES) -> Pool:
+    """The pool that `body` describes. `profiles` are those of its node pools that are not shipped. Raises InvalidSpecError
+    with every problem found."""
     try:
-        return _parse(body, known)
+        return _parse(body, known, profiles)
     except KeyError as error:
         raise InvalidSpecError([spec_problems.outdated_resource(str(error.args[0]))]) from error
 
 
-def _parse(body: Json, known: spec_problems.Known) -> Pool:
+def _parse(body: Json, known: spec_problems.Known, profiles: own_profile.OwnProfiles) -> Pool:
     spec = body["spec"]
-    if problems := list(spec_problems.find(spec, known)):
+    if problems := list(spec_problems.find(spec, known, profiles)):
         raise InvalidSpecError(problems)
     metadata = body["metadata"]
     return Pool(
@@ -219,7 +223,10 @@ def _parse(body: Json, known: spec_problems.Known) -> Pool:
         model=_model(spec["model"]),
         replicas=spec.get("replicas"),
         engine=node_pool_spec.engine(spec["engine"]),
-        node_pools=tuple(node_pool_spec.node_pool(item, spec["engine"], spec["model"]) for item in spec["nodePools"]),
+        node_pools=tuple(
+            node_pool_spec.node_pool(item, spec["engine"], spec["model"], profiles.usable.get(item["name"]))
+            for item in spec["nodePools"]
+        ),
         gateway=_gateway(spec["gateway"]),
         store=_store(spec["state"]["valkey"]),
         ca_bundle=_ca_bundle(spec.get("caBundle")),

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate_operator import quantity
+from tidegate_operator import own_profile, quantity
 from tidegate_operator.weights import weight_source
 from tidegate_policy import policies
 from tidegate_policy.admit import entitlements
@@ -67,7 +67,7 @@ def outdated_resource(field: str) -> Problem:
     )
 
 
-def find(spec: _Json, known: Known) -> Iterator[Problem]:
+def find(spec: _Json, known: Known, profiles: own_profile.OwnProfiles) -> Iterator[Problem]:
     """Every problem of a `spec` that the API server has accepted."""
     yield from _number_problems(spec)
     yield from _argument_problems("spec.engine.args", spec["engine"])
@@ -77,7 +77,7 @@ def find(spec: _Json, known: Known) -> Iterator[Problem]:
     yield from _selector_problems(spec["policy"], known.selectors)
     yield from _parameter_problems(spec["policy"], known.policies)
     yield from _rule_problems(spec["gateway"]["dispatch"], known.rules)
-    yield from _profile_problems(spec["nodePools"], known.profiles)
+    yield from _profile_problems(spec["nodePools"], known.profiles, profiles)
     yield from _weight_problems(spec)
     yield from _adapter_problems(spec)
     yield from _workflow_problems(spec.get("workflows", ()))
@@ -187,10 +187,15 @@ def _unknown(field: str, kind: str, name: str, known: Collection[str]) -> Proble
     return Problem(field=field, why=f"there is no {kind} {name!r}; this version has {', '.join(sorted(known))}")
 
 
-def _profile_problems(node_pools: Sequence[_Json], known: Collection[str]) -> Iterator[Problem]:
+def _profile_problems(
+    node_pools: Sequence[_Json], known: Collection[str], profiles: own_profile.OwnProfiles
+) -> Iterator[Problem]:
     for item in node_pools:
-        if "profile" in item and item["profile"] not in known:
-            yield _unknown(f"spec.nodePools[{item['name']}].profile", "profile", item["profile"], known)
+        name, where = item["name"], f"spec.nodePools[{item['name']}].profile"
+        if name in profiles.unusable:
+            yield Problem(field=where, why=f"{profiles.unusable[name]}; shipped are {', '.join(sorted(known))}")
+        elif "profile" in item and item["profile"] not in known and name not in profiles.usable:
+            yield _unknown(where, "profile", item["profile"], known)
 
 
 def _workflow_problems(workflows: Sequence[_Json]) -> Iterator[Problem]:

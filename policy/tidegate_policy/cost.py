@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields, replace
 from tidegate_policy.model import Backlog, Call
 
 MICROSECONDS = 1_000_000
+LARGEST = 1e12
+"""Of a coefficient or a limit. Beyond it, the products of several would not be finite."""
 
 
 class BadProfile(ValueError):
@@ -199,8 +201,10 @@ def from_mapping(profile: Mapping[str, object]) -> CostModel:
         raise BadProfile(f"unknown field {unknown[0]!r}; known are {', '.join(sorted(known))}")
     values: dict[str, float] = {}
     for name, value in profile.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise BadProfile(f"{name} must be a finite number that is not negative, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
+            raise BadProfile(
+                f"{name} must be a finite number that is not negative, at most {LARGEST:g}, not {_shown(value)}"
+            )
         values[name] = int(value) if name in ("kv_tokens", "max_batch", "max_step_tokens") else float(value)
     for name in ("step_s", "prefill_s"):
         if not values.get(name):
@@ -209,3 +213,10 @@ def from_mapping(profile: Mapping[str, object]) -> CostModel:
         if values.get(name, 1) < 1:
             raise BadProfile(f"{name} must be at least 1")
     return CostModel(**values)  # type: ignore[arg-type]  # the three integer fields are converted above
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.40}"
+    except ValueError:  # Python writes no longer numbers
+        return "one with thousands of digits"

@@ -2,7 +2,8 @@
 
 Each file states its source, how it was derived and how it grows with the batch; `cost` holds the fields of
 `tidegate_policy.cost.CostModel`. Shells read a profile here and hand its `cost` to `cost.from_mapping`, which checks it.
-A profile that was fitted to measurements has `fit`, the errors on timings that were not fitted (`accuracy`).
+A profile that was fitted to measurements has `fit`, the errors on timings that were not fitted (`accuracy`). A profile of
+which timings determine some coefficients names them in `timed`; the others are those of the card (`roofline`).
 """
 
 from collections.abc import Mapping
@@ -12,9 +13,18 @@ from typing import Any
 
 import yaml
 
+FIELDS = ("model", "accelerator", "tensor_parallel", "source", "derivation", "fit", "timed", "facts", "cost")
+"""The fields of a profile. Only `cost` is required."""
+MOST_CHARACTERS = 16_384
+"""Of the text of a profile: several times the longest that is shipped."""
+_DEEPEST = 8
+"""Levels of mappings and lists in it."""
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The same result in a tenth of the time, where PyYAML was built with libyaml."""
+
 
 class UnknownProfile(ValueError):
-    """A profile that is not shipped, or a file that is not one; the message says what to do."""
+    """A profile that is not shipped, or a text that is not one; the message says what to do."""
 
 
 def names() -> list[str]:
@@ -27,12 +37,19 @@ def load(name: str) -> dict[str, Any]:
     """A shipped profile. Raises `UnknownProfile` listing those that exist."""
     if name not in names():
         raise UnknownProfile(f"unknown profile {name!r}; shipped are {', '.join(names())}")
-    return _parsed(resources.files(__name__).joinpath(f"{name}.yaml").read_text(), name)
+    return parse(resources.files(__name__).joinpath(f"{name}.yaml").read_text(), name)
 
 
 def read(path: Path) -> dict[str, Any]:
     """A profile from a file. Raises `UnknownProfile`, or `OSError`."""
-    return _parsed(path.read_text(), str(path))
+    return parse(path.read_text(), str(path))
+
+
+def find(name: str) -> dict[str, Any]:
+    """A profile from the file `name` if it ends in .yaml, else the shipped profile of that name. Raises `UnknownProfile`,
+    or `OSError`."""
+    path = Path(name)
+    return read(path) if path.suffix == ".yaml" else load(name)
 
 
 def accuracy(profile: Mapping[str, Any]) -> str:
@@ -47,11 +64,34 @@ def accuracy(profile: Mapping[str, Any]) -> str:
     return f"measured, with a mean error{figure} of {mean:.1%} (95th percentile {p95:.1%}) {left_out}"
 
 
-def _parsed(text: str, origin: str) -> dict[str, Any]:
+def parse(text: str, origin: str) -> dict[str, Any]:
+    """The profile in `text`, which may come from anybody: neither its size nor its form can make this slow. Raises
+    `UnknownProfile`, whose message begins with `origin`."""
+    if len(text) > MOST_CHARACTERS:
+        raise UnknownProfile(f"profile {origin} is longer than {MOST_CHARACTERS} characters")
     try:
-        profile = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UnknownProfile(f"profile {origin} is not YAML: {error}") from error
+        _check_form(text, origin)
+        profile = yaml.load(text, _LOADER)  # one of the two safe loaders
+    except (yaml.YAMLError, ValueError, ArithmeticError) as error:  # the last two from numbers and dates that are none
+        if isinstance(error, UnknownProfile):
+            raise
+        raise UnknownProfile(f"profile {origin} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(profile, dict) or not isinstance(profile.get("cost"), dict):
         raise UnknownProfile(f"profile {origin} has no mapping 'cost'")
+    if not all(isinstance(key, str) for key in (*profile, *profile["cost"])):
+        raise UnknownProfile(f"profile {origin} has a name that is no text")
     return profile
+
+
+def _check_form(text: str, origin: str) -> None:
+    """Raises `UnknownProfile` for what no profile needs and a loader may stumble over: a value that stands for another one,
+    a tag, deep nesting."""
+    depth = 0
+    for event in yaml.parse(text, _LOADER):
+        if isinstance(event, yaml.AliasEvent):
+            raise UnknownProfile(f"profile {origin} refers to a value by *; write the value")
+        if (tag := getattr(event, "tag", None)) is not None:
+            raise UnknownProfile(f"profile {origin} has the tag {tag[:40]}; write plain values")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise UnknownProfile(f"profile {origin} has more than {_DEEPEST} levels")

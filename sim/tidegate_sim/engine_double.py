@@ -9,6 +9,7 @@ import contextlib
 import functools
 import math
 import os
+import pathlib
 import signal
 import socket
 import sys
@@ -34,7 +35,9 @@ BACKLOG = 1024
 def parser() -> argparse.ArgumentParser:
     """The command line of a simulated engine."""
     made = argparse.ArgumentParser(prog="tidegate sim-engine", description="A simulated engine.", allow_abbrev=False)
-    made.add_argument("--profile", default="a100-70b-tp8", help="cost profile that paces the engine")
+    made.add_argument(
+        "--profile", default="a100-70b-tp8", metavar="NAME|FILE", help="cost profile that paces the engine"
+    )
     made.add_argument("--model", default="sim", help="model name that it serves")
     made.add_argument(
         "--adapter", action="append", default=[], metavar="NAME", help="a further model name that it serves; repeatable"
@@ -80,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     profile or a regulator is unknown."""
     options = parser().parse_args(argv)
     try:
-        model = cost.from_mapping(tidegate_profiles.load(options.profile)["cost"])
+        model = cost.from_mapping(tidegate_profiles.find(options.profile)["cost"])
         asyncio.run(_serve(options, cost.scaled(model, 1 / options.speed)))
     except (
         OSError,
@@ -98,12 +101,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
     loop = asyncio.get_running_loop()
+    profile = pathlib.PurePath(options.profile).name.removesuffix(".yaml")
     engine = realtime.RealtimeEngine(
         model, policy=options.policy, regulators=regulators.create(engine_settings.names(options.regulators))
     )
     simulated = openai_double.SimulatedEngine(
         engine,
-        openai_double.Identity(model=options.model, profile=options.profile, adapters=tuple(options.adapter)),
+        openai_double.Identity(model=options.model, profile=profile, adapters=tuple(options.adapter)),
     )
     runner = web.AppRunner(
         simulated.app, access_log=None, handler_cancellation=True, shutdown_timeout=options.shutdown_timeout
@@ -115,9 +119,9 @@ async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
     try:
         everywhere = options.host == "::"  # of IPv4 too, as for vLLM
         await web.TCPSite(runner, None if everywhere else options.host, options.port, backlog=BACKLOG).start()
-        control, stop_control = _control(loop_governor.LoopGovernor(engine, options.profile, loop), options.control)
+        control, stop_control = _control(loop_governor.LoopGovernor(engine, profile, loop), options.control)
         host, port = runner.addresses[0][:2]
-        sys.stderr.write(f"simulated engine {options.profile}: http://{host}:{port}, EngineControl at {control}\n")
+        sys.stderr.write(f"simulated engine {profile}: http://{host}:{port}, EngineControl at {control}\n")
         async with asyncio.TaskGroup() as tasks:
             stepping = tasks.create_task(engine.run())
             await stopped.wait()

@@ -90,6 +90,8 @@ def test_a_profile_round_trips() -> None:
         pytest.param("step_s", -1, "step_s must be a finite number", id="negative"),
         pytest.param("prefill_s", float("nan"), "prefill_s must be a finite number", id="nan"),
         pytest.param("prefill_s", 0, "prefill_s is required", id="zero"),
+        pytest.param("prefill_s", 1e300, "at most 1e\\+12, not 1e\\+300", id="products are not finite"),
+        pytest.param("kv_tokens", 1 << 99_999, "not one with thousands of digits", id="long"),
         pytest.param("decode_s", "fast", "decode_s must be a finite number", id="text"),
         pytest.param("max_batch", 0, "max_batch must be at least 1", id="empty batch"),
         pytest.param("speed", 1, "unknown field 'speed'", id="unknown"),

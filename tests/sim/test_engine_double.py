@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import pathlib
 import re
 import signal
 import socket
@@ -79,6 +80,14 @@ def test_a_call_under_way_is_finished_after_sigterm_and_no_new_one_is_taken(star
     assert done == b"data: [DONE]"
     assert json.loads(events[-1].removeprefix(b"data: "))["choices"][0]["finish_reason"] == "length"
     assert process.wait(30) == 0
+
+
+def test_a_profile_of_a_file_is_named_by_the_file(start: Start, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "h100-8b.yaml"
+    path.write_text("cost: {step_s: 0.01, prefill_s: 0.0001}\n")
+    _, url = start(f"--profile={path}")
+    with urllib.request.urlopen(f"{url}/version", timeout=5) as response:
+        assert json.load(response)["simulated"] == "h100-8b"
 
 
 def test_a_call_that_takes_too_long_is_cut(start: Start) -> None:

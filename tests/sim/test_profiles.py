@@ -94,3 +94,34 @@ def test_a_file_that_is_no_profile_is_a_sentence(content, tmp_path):
     path.write_text(content)
     with pytest.raises(tidegate_profiles.UnknownProfile, match=r"mine\.yaml"):
         tidegate_profiles.read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        pytest.param("cost: {step_s: 1.0}\n#" + "x" * 20_000, "longer than 16384 characters", id="long"),
+        pytest.param("a: &a [1]\ncost: {b: *a}\n", "refers to a value", id="alias"),
+        pytest.param("cost: " + "[" * 5_000, "more than 8 levels", id="deep"),
+        pytest.param("cost: {1: 2}\n", "a name that is no text", id="number as a name"),
+        pytest.param("cost: {step_s: 2024-99-99}\n", "is not YAML", id="no date"),
+        pytest.param("cost: {? [a] : 2}\n", "is not YAML", id="list as a name"),
+        pytest.param("cost: !!python/object:os.system {}\n", "has the tag tag:yaml.org,2002:python", id="object"),
+        pytest.param("cost: {step_s: !!bool x}\n", "has the tag tag:yaml.org,2002:bool", id="tag"),
+        pytest.param("cost: {step_s: 1" + ":59" * 500 + ".5}\n", "is not YAML", id="time of a thousand digits"),
+        pytest.param("cost: {}\n---\ncost: {}\n", "is not YAML", id="two documents"),
+    ],
+)
+def test_a_text_of_anybody_is_refused_before_it_costs_much(text, why):
+    with pytest.raises(tidegate_profiles.UnknownProfile, match=f"^profile mine .*{why}"):
+        tidegate_profiles.parse(text, "mine")
+
+
+def test_a_profile_is_found_by_its_name_or_its_file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("cost: {step_s: 0.01, prefill_s: 0.0001}\n")
+    assert tidegate_profiles.find(str(path))["cost"] == {"step_s": 0.01, "prefill_s": 0.0001}
+    assert tidegate_profiles.find("a100-40-qwen2.5-32b-tp2")["tensor_parallel"] == 2
+
+
+def test_a_profile_has_no_other_fields_than_the_known_ones(profile):
+    assert set(profile) <= set(tidegate_profiles.FIELDS)

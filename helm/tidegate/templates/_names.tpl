@@ -52,6 +52,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [apps]
   resources: [deployments, statefulsets]
   verbs: [get, list, watch, create, patch, delete]
+# "get" of ConfigMaps also reads the profiles that spec.profilesConfigMapRef names.
 - apiGroups: [""]
   resources: [serviceaccounts, configmaps, services]
   verbs: [get, list, watch, create, patch, delete]

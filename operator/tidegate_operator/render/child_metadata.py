@@ -25,6 +25,8 @@ COMPONENT = "app.kubernetes.io/component"
 OWNER = f"{GROUP}/operator"
 """Annotation of a pool: the namespace and the Lease of the operator that owns it. Other operators leave the pool alone."""
 CONFIG_DIGEST = f"{GROUP}/config-digest"
+PROFILE_DIGEST = f"{GROUP}/profile-digest"
+"""Annotation of pods whose profiles are not shipped: what they read of them at their start."""
 
 OPERATOR_SELECTOR = {"app.kubernetes.io/name": "tidegate-operator"}
 """Labels that the chart gives the operator's pod; the NetworkPolicies admit it."""

@@ -14,6 +14,7 @@ from tidegate_operator.render import (
     accelerators,
     ca_bundle,
     child_metadata,
+    engine_profile,
     engine_weights,
     gateway_api,
     pods,
@@ -44,6 +45,7 @@ def manifests(
         name = child_metadata.engine_name(pool, node_pool.name)
         yield prometheus.announced(_service(pool, node_pool, name), child_metadata.HTTP_PORT)
         yield child_metadata.disruption_budget(pool, name, COMPONENT, node_pool.name)
+        yield from engine_profile.manifests(pool, node_pool, name, COMPONENT)
         yield _deployment(
             pool, node_pool, name, counts[node_pool.name], image_of(node_pool.engine), download_image, host
         )
@@ -83,7 +85,7 @@ def _deployment(
             "template": {
                 "metadata": {
                     "labels": {"app.kubernetes.io/name": "tidegate-engine", **selector},
-                    "annotations": dict(node_pool.engine.placement.annotations),
+                    "annotations": {**node_pool.engine.placement.annotations, **engine_profile.annotations(node_pool)},
                 },
                 "spec": _pod(pool, node_pool, image, download_image, host),
             },
@@ -114,6 +116,7 @@ def _pod(
             *([] if engine.simulated else [{"name": "shm", "mountPath": "/dev/shm"}]),
             *weights.mounts(),
             *ca_bundle.mounts(pool),
+            *engine_profile.mounts(node_pool),
             *engine.volume_mounts,
         ],
         resources=accelerators.resources(node_pool),
@@ -136,6 +139,7 @@ def _pod(
             *([] if engine.simulated else [shm]),
             *weights.volumes(),
             *ca_bundle.volumes(pool),
+            *engine_profile.volumes(node_pool, child_metadata.engine_name(pool, node_pool.name)),
             *engine.volumes,
         ],
         terminationGracePeriodSeconds=LEAVE_S + engine.drain_s + 10,
@@ -171,8 +175,7 @@ def _vllm(
         yield f"--max-model-len={pool.model.max_model_len}"
     if pool.engine.offload_gib:
         yield f"--kv-offloading-size={pool.engine.offload_gib}"
-    if node_pool.profile:
-        yield f"--profile={node_pool.profile}"
+    yield from engine_profile.arguments(node_pool)
 
 
 def _simulated(pool: spec.Pool, node_pool: node_pool_spec.NodePool, listen: Iterable[str]) -> Iterator[str]:
@@ -182,8 +185,7 @@ def _simulated(pool: spec.Pool, node_pool: node_pool_spec.NodePool, listen: Iter
     yield f"--shutdown-timeout={pool.engine.drain_s}"
     for adapter in node_pool.adapters:
         yield f"--adapter={adapter.name}"
-    if node_pool.profile:
-        yield f"--profile={node_pool.profile}"
+    yield from engine_profile.arguments(node_pool)
 
 
 def _network_policy(pool: spec.Pool, operator_namespace: str, prometheus: scraping.Scraping) -> child_metadata.Manifest:

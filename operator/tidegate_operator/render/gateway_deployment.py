@@ -14,7 +14,15 @@ import yaml
 
 from tidegate_control import pool_token
 from tidegate_operator import node_pool_cost, node_pool_spec, spec
-from tidegate_operator.render import ca_bundle, child_metadata, gateway_api, pods, scraping, store_statefulset
+from tidegate_operator.render import (
+    ca_bundle,
+    child_metadata,
+    engine_profile,
+    gateway_api,
+    pods,
+    scraping,
+    store_statefulset,
+)
 from tidegate_policy import duration
 
 COMPONENT = "gateway"
@@ -125,8 +133,9 @@ def _read_at_start(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cost(engine: node_pool_spec.Engine, node_pool: node_pool_spec.NodePool) -> dict[str, Any]:
-    """The cost model of engines that are simulated at another speed than their profile's; empty for other engines."""
-    if not engine.simulated or engine.sim_speed == 1:
+    """The cost model of engines whose profile is not shipped, or that are simulated at another speed than their profile's;
+    empty for other engines."""
+    if node_pool.own_profile is None and (not engine.simulated or engine.sim_speed == 1):
         return {}
     model = node_pool_cost.model(engine, node_pool)
     return {} if model is None else {"cost": dataclasses.asdict(model)}
@@ -166,6 +175,7 @@ def manifests(
                     "labels": {"app.kubernetes.io/name": "tidegate-gateway", **selector},
                     "annotations": {
                         **pool.gateway.placement.annotations,
+                        **engine_profile.gateway_annotations(pool),
                         child_metadata.CONFIG_DIGEST: child_metadata.digest(_read_at_start(config)),
                     },
                 },
