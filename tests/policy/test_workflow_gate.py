@@ -30,10 +30,10 @@ def item(
     return QueuedRequest(call=call, service_s=1.0)
 
 
-def taught(limit: float, *, bounded: bool = True) -> WorkflowGate:
+def taught(limit: float, *, bounded: bool = True, demand_s: float = 100.0) -> WorkflowGate:
     gate = WorkflowGate(bounded=bounded)
     for _ in range(FIRST_WORKFLOWS):
-        gate.observe(limit / HEADROOM, 1.0)
+        gate.observe(limit / HEADROOM * demand_s, demand_s)
     return gate
 
 
@@ -91,6 +91,18 @@ def test_a_started_workflow_never_waits_again_and_a_long_pause_lets_another_one_
     assert released(gate, 1.0 + PAUSE_S) == ["b"]
     assert not gate.must_wait(9.0, WorkflowId("A"), "")
     assert gate.must_wait(9.0, WorkflowId("C"), "")
+
+
+def test_workflows_that_went_on_at_another_gateway_hold_their_places_no_longer_than_workflows_take() -> None:
+    gate = taught(2, demand_s=0.01)
+    arrive(gate, 0.0, "a", "A")
+    arrive(gate, 0.0, "b", "B")
+    arrive(gate, 0.0, "c", "C")
+    gate.leave(1.0, WorkflowId("A"))
+    path_s = 2 / HEADROOM * 0.01
+    assert gate.next_start_at_s() == pytest.approx(1.0 + path_s)
+    assert released(gate, 1.0 + path_s / 2) == []
+    assert released(gate, 1.0 + 1.01 * path_s) == ["c"]
 
 
 def test_a_held_call_that_leaves_frees_its_workflow() -> None:

@@ -30,7 +30,9 @@ FIRST_WORKFLOWS = 8
 NEWEST_WEIGHT = 0.02
 """Weight of the newest workflow in the means, once many have finished."""
 PAUSE_S = 5.0
-"""A workflow of which no call has been here for longer (its client runs a tool, or is gone) is not active."""
+"""A workflow of which no call has been here for longer (its client runs a tool, goes on at another gateway, or is gone) is
+not active. The bound is lower while workflows take less time alone: each one that ended at another gateway would hold a
+place for many times its life."""
 LEAST_WEIGHT = 1e-3
 ROUNDING = 1e-9
 """Two shares that differ by less are equal, so that a tenant that is alone has the whole limit."""
@@ -208,7 +210,12 @@ class WorkflowGate:
 
     def next_start_at_s(self) -> float | None:
         """The instant at which a workflow has paused for so long that another one may start; None = none waits."""
-        return next(iter(self._pauses.values())) + PAUSE_S if self._held and self._pauses else None
+        return next(iter(self._pauses.values())) + self._pause_s if self._held and self._pauses else None
+
+    @property
+    def _pause_s(self) -> float:
+        """The longest pause of an active workflow."""
+        return min(PAUSE_S, self._path_s) if self._finished else PAUSE_S
 
     def _next_tenant(self, limit: int | None) -> str | None:
         """The tenant whose workflow starts next; None if none may start."""
@@ -235,7 +242,7 @@ class WorkflowGate:
     def _end_pauses(self, now: float) -> int | None:
         """Ends the pauses that are over, if there is a limit; returns the limit."""
         limit = self.limit
-        while limit is not None and self._pauses and next(iter(self._pauses.values())) + PAUSE_S <= now:
+        while limit is not None and self._pauses and next(iter(self._pauses.values())) + self._pause_s <= now:
             self._end_pause(next(iter(self._pauses)))
         return limit
 
