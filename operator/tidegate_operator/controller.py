@@ -144,6 +144,7 @@ class Controller:
         given = None if body is None else await pool_profiles.read(self._api, body)
         if self._cache.is_confirmed(key):
             known = await self._cache.pool(*key), await self._cache.children(*key), await self._cache.pods(*key)
+            body = known[0]
             report = reconcile.pending_report(*known, rules=self._rules, now=now(), given=given)
             if report is not None:
                 if body is not None and report:

@@ -9,7 +9,7 @@ import yaml
 from tidegate_operator import operator_doubles, pool_profiles, reconcile
 from tidegate_policy import cost
 
-from . import test_own_profile, test_rbac
+from . import test_own_profile, test_rbac, test_reconcile
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 KEY = "h100-8b.yaml"
@@ -90,9 +90,12 @@ async def test_a_pool_that_goes_back_to_a_shipped_profile_keeps_no_config_map(cl
     give(kubectl, test_own_profile.TEXT)
     kubectl("create", "-f", "-", body=POOL)
     await run(cluster, namespace, rules)
-    patch = {"spec": {"nodePools": [{"name": "fast", "profile": "a100-70b-tp8", "replicas": 0}]}}
+    await test_reconcile.run_until_settled(cluster, kubectl, namespace, rules)
+    patch = {"spec": {"nodePools": [{"name": "fast", "profile": "a100-70b-tp8"}]}}
     kubectl("patch", "spool/chat", "--type=merge", "-p", json.dumps(patch))
     await run(cluster, namespace, rules)
+    assert ("ConfigMap", "chat-engine-fast") in await specs(cluster, namespace)  # old engines still read it
+    await test_reconcile.run_until_settled(cluster, kubectl, namespace, rules)
     found = await specs(cluster, namespace)
     assert ("ConfigMap", "chat-engine-fast") not in found
     (container,) = found["Deployment", "chat-engine-fast"]["template"]["spec"]["containers"]
