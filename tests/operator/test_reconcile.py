@@ -1,11 +1,22 @@
 """One reconcile at a time against the real API server; what wakes it is not tested here."""
 
+import asyncio
 import datetime
 import json
 
 import pytest
 
-from tidegate_operator import objects, operator_doubles, plan, reconcile, render, replica_allocation, rollout, spec
+from tidegate_operator import (
+    objects,
+    operator_doubles,
+    plan,
+    pool_status,
+    reconcile,
+    render,
+    replica_allocation,
+    rollout,
+    spec,
+)
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 
@@ -153,6 +164,33 @@ async def test_a_pool_whose_gateways_a_quota_refuses_is_not_available(cluster, k
     found = conditions(await cluster.pool(namespace, "chat"))
     assert "exceeded quota" in found["Degraded"]["message"]
     assert (found["Available"]["status"], found["Available"]["message"]) == ("False", "No gateway is ready.")
+
+
+async def test_an_edit_for_whose_engine_a_quota_has_no_room_replaces_one_after_the_other(
+    cluster, kubectl, namespace, rules, eventually
+):
+    def pool(image):
+        return operator_doubles.pool(
+            engine={"kind": "sim", "image": image}, nodePools=[{"name": "fast", "replicas": 2}], gateway={"replicas": 1}
+        )
+
+    kubectl("create", "-f", "-", body=pool("v1"))
+    await run(cluster, namespace, rules)
+    await run_until_settled(cluster, kubectl, namespace, rules)
+    kubectl("create", "quota", "full", "--hard=pods=4")
+    eventually(lambda: kubectl("get", "quota/full", "-o", "jsonpath={.status.used.pods}") == "4")
+    kubectl("replace", "-f", "-", body=pool("v2"))
+    async with asyncio.timeout(120):
+        while True:
+            await run(cluster, namespace, rules)
+            engines = json.loads(kubectl("get", "deployment/chat-engine-fast", "-o", "json"))
+            assert engines["spec"]["template"]["spec"]["containers"][0]["image"] == "v2"
+            assert engines["status"].get("readyReplicas", 0) >= 1
+            if pool_status.Workload.of(engines).settled:
+                break
+            await asyncio.sleep(0.2)
+    await run(cluster, namespace, rules)
+    assert conditions(await cluster.pool(namespace, "chat"))["Degraded"]["status"] == "False"
 
 
 async def test_a_node_pool_whose_successor_is_rejected_is_not_deleted(cluster, kubectl, namespace, rules, eventually):
