@@ -256,7 +256,9 @@ class GatewayCore:
         call = promises.promise(draft, grant, length, tool, self.engines.live_kinds())
         self._admitted[call.id] = _Admitted(draft, kind, call, grant, gap=gap)
         if grant is not None:
-            self.workflows.on_call(draft.arrival_at_s, grant.workflow, grant.scope, call.id, grant.stage)
+            self.workflows.on_call(
+                draft.arrival_at_s, grant.workflow, grant.scope, call.id, grant.stage, tenant=call.tenant
+            )
         return call
 
     # Events of a call.

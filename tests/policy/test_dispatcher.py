@@ -205,7 +205,7 @@ def test_a_full_queue_evicts_a_call_of_the_tenant_that_holds_most() -> None:
 def test_calls_of_a_workflow_that_may_not_start_wait_are_cancelled_and_expire() -> None:
     gate = dispatcher(engines=1)
     for _ in range(20):
-        gate.gate.observe(0.4, 1.0)
+        gate.gate.observe("", 0.4, 1.0)
     first, second, third = (
         replace(call(name, deadline_at_s=deadline_at_s), workflow=WorkflowId(name))
         for name, deadline_at_s in (("u", 50.0), ("v", 5.0), ("w", 60.0))
@@ -367,7 +367,7 @@ class Life(RuleBasedStateMachine):
     @rule(demand_s=st.sampled_from([0.3, 1.0]))
     def learn_the_bounds(self, demand_s: float) -> None:
         for _ in range(20):
-            self.gate.gate.observe(1.0, demand_s)
+            self.gate.gate.observe("", 1.0, demand_s)
             self.gate.tenants.observe(1.0, demand_s)
 
     @rule(workflow=st.sampled_from("uvw"))

@@ -50,7 +50,7 @@ def test_a_single_call_of_a_newcomer_does_not_wait_behind_thousands() -> None:
 def test_a_workflow_whose_call_leaves_while_its_tenants_share_is_full_is_not_active_for_ever() -> None:
     gate = dispatcher(max_inflight=1)
     for _ in range(50):
-        gate.gate.observe(10.0, 5.0)  # two workflows saturate the pool
+        gate.gate.observe("", 10.0, 5.0)  # two workflows saturate the pool
         gate.tenants.observe(2.0, 1.0)
     gate.on_arrival(0.0, replace(call("quiet"), tenant="quiet"))
     for index in range(40):

@@ -33,7 +33,7 @@ def item(
 def taught(limit: float, *, bounded: bool = True, demand_s: float = 100.0) -> WorkflowGate:
     gate = WorkflowGate(bounded=bounded)
     for _ in range(FIRST_WORKFLOWS):
-        gate.observe(limit / HEADROOM * demand_s, demand_s)
+        gate.observe("", limit / HEADROOM * demand_s, demand_s)
     return gate
 
 
@@ -103,6 +103,34 @@ def test_workflows_that_went_on_at_another_gateway_hold_their_places_no_longer_t
     assert gate.next_start_at_s() == pytest.approx(1.0 + path_s)
     assert released(gate, 1.0 + path_s / 2) == []
     assert released(gate, 1.0 + 1.01 * path_s) == ["c"]
+
+
+def entered(gate: WorkflowGate, tenant: str, count: int) -> int:
+    """Of so many workflows of a tenant: those that start at once."""
+    return sum(
+        not arrive(gate, 0.0, f"{tenant}{number}", f"{tenant}{number}", tenant=tenant) for number in range(count)
+    )
+
+
+def test_the_workflows_of_one_tenant_do_not_decide_how_many_another_one_may_have() -> None:
+    gate = WorkflowGate(bounded=True)
+    for tenant, limit, finished in (("long", 20, FIRST_WORKFLOWS), ("wide", 1, 100), ("few", 1, 1)):
+        for _ in range(finished):
+            gate.observe(tenant, limit / HEADROOM, 1.0)
+    assert gate.limit == 20
+    assert entered(gate, "long", 30) == 20
+    assert entered(gate, "wide", 5) == 1
+    assert gate.limit == round((20 + 1) / 2)
+    assert entered(gate, "few", 20) == 7, "a third of the largest limit"
+
+
+def test_a_tenant_that_came_before_the_first_limit_has_one_afterwards() -> None:
+    gate = WorkflowGate(bounded=True)
+    arrive(gate, 0.0, "new", "N", tenant="new")
+    for _ in range(FIRST_WORKFLOWS):
+        gate.observe("old", 4 / HEADROOM, 1.0)
+    assert gate.limit == 4
+    assert entered(gate, "new", 9) == 3
 
 
 def test_a_held_call_that_leaves_frees_its_workflow() -> None:

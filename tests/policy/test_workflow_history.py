@@ -12,7 +12,7 @@ SCOPE, WORKFLOW = "acme", WorkflowId("w")
 
 def history() -> tuple[WorkflowHistory, RemainingWork, list[tuple[float, float]]]:
     work, finished = RemainingWork(), list[tuple[float, float]]()
-    return WorkflowHistory(work, lambda path_s, demand_s: finished.append((path_s, demand_s))), work, finished
+    return WorkflowHistory(work, lambda tenant, path_s, demand_s: finished.append((path_s, demand_s))), work, finished
 
 
 def run(made: WorkflowHistory, calls: list[tuple[str, float, float, float]], workflow: WorkflowId = WORKFLOW) -> None:

@@ -57,6 +57,10 @@ MAX_TENANTS = 1000
 """Tenants that are remembered; those that have calls here always are."""
 HOLD_AGAIN_S = 0.1
 """Until further calls are held again."""
+LEAST_OF_LIMITS = 1 / 16
+"""Of the sequences that the engines may have together, at least these are places. The learned number is a mean over the calls
+of all tenants, and many calls of one token, or an engine that reports false usage, would else leave the others next to
+nothing."""
 LOOK_S = 0.05
 """How long a look at the places of all tenants counts."""
 MARGIN = 1e-6
@@ -141,9 +145,10 @@ class TenantShares:
         """Sequences that saturate the pool; infinite without bounds."""
         if not self._bounded:
             return math.inf
+        limits = self._limits()
         if self._seen < FIRST_CALLS or self._demand_s <= 0.0:
-            return self._limits()
-        return self._service_s / self._demand_s
+            return limits
+        return max(self._service_s / self._demand_s, limits * LEAST_OF_LIMITS if math.isfinite(limits) else 0.0)
 
     def observe(self, service_s: float, demand_s: float) -> None:
         """A call was answered that takes `service_s` seconds alone, and `demand_s` of the whole pool."""

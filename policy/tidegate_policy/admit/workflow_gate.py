@@ -14,6 +14,10 @@ The limit follows Little's law. A pool that completes one workflow in `demand_s`
 they may, is saturated by `path_s / demand_s` workflows whose latency alone is `path_s` seconds. `HEADROOM` times as many
 are allowed, because workflows do not spread evenly over engines and time. Both means come from finished workflows. Before
 `FIRST_WORKFLOWS` have finished there is no limit.
+
+Each tenant has means of its own, so that the workflows of one tenant do not decide how many another one may have: a tenant
+may have its share by weight of the limit that its own workflows give. The limit of the pool is the mean of these limits by
+weight, over the tenants that are here. A tenant of which too few workflows have finished has the largest limit of all.
 """
 
 import heapq
@@ -38,6 +42,30 @@ ROUNDING = 1e-9
 """Two shares that differ by less are equal, so that a tenant that is alone has the whole limit."""
 REMEMBERED = 10_000
 """Started workflows that are remembered."""
+KNOWN_TENANTS = 256
+"""Tenants whose means are remembered. The one of which no workflow has finished for longest is forgotten first."""
+
+
+@dataclass(slots=True)
+class _Means:
+    """What finished workflows have shown."""
+
+    finished: int = 0
+    path_s: float = 0.0
+    demand_s: float = 0.0
+
+    def observe(self, path_s: float, demand_s: float) -> None:
+        self.finished += 1
+        weight = max(NEWEST_WEIGHT, 1 / self.finished)
+        self.path_s += weight * (path_s - self.path_s)
+        self.demand_s += weight * (demand_s - self.demand_s)
+
+    @property
+    def limit(self) -> int:
+        """Workflows that may be active if all are like these; 0 = it is not known yet."""
+        if self.finished < FIRST_WORKFLOWS or self.demand_s <= 0.0:
+            return 0
+        return max(round(HEADROOM * self.path_s / self.demand_s), 1)
 
 
 @dataclass(slots=True)
@@ -51,6 +79,8 @@ class _Held:
 @dataclass(slots=True)
 class _Tenant:
     weight: float
+    limit: int
+    """Workflows that it might have if it were alone; 0 = any number."""
     active: int = 0
     held: int = 0
     """Workflows that wait."""
@@ -64,9 +94,11 @@ class WorkflowGate:
     def __init__(self, *, bounded: bool) -> None:
         """Without `bounded` no workflow waits."""
         self._bounded = bounded
-        self._finished = 0
-        self._path_s = 0.0
-        self._demand_s = 0.0
+        self._means = _Means()
+        """Of the workflows of all tenants."""
+        self._means_of: OrderedDict[str, _Means] = OrderedDict()
+        self._largest = 0
+        """The largest limit of a tenant; 0 = there is no limit yet."""
         self._busy: dict[WorkflowId, int] = {}
         """Workflows with calls that have not ended, and the number of these calls."""
         self._idle: OrderedDict[WorkflowId, None] = OrderedDict()
@@ -78,8 +110,8 @@ class WorkflowGate:
         """The workflow of each held call."""
         self._tenants: dict[str, _Tenant] = {}
         """The tenants with active or held workflows."""
-        self._weights = 0.0
-        """The sum of their weights."""
+        self._weights = self._limits = 0.0
+        """The sums of their weights, and of their limits times their weights."""
         self._tenant_of: dict[WorkflowId, str] = {}
         """The tenant of each active workflow."""
         self._arrivals = 0
@@ -96,9 +128,9 @@ class WorkflowGate:
     @property
     def limit(self) -> int | None:
         """Workflows of all tenants that may be active; None = any number."""
-        if not self._bounded or self._finished < FIRST_WORKFLOWS or self._demand_s <= 0.0:
+        if not self._bounded or not self._largest:
             return None
-        return max(round(HEADROOM * self._path_s / self._demand_s), 1)
+        return max(round(self._limits / self._weights), 1) if self._tenants else self._largest
 
     @property
     def active(self) -> int:
@@ -121,7 +153,7 @@ class WorkflowGate:
         known = self._tenants.get(tenant)
         if known is None:
             return False  # each tenant may have one
-        return known.active >= self._share(known, limit)
+        return known.active >= self._share(known)
 
     def hold(self, item: QueuedRequest, workflow: WorkflowId) -> None:
         """The call waits until its workflow may start."""
@@ -181,12 +213,18 @@ class WorkflowGate:
         self._idle.pop(workflow, None)
         self._end_pause(workflow)
 
-    def observe(self, path_s: float, demand_s: float) -> None:
-        """A workflow has finished whose latency alone is `path_s`, and which took `demand_s` of the whole pool."""
-        self._finished += 1
-        weight = max(NEWEST_WEIGHT, 1 / self._finished)
-        self._path_s += weight * (path_s - self._path_s)
-        self._demand_s += weight * (demand_s - self._demand_s)
+    def observe(self, tenant: str, path_s: float, demand_s: float) -> None:
+        """A workflow of the tenant has finished whose latency alone is `path_s`, and which took `demand_s` of the whole
+        pool."""
+        means = self._means_of.setdefault(tenant, _Means())
+        self._means_of.move_to_end(tenant)
+        if len(self._means_of) > KNOWN_TENANTS:
+            self._means_of.popitem(last=False)
+        self._means.observe(path_s, demand_s)
+        means.observe(path_s, demand_s)
+        self._largest = max(each.limit for each in self._means_of.values()) or self._means.limit
+        for name, known in self._tenants.items():
+            self._weigh(known, known.weight, self._limit_of(name))
 
     def release(self, now: float) -> list[QueuedRequest]:
         """The calls of the workflows that may start now. The caller calls `enter` for each."""
@@ -215,14 +253,14 @@ class WorkflowGate:
     @property
     def _pause_s(self) -> float:
         """The longest pause of an active workflow."""
-        return min(PAUSE_S, self._path_s) if self._finished else PAUSE_S
+        return min(PAUSE_S, self._means.path_s) if self._means.finished else PAUSE_S
 
     def _next_tenant(self, limit: int | None) -> str | None:
         """The tenant whose workflow starts next; None if none may start."""
         free = limit is None or self.active < limit
         first: tuple[float, tuple[float, int, WorkflowId], str] | None = None
         for name, known in self._tenants.items():
-            if known.held and (free or limit is None or known.active < self._share(known, limit)):
+            if known.held and (free or known.active < self._share(known)):
                 while not self._is_held(known.order[0]):
                     heapq.heappop(known.order)
                 place = (known.active / known.weight, known.order[0], name)
@@ -230,9 +268,9 @@ class WorkflowGate:
                     first = place
         return None if first is None else first[2]
 
-    def _share(self, tenant: _Tenant, limit: int) -> int:
+    def _share(self, tenant: _Tenant) -> int:
         """Workflows that the tenant may have active whatever the others do: at least one."""
-        return max(math.ceil(limit * tenant.weight / self._weights - ROUNDING), 1)
+        return max(math.ceil(tenant.limit * tenant.weight / self._weights - ROUNDING), 1)
 
     def _activate(self, workflow: WorkflowId, name: str, tenant: _Tenant) -> None:
         if workflow not in self._tenant_of:
@@ -266,17 +304,27 @@ class WorkflowGate:
         """The tenant, of whom a call with this weight has come."""
         known = self._tenants.get(name)
         if known is None:
-            known = self._tenants[name] = _Tenant(0.0)
-        weight = max(weight, LEAST_WEIGHT)
-        self._weights += weight - known.weight
-        known.weight = weight
+            known = self._tenants[name] = _Tenant(0.0, 0)
+        self._weigh(known, max(weight, LEAST_WEIGHT), self._limit_of(name))
         return known
+
+    def _limit_of(self, name: str) -> int:
+        """Workflows that the tenant might have if it were alone."""
+        means = self._means_of.get(name)
+        return (means.limit if means is not None else 0) or self._largest
+
+    def _weigh(self, tenant: _Tenant, weight: float, limit: int) -> None:
+        self._weights += weight - tenant.weight
+        self._limits += weight * limit - tenant.weight * tenant.limit
+        tenant.weight, tenant.limit = weight, limit
 
     def _forget_if_gone(self, name: str) -> None:
         tenant = self._tenants[name]
         if not tenant.active and not tenant.held:
+            self._weigh(tenant, 0.0, 0)
             del self._tenants[name]
-            self._weights = self._weights - tenant.weight if self._tenants else 0.0
+            if not self._tenants:
+                self._weights = self._limits = 0.0
 
     def _is_held(self, entry: tuple[float, int, WorkflowId]) -> bool:
         held = self._held.get(entry[2])

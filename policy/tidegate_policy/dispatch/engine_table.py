@@ -130,10 +130,15 @@ class EngineTable:
 
     def measure(self, call: Call, cached_tokens: int) -> tuple[float, float]:
         """Seconds of the call alone, averaged over the engines, and the seconds that the whole pool takes for each of many
-        calls like this one: the work that batching cannot share, divided among the engines by their speeds."""
+        calls like this one: the work that batching cannot share, divided among the engines by their speeds. No engine
+        batches more than its `max_batch`, whatever its costs seem to be."""
         prices = Prices(call)
         kinds = self.kinds()
-        rate = sum(count / max(prices.of(cost, cached_tokens).work_s, 1e-6) for cost, count in kinds)
+        rate = 0.0
+        for cost, count in kinds:
+            price = prices.of(cost, cached_tokens)
+            work_s = price.work_s - cost.shared_seconds(call.prompt_tokens, cached_tokens)
+            rate += count / max(work_s, price.service_s * call.sequences / cost.max_batch, 1e-6)
         return prices.mean_service_s(kinds), 1.0 / rate if rate else 0.0
 
     def busy_part(self, call: Call, cached_tokens: int) -> float:

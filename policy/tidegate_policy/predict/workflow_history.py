@@ -50,6 +50,7 @@ class _Span:
 
 @dataclass(slots=True)
 class _Running:
+    tenant: str
     scope: str
     touched_at_s: float
     spans: dict[CallId, _Span] = field(default_factory=dict)
@@ -62,8 +63,8 @@ class _Running:
 class WorkflowHistory:
     """The running workflows of a gateway, and the templates that finished ones have shown."""
 
-    def __init__(self, remaining_work: RemainingWork, finished: Callable[[float, float], None]) -> None:
-        """`finished` takes the latency alone and the demand of each workflow that has finished."""
+    def __init__(self, remaining_work: RemainingWork, finished: Callable[[str, float, float], None]) -> None:
+        """`finished` takes the tenant, the latency alone and the demand of each workflow that has finished."""
         self._remaining_work = remaining_work
         self._finished = finished
         self._running: OrderedDict[WorkflowId, _Running] = OrderedDict()
@@ -79,12 +80,14 @@ class WorkflowHistory:
     def scopes(self) -> Sequence[str]:
         return tuple(self._templates)
 
-    def on_call(self, now: float, workflow: WorkflowId, scope: str, call: CallId, stage: str) -> None:
+    def on_call(
+        self, now: float, workflow: WorkflowId, scope: str, call: CallId, stage: str, *, tenant: str = ""
+    ) -> None:
         """A call of a workflow came in."""
         self.expire(now)
         running = self._running.get(workflow)
         if running is None:
-            running = self._running[workflow] = _Running(scope, now)
+            running = self._running[workflow] = _Running(tenant, scope, now)
             if len(self._running) > MAX_WORKFLOWS:
                 self._running.popitem(last=False)
         self._touch(now, workflow, running)
@@ -149,7 +152,7 @@ class WorkflowHistory:
         for span, rest_s in zip(spans, _rests_s(spans), strict=True):
             self._remaining_work.observe((running.scope, span.stage), rest_s)
             path_s = max(path_s, rest_s + (span.own_s or 0.0))
-        self._finished(path_s, sum(span.demand_s for span in spans))
+        self._finished(running.tenant, path_s, sum(span.demand_s for span in spans))
         template = self._templates.setdefault(running.scope, {})
         self._templates.move_to_end(running.scope)
         if len(self._templates) > MAX_TEMPLATES:
