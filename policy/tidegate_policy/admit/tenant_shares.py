@@ -58,9 +58,9 @@ MAX_TENANTS = 1000
 HOLD_AGAIN_S = 0.1
 """Until further calls are held again."""
 LEAST_OF_LIMITS = 1 / 16
-"""Of the sequences that the engines may have together, at least these are places. The learned number is a mean over the calls
-of all tenants, and many calls of one token, or an engine that reports false usage, would else leave the others next to
-nothing."""
+"""Of the sequences that the engines may have together, at least these are places. The learned number is a mean over the
+calls of all tenants, and many calls of one token, or an engine that reports false usage, would else leave the others next
+to nothing."""
 LOOK_S = 0.05
 """How long a look at the places of all tenants counts."""
 MARGIN = 1e-6
