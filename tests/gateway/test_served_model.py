@@ -85,6 +85,10 @@ async def test_an_adapter_that_all_engines_list_is_not_the_model(up: Any, adapte
 
 async def test_an_engine_that_cannot_be_reached_does_not_delay_the_start(up: Any, until: Any) -> None:
     slow = {"interval": "60s"}  # nothing is checked twice, but for the news of the model
-    async with fake_engine.engine() as one, fake_engine.engine() as two:
-        async with up(one, {"url": "http://127.0.0.1:1"}, two, seen=False, health=slow) as client:
-            await until(lambda: len(client.accepting()) == 2, 5.0)
+    down = {"url": "http://127.0.0.1:1"}
+    async with (
+        fake_engine.engine() as one,
+        fake_engine.engine() as two,
+        up(one, down, two, seen=False, health=slow) as client,
+    ):
+        await until(lambda: len(client.accepting()) == 2, 5.0)
