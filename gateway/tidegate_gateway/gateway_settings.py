@@ -309,7 +309,7 @@ class Settings:
     """All settings of a gateway."""
 
     model: str | None = None
-    """The model that every engine serves; null = the first model that an engine lists."""
+    """The model that every engine serves; null = the model that most engines list."""
     listen: Listen = field(default_factory=Listen)
     auth: access_settings.Auth = field(default_factory=access_settings.Auth)
     tls: access_settings.Tls = field(default_factory=access_settings.Tls)

@@ -119,3 +119,15 @@ async def test_calls_that_wait_go_on_after_a_list_of_models_was_unreadable(up: A
         await until(lambda: "sql" in client.gateway.directory.models)
         assert {status for status, _, _ in await asyncio.gather(*waiting)} == {200}
         assert not other.bodies
+
+
+async def test_an_engine_that_lists_an_adapter_first_makes_no_model_of_it(up: Any) -> None:
+    async with (
+        fake_engine.engine(adapters=("sql",)) as with_it,
+        fake_engine.engine() as without,
+        fake_engine.engine(model="sql", adapters=("fake",)) as reversed_list,
+        up(with_it, without, reversed_list) as client,
+    ):
+        answers = [client.ask(model="sql", headers={"x-session-id": str(i)}) for i in range(16)]
+        assert {status for status, _, _ in await asyncio.gather(*answers)} == {200}
+        assert not without.bodies

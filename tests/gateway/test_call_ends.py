@@ -1,12 +1,19 @@
 """The journal of ends that the store could not take."""
 
+import asyncio
+import collections
 import pathlib
+import random
 import resource
 from collections.abc import Callable
 
 import pytest
 
-from tidegate_gateway.workflows import call_ends
+from tidegate_gateway.workflows import call_ends, waiting_ends
+
+
+def end(call: str, *, ok: bool = True, workflow: str = "w", tenant: str = "") -> waiting_ends.CallEnd:
+    return waiting_ends.CallEnd(tenant=tenant, workflow=workflow, call=call, ok=ok)
 
 
 async def delivered(
@@ -15,10 +22,10 @@ async def delivered(
     """The ends that are delivered until one is not taken."""
     seen: list[tuple[str, bool]] = []
 
-    async def record(workflow: str, call: str, ok: bool) -> bool:
-        if takes(call):
-            seen.append((call, ok))
-        return takes(call)
+    async def record(one: waiting_ends.CallEnd) -> bool:
+        if takes(one.call):
+            seen.append((one.call, one.ok))
+        return takes(one.call)
 
     await ends.deliver(record)
     return seen
@@ -27,8 +34,8 @@ async def delivered(
 async def test_an_end_outlives_the_process_that_added_it(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "ends.jsonl"
     killed = call_ends.CallEnds(path)
-    killed.add("wörk\nflow", "cut", ok=False)
-    killed.add("w", "told", ok=True)
+    killed.add(end("cut", ok=False, workflow="wörk\nflow"))
+    killed.add(end("told"))
     killed.close()
     again = call_ends.CallEnds(path)
     assert len(again) == 2
@@ -41,7 +48,7 @@ async def test_ends_that_are_not_recorded_stay_in_the_journal(tmp_path: pathlib.
     path = tmp_path / "ends.jsonl"
     ends = call_ends.CallEnds(path)
     for number in range(3):
-        ends.add("w", f"c{number}", ok=True)
+        ends.add(end(f"c{number}"))
     assert await delivered(ends, lambda call: call == "c0") == [("c0", True)]
     ends.close()
     again = call_ends.CallEnds(path)
@@ -55,7 +62,7 @@ async def test_lines_that_a_crash_cut_or_another_program_wrote_are_left_out(tmp_
     path = tmp_path / "ends.jsonl"
     path.write_bytes(b'["w","whole",true]\n[1,2,3]\n{}\n\xff\n["w","c",1]\n["w","cut",tr')
     ends = call_ends.CallEnds(path)
-    ends.add("w", "after", ok=True)
+    ends.add(end("after"))
     ends.close()
     again = call_ends.CallEnds(path)
     assert await delivered(again) == [("whole", True), ("after", True)], "the next line does not follow the cut one"
@@ -76,7 +83,7 @@ def test_the_journal_is_private_and_bounded(tmp_path: pathlib.Path, monkeypatch:
     path = tmp_path / "ends.jsonl"
     ends = call_ends.CallEnds(path)
     for number in range(1000):
-        ends.add("w", f"c{number}", ok=number % 2 == 0)
+        ends.add(end(f"c{number}", ok=number % 2 == 0))
     assert len(ends) == 10
     assert len(path.read_bytes().splitlines()) <= 20
     assert path.stat().st_mode & 0o077 == 0
@@ -87,7 +94,7 @@ def filled(path: pathlib.Path, count: int) -> call_ends.CallEnds:
     """A journal to which so many good ends were added."""
     ends = call_ends.CallEnds(path)
     for number in range(count):
-        ends.add("w", f"c{number}", ok=True)
+        ends.add(end(f"c{number}"))
     return ends
 
 
@@ -109,9 +116,9 @@ async def test_a_process_that_is_killed_while_the_journal_is_rewritten_loses_no_
         with monkeypatch.context() as patched:
             patched.setattr(where, step, kill)
             with pytest.raises(Killed):
-                ends.add("w", "next", ok=True)
+                ends.add(end("next"))
         assert path.read_bytes() == written, "the old journal is whole"
-    ends.add("w", "last", ok=True)
+    ends.add(end("last"))
     ends.close()
     again = call_ends.CallEnds(path)
     assert await delivered(again) == [(f"c{number}", True) for number in range(10)], "the new one has what waits"
@@ -137,9 +144,75 @@ async def test_a_full_disk_is_reported_and_the_end_still_waits_in_memory(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
-        ends.add("w", "c", ok=True)
+        ends.add(end("c"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "the journal of the ends of calls cannot be written" in caplog.text
     assert await delivered(ends) == [("c", True)]
     ends.close()
+
+
+class SlowStore:
+    """Takes each end after some turns of the event loop."""
+
+    def __init__(self) -> None:
+        self.recorded: list[waiting_ends.CallEnd] = []
+        self.running = 0
+        self.most = 0
+
+    async def record(self, one: waiting_ends.CallEnd) -> bool:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        for _ in range(random.Random(one.call).randint(1, 5)):
+            await asyncio.sleep(0)
+        self.running -= 1
+        self.recorded.append(one)
+        return True
+
+
+async def test_ends_of_one_tenant_do_not_wait_behind_all_ends_of_another() -> None:
+    ends, store = call_ends.CallEnds(), SlowStore()
+    for number in range(1000):
+        ends.add(end(f"a{number}", ok=number % 2 == 0, workflow=f"a{number % 100}", tenant="attacker"))
+    ends.add(end("v", ok=False, workflow="v", tenant="victim"))
+    await ends.deliver(store.record)
+    assert [one.tenant for one in store.recorded].index("victim") < 2 * call_ends.AT_ONCE
+    assert len(store.recorded) == 1001
+    assert store.most == call_ends.AT_ONCE, "several at a time"
+
+
+async def test_the_ends_of_one_workflow_keep_their_order() -> None:
+    ends, store = call_ends.CallEnds(), SlowStore()
+    for number in range(200):
+        ends.add(end(f"{number:03}", ok=number % 2 == 0, workflow=f"w{number % 3}", tenant=f"t{number % 2}"))
+    await ends.deliver(store.record)
+    by_workflow = collections.defaultdict(list)
+    for one in store.recorded:
+        by_workflow[one.tenant, one.workflow].append((not one.ok, one.call))
+    assert len(store.recorded) == 200
+    assert all(calls == sorted(calls) for calls in by_workflow.values())
+
+
+async def test_the_tenant_with_most_ends_loses_some_when_too_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_ends, "MOST", 10)
+    ends = call_ends.CallEnds()
+    ends.add(end("v", ok=False, workflow="v", tenant="victim"))
+    for number in range(20):
+        ends.add(end(f"a{number}", ok=False, workflow=f"a{number}", tenant="attacker"))
+    ends.add(end("late", ok=False, workflow="v", tenant="victim"))
+    assert len(ends) == 10
+    assert {("v", False), ("late", False)} <= set(await delivered(ends))
+
+
+async def test_an_end_that_is_dropped_while_it_is_recorded_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_ends, "MOST", 1)
+    ends = call_ends.CallEnds()
+    ends.add(end("cut", ok=False))
+
+    async def record(one: waiting_ends.CallEnd) -> bool:
+        ends.add(end("told"))
+        return True
+
+    await ends.deliver(record)
+    assert await delivered(ends) == [("told", True)]
+    assert len(ends) == 0

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tidegate_gateway import gateway_settings
-from tidegate_gateway.observe import prometheus_metrics
+from tidegate_gateway.observe import background_loop, prometheus_metrics
 from tidegate_gateway.openai import completions, error_table, http_headers, parsed_request
 from tidegate_gateway.store import store_contract, store_link, valkey_store
 from tidegate_gateway.workflows import call_ends, workflow_service
@@ -100,6 +100,33 @@ async def test_an_end_whose_client_went_away_is_still_recorded_as_it_was() -> No
     store.answers.set()
     await flows.flush()
     assert store.ends == [("served", True)]
+
+
+async def test_overdue_workflows_end_while_the_ends_of_calls_take_long(until: Any) -> None:
+    class Busy:
+        def __init__(self) -> None:
+            self.expired = 0
+            self.answers = asyncio.Event()
+
+        async def finish(self, *subject: str, **options: object) -> store_contract.Record:
+            await self.answers.wait()
+            return member("c").record
+
+        async def expire(self, limit: int) -> None:
+            self.expired += 1
+
+        async def ends(self, limit: int) -> list[store_contract.End]:
+            return []
+
+    store, metrics = Busy(), prometheus_metrics.Metrics()
+    flows, _ = over(store)
+    flows.cut(member("c"))
+    running = asyncio.create_task(flows.run(background_loop.BackgroundLoops(metrics)))
+    await until(lambda: store.expired > 1, 10.0)
+    assert flows.unrecorded == 1
+    store.answers.set()
+    await until(lambda: flows.unrecorded == 0)
+    running.cancel()
 
 
 async def test_a_connection_that_breaks_in_a_write_is_a_store_that_does_not_answer() -> None:

@@ -172,7 +172,7 @@ def _head(gateway: running_gateway.Gateway) -> dict[str, Any]:
         "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "status": status,
         "reasons": reasons,
-        "model": gateway.discovery.served.name,
+        "model": gateway.directory.served,
         "window_s": recent_service.KEPT_S,
     }
 

@@ -68,7 +68,7 @@ def summary(gateway: running_gateway.Gateway) -> dict[str, Any]:
         "status": status,
         "reasons": reasons,
         "store": {"reachable": gateway.link.reachable},
-        "model": gateway.discovery.served.name,
+        "model": gateway.directory.served,
         "policy": policy(gateway),
         "dispatch": {
             "rule": dispatcher.settings.rule,

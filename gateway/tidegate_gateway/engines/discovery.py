@@ -44,7 +44,7 @@ class Discovery:
         profiles: Profiles,
     ) -> None:
         self.known: dict[EngineId, health_check.EngineHealth] = {}
-        self.served = health_check.ServedModel(settings.model)
+        self._served = health_check.ServedModel(settings.model, self.known, directory)
         self._settings = settings
         self._connections = connections
         self._directory = directory
@@ -116,7 +116,7 @@ class Discovery:
         self._directory.on_report(health.report())
         check = health_check.HealthCheck(
             health,
-            self.served,
+            self._served,
             settings=self._settings,
             connections=self._connections,
             directory=self._directory,

@@ -6,6 +6,7 @@ calls go there.
 """
 
 import asyncio
+import collections
 import contextlib
 import functools
 import itertools
@@ -56,7 +57,10 @@ class EngineHealth:
     misses: int = 0
     """Health checks in a row that failed."""
     checks: int = 0
+    listed: tuple[str, ...] = ()
+    """The models that it listed, if it answered the last health check."""
     models: tuple[str, ...] = ()
+    """The same, where the gateway's model is among them."""
     load: metrics_scrape.Load = field(default_factory=metrics_scrape.Load)
     policy: str | None = None
     """The scheduling policy of the engine's own queue, if its control port tells it."""
@@ -80,7 +84,6 @@ class EngineHealth:
 
     def after(self, problem: str | None, *, certain: bool, unhealthy_after: int) -> bool:
         """Counts one health check; whether the engine went up or down by it."""
-        self.checks += 1
         served = self.reason is None
         self.misses = 0 if problem is None else self.misses + 1
         if problem is None or not served or certain or self.misses >= unhealthy_after:
@@ -88,11 +91,50 @@ class EngineHealth:
         return (self.reason is None) != served
 
 
-@dataclass(slots=True)
 class ServedModel:
-    """The one model that all engines of a gateway serve; None until the first engine has listed it."""
+    """Decides which model all engines of a gateway serve, where the settings name none.
 
-    name: str | None
+    It is the model that most engines list, so one engine cannot name it alone beside several others. It is decided once
+    each engine was checked, and again while no engine serves it, or when more than half of all engines list another one:
+    engines that start late, or a pool whose engines are replaced one after the other.
+    """
+
+    def __init__(
+        self, name: str | None, known: Mapping[EngineId, EngineHealth], directory: engine_directory.EngineDirectory
+    ) -> None:
+        self._known = known
+        self._directory = directory
+        self._is_set = name is not None
+        self._changed = asyncio.Event()
+        directory.served = name
+
+    @property
+    def name(self) -> str | None:
+        return self._directory.served
+
+    def decide(self) -> None:
+        """Takes what the engines list now."""
+        engines, present = self._known.values(), self.name
+        if self._is_set or (present is None and not all(engine.checks for engine in engines)):
+            return
+        lists = collections.Counter(model for engine in engines for model in dict.fromkeys(engine.listed))
+        first = collections.Counter(engine.listed[0] for engine in engines if engine.listed)
+        if not lists:
+            return
+        found = max(lists, key=lambda model: (lists[model], first[model]))  # of equal ones the first by the settings
+        serves = any(engine.reason is None and present in engine.models for engine in engines)
+        if found == present or (serves and 2 * lists[found] <= len(engines)):
+            return
+        logger.log(logging.INFO if present is None else logging.WARNING, "the engines serve the model %s", found)
+        self._directory.served = found
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed_within(self, seconds: float) -> None:
+        """Returns when the model is another one, or after the time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
 
 
 class HealthCheck:
@@ -124,7 +166,7 @@ class HealthCheck:
                 tasks.create_task(self._follow_control(control, loops))
             while True:
                 await loops.step("health-check", self._check)
-                await asyncio.sleep(self._settings.interval_s)
+                await self._served.changed_within(self._settings.interval_s)
 
     async def _follow_control(
         self, control: control_client.EngineClient, loops: background_loop.BackgroundLoops
@@ -151,6 +193,17 @@ class HealthCheck:
             if not health.misses:
                 logger.exception("engine %s: its answer cannot be read", health.address.id)
             problem = "gives answers that cannot be read"
+        health.checks += 1
+        if problem is not None:
+            health.listed = ()
+        self._served.decide()
+        if health.listed and self._served.name not in health.listed:
+            health.models = ()  # calls for these models must not be admitted
+            served = self._served.name
+            problem = "waits for the other engines" if served is None else f"serves {health.listed[0]}, not {served}"
+            certain = True
+        elif health.listed:
+            health.models = health.listed
         if health.after(problem, certain=certain, unhealthy_after=self._settings.unhealthy_after):
             level = logging.WARNING if problem else logging.INFO
             logger.log(level, "engine %s %s", health.address.id, problem or "serves")
@@ -172,18 +225,12 @@ class HealthCheck:
             if health.load.generated < before:
                 self._placements.on_engine_restarted(health.address.id)
             self._placements.on_engine_works(health.address.id, self._extension_s)
-        if not health.models or health.checks % MODELS_EVERY == 0:
+        if not health.models or not health.listed or health.checks % MODELS_EVERY == 0:
             _, page = await self._page("/v1/models")
-            health.models = _models(page)
-        if not health.models:
-            return "lists no models on /v1/models"
-        if self._served.name is None:
-            self._served.name = health.models[0]
-        served = self._served.name
-        if served in health.models:
-            return None
-        other, health.models = health.models[0], ()  # calls for these models must not be admitted
-        return f"serves {other}, not {served}"
+            health.listed = _models(page)
+            if not health.listed:
+                health.models = ()
+        return None if health.listed else "lists no models on /v1/models"
 
     async def _page(self, path: str) -> tuple[int, bytes]:
         return await self._connections.page(self._health.address.url + path, most_bytes=metrics_scrape.MOST_BYTES)

@@ -43,8 +43,8 @@ class EngineDirectory:
         self._placements = placements
         self.models: list[str] = []
         """Every model that some engine lists (adapters included)."""
-        self._bases: frozenset[str] = frozenset()
-        """The models that engines list first: the others are adapters."""
+        self.served: str | None = None
+        """The model that every engine has that may get calls: the others are adapters. None until it is known."""
         self._listing: weakref.WeakValueDictionary[str, _Engines] = weakref.WeakValueDictionary()
         """The engines that list each adapter of which a call waits or is out."""
         self._engines: dict[EngineId, EngineReport] = {}
@@ -64,9 +64,9 @@ class EngineDirectory:
         return urllib.parse.urlsplit(self.url(engine)).netloc.rpartition("@")[2]
 
     def listing(self, model: str) -> Container[EngineId] | None:
-        """The engines that list an adapter, which follow what engines list later; None for a model itself, which every
+        """The engines that list an adapter, which follow what engines list later; None for the model itself, which every
         engine has that may get calls."""
-        if not self.models or model in self._bases:
+        if not self.models or model == self.served:
             return None
         engines = self._listing.get(model)
         if engines is None:
@@ -111,7 +111,6 @@ class EngineDirectory:
 
     def _list_models(self) -> None:
         self.models = sorted({model for engine in self._engines.values() for model in engine.models})
-        self._bases = frozenset(engine.models[0] for engine in self._engines.values() if engine.models)
         for model, engines in self._listing.items():  # calls that wait have these sets
             engines.clear()
             engines.update(one.id for one in self._engines.values() if model in one.models)

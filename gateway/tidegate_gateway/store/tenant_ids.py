@@ -35,3 +35,8 @@ OF_THE_POOL = TenantIds(by_tenant=False)
 def of_client(pool_id: str) -> str:
     """The id as its client chose it."""
     return pool_id.rpartition(_SEPARATOR)[2]
+
+
+def tenant_part(pool_id: str) -> str:
+    """What the ids of one authenticated tenant have in common; without authentication nothing."""
+    return pool_id.rpartition(_SEPARATOR)[0]

@@ -5,7 +5,7 @@ a gateway that starts again reads the file. The gateway does not wait for the di
 machine that loses its power.
 """
 
-import collections
+import asyncio
 import contextlib
 import errno
 import fcntl
@@ -17,13 +17,19 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import orjson
 
+from tidegate_gateway.store import tenant_ids
+from tidegate_gateway.workflows import waiting_ends
+
 logger = logging.getLogger("tidegate.gateway")
 
 MOST = 100_000
 """Ends that may wait. Above, ends that no client has seen are dropped first."""
 
-Record = Callable[[str, str, bool], Awaitable[bool]]
-"""Takes a workflow, a call and whether it ended well. Returns whether the end is recorded."""
+AT_ONCE = 8
+"""Ends that are given to the store at a time."""
+
+Record = Callable[[waiting_ends.CallEnd], Awaitable[bool]]
+"""Returns whether the end is recorded."""
 
 
 class CallEnds:
@@ -31,10 +37,7 @@ class CallEnds:
 
     def __init__(self, journal: pathlib.Path | None = None) -> None:
         """Reads the journal. Raises `OSError` if it cannot be used, or another gateway uses it."""
-        self._waiting: dict[bool, collections.deque[tuple[str, str]]] = {
-            ok: collections.deque() for ok in (True, False)
-        }
-        # Good ends come first: clients have seen those.
+        self._waiting = waiting_ends.WaitingEnds()
         self._path = journal
         self._journal: io.FileIO | None = None
         self._lines = 0
@@ -44,35 +47,51 @@ class CallEnds:
             if content and not content.endswith(b"\n"):
                 self._journal.write(b"\n")  # a crash cut the last line; the next one must not follow it
             for workflow, call, ok in _ends(content):
-                self._waiting[ok].append((workflow, call))
+                tenant = tenant_ids.tenant_part(workflow)
+                self._waiting.add(waiting_ends.CallEnd(tenant=tenant, workflow=workflow, call=call, ok=ok))
                 self._lines += 1
             if self._lines:
                 logger.warning("%s: %d ends of calls of an earlier process wait for the store", journal, self._lines)
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
-    def add(self, workflow: str, call: str, *, ok: bool) -> None:
+    def add(self, end: waiting_ends.CallEnd) -> None:
         """One more end, which the journal has when this returns."""
-        self._waiting[ok].append((workflow, call))
+        self._waiting.add(end)
         if len(self) > MOST:
-            dropped_workflow, dropped = (self._waiting[False] or self._waiting[True]).pop()
-            logger.error("the end of call %s of workflow %s cannot be recorded", dropped, dropped_workflow)
+            dropped = self._waiting.drop()
+            logger.error("the end of call %s of workflow %s cannot be recorded", dropped.call, dropped.workflow)
         if self._journal is None:
             return
         try:
             if self._lines >= 2 * MOST:
                 self._rewrite()
             else:
-                self._write(_line(workflow, call, ok))
+                self._write(_line(end))
         except OSError:
             logger.exception("the journal of the ends of calls cannot be written; a killed gateway would forget them")
 
     async def deliver(self, record: Record) -> None:
-        """Gives the ends to `record`, until one is not recorded. An end is dropped when it is recorded."""
-        for ok, waiting in self._waiting.items():
-            while waiting and await record(*waiting[0], ok):
-                waiting.popleft()
+        """Gives the ends that wait now to `record`, several at a time, until one is not recorded. An end is dropped when it
+        is recorded."""
+        left = len(self)
+
+        async def give() -> None:
+            nonlocal left
+            while left > 0 and (end := self._waiting.take()) is not None:
+                left -= 1
+                recorded = False
+                try:
+                    recorded = await record(end)
+                finally:
+                    self._waiting.give_back(end, recorded=recorded)
+                if not recorded:
+                    left = 0
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(AT_ONCE, left)):
+                tasks.create_task(give())
         if self._lines and not len(self):
             try:
                 self._rewrite()
@@ -90,7 +109,7 @@ class CallEnds:
         if self._journal is None or self._path is None:
             return
         if len(self):
-            lines = [_line(*end, ok) for ok, waiting in self._waiting.items() for end in waiting]
+            lines = list(map(_line, self._waiting))
             with contextlib.ExitStack() as stack:
                 fresh = self._path.with_name(self._path.name + ".new")
                 fresh.unlink(missing_ok=True)
@@ -134,8 +153,8 @@ def _opened(path: pathlib.Path) -> io.FileIO:
         journal.close()
 
 
-def _line(workflow: str, call: str, ok: bool) -> bytes:
-    return orjson.dumps([workflow, call, ok], option=orjson.OPT_APPEND_NEWLINE)
+def _line(end: waiting_ends.CallEnd) -> bytes:
+    return orjson.dumps([end.workflow, end.call, end.ok], option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _ends(content: bytes) -> Iterator[tuple[str, str, bool]]:

@@ -20,7 +20,7 @@ from tidegate_gateway.observe import background_loop, prometheus_metrics
 from tidegate_gateway.openai import error_table, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.store import store_contract, store_link, tenant_ids
-from tidegate_gateway.workflows import call_ends, store_requests, workflow_declaration, workflow_looks
+from tidegate_gateway.workflows import call_ends, store_requests, waiting_ends, workflow_declaration, workflow_looks
 from tidegate_policy import immutable
 from tidegate_policy.model import DropReason, WorkflowId
 
@@ -132,7 +132,7 @@ class Workflows:
         except (asyncio.CancelledError, error_table.Shed) as error:
             full = isinstance(error, error_table.Shed) and error.reason in FULL
             if asked and not full:
-                self._later(workflow, call, ok=False)  # the store may have taken it all the same
+                self._later(workflow, call, ok=False, tenant=fields.tenant)  # the store may have taken it all the same
             raise
         return Membership(stage=stage, call=call, record=record)
 
@@ -147,23 +147,31 @@ class Workflows:
             )
         finally:
             if not recorded:
-                self._later(membership.workflow, membership.call, ok=ok)
+                self._later(membership.workflow, membership.call, ok=ok, tenant=membership.record.tenant)
 
     def cut(self, membership: Membership) -> None:
         """The client of a call went away; recorded soon."""
-        self._later(membership.workflow, membership.call, ok=False)
+        self._later(membership.workflow, membership.call, ok=False, tenant=membership.record.tenant)
 
     async def run(self, loops: background_loop.BackgroundLoops) -> None:
-        """Records the ends that wait, ends overdue workflows and counts ended ones, until cancelled."""
+        """Records the ends that wait, ends overdue workflows and counts ended ones, until cancelled. Neither waits for the
+        other."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._record_ends(loops))
+            while True:
+                await asyncio.sleep(HOUSEKEEPING_S)
+                await loops.step("workflows", self._housekeeping)
+
+    async def _record_ends(self, loops: background_loop.BackgroundLoops) -> None:
         while True:
             await asyncio.sleep(FLUSH_S if self.unrecorded and self._link.up else HOUSEKEEPING_S)
-            await loops.step("workflows", self._housekeeping)
+            if self._link.up:
+                await loops.step("call-ends", self.flush)
 
     async def _housekeeping(self) -> None:
         store = self._link.store
         if store is None or not self._link.up:
             return
-        await self.flush()
         try:
             await store.expire(BATCH)
             for end in await store.ends(10 * BATCH):
@@ -173,7 +181,7 @@ class Workflows:
 
     async def flush(self) -> None:
         """Records the ends that wait, as far as the store takes them."""
-        await self._unrecorded.deliver(lambda workflow, call, ok: self._record(workflow, call, ok=ok))
+        await self._unrecorded.deliver(lambda end: self._record(end.workflow, end.call, ok=end.ok, tenant=end.tenant))
         self._metrics.unrecorded.set(self.unrecorded)
 
     # The API. A request that names a tenant does not see the workflows of other tenants.
@@ -290,10 +298,10 @@ class Workflows:
             logger.info("the end of call %s is not recorded: workflow %s: %s", call, workflow, error.code)
         return True
 
-    def _later(self, workflow: str, call: str, *, ok: bool) -> None:
+    def _later(self, workflow: str, call: str, *, ok: bool, tenant: str | None) -> None:
         if self._link.store is None:
             return
-        self._unrecorded.add(workflow, call, ok=ok)
+        self._unrecorded.add(waiting_ends.CallEnd(tenant=tenant or "", workflow=workflow, call=call, ok=ok))
         self._metrics.unrecorded.set(self.unrecorded)
 
 
