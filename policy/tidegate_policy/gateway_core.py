@@ -182,7 +182,7 @@ class GatewayCore:
             return DropReason.SATURATED
         prompt_tokens = facts.prompt_tokens
         if prompt_tokens is None:
-            prompt_tokens = self.lengths.prompt_tokens(facts.model, facts.characters, facts.messages)
+            prompt_tokens = self.lengths.prompt_tokens(facts.tenant, facts.model, facts.characters, facts.messages)
         kind = (facts.tenant, slo_class.name, facts.model)
         each = self.lengths.predict(kind, facts.max_tokens, prompt_tokens).expected
         return promises.Draft(
@@ -401,6 +401,7 @@ class GatewayCore:
         self.lengths.observe(
             admitted.kind,
             output_length.LengthObservation(
+                tenant=facts.tenant,
                 characters=facts.characters,
                 messages=facts.messages,
                 sequences=call.sequences,
