@@ -92,6 +92,8 @@ class CallResult:
 
     ok: bool
     """The engine sent the whole answer."""
+    rejected: bool = False
+    """The engine found the call wrong, and did no work for it."""
     prompt_tokens: int | None = None
     """Usage as the engine reported it; None = not reported."""
     output_tokens: int | None = None
@@ -308,7 +310,7 @@ class GatewayCore:
         if admitted is not None:
             self._learn(now, admitted, result)
             self._forget(now, call_id)
-        return self._seen(now, self.dispatcher.on_end(now, call_id))
+        return self._seen(now, self.dispatcher.on_end(now, call_id, ok=result.ok))
 
     def on_cancel(self, now: float, call_id: CallId) -> list[Action]:
         """The client went away, or the call was withdrawn before it arrived. An id that is not here is ignored."""
