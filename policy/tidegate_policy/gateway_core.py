@@ -92,6 +92,8 @@ class CallResult:
 
     ok: bool
     """The engine sent the whole answer."""
+    rejected: bool = False
+    """The engine found the call wrong, and did no work for it."""
     prompt_tokens: int | None = None
     """Usage as the engine reported it; None = not reported."""
     output_tokens: int | None = None
@@ -182,7 +184,7 @@ class GatewayCore:
             return DropReason.SATURATED
         prompt_tokens = facts.prompt_tokens
         if prompt_tokens is None:
-            prompt_tokens = self.lengths.prompt_tokens(facts.model, facts.characters, facts.messages)
+            prompt_tokens = self.lengths.prompt_tokens(facts.tenant, facts.model, facts.characters, facts.messages)
         kind = (facts.tenant, slo_class.name, facts.model)
         each = self.lengths.predict(kind, facts.max_tokens, prompt_tokens).expected
         return promises.Draft(
@@ -310,7 +312,7 @@ class GatewayCore:
         if admitted is not None:
             self._learn(now, admitted, result)
             self._forget(now, call_id)
-        return self._seen(now, self.dispatcher.on_end(now, call_id))
+        return self._seen(now, self.dispatcher.on_end(now, call_id, ok=result.ok))
 
     def on_cancel(self, now: float, call_id: CallId) -> list[Action]:
         """The client went away, or the call was withdrawn before it arrived. An id that is not here is ignored."""
@@ -403,6 +405,7 @@ class GatewayCore:
         self.lengths.observe(
             admitted.kind,
             output_length.LengthObservation(
+                tenant=facts.tenant,
                 characters=facts.characters,
                 messages=facts.messages,
                 sequences=call.sequences,

@@ -20,8 +20,7 @@ from tidegate_policy.cost import CostModel
 from tidegate_policy.dispatch import core_actions, engine_table, prompt_blocks
 from tidegate_policy.engine import session_hold
 from tidegate_policy.model import CallId, DropReason, EngineId, WorkflowId
-from tidegate_policy.predict import tool_use
-from tidegate_policy.predict.output_length import CHARACTERS_PER_TOKEN
+from tidegate_policy.predict import text_density, tool_use
 from tidegate_policy.steer import steering_loop
 from tidegate_sim import beliefs, engine_limits, engine_models, history, perception, virtual_steering, virtual_time
 from tidegate_sim.trace_format import TraceCall
@@ -368,7 +367,7 @@ def _facts(item: TraceCall, group_size: int) -> promises.CallFacts:
             tpot_s=None if item.tpot_slo_ms is None else item.tpot_slo_ms / 1000,
             deadline_s=None if item.workflow else item.deadline_s,
         ),
-        characters=round(item.prompt_tokens * CHARACTERS_PER_TOKEN),
+        characters=round(item.prompt_tokens * text_density.USUAL),
         session=item.session,
         workflow=item.workflow,
         stage=item.stage,

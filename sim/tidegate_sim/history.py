@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from tidegate_policy import cost, gateway_core
 from tidegate_policy.model import Call, CallId
-from tidegate_policy.predict import output_length, tool_use
+from tidegate_policy.predict import output_length, text_density, tool_use
 from tidegate_sim.trace_format import TraceCall
 
 
@@ -23,7 +23,8 @@ def learn(
         core.lengths.observe(
             (call.tenant, second, model),
             output_length.LengthObservation(
-                characters=round(call.prompt_tokens * output_length.CHARACTERS_PER_TOKEN),
+                tenant=call.tenant,
+                characters=round(call.prompt_tokens * text_density.USUAL),
                 messages=0,
                 sequences=1,
                 prompt_tokens=call.prompt_tokens,

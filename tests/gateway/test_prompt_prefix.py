@@ -115,7 +115,7 @@ def test_a_gateway_and_virtual_time_find_the_same_matches() -> None:
                 )
             )
         for number, call in enumerate(calls):
-            index.on_sent(call, EngineId(f"e{number}"), 10**6)
+            index.on_sent(call, EngineId(f"e{number}"))
         matches.append([index.cached_tokens(call) for call in calls])
     assert matches[0] == matches[1]
     assert matches[0][2] == {EngineId(f"e{number}"): tokens * depth for number, depth in enumerate((1, 2, 3, 2))}

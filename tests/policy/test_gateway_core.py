@@ -307,6 +307,28 @@ def test_calls_that_end_in_any_way_leave_nothing_of_their_session() -> None:
     assert not made.tools._running
 
 
+def rejected(made: GatewayCore, name: str, **more: object) -> None:
+    """A call that an engine rejects at once."""
+    arrived(made, name, **more)
+    made.on_end(0.0, CallId(name), CallResult(ok=False, rejected=True))
+
+
+def test_calls_that_engines_reject_displace_no_prefixes() -> None:
+    made = core(engines=1)
+    arrived(made, "good", blocks=(1, 2), block_share=0.4)
+    made.on_first_token(0.0, CallId("good"))
+    made.on_end(0.0, CallId("good"), answered())
+    for number in range(40):
+        blocks = tuple(range(100 * number + 100, 100 * number + 180))
+        rejected(made, f"wrong {number}", blocks=blocks, characters=400_000, block_share=0.0125)
+    index = made.dispatcher.prefixes
+    assert index.cached_tokens(replace(promised(made), blocks=(1, 2), block_tokens=40.0)) == {"e0": 80}
+    assert index.cached_tokens(replace(promised(made), blocks=(100,), block_tokens=40.0)) == {}
+    arrived(made, "good 2", blocks=(5,), block_share=0.4)
+    made.on_end(0.0, CallId("good 2"), answered())
+    assert index.cached_tokens(replace(promised(made), blocks=(5,), block_tokens=40.0)), "also without a first token"
+
+
 def test_what_engines_cost_follows_their_answers_where_that_is_turned_on_or_they_have_no_profile() -> None:
     learns, without_profile, keeps = core(1, learn_costs=True), core(1, profile=None), core(1)
     for made in (learns, without_profile, keeps):

@@ -3,16 +3,23 @@
 import pytest
 
 from tidegate_policy.admit.outliers import FailureRecord, OutlierSettings
-from tidegate_policy.predict import output_length
+from tidegate_policy.predict import output_length, text_density
 from tidegate_policy.predict.output_length import LengthObservation, LengthPrediction, OutputLengths
 from tidegate_policy.predict.remaining_work import RemainingWork
 
 KIND = ("acme", "chat", "m")
 
 
-def seen(output: int, *, characters: int = 400, sequences: int = 1, prompt: int = 105) -> LengthObservation:
+def seen(
+    output: int, *, characters: int = 400, sequences: int = 1, prompt: int = 105, tenant: str = "acme"
+) -> LengthObservation:
     return LengthObservation(
-        characters=characters, messages=0, sequences=sequences, prompt_tokens=prompt, output_tokens=output
+        tenant=tenant,
+        characters=characters,
+        messages=0,
+        sequences=sequences,
+        prompt_tokens=prompt,
+        output_tokens=output,
     )
 
 
@@ -31,10 +38,40 @@ def test_output_length_follows_the_kind_then_the_model_then_the_default() -> Non
 
 def test_characters_per_token_are_learned() -> None:
     lengths = OutputLengths()
-    assert lengths.prompt_tokens("m", 4000, 0) == 1000
+    assert lengths.prompt_tokens("acme", "m", 4000, 0) == 1000
     for _ in range(200):
         lengths.observe(KIND, seen(1, characters=4000, prompt=2000))
-    assert lengths.prompt_tokens("m", 4000, 0) == pytest.approx(2000, rel=0.02)
+    assert lengths.prompt_tokens("acme", "m", 4000, 0) == pytest.approx(2000, rel=0.02)
+    assert lengths.prompt_tokens("acme", "other", 4000, 0) == 1000
+
+
+def test_odd_texts_of_one_tenant_do_not_lengthen_the_prompts_of_others() -> None:
+    lengths = OutputLengths()
+    lengths.observe(KIND, seen(1, characters=4000, prompt=1000))
+    for _ in range(500):
+        lengths.observe(("odd", "chat", "m"), seen(1, characters=100, prompt=4000, tenant="odd"))
+    assert lengths.prompt_tokens("odd", "m", 4000, 0) == 8000
+    assert lengths.prompt_tokens("acme", "m", 4000, 0) == 1000
+    assert lengths.prompt_tokens("new", "m", 4000, 0) <= 1500, "the odd tenant is one of several"
+
+
+def test_a_new_tenant_gets_the_mean_of_the_tenants_of_its_model() -> None:
+    density = text_density.TextDensity()
+    for number in range(20):
+        for _ in range(100):
+            density.observe(f"t{number}", "m", 2.0)
+    assert density.characters_per_token("new", "m") == pytest.approx(2.0, abs=0.15)
+    assert density.characters_per_token("new", "other") == text_density.USUAL
+
+
+def test_characters_per_token_take_bounded_memory() -> None:
+    density = text_density.TextDensity()
+    for number in range(text_density.MAX_TENANTS + 50):
+        density.observe(f"t{number}", f"m{number % 7}", 2.0)
+    assert len(density._tenants) == text_density.MAX_TENANTS
+    for number in range(text_density.MAX_TENANTS):
+        density.observe(f"u{number}", "other", 2.0)
+    assert list(density._models) == ["other"], "a model without tenants is forgotten"
 
 
 def test_a_forgotten_kind_gets_the_mean_of_its_model() -> None:

@@ -38,7 +38,12 @@ class Shipped:
 
     def observe(self, call: Length) -> None:
         seen = output_length.LengthObservation(
-            characters=0, messages=0, sequences=1, prompt_tokens=call.prompt_tokens, output_tokens=call.output_tokens
+            tenant="",
+            characters=0,
+            messages=0,
+            sequences=1,
+            prompt_tokens=call.prompt_tokens,
+            output_tokens=call.output_tokens,
         )
         self._lengths.observe(("", call.kind, MODEL), seen)
 

@@ -43,7 +43,12 @@ def lengths(times: Times, rng: random.Random) -> None:
         kind = ("tenant", f"stage {rng.randrange(KINDS)}", "model")
         prompt, output = rng.randrange(50, 8000), max(1, round(rng.lognormvariate(5.0, 1.0)))
         seen = output_length.LengthObservation(
-            characters=4 * prompt, messages=2, sequences=1, prompt_tokens=prompt, output_tokens=output
+            tenant="tenant",
+            characters=4 * prompt,
+            messages=2,
+            sequences=1,
+            prompt_tokens=prompt,
+            output_tokens=output,
         )
         times.of("length of an answer: predict", learned.predict, kind, None, prompt)
         times.of("length of an answer: observe", learned.observe, kind, seen)

@@ -118,7 +118,7 @@ class HandedOver:
             for engine in self._directory.engines_at([served]):
                 self.record.engine = engine
         self.record.first_token_at_s = self._clock()
-        self._placement.answered()
+        self._placement.answered(rejects=status != 200)
         self._placement.watchdog.limit(LONGEST_S)
 
     def on_end(self) -> None:
@@ -135,11 +135,10 @@ class HandedOver:
         await self._over
 
     async def _ended(self, status: int) -> None:
-        ok = status == 200
+        ok, failed = status == 200, engine_client.is_failure(status)
         self.record.finished_at_s = self._clock()
-        self._placement.finished(ok=ok)
+        self._placement.finished(ok=ok, rejected=not (ok or failed or status == 429))
         if not ok:
-            failed = engine_client.is_failure(status)
             self.record.outcome = "engine_failed" if failed else "rejected"
             failure = retries.Failure.BUSY if status in (429, 503) else retries.Failure.FAILED
             if failed and retries.blames_engine(failure):

@@ -111,21 +111,23 @@ class Placement:
         elif self.record.engine is not None:
             self._placements.core.on_rejection_shared(first, self.record.engine)
 
-    def answered(self) -> None:
-        """The first token, or the whole answer, is here."""
+    def answered(self, *, rejects: bool = False) -> None:
+        """The first token, or the whole answer, is here. `rejects`: the engine did no work for it."""
         self.begun = True
-        self._placements.answered(self.call.id)
+        if not rejects:
+            self._placements.answered(self.call.id)
 
     def progress(self, tokens: int) -> None:
         """So many tokens of the answer are here."""
         self._placements.core.on_progress(self._placements.clock(), self.call.id, tokens)
 
-    def finished(self, *, ok: bool) -> None:
-        """The engine has no more work with the call; the core learns from a whole answer."""
+    def finished(self, *, ok: bool, rejected: bool = False) -> None:
+        """The engine has no more work with the call; the core learns from a whole answer. `rejected`: the engine found the
+        call wrong."""
         self.ended = True
         if ok:
             self.report_engine(ok=True)
-        self._placements.finished(self.call.id, self.record.result(ok=ok))
+        self._placements.finished(self.call.id, self.record.result(ok=ok, rejected=rejected))
 
     def on_send(self, send: core_actions.Send) -> None:
         """The core chose an engine."""

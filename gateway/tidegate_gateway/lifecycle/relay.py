@@ -139,7 +139,7 @@ class Relay:
             self._reply = reply
         self.record.first_token_at_s = self._clock()
         self._token_by_s = self._loop.time() + self._timeouts.next_token_s
-        self._placement.answered()
+        self._placement.answered(rejects=self._reply.rejects)
         meter = self._reply.meter
         if meter.done:
             await self._complete(self._reply)
@@ -184,7 +184,7 @@ class Relay:
         self.record.finished_at_s = self._clock()
         self._count()
         ok = not reply.rejects and not meter.failed
-        self._placement.finished(ok=ok)
+        self._placement.finished(ok=ok, rejected=reply.rejects)
         if not ok:
             self.record.outcome = "engine_failed" if meter.failed else "rejected"
             if meter.failed:

@@ -71,10 +71,11 @@ class CallRecord:
         """Seconds to spare as predicted when the call was sent; None without a deadline."""
         return None if self.decision is None else self.decision.slack_s
 
-    def result(self, *, ok: bool) -> gateway_core.CallResult:
+    def result(self, *, ok: bool, rejected: bool = False) -> gateway_core.CallResult:
         """The call's end as the gateway core learns from it."""
         return gateway_core.CallResult(
             ok=ok,
+            rejected=rejected,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
             finished_at_s=self.finished_at_s,

@@ -4,6 +4,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 
 from tidegate_policy import policies
+from tidegate_policy.dispatch import prefix_index
 from tidegate_policy.dispatch.routing import Prices
 from tidegate_policy.model import Backlog, Call, EngineId
 
@@ -17,12 +18,14 @@ class Out:
     charge: Backlog
     attempt: int
     item: policies.QueuedRequest
-    tokens: int = 0
-    """Tokens that the policy was told of."""
     avoid: frozenset[EngineId] = frozenset()
     """Engines that have failed the call."""
     only: Container[EngineId] | None = None
     """The engines that the call may go to, which may become others while it waits; None = all."""
+    awaited: tuple[prefix_index.Key, ...] = ()
+    """Blocks of its prompt that the engine did not hold when the call was sent."""
+    tokens: int = 0
+    """Tokens that the policy was told of."""
     answered: bool = False
     """The engine has sent the first token."""
 

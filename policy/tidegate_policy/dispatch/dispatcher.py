@@ -161,7 +161,7 @@ class Dispatcher:
         out = self._out.get(call_id)
         if out is None:
             return []
-        out.answered = True
+        self._answered(out)
         self.on_progress(now, call_id, 1)
         return self.pump(now) if self.tenants.on_first_token(out.call) else []
 
@@ -218,9 +218,9 @@ class Dispatcher:
         self._wait(out.call, waiting)
         return self.pump(now)
 
-    def on_end(self, now: float, call_id: CallId) -> list[Action]:
-        """The call's last token came, or it failed for good. An unknown id is ignored (a late echo of a cancel)."""
-        self._settle(now, call_id)
+    def on_end(self, now: float, call_id: CallId, *, ok: bool = True) -> list[Action]:
+        """The call's last token came (`ok`), or it failed for good. An unknown id is ignored (a late echo of a cancel)."""
+        self._settle(now, call_id, ok=ok)
         return self.pump(now)
 
     def on_cancel(self, now: float, call_id: CallId) -> list[Action]:
@@ -229,7 +229,7 @@ class Dispatcher:
         if item is not None:
             self._waits_no_more(item.call)
             return self.pump(now)
-        return self.on_end(now, call_id)
+        return self.on_end(now, call_id, ok=False)
 
     def on_workflow_end(self, now: float, workflow: WorkflowId) -> list[Action]:
         """The workflow is over, so another one may start."""
@@ -250,10 +250,9 @@ class Dispatcher:
         self.prefixes.on_cleared(engine)
 
     def on_sent_elsewhere(self, sent: Iterable[prefix_index.SentPrompt]) -> None:
-        """Other gateways have sent these prompts to engines. Engines that are not known here are left out."""
+        """Engines have answered these prompts for other gateways. Engines that are not known here are left out."""
         for prompt in sent:
-            engine = self._engines.get(prompt.engine)
-            if engine is not None:
+            if (engine := self._engines.get(prompt.engine)) is not None:
                 self.prefixes.record(prompt, engine.cost.kv_tokens)
 
     def on_policy(self, now: float, policy: policies.Policy) -> int:
@@ -408,10 +407,10 @@ class Dispatcher:
             raise AssertionError(f"rule {self.settings.rule!r} named engine {chosen.id!r}, which is not in the pool")
         self._engines.on_sent(now, target, call)
         target.set_own(target.own + price.charge)
+        awaited = self.prefixes.on_sent(call, chosen.id)
         self._out[call.id] = call_records.Out(
-            call, chosen.id, price.charge, waited.attempt, item, avoid=frozenset(waited.avoid), only=waited.only
+            call, chosen.id, price.charge, waited.attempt, item, frozenset(waited.avoid), waited.only, awaited
         )
-        self.prefixes.on_sent(call, chosen.id, chosen.cost.kv_tokens)
         self._rule.on_sent(now, call, chosen.id)
         return Send(call=call, decision=decision, attempt=waited.attempt, cached_tokens=chosen.cached_tokens)
 
@@ -424,20 +423,27 @@ class Dispatcher:
         for engine in self._warm:
             engine.cached_tokens = cached[engine.id]
 
-    def _settle(self, now: float, call_id: CallId) -> None:
+    def _answered(self, out: call_records.Out) -> None:
+        """The engine has computed the prompt of the call."""
+        if not out.answered and (engine := self._engines.get(out.engine)) is not None:
+            self.prefixes.on_answered(out.call, out.engine, engine.cost.kv_tokens, out.awaited)
+        out.answered, out.awaited = True, ()
+
+    def _settle(self, now: float, call_id: CallId, *, ok: bool = False) -> None:
         out = self._out.pop(call_id, None)
         if out is None:
             return
+        if ok:
+            self._answered(out)
         self._recharge(out, NO_BACKLOG)
-        engine = self._engines.get(out.engine)
-        if engine is not None:
+        self.prefixes.on_unanswered(out.engine, out.awaited)
+        if (engine := self._engines.get(out.engine)) is not None:
             engine.estimate.forget(call_id)
         self._left(now, out.call)
         self._rule.on_end(now, out.call, out.engine)
 
     def _recharge(self, out: call_records.Out, left: Backlog) -> None:
-        engine = self._engines.get(out.engine)
-        if engine is not None:
+        if (engine := self._engines.get(out.engine)) is not None:
             engine.set_own(engine.own + (left - out.charge))
         out.charge = left
 

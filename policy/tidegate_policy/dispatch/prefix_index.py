@@ -1,7 +1,9 @@
 """Which engine holds which prefixes in its KV cache, as far as the gateway can tell?
 
-The index records the block hashes of each call where the call was sent (`prompt_blocks`), and of the calls that the other
-gateways of the pool sent. The record of an engine is bounded by the engine's KV size in tokens and by a share of
+The index records the block hashes of each call where the call was sent (`prompt_blocks`), and of the calls that engines
+answered for the other gateways of the pool. Until its engine answers, a call takes no room in the record: its new blocks
+are only awaited, so that calls with the same beginning follow it. A call that the engine rejects thus leaves nothing, and
+displaces nothing. The record of an engine is bounded by the engine's KV size in tokens and by a share of
 `max_entries`. The block that was used least recently is forgotten first, and a later block of a prompt before an earlier
 one, as in the engine's own cache. What a call puts into the cache beside its blocks (the rest of its prompt, and its
 answer) takes room in the record too. A session whose calls have no hashes is one block: the engine that served its last
@@ -27,7 +29,7 @@ Key = int | tuple[str, str, str]
 
 @immutable.value(frozen=True, slots=True, kw_only=True)
 class SentPrompt:
-    """The prompt of a call that was sent to an engine."""
+    """The prompt of a call that an engine answered."""
 
     engine: EngineId
     blocks: tuple[int, ...]
@@ -40,7 +42,7 @@ class SentPrompt:
 class _Record:
     """What one engine is believed to hold."""
 
-    __slots__ = ("bit", "entries", "tokens")
+    __slots__ = ("awaited", "bit", "entries", "tokens")
 
     def __init__(self, bit: int) -> None:
         self.bit = bit
@@ -48,6 +50,8 @@ class _Record:
         """Tokens of each entry, the entry that was used least recently first."""
         self.tokens = 0.0
         """Tokens of all entries."""
+        self.awaited: dict[Key, int] = {}
+        """Calls at the engine that it has not answered, by each block that was no entry when they were sent."""
 
 
 class PrefixIndex:
@@ -60,14 +64,14 @@ class PrefixIndex:
         self._most = max_entries
         """Entries that one engine may have."""
         self._holders: dict[Key, int] = {}
-        """A bit for each engine that holds the block."""
+        """A bit for each engine that holds the block, or will when it answers."""
         self._records: dict[EngineId, _Record] = {}
         self._names: dict[int, EngineId] = {}
         """The engine of each bit."""
         self._unshared = 0
         """The key of the last entry for tokens that no other prompt shares."""
         self._untold: list[SentPrompt] | None = None
-        """Calls of which the other gateways do not know; None while there are none."""
+        """Answered calls of which the other gateways do not know; None while there are none."""
         self._untold_blocks = 0
 
     @property
@@ -104,24 +108,54 @@ class PrefixIndex:
             found[names[bit]] = tokens
         return found
 
-    def on_sent(self, call: Call, engine: EngineId, kv_tokens: int) -> None:
-        """The call went to the engine, whose KV cache has room for `kv_tokens` tokens."""
+    def on_sent(self, call: Call, engine: EngineId) -> tuple[Key, ...]:
+        """The call went to the engine. Returns the blocks that it awaits, for `on_answered` or `on_unanswered`."""
+        if not self._max_entries:
+            return ()
+        record = self._records.get(engine) or self._record(engine)
+        entries, awaited, holders, bit = record.entries, record.awaited, self._holders, record.bit
+        keys: tuple[Key, ...] = call.blocks or ((_session_key(call),) if call.session else ())
+        new = tuple([key for key in keys if key not in entries])
+        for key in new:
+            awaited[key] = awaited.get(key, 0) + 1
+            holders[key] = holders.get(key, 0) | bit
+        return new
+
+    def on_answered(self, call: Call, engine: EngineId, kv_tokens: int, new: tuple[Key, ...]) -> None:
+        """The engine, whose KV cache has room for `kv_tokens` tokens, has computed the prompt of the call."""
         if not self._max_entries:
             return
         context = call.prompt_tokens + call.output_predicted * call.sequences
         if call.session and not call.blocks:
             record = self._records.get(engine) or self._record(engine)
             self._use(record, _session_key(call), context)
+            self.on_unanswered(engine, new)
             self._trim(record, kv_tokens)
             return
         sent = SentPrompt(engine=engine, blocks=call.blocks, block_tokens=call.block_tokens, tokens=context)
         self.record(sent, kv_tokens)
+        self.on_unanswered(engine, new)
         if self._untold is not None and self._untold_blocks + len(call.blocks) <= MOST_UNTOLD_BLOCKS:
             self._untold.append(sent)
             self._untold_blocks += len(call.blocks) + 1
 
+    def on_unanswered(self, engine: EngineId, new: tuple[Key, ...]) -> None:
+        """The call no longer awaits these blocks: the engine has rejected it, or something else ended it."""
+        record = self._records.get(engine)
+        if record is None:
+            return
+        awaited = record.awaited
+        for key in new:
+            count = awaited.get(key, 0)
+            if count > 1:
+                awaited[key] = count - 1
+            elif count:
+                del awaited[key]
+                if key not in record.entries:
+                    self._hold_no_more(record, key)
+
     def record(self, sent: SentPrompt, kv_tokens: int) -> None:
-        """This gateway or another one has sent a prompt to the engine, whose KV cache has room for `kv_tokens` tokens."""
+        """The engine, whose KV cache has room for `kv_tokens` tokens, has answered this gateway or another one."""
         if not self._max_entries:
             return
         record = self._records.get(sent.engine) or self._record(sent.engine)
@@ -139,8 +173,8 @@ class PrefixIndex:
             self._trim(record, kv_tokens)
 
     def untold(self, *, gateways: int) -> list[SentPrompt]:
-        """The prompts that this gateway has sent since the last call of this method, for the other gateways. None are
-        gathered while `gateways`, the number of gateways of the pool, is one."""
+        """The prompts that engines have answered this gateway since the last call of this method, for the other gateways.
+        None are gathered while `gateways`, the number of gateways of the pool, is one."""
         told, self._untold_blocks = self._untold or [], 0
         self._untold = [] if gateways > 1 and self._max_entries else None
         return told
@@ -158,13 +192,14 @@ class PrefixIndex:
         if record is not None:
             del self._names[record.bit]
             self._count_records()
-            while record.entries:
-                self._drop(record, next(iter(record.entries)))
+            for key in (*record.entries, *record.awaited):
+                self._hold_no_more(record, key)
 
     def _session_tokens(self, call: Call) -> Mapping[EngineId, int]:
         key = _session_key(call)
         names = [self._names[bit] for bit in _bits(self._holders.get(key, 0))]
-        return {name: min(round(self._records[name].entries[key]), call.prompt_tokens - 1) for name in names}
+        most = call.prompt_tokens - 1  # of an engine that has the session's first call, but has not answered it yet
+        return {name: min(round(self._records[name].entries.get(key, most)), most) for name in names}
 
     def _record(self, engine: EngineId) -> _Record:
         known = self._records.get(engine)
@@ -213,6 +248,10 @@ class PrefixIndex:
         record.tokens -= record.entries.pop(key)
         if not record.entries:
             record.tokens = 0.0  # no rounding error stays
+        if key not in record.awaited:
+            self._hold_no_more(record, key)
+
+    def _hold_no_more(self, record: _Record, key: Key) -> None:
         left = self._holders.get(key, 0) & ~record.bit
         if left:
             self._holders[key] = left

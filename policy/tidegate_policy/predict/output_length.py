@@ -1,9 +1,9 @@
 """How many tokens does a call have? Learned from the usage that engines report.
 
 The gateway has no tokenizer. A prompt is counted in characters and divided by the characters per token observed for the
-model. The output length follows the calls of the same kind: the same workflow template or tenant, the same stage or class,
-the same model. A client's `max_tokens` only bounds the prediction, because answers rarely reach it. An unknown kind gets
-the model's own mean.
+tenant and the model (`text_density`). The output length follows the calls of the same kind: the same workflow template or
+tenant, the same stage or class, the same model. A client's `max_tokens` only bounds the prediction, because answers rarely
+reach it. An unknown kind gets the model's own mean.
 """
 
 import math
@@ -15,11 +15,10 @@ from typing import TypeVar
 from tidegate_policy import immutable
 from tidegate_policy.cost import CostModel, mean_call_seconds
 from tidegate_policy.model import Call, CallId
-from tidegate_policy.predict import conformal_bound
+from tidegate_policy.predict import conformal_bound, text_density
 
 DEFAULT_OUTPUT_TOKENS = 128.0
 DEFAULT_PROMPT_TOKENS = 256.0
-CHARACTERS_PER_TOKEN = 4.0
 MESSAGE_TOKENS = 5.0
 """Tokens that a chat template adds for each message."""
 NEWEST_WEIGHT = 0.02
@@ -37,7 +36,7 @@ MOST_TOKENS = 1 << 40
 MAX_KINDS = 4096
 """Kinds remembered; the kind observed least recently is forgotten first."""
 MAX_MODELS = 1024
-"""Models for which characters per token are remembered."""
+"""Models for which errors of predictions are remembered."""
 
 Kind = tuple[str, str, str]
 """(template or tenant, stage or class, model)."""
@@ -85,6 +84,7 @@ class LengthPrediction:
 class LengthObservation:
     """The usage that an engine reported for a finished call."""
 
+    tenant: str
     characters: int
     """Characters of all prompts; 0 = unknown, as for prompts given in token ids."""
     messages: int
@@ -99,15 +99,15 @@ class OutputLengths:
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[Kind, Lengths] = OrderedDict()
-        self._characters: OrderedDict[str, float] = OrderedDict()
+        self._density = text_density.TextDensity()
         self._sized: OrderedDict[tuple[Kind, int], Lengths] = OrderedDict()
         """By kind and by the power of two below the prompt's tokens."""
         self._bounds: OrderedDict[str, conformal_bound.ConformalBound] = OrderedDict()
         """The errors of predictions, by model."""
 
-    def prompt_tokens(self, model: str, characters: int, messages: int) -> int:
+    def prompt_tokens(self, tenant: str, model: str, characters: int, messages: int) -> int:
         """Predicted prompt tokens; at least 1."""
-        per_token = self._characters.get(model, CHARACTERS_PER_TOKEN)
+        per_token = self._density.characters_per_token(tenant, model)
         return max(1, round(characters / per_token + MESSAGE_TOKENS * messages))
 
     def predict(self, kind: Kind, max_tokens: int | None, prompt_tokens: int = 0) -> LengthPrediction:
@@ -137,11 +137,7 @@ class OutputLengths:
         model = kind[2]
         text_tokens = seen.prompt_tokens - MESSAGE_TOKENS * seen.messages
         if seen.characters >= 32 and text_tokens >= 8:
-            ratio = min(max(seen.characters / text_tokens, 0.5), 16.0)
-            before = self._characters.get(model, CHARACTERS_PER_TOKEN)
-            self._characters[model] = before + NEWEST_WEIGHT * 2 * (ratio - before)
-            if len(self._characters) > MAX_MODELS:
-                self._characters.popitem(last=False)
+            self._density.observe(seen.tenant, model, seen.characters / text_tokens)
         output = round(seen.output_tokens / seen.sequences)
         lengths = self._of(kind)
         sized = self._sized.get((kind, seen.prompt_tokens.bit_length()))
