@@ -152,7 +152,7 @@ async def _listen(
             handlers.routes(),
             where.host,
             where.port,
-            guard=handlers.guard,
+            guard=handlers.port_guard,
             bodies=gateway.bodies,
             encryption=encryption.context(),
         )

@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import pathlib
+import socket
 import tracemalloc
 from typing import Any
 
@@ -241,13 +242,19 @@ def test_loopback_needs_no_keys(host: str) -> None:
         ({}, 200),
         ({"host": "localhost:8001"}, 200),
         ({"host": "[::1]:8001"}, 200),
-        ({"host": "chat-gateway-internal.default.svc:8001"}, 200),
+        ({"host": "localhost.:8001"}, 200),
+        ({"host": f"{socket.gethostname()}:8001"}, 200),
         ({"host": "tools.example"}, 200),
         ({"host": "localhost:8001", "origin": "http://localhost:8001"}, 200),
         ({"host": "evil.example"}, 403),
         ({"host": "evil.example:8001"}, 403),
         ({"host": "127.0.0.1.evil.example"}, 403),
         ({"host": "a.svc.evil.example"}, 403),
+        ({"host": "evil"}, 403),
+        ({"host": "evil:8001", "origin": "http://evil:8001"}, 403),
+        ({"host": "rebind.svc"}, 403),
+        ({"host": "rebind.localhost"}, 403),
+        ({"host": "chat-gateway-internal.default.svc:8001"}, 403),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
     ],
@@ -259,3 +266,47 @@ async def test_the_admin_port_refuses_foreign_hosts_and_origins(up: Any, headers
                 method, client.admin_url + path, headers=headers, json={"policy": "fcfs"}
             ) as answer:
                 assert answer.status == status
+
+
+async def test_the_operator_calls_the_admin_port_by_the_name_of_its_service_and_with_the_token(up: Any) -> None:
+    listen = {"adminHost": "0.0.0.0"}
+    async with up(store=False, listen=listen, auth={"poolToken": ACME}) as client:
+        url = client.admin_url.replace("0.0.0.0", "127.0.0.1") + "/admin/state"
+        host = {"host": "chat-gateway-internal.default.svc:8001"}
+        for headers, status in ((host, 401), (host | {"authorization": f"Bearer {ACME}"}, 200)):
+            async with client.http.get(url, headers=headers) as answer:
+                assert answer.status == status
+
+
+WEB_PAGES = [
+    ({}, 200),
+    ({"host": "chat.example", "origin": "https://chat.example"}, 200),
+    ({"origin": "https://chat.example", "sec-fetch-site": "same-origin"}, 200),  # a proxy has changed the Host
+    ({"sec-fetch-site": "none"}, 200),  # a person has typed the address
+    ({"origin": "http://evil.example"}, 403),
+    ({"origin": "http://evil.example", "sec-fetch-site": "same-site"}, 403),
+    ({"origin": "null"}, 403),
+    ({"sec-fetch-site": "cross-site"}, 403),
+]
+
+
+@pytest.mark.parametrize(("headers", "status"), WEB_PAGES)
+async def test_without_keys_web_pages_of_other_sites_run_no_calls(
+    up: Any, headers: dict[str, str], status: int
+) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        body = b'{"model": "fake", "messages": [{"role": "user", "content": "x"}]}'
+        simple = {"content-type": "text/plain", **headers}  # a browser asks nobody before it sends this
+        seen, answer, _ = await client.send("POST", "/v1/chat/completions", data=body, headers=simple)
+        assert seen == status, answer
+        assert len(engine.bodies) == (status == 200)
+        assert status == 200 or "web pages of other sites" in answer["error"]["message"]
+        seen, _, _ = await client.send("DELETE", "/v1/workflows/w", headers=headers)
+        assert seen == (404 if status == 200 else 403)
+        async with client.http.get(client.url, headers=headers) as page:
+            assert page.status == 200, "a link of another site may show the page, whose files hold no data"
+
+
+async def test_with_keys_web_pages_of_other_sites_may_call(up: Any, keys_file: pathlib.Path) -> None:
+    async with fake_engine.engine() as engine, up(engine, auth={"keysFile": str(keys_file)}) as client:
+        assert (await client.ask(headers=bearer(OTHER, origin="https://chat.example")))[0] == 200

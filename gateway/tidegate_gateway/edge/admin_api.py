@@ -6,6 +6,7 @@ this machine, and a person's browser and `tidegate policy` are among them.
 
 import ipaddress
 import re
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from tidegate_control import pool_token
 from tidegate_gateway import access_settings, running_gateway
 from tidegate_gateway.callers import caller
 from tidegate_gateway.coordination import policy_choice
-from tidegate_gateway.edge import http_api, http_listener, http_messages, state_snapshot
+from tidegate_gateway.edge import http_api, http_listener, http_messages, state_snapshot, web_origins
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy.dispatch import traffic_split
 from tidegate_policy.model import EngineId
@@ -25,13 +26,12 @@ MOST_CHARACTERS = 256
 MOST_ALTERNATIVES, MOST_NAME = 32, 64
 """Policies that the steering loop compared, and the characters of a name."""
 _PORT = re.compile(r":\d+$")
-_OWN_ENDS = (".svc", ".svc.cluster.local", ".localhost")
 
 
 def _is_own_name(name: str, more: frozenset[str]) -> bool:
-    """Whether a Host names this port: an address, a name without dots, a Service, or a name of the settings. A page of
-    another site has the name of that site there."""
-    if name in more or ("." not in name.removesuffix(".") and ":" not in name) or name.endswith(_OWN_ENDS):
+    """Whether a Host names this port: an address, or one of its names. A page of another site has the name of that site
+    there, which may have no dots, or end like the name of a Service."""
+    if name in more:
         return True
     try:
         ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
@@ -46,7 +46,8 @@ class AdminApi:
     def __init__(self, gateway: running_gateway.Gateway) -> None:
         self._gateway = gateway
         listen = gateway.settings.listen
-        self._names = frozenset(map(str.lower, (listen.admin_host, *listen.admin_names)))
+        names = ("localhost", socket.gethostname(), listen.admin_host, *listen.admin_names)
+        self._names = frozenset(map(str.lower, names))
         is_local = access_settings.LOOPBACK.fullmatch(listen.admin_host) is not None
         self._token = None if is_local else gateway.settings.auth.pool_token
 
@@ -65,15 +66,15 @@ class AdminApi:
 
     def guard(self, request: http_messages.Request, route: http_listener.Route) -> None:
         """Keeps away clients without the token, and web pages of other origins, also those that resolve their own name to
-        this address. Raises `GatewayError`."""
+        this address. No page has the token, so where it is required every name will do. Raises `GatewayError`."""
         host, origin = request.header("host").lower(), request.header("origin").lower()
         name = host.rpartition(":")[0] if _PORT.search(host) else host
-        if not _is_own_name(name, self._names):
+        if self._token is None and not _is_own_name(name.removesuffix("."), self._names):
             raise caller.forbidden(
                 "the admin port does not have this host name; call it by its address, or set listen.adminNames",
                 param="host",
             )
-        if origin and origin not in (f"http://{host}", f"https://{host}"):
+        if origin and not web_origins.is_own(origin, host):
             raise caller.forbidden("the admin port takes no requests of other origins", param="origin")
         if not route.without_key and (problem := pool_token.problem(self._token, request.headers)):
             raise caller.unauthenticated(f"{problem}: send it as Authorization: Bearer (docs/operations.md)")

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from tidegate_gateway import running_gateway
+from tidegate_gateway.callers import caller
 from tidegate_gateway.edge import (
     call_requests,
     http_connection,
@@ -21,6 +22,7 @@ from tidegate_gateway.edge import (
     page_state,
     relquery_http,
     status_page,
+    web_origins,
 )
 from tidegate_gateway.lifecycle import relay
 from tidegate_gateway.openai import (
@@ -86,6 +88,17 @@ class HttpApi:
         authentication = self._gateway.authentication
         if authentication.required and not route.without_key:
             request.headers = authentication.caller_of(request.headers).bound(request.headers)
+
+    def port_guard(self, request: http_messages.Request, route: http_listener.Route) -> None:
+        """As `guard`, for a port that browsers may reach: without keys nothing else keeps away the web pages that a person
+        of this machine reads. Raises `GatewayError`."""
+        if not self._gateway.authentication.required and not route.without_key and web_origins.is_foreign(request):
+            raise caller.forbidden(
+                "a gateway without API keys takes no requests of web pages of other sites; call it from a program, or set"
+                " auth.keysFile or auth.jwt",
+                param="origin",
+            )
+        self.guard(request, route)
 
     def probes(self) -> http_listener.Routes:
         """The paths that Kubernetes and Prometheus read, for a port of their own that clients cannot fill."""

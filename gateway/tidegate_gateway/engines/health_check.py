@@ -178,7 +178,7 @@ class HealthCheck:
             await asyncio.sleep(self._settings.interval_s)
 
     async def _check(self) -> None:
-        health, certain = self._health, False
+        health, certain, before = self._health, False, self._health.listed
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 problem = await self._problem()
@@ -196,7 +196,8 @@ class HealthCheck:
         health.checks += 1
         if problem is not None:
             health.listed = ()
-        self._served.decide()
+        if health.listed != before or health.reason is not None:  # else nothing has changed
+            self._served.decide()
         if health.listed and self._served.name not in health.listed:
             health.models = ()  # calls for these models must not be admitted
             served = self._served.name
