@@ -113,6 +113,10 @@ class _Admitted:
     kind: output_length.Kind
     call: Call
     grant: promises.StageGrant | None = None
+    offered: Call | None = None
+    """As it was counted in the offered load."""
+    rejected: bool = False
+    """The last engine that judged the call found it wrong."""
     engine: EngineId | None = None
     cached_tokens: int = 0
     """Tokens of the prompt that this engine is believed to hold."""
@@ -158,7 +162,8 @@ class GatewayCore:
         """The waiting calls of each kind that have the predictions of this core, in the order in which they are predicted
         again."""
         self.offered = call_load.Tally()
-        """The calls that have arrived, with their predicted lengths, whether engines exist or not."""
+        """The calls that have arrived, with their predicted lengths, whether engines exist or not, but for those that
+        engines rejected: they are no work for more engines."""
 
     def set_classes(
         self,
@@ -268,6 +273,9 @@ class GatewayCore:
     def on_arrival(self, now: float, call: Call, only: Container[EngineId] | None = None) -> list[Action]:
         """The call came in; it may go to the engines of `only`, to all if that is None."""
         self.offered.add(call)
+        admitted = self._admitted.get(call.id)
+        if admitted is not None:
+            admitted.offered = call
         actions = self._seen(now, self.dispatcher.on_arrival(now, call, only))
         admitted = self._admitted.get(call.id)
         if admitted is not None and admitted.engine is None and admitted.call is call:
@@ -282,6 +290,9 @@ class GatewayCore:
 
     def on_first_token(self, now: float, call_id: CallId) -> list[Action]:
         """The engine answers the call."""
+        admitted = self._admitted.get(call_id)
+        if admitted is not None:
+            admitted.rejected = False
         return self._seen(now, self.dispatcher.on_first_token(now, call_id))
 
     def on_progress(self, now: float, call_id: CallId, tokens: int) -> None:
@@ -290,6 +301,9 @@ class GatewayCore:
 
     def on_attempt_failed(self, now: float, call_id: CallId, failure: retries.Failure) -> list[Action]:
         """An engine failed the call before its first token."""
+        admitted = self._admitted.get(call_id)
+        if admitted is not None and failure is retries.Failure.REJECTED:
+            admitted.rejected = True
         return self._seen(now, self.dispatcher.on_attempt_failed(now, call_id, failure))
 
     def on_engine_result(self, now: float, engine: EngineId, tenant: str, *, ok: bool) -> float | None:
@@ -310,6 +324,7 @@ class GatewayCore:
         """The call ended by itself, well or not. The core learns from an answer that is whole."""
         admitted = self._admitted.get(call_id)
         if admitted is not None:
+            admitted.rejected = result.rejected
             self._learn(now, admitted, result)
             self._forget(now, call_id)
         return self._seen(now, self.dispatcher.on_end(now, call_id, ok=result.ok))
@@ -389,6 +404,8 @@ class GatewayCore:
             return
         if admitted.engine is None:
             self._waits_no_more(admitted)
+        if admitted.rejected and admitted.offered is not None:
+            self.offered.remove(admitted.offered)
         if admitted.call.workflow is not None:
             self.workflows.on_end(now, admitted.call.workflow, call_id, admitted.own_s, admitted.demand_s)
         tenant, conversation = admitted.draft.facts.tenant, admitted.draft.facts.conversation

@@ -169,3 +169,18 @@ async def test_isolated_tenants_get_salts_of_their_own(up: Any) -> None:
         salts = [body["cache_salt"] for body in engine.bodies]
         assert salts[0] == salts[2]
         assert len(set(salts)) == 3
+
+
+async def test_a_rejected_call_leaves_no_prefix_and_is_no_offered_load(up: Any) -> None:
+    async with fake_engine.engine(prompt_tokens=2000) as engine, up(engine) as client:
+        core = client.gateway.core
+        engine.status = 400
+        for number in range(5):
+            status, *_ = await client.ask(messages=[SYSTEM, ask(f"wrong {number}")])
+            assert status == 400
+        assert core.dispatcher.prefixes.entries == 0
+        assert core.offered.load.calls == 0
+        engine.status = 200
+        await client.ask(messages=[SYSTEM, ask("right")])
+        assert core.dispatcher.prefixes.entries > 1
+        assert core.offered.load.calls == 1

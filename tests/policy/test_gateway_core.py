@@ -25,6 +25,7 @@ from tidegate_policy.gateway_core import (
     used_tokens,
 )
 from tidegate_policy.model import Call, CallId, DropReason, EngineId, WorkflowId
+from tidegate_policy.scale import call_load
 
 COST = cost.CostModel(step_s=0.02, prefill_s=1e-4, max_batch=4)
 
@@ -327,6 +328,44 @@ def test_calls_that_engines_reject_displace_no_prefixes() -> None:
     arrived(made, "good 2", blocks=(5,), block_share=0.4)
     made.on_end(0.0, CallId("good 2"), answered())
     assert index.cached_tokens(replace(promised(made), blocks=(5,), block_tokens=40.0)), "also without a first token"
+
+
+def test_calls_that_engines_reject_are_no_offered_load() -> None:
+    made = core(engines=1, max_inflight=1, limits=Limits(max_waiting=1))
+    for number in range(20):
+        rejected(made, f"wrong {number}", characters=400_000)
+    assert made.offered.load == call_load.NOTHING
+    for name in ("out", "waits", "shed"):
+        arrived(made, name)
+    assert made.offered.load.calls == 3, "calls that wait or are shed for lack of room count"
+    made.on_end(1.0, CallId("out"), CallResult(ok=False))
+    made.on_cancel(1.0, CallId("waits"))
+    assert made.offered.load.calls == 3, "calls that fail or are cancelled count"
+
+
+def test_a_call_that_one_engine_rejects_is_offered_load_if_another_one_answers_it() -> None:
+    made = core()
+    for name in ("answered", "given up"):
+        arrived(made, name)
+        made.on_attempt_failed(0.0, CallId(name), Failure.REJECTED)
+    made.on_first_token(1.0, CallId("answered"))
+    made.on_cancel(2.0, CallId("answered"))
+    (action,) = made.on_attempt_failed(1.0, CallId("given up"), Failure.REJECTED)
+    assert isinstance(action, GiveUp)
+    assert made.offered.load.calls == 1
+
+
+def test_the_offered_load_that_is_shown_never_shrinks() -> None:
+    made = core(engines=1)
+    arrived(made, "wrong", characters=400_000)
+    shown = made.offered.load
+    assert shown.calls == 1
+    made.on_end(0.0, CallId("wrong"), CallResult(ok=False, rejected=True))
+    assert made.offered.load == shown
+    arrived(made, "good")
+    assert made.offered.load == shown, "it takes the place of the rejected call"
+    arrived(made, "good 2")
+    assert made.offered.load.calls == 2
 
 
 def test_what_engines_cost_follows_their_answers_where_that_is_turned_on_or_they_have_no_profile() -> None:

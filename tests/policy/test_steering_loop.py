@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from tidegate_policy import policies
-from tidegate_policy.qos import Histogram, Qos, TenantService
-from tidegate_policy.steer import guards, proposal, selectors, steering_loop
+from tidegate_policy.qos import Histogram, Qos, Targets, TenantService
+from tidegate_policy.steer import claimed_targets, guards, proposal, selectors, steering_loop
 
 SETTINGS = steering_loop.Settings(
     allow=("urgency", "edf", "two-lane"),
@@ -36,6 +36,43 @@ def test_the_selector_decides_about_the_whole_interval_and_only_then() -> None:
     assert outcome.window is not None
     assert outcome.window["a"].missed == 30
     assert outcome.window["b"].missed == 0
+
+
+def steered_by(report: Qos) -> guards.Verdict:
+    """The decision of a pool whose engine reports this for the whole interval."""
+    steered = loop(
+        dataclasses.replace(SETTINGS, allow=("urgency", "edf", "sjf")),
+        guards.SteerState(active="urgency", since_at_s=-100.0),
+    )
+    for now in (10.0, 20.0):
+        steered.observe(now, {"a": [report]}, silent=())
+    return steered.observe(30.0, {"a": [report]}, silent=()).verdict
+
+
+def test_targets_that_one_tenant_claims_switch_no_policy_while_calls_are_served_at_once() -> None:
+    """As an attacker with bursts of calls that ask for a first token within 1 ms."""
+    at_once, late = Histogram(counts=(0,) * 8 + (330,)), Histogram(counts=(0,) * 20 + (330,))
+    missed = {"arrived": 330, "finished": 330, "waiting": 3, "with_target": 320, "missed": 320, "window_s": 10.0}
+    claims = {
+        "attacker": TenantService(served_tokens=640, waiting=3, with_target=320, missed=320),
+        "victim": TenantService(served_tokens=640),
+    }
+    alone = {"attacker": claims["attacker"]}
+    classes = {"": Targets(with_target=320, missed=320)}
+    for tenants in (claims, alone):
+        report = dataclasses.replace(CALM, ttft=at_once, tenants=tenants, classes=classes, **missed)  # type: ignore[arg-type]
+        assert steered_by(report).kind is guards.Kind.KEEP
+        verdict = steered_by(dataclasses.replace(report, ttft=late))
+        assert (verdict.kind, verdict.policy) == (guards.Kind.SWITCH, "sjf"), "calls wait for seconds"
+
+
+def test_misses_of_several_tenants_count_also_while_calls_are_served_at_once() -> None:
+    one = TenantService(served_tokens=640, waiting=3, with_target=100, missed=60)
+    report = dataclasses.replace(
+        CALM, finished=200, waiting=6, with_target=200, missed=120, tenants={"ant": one, "bee": one}
+    )
+    assert steered_by(report).policy == "sjf"
+    assert report.ttft.quantile_s(0.9) < claimed_targets.LONG_WAIT_S
 
 
 def unfair(served: dict[str, int], waiting: dict[str, int]) -> Qos:

@@ -59,7 +59,7 @@ def mean(load: CallLoad) -> CallLoad:
 class Tally:
     """A load that is still being counted. It counts every call of a gateway, so it makes no object for each."""
 
-    __slots__ = ("_attended", "_calls", "_context", "_output", "_prompt")
+    __slots__ = ("_attended", "_calls", "_context", "_output", "_prompt", "_shown")
 
     def __init__(self) -> None:
         self._calls = 0
@@ -67,27 +67,38 @@ class Tally:
         self._attended = 0.0
         self._output = 0
         self._context = 0.0
+        self._shown = NOTHING
 
     def add(self, call: Call) -> None:
         """Counts a call with its predicted length."""
+        self._count(call, 1)
+
+    def remove(self, call: Call) -> None:
+        """Takes out a call that was counted."""
+        self._count(call, -1)
+
+    def _count(self, call: Call, times: int) -> None:
         prompt, each = call.prompt_tokens, call.output_predicted
-        tokens = each * call.sequences
-        self._calls += 1
-        self._prompt += prompt
-        self._attended += prompt * (prompt + 1) / 2
+        tokens = times * each * call.sequences
+        self._calls += times
+        self._prompt += times * prompt
+        self._attended += times * prompt * (prompt + 1) / 2
         self._output += tokens
         self._context += tokens * (prompt + each / 2)
 
     @property
     def load(self) -> CallLoad:
-        """What was counted so far."""
-        return CallLoad(
-            calls=self._calls,
-            prompt_tokens=self._prompt,
-            attended_tokens=self._attended,
-            output_tokens=self._output,
-            context_tokens=self._context,
+        """What was counted so far. No sum is ever less than the one before, because readers take the difference for the
+        load since then: what was taken out makes up for calls that come later."""
+        before = self._shown
+        self._shown = CallLoad(
+            calls=max(self._calls, before.calls),
+            prompt_tokens=max(self._prompt, before.prompt_tokens),
+            attended_tokens=max(self._attended, before.attended_tokens),
+            output_tokens=max(self._output, before.output_tokens),
+            context_tokens=max(self._context, before.context_tokens),
         )
+        return self._shown
 
 
 def of_calls(calls: Iterable[Call]) -> CallLoad:

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from tidegate_policy import qos
-from tidegate_policy.steer import credible_reports, emergency, guards, llm_choice, proposal, rules, switch_regret
+from tidegate_policy.steer import (
+    claimed_targets,
+    credible_reports,
+    emergency,
+    guards,
+    llm_choice,
+    proposal,
+    rules,
+    switch_regret,
+)
 
 SHORTEST_REPORT_PERIOD_S, LONGEST_REPORT_PERIOD_S = 0.1, 60.0
 """Time between two reports of an engine that EngineControl accepts."""
@@ -202,7 +211,7 @@ class SteeringLoop:
             return None
         together = self._together(credible_reports.believed(self._interval)) if self._interval else self._decided
         allow = guards.allowed(now, self.state, self.settings.allow)
-        question = llm_choice.question(together, self.state.active, allow)
+        question = llm_choice.question(claimed_targets.believed(together), self.state.active, allow)
         if question is not None:
             self._remember({"asked": True})
         return question
@@ -280,6 +289,7 @@ def _proposed(
     """What the selector proposes, or that the policy from before a bypass comes back; and the state with its memory. A
     memory that the selector cannot read is forgotten."""
     name = type(settings.selector).__name__
+    together = claimed_targets.believed(together)
     allow = guards.allowed(now, state, settings.allow)
     try:
         memory = copy.deepcopy(state.memory.get(name, {}))
