@@ -87,10 +87,14 @@ def vllm_environment(engines: int, *, cores: int, given: Mapping[str, str]) -> d
 def _simulated(name: str, speed: float) -> Simulated:
     profile = SHORT_NAMES.get(name, name)
     try:
-        model = cost.from_mapping(tidegate_profiles.load(profile)["cost"])
+        model = cost.from_mapping(tidegate_profiles.find(profile)["cost"])
     except tidegate_profiles.UnknownProfile as error:
         raise Usage(f"--engines: {error}; short names are {', '.join(SHORT_NAMES)}") from None
-    return Simulated(name=name, profile=profile, cost=cost.scaled(model, 1 / speed))
+    except OSError as error:
+        raise Usage(f"--engines: cannot read the profile {profile}: {error.strerror}") from None
+    except cost.BadProfile as error:
+        raise Usage(f"--engines: the profile {profile} cannot be used: {error}") from None
+    return Simulated(name=tidegate_profiles.short(name), profile=profile, cost=cost.scaled(model, 1 / speed))
 
 
 def _running(url: str) -> Running:
