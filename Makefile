@@ -3,7 +3,6 @@
 # Debian's packages too.
 
 PYTHON ?= python3
-ENGINES ?= sim:a100,a6000
 CACHE := $(or $(TIDEGATE_CACHE),$(HOME)/.cache/tidegate)
 
 VENV := .venv
@@ -24,7 +23,7 @@ help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 up: $(VENV)/.installed-$(if $(filter vllm%,$(ENGINES)),all,up) ## the whole system on this machine: gateway, Valkey, engines (ENGINES=vllm for real ones)
-	@$(BIN)/tidegate up --engines "$(ENGINES)" $(UP)
+	@$(BIN)/tidegate up $(if $(ENGINES),--engines "$(ENGINES)") $(UP)
 
 client: $(VENV)/.installed-client ## the OpenAI SDK, for the client helper and the examples
 

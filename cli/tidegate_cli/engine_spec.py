@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import tidegate_profiles
 from tidegate_cli.command_errors import Usage
+from tidegate_gateway import engine_entries
 from tidegate_policy import cost
 
 DEFAULT = "sim:a100,a6000"
@@ -86,21 +87,25 @@ def vllm_environment(engines: int, *, cores: int, given: Mapping[str, str]) -> d
 def _simulated(name: str, speed: float) -> Simulated:
     profile = SHORT_NAMES.get(name, name)
     try:
-        model = cost.from_mapping(tidegate_profiles.load(profile)["cost"])
+        model = cost.from_mapping(tidegate_profiles.find(profile)["cost"])
     except tidegate_profiles.UnknownProfile as error:
         raise Usage(f"--engines: {error}; short names are {', '.join(SHORT_NAMES)}") from None
-    return Simulated(name=name, profile=profile, cost=cost.scaled(model, 1 / speed))
+    except OSError as error:
+        raise Usage(f"--engines: cannot read the profile {profile}: {error.strerror}") from None
+    except cost.BadProfile as error:
+        raise Usage(f"--engines: the profile {profile} cannot be used: {error}") from None
+    return Simulated(name=tidegate_profiles.short(name), profile=profile, cost=cost.scaled(model, 1 / speed))
 
 
 def _running(url: str) -> Running:
-    try:
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError as error:
-        raise Usage(f"--engines: {url!r} is not an address: {error}") from None
-    if not parts.hostname or parts.path not in ("", "/"):
+    if wrong := engine_entries.address_problem(url):
+        raise Usage(f"--engines: {url!r} {wrong}")
+    parts = urlsplit(url)
+    if parts.path not in ("", "/"):
         raise Usage(f"--engines: {url!r} is not an engine's address such as http://127.0.0.1:8100")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
     return Running(name=f"{host}:{port}", url=url.rstrip("/"))
 
 

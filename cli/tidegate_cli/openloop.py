@@ -17,6 +17,10 @@ _WORDS = ("the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on"
 CONNECT_S = 10.0
 
 
+class Refused(Exception):
+    """The gateway wants another API key; the message is its status and its sentence."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """A call to make."""
@@ -73,16 +77,24 @@ class Outcome:
 
 
 async def run(
-    planned: Sequence[Planned], *, url: str, model: str | None, timeout_s: float, progress: asyncio.Queue[Outcome]
+    planned: Sequence[Planned],
+    *,
+    url: str,
+    model: str | None,
+    timeout_s: float,
+    progress: asyncio.Queue[Outcome],
+    headers: Mapping[str, str] | None = None,
 ) -> Result:
-    """Makes all calls, and completes each workflow after its last call. Puts each call's outcome into `progress` too."""
+    """Makes all calls, and completes each workflow after its last call. Puts each call's outcome into `progress` too. Every
+    request has `headers`."""
     left = Counter(call.workflow for call in planned if call.workflow)
     workflows: dict[str, str] = {}
     start = asyncio.get_running_loop().time()
     ended = {call.id: asyncio.Event() for call in planned}
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as tasks:
+    sessions = aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers)
+    async with sessions as session, asyncio.TaskGroup() as tasks:
 
         async def make(call: Planned) -> Outcome:
             for before in call.after:
@@ -101,11 +113,16 @@ async def run(
     return Result(calls=[task.result() for task in made], workflows=workflows)
 
 
-async def only_model(url: str) -> str | None:
-    """The first model that the gateway lists; None when it does not answer with one."""
+async def only_model(url: str, headers: Mapping[str, str]) -> str | None:
+    """The first model that the gateway lists; None when it does not answer with one. Raises `Refused`."""
     timeout = aiohttp.ClientTimeout(total=CONNECT_S)
     try:
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{url}/v1/models") as response:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+            session.get(f"{url}/v1/models") as response,
+        ):
+            if response.status in (401, 403):
+                raise Refused(f"{response.status} {_sentence(await response.read())}")
             return str((await response.json())["data"][0]["id"])
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
         return None

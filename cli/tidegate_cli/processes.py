@@ -6,12 +6,14 @@ ends a child when its parent dies, so even SIGKILL of the parent leaves no child
 
 import asyncio
 import contextlib
+import errno
 import os
 import pathlib
 import random
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -117,10 +119,22 @@ async def wait_until(child: Child, ready: Callable[[], Awaitable[bool]], *, pati
         async with asyncio.timeout(patience_s):
             while not await ready():
                 if child.process.returncode is not None:
-                    raise Failed(f"{child.name} ended at start:\n{child.last_words()}")
+                    raise Failed(f"{child.name} ended at start:\n{child.last_words() or _silent_end(child)}")
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise Failed(f"{child.name} is not ready after {patience_s:.0f} s; its log is {child.log}") from None
+
+
+def _silent_end(child: Child) -> str:
+    """What is known of a child that ended and wrote nothing; a full disk keeps it from writing."""
+    folder = child.log.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_TAIL_BYTES))
+            file.flush()
+    except OSError as error:
+        return f"nothing can be written in {folder}: {error.strerror}"
+    return f"it {child.end()}, which is empty"
 
 
 def free_port() -> int:
@@ -142,9 +156,11 @@ def check_free(host: str, port: int, option: str) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise Failed(
-                f"port {port} on {host} cannot be used ({error.strerror}); choose another by {option}"
-            ) from None
+            if not isinstance(error, socket.gaierror) and error.errno != errno.EADDRNOTAVAIL:
+                raise Failed(
+                    f"port {port} on {host} cannot be used ({error.strerror}); choose another by {option}"
+                ) from None
+            raise Failed(f"{host} is no address of this machine ({error.strerror}); choose another by --host") from None
 
 
 def ourselves(*words: str) -> list[str]:

@@ -5,6 +5,7 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import pathlib
 import secrets
 import statistics
@@ -20,6 +21,7 @@ from tidegate_cli.command_errors import Failed, Usage
 from tidegate_policy import duration
 from tidegate_sim import time_left, trace_format
 
+KEY = "TIDEGATE_API_KEY"
 FORMATS = ("auto", "tidegate", "azure")
 SHOWN_ERRORS = 5
 WORKFLOW_DEADLINE_S = 300.0
@@ -28,7 +30,11 @@ WORKFLOW_DEADLINE_S = 300.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=pathlib.Path, help="JSON lines, or a public data set (--format)")
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway (default: %(default)s)")
+    parser.add_argument(
+        "--url",
+        default="http://127.0.0.1:8000",
+        help=f"the gateway (default: %(default)s); {KEY} in the environment is its API key",
+    )
     parser.add_argument("--model", help="model of the calls (default: the gateway's first model)")
     parser.add_argument(
         "--format", choices=FORMATS, default="auto", help="auto: .csv and .csv.gz are Azure's, others Tidegate's"
@@ -181,7 +187,12 @@ def _planned(call: trace_format.TraceCall, options: argparse.Namespace, run: str
 
 async def _replay(planned: Sequence[openloop.Planned], options: argparse.Namespace) -> openloop.Result:
     url = options.url.rstrip("/").removesuffix("/v1")
-    model = options.model or await openloop.only_model(url)
+    key = os.environ.get(KEY)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        model = options.model or await openloop.only_model(url, headers)
+    except openloop.Refused as error:
+        raise Failed(f"{url} answers {error}; set {KEY}") from None
     if model is None:
         raise Failed(f"no gateway answers at {url}; start one (tidegate up) or give its address with --url")
     progress: asyncio.Queue[openloop.Outcome] = asyncio.Queue()
@@ -192,6 +203,7 @@ async def _replay(planned: Sequence[openloop.Planned], options: argparse.Namespa
             model=model,
             timeout_s=options.timeout,
             progress=progress,
+            headers=headers,
         )
     )
     shown = asyncio.create_task(_show(progress, len(planned)))

@@ -1,7 +1,6 @@
 """What do the settings of a gateway mean? Sentences for `tidegate config check`, and warnings about unusual values."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,10 +67,17 @@ def sentences(settings: gateway_settings.Settings) -> Iterator[str]:
             "no token limit" if tenant.tokens_per_minute is None else f"{tenant.tokens_per_minute:,} tokens a minute"
         )
         urgency = f"its most urgent level is {tenant.max_urgency} of 0 to 4"
-        yield f"Tenant {tenant.name}: weight {tenant.weight:g}, {limit}; {urgency}."
+        whose = f"Tenant {tenant.name}" if tenant.name else "Calls that name no tenant"
+        yield f"{whose}: weight {tenant.weight:g}, {limit}; {urgency}."
     for template in settings.workflows:
         within = "" if template.deadline_s is None else f" within {duration.text(template.deadline_s)}"
-        yield f"Workflow {template.name}: its stages end{within}: {_stages(template) or 'as its calls name them'}."
+        stages = _stages(template)
+        told = (
+            f"its stages end{within}: {stages}"
+            if stages
+            else f"its calls name its stages{within and f', which end{within}'}"
+        )
+        yield f"Workflow {template.name}: {told}."
 
 
 def warnings(settings: gateway_settings.Settings) -> Iterator[str]:
@@ -86,11 +92,6 @@ def warnings(settings: gateway_settings.Settings) -> Iterator[str]:
             yield str(error)
     if settings.picker.conformance_tests:
         yield "picker.conformanceTests: clients choose engines and reach all their paths; it is for tests only"
-    listen = settings.listen
-    ports = [listen.port, listen.grpc_port, listen.ext_proc_port, listen.admin_port, listen.metrics_port]
-    ports.append(settings.picker.health_port)
-    if taken := [port for port, count in Counter(ports).items() if port and count > 1]:
-        yield f"listen: several ports are {taken[0]}, and a port serves one protocol"
     for slo_class in settings.classes:
         if slo_class.tpot_s is not None and slo_class.tpot_s >= SLOWEST_TPOT_S:
             target = duration.text(slo_class.tpot_s)

@@ -82,7 +82,7 @@ async def _start_engine(
         words = ["sim-engine", *listen, "--profile", engine.profile, "--speed", str(options.sim_speed)]
         cost: dict[str, Any] | None = dataclasses.asdict(engine.cost)
     else:
-        words, cost = ["engine", *listen, *_vllm_flags(options.model)], None
+        words, cost = ["engine", *listen, *vllm_flags(options.model)], None
     child = await family.start(engine.name, processes.ourselves(*words), stop_s=40, environment=environment)
     await processes.wait_until(
         child, lambda: _answers(session, f"{url}/health"), patience_s=ENGINE_START_S[type(engine)]
@@ -98,10 +98,14 @@ def _vllm_environment(wanted: Sequence[engine_spec.Engine]) -> dict[str, str]:
     return engine_spec.vllm_environment(count, cores=len(os.sched_getaffinity(0)), given=os.environ)
 
 
-def _vllm_flags(model: str | None) -> list[str]:
+def vllm_flags(model: str | None) -> list[str]:
+    """The flags that name the model to a real engine. Raises `Failed`."""
     from tidegate_engine import checkpoints
 
-    directory = checkpoints.smollm2() if model is None else pathlib.Path(model)
+    try:
+        directory = checkpoints.smollm2() if model is None else pathlib.Path(model)
+    except checkpoints.MissingPackage as error:
+        raise Failed(f"{error}: `make install` installs all, or --model names another model") from None
     # In bfloat16 a small model's answers depend on the CPU's instruction set.
     return ["--model", str(directory), "--served-model-name", directory.name, "--enforce-eager"]
 

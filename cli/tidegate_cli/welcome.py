@@ -39,5 +39,5 @@ def text(
 def _notes(wanted: Sequence[engine_spec.Engine]) -> Iterator[str]:
     if any(isinstance(engine, engine_spec.Simulated) for engine in wanted):
         yield "The engines are simulated: times and queues are real, the text is filler. --engines vllm runs a model."
-    if any(isinstance(engine, engine_spec.Running) for engine in wanted):
-        yield "Engines given by URL keep their own scheduler: a policy changes only the gateway's queue."
+    if any(isinstance(engine, engine_spec.Running) and engine.control is None for engine in wanted):
+        yield "Engines without `control` keep their own scheduler: a policy changes only the gateway's queue."

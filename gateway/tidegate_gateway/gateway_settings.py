@@ -1,6 +1,6 @@
 """The settings of a gateway, in one file so that all names, defaults and units can be read together. Those of the
 authentication and encryption of clients are in `access_settings`, those of an endpoint picker in `picker_settings`, the
-scheduling policy is in `policy_settings`.
+engines are in `engine_entries`, and the scheduling policy is in `policy_settings`.
 
 They come from one YAML or JSON file and the few environment variables of `from_environment`.
 
@@ -10,6 +10,7 @@ hands the groups to the parts that need them.
 """
 
 import dataclasses
+import itertools
 import pathlib
 import re
 from collections import Counter
@@ -20,6 +21,7 @@ from typing import Any, Literal
 from tidegate_control import pool_token
 from tidegate_gateway import (
     access_settings,
+    engine_entries,
     picker_settings,
     policy_settings,
     settings_decoder,
@@ -66,42 +68,6 @@ class Listen:
     """Further host names by which browsers and tools may call the admin port (docs/http.md, Admin port)."""
     metrics_port: int | None = None
     """/metrics, /health and /ready on a port without clients; null = the admin port (metrics) and the HTTP port (all)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StaticEngine:
-    """One engine by address."""
-
-    url: str
-    """Such as http://127.0.0.1:8100, without /v1."""
-    name: str | None = None
-    """Its id in headers, metrics and logs; default: host:port of the url."""
-    control: str | None = None
-    """host:port of its EngineControl; null = it has none."""
-    node_pool: str = ""
-    """Name of the engine's group in the state and on the page."""
-    profile: str | None = None
-    """Name of a shipped cost profile; null (and no cost) = a default that learns online."""
-    cost: Mapping[str, float] | None = None
-    """The profile's `cost` mapping inline; wins over `profile`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineService:
-    """Engines behind a headless service: one for each address that its name resolves to."""
-
-    name: str
-    """DNS name, such as chat-a100.default.svc.cluster.local."""
-    port: int = 8000
-    """HTTP port of each engine."""
-    control_port: int | None = None
-    """Port of each engine's EngineControl; null = they have none."""
-    node_pool: str = ""
-    """Name of the engines' group in the state and on the page."""
-    profile: str | None = None
-    """Name of a shipped cost profile; null (and no cost) = a default that learns online."""
-    cost: Mapping[str, float] | None = None
-    """The profile's `cost` mapping inline; wins over `profile`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,8 +279,8 @@ class Settings:
     listen: Listen = field(default_factory=Listen)
     auth: access_settings.Auth = field(default_factory=access_settings.Auth)
     tls: access_settings.Tls = field(default_factory=access_settings.Tls)
-    engines: tuple[StaticEngine, ...] = ()
-    services: tuple[EngineService, ...] = ()
+    engines: tuple[engine_entries.StaticEngine, ...] = ()
+    services: tuple[engine_entries.EngineService, ...] = ()
     inference_pool: picker_settings.InferencePool = field(default_factory=picker_settings.InferencePool)
     picker: picker_settings.Picker = field(default_factory=picker_settings.Picker)
     health: Health = field(default_factory=Health)
@@ -485,13 +451,33 @@ def _problems(settings: Settings) -> list[str]:
         if not 0 <= tenant.max_urgency <= 4
     ]
     problems += [
-        f"engines: {engine.url!r} must start with http:// or https://"
-        for engine in settings.engines
-        if not engine.url.startswith(("http://", "https://"))
+        f"tenants[{tenant.name}].tokensPerMinute must be at least 1, or null for no limit"
+        for tenant in settings.tenants
+        if tenant.tokens_per_minute is not None and tenant.tokens_per_minute < 1
     ]
+    problems += engine_entries.problems(settings.engines, settings.services)
+    problems += _equal_ports(settings)
     for template in settings.workflows:
         try:
             stage_declaration.check(template.stages)
         except stage_declaration.BadStages as error:
             problems.append(f"workflows[{template.name}].stages{error.where} {error}")
     return problems
+
+
+def _equal_ports(settings: Settings) -> list[str]:
+    """Ports that cannot be open at the same time, because their numbers are equal and their addresses overlap."""
+    listen = settings.listen
+    ports = [
+        ("listen.port", listen.host, listen.port),
+        ("listen.grpcPort", listen.host, listen.grpc_port),
+        ("listen.extProcPort", listen.host, listen.ext_proc_port),
+        ("picker.healthPort", listen.host, settings.picker.health_port),
+        ("listen.adminPort", listen.admin_host, listen.admin_port),
+        ("listen.metricsPort", listen.metrics_host, listen.metrics_port),
+    ]
+    return [
+        f"{name} and {other} are both {port}, and a port serves one protocol: choose two numbers"
+        for (other, other_host, other_port), (name, host, port) in itertools.combinations(ports, 2)
+        if port and port == other_port and (host == other_host or {host, other_host} & {"0.0.0.0", "::"})
+    ]

@@ -15,6 +15,8 @@ import yaml
 
 FIELDS = ("model", "accelerator", "tensor_parallel", "source", "derivation", "fit", "timed", "facts", "cost")
 """The fields of a profile. Only `cost` is required."""
+SUFFIXES = (".yaml", ".yml")
+"""The endings of a file that holds a profile."""
 MOST_CHARACTERS = 16_384
 """Of the text of a profile: several times the longest that is shipped."""
 _DEEPEST = 8
@@ -46,10 +48,20 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def find(name: str) -> dict[str, Any]:
-    """A profile from the file `name` if it ends in .yaml, else the shipped profile of that name. Raises `UnknownProfile`,
-    or `OSError`."""
+    """A profile from the file `name` if it ends in .yaml or .yml, else the shipped profile of that name. Raises
+    `UnknownProfile`, or `OSError`."""
     path = Path(name)
-    return read(path) if path.suffix == ".yaml" else load(name)
+    if path.suffix in SUFFIXES:
+        return read(path)
+    if name not in names() and path.is_file():
+        raise UnknownProfile(f"the file {name} must end in .yaml or .yml to be a profile")
+    return load(name)
+
+
+def short(name: str) -> str:
+    """The name of a profile that is shipped or comes from a file, without folder and ending."""
+    path = Path(name)
+    return path.stem if path.suffix in SUFFIXES else path.name
 
 
 def accuracy(profile: Mapping[str, Any]) -> str:

@@ -56,7 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         report, table = _run(options, tell)
-    except (trace_format.BadTrace, pools.UnknownPool, UnknownName, OSError) as error:
+    except OSError as error:
+        sys.stderr.write(f"tidegate bench: cannot use {error.filename or 'a file'}: {error.strerror or error}\n")
+        return 1
+    except (trace_format.BadTrace, pools.UnknownPool, UnknownName) as error:
         sys.stderr.write(f"tidegate bench: {error}\n")
         return 1
     except KeyboardInterrupt:
@@ -76,6 +79,8 @@ def _run(options: argparse.Namespace, tell: "suite.Tell") -> tuple[bench_report.
         from tidegate_sim import suite
 
         chosen = suites.load(options.suite)
+        if options.trace_file is not None:
+            options.trace_file.stat()  # raises OSError before any work
         names = (*SUITE_OPTIONS, "scheduler")
         given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
         _check(options, chosen)

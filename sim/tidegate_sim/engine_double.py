@@ -9,7 +9,6 @@ import contextlib
 import functools
 import math
 import os
-import pathlib
 import signal
 import socket
 import sys
@@ -101,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
     loop = asyncio.get_running_loop()
-    profile = pathlib.PurePath(options.profile).name.removesuffix(".yaml")
+    profile = tidegate_profiles.short(options.profile)
     engine = realtime.RealtimeEngine(
         model, policy=options.policy, regulators=regulators.create(engine_settings.names(options.regulators))
     )

@@ -21,7 +21,7 @@ def accuracy(names: Iterable[str]) -> list[str]:
     """What is known of each profile in these pools, a sentence each."""
     profiles = sorted({profile for name in names for profile in POOLS.get(name) or name.split(",")})
     return [
-        f"Profile {profile}: {tidegate_profiles.accuracy(tidegate_profiles.load(profile))}." for profile in profiles
+        f"Profile {profile}: {tidegate_profiles.accuracy(tidegate_profiles.find(profile))}." for profile in profiles
     ]
 
 
@@ -31,8 +31,12 @@ def pool(name: str) -> dict[EngineId, cost.CostModel]:
     engines: dict[EngineId, cost.CostModel] = {}
     for number, profile in enumerate(profiles, 1):
         try:
-            model = cost.from_mapping(tidegate_profiles.load(profile)["cost"])
+            model = cost.from_mapping(tidegate_profiles.find(profile)["cost"])
+        except OSError as error:
+            raise UnknownPool(f"cannot read the profile {profile}: {error.strerror}") from error
+        except cost.BadProfile as error:
+            raise UnknownPool(f"the profile {profile} cannot be used: {error}") from error
         except tidegate_profiles.UnknownProfile as error:
             raise UnknownPool(f"no pool {name!r}; known are {', '.join(POOLS)}, or profiles: {error}") from error
-        engines[EngineId(f"{number}-{profile}")] = model
+        engines[EngineId(f"{number}-{tidegate_profiles.short(profile)}")] = model
     return engines

@@ -108,6 +108,18 @@ def test_check_warns_of_what_is_probably_not_meant(tmp_path: pathlib.Path, capsy
     ]  # fmt: skip
 
 
+def test_a_workflow_without_stages_and_calls_without_a_tenant_are_told_in_words(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "g.yaml"
+    path.write_text("workflows: [{name: w, stages: []}, {name: v, deadline: 9s}]\ntenants: [{weight: 2}]\n")
+    assert main.main(["config", "check", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "Workflow w: its calls name its stages.\n" in told
+    assert "Workflow v: its calls name its stages, which end within 9s.\n" in told
+    assert "Calls that name no tenant: weight 2, no token limit" in told
+
+
 def test_an_unknown_profile_is_a_problem(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "g.yaml"
     path.write_text("engines:\n- url: http://127.0.0.1:1\n  profile: no-such-card\n")

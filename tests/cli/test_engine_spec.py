@@ -1,14 +1,39 @@
 """What `--engines` means."""
 
+import pathlib
+
 import pytest
 
 from tidegate_cli import engine_spec
 from tidegate_cli.command_errors import Usage
+from tidegate_sim import pools
 
 
 def test_simulated_engines_have_short_names_with_numbers_when_repeated() -> None:
     parsed = engine_spec.parse("sim:a100,a100,a6000", speed=1.0)
     assert [engine.name for engine in parsed] == ["a100-0", "a100-1", "a6000"]
+
+
+@pytest.mark.parametrize("ending", ["yaml", "yml"])
+def test_a_simulated_engine_takes_the_file_of_a_profile(tmp_path: pathlib.Path, ending: str) -> None:
+    path = tmp_path / f"card.{ending}"
+    path.write_text("cost: {step_s: 0.01, prefill_s: 0.0001}\n")
+    (engine,) = engine_spec.parse(f"sim:{path}", speed=1.0)
+    assert isinstance(engine, engine_spec.Simulated)
+    assert (engine.name, engine.profile, engine.cost.step_s) == ("card", str(path), 0.01)
+    assert [str(name) for name in pools.pool(f"{path},l40-70b-tp8")] == ["1-card", "2-l40-70b-tp8"]
+
+
+def test_a_file_of_a_profile_with_another_ending_or_without_costs_is_a_usage_error(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "card.txt"
+    path.write_text("cost: {}\n")
+    with pytest.raises(Usage, match=r"must end in \.yaml or \.yml"):
+        engine_spec.parse(f"sim:{path}", speed=1.0)
+    path.rename(tmp_path / "card.yaml")
+    with pytest.raises(Usage, match="cannot be used: step_s is required"):
+        engine_spec.parse(f"sim:{tmp_path / 'card.yaml'}", speed=1.0)
+    with pytest.raises(Usage, match="cannot read the profile"):
+        engine_spec.parse(f"sim:{tmp_path / 'nosuch.yaml'}", speed=1.0)
 
 
 def test_speed_makes_a_simulated_engine_faster() -> None:

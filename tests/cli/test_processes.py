@@ -55,6 +55,21 @@ async def test_a_child_that_ends_at_start_is_reported_with_the_end_of_its_log(tm
         await processes.wait_until(child, never, patience_s=20)
 
 
+async def test_a_child_that_ends_at_start_and_writes_nothing_is_reported_with_its_status(
+    tmp_path: pathlib.Path,
+) -> None:
+    family = processes.Family(tmp_path)
+    child = await family.start("silent", [sys.executable, "-c", "raise SystemExit(3)"])
+
+    async def never() -> bool:
+        return False
+
+    with pytest.raises(
+        Failed, match=r"silent ended at start:\nit ended with exit code 3; its log is .*, which is empty"
+    ):
+        await processes.wait_until(child, never, patience_s=20)
+
+
 PARENT = "import subprocess, sys, time; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); time.sleep(600)"
 
 
@@ -147,6 +162,12 @@ async def test_children_die_with_a_parent_that_is_killed(tmp_path: pathlib.Path)
     async with asyncio.timeout(10):
         while alive(child):
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_a_host_of_another_machine_is_named_with_its_own_option(host: str) -> None:
+    with pytest.raises(Failed, match=r"is no address of this machine .* choose another by --host"):
+        processes.check_free(host, processes.free_port(), "--port")
 
 
 def test_a_port_in_use_gives_one_sentence_with_the_option_to_change() -> None:

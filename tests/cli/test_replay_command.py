@@ -1,8 +1,10 @@
 """Replay makes every call at its instant and reports what the clients saw."""
 
+import http.server
 import json
 import pathlib
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
@@ -80,6 +82,31 @@ def test_a_missing_gateway_gives_one_sentence(tmp_path: pathlib.Path) -> None:
     done = tidegate("replay", path, "--url", f"http://127.0.0.1:{processes.free_port()}")
     assert done.returncode == 1
     assert "no gateway answers at" in done.stderr
+
+
+def test_a_gateway_that_wants_a_key_says_so_and_gets_the_one_of_the_environment(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Guarded(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers.get("authorization"))
+            self.send_response(401)
+            self.end_headers()
+            self.wfile.write(b'{"error": {"message": "this gateway needs an API key"}}')
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    seen: list[str | None] = []
+    path = trace(tmp_path / "t.jsonl", trace_format.TraceCall(id="a", arrival_s=0, prompt_tokens=5, output_tokens=5))
+    monkeypatch.setenv("TIDEGATE_API_KEY", "a-key")
+    with http.server.HTTPServer(("127.0.0.1", 0), Guarded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        done = tidegate("replay", path, "--url", f"http://127.0.0.1:{server.server_address[1]}")
+        server.shutdown()
+    assert done.returncode == 1
+    assert "answers 401 this gateway needs an API key; set TIDEGATE_API_KEY" in done.stderr
+    assert seen == ["Bearer a-key"]
 
 
 def test_percentiles_are_measured_values() -> None:

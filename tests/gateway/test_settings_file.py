@@ -62,3 +62,40 @@ def test_the_store_of_the_place_counts_where_no_store_is_named(tmp_path: pathlib
     assert (
         gateway_settings.load(path, {"TIDEGATE_STORE_URL": "redis://x"}, store_url="unix:///s").store.url == "redis://x"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("\n  tokensPerMinute: 0\n", "tenants[a].tokensPerMinute must be at least 1, or null for no limit"),
+        ("\n  tokensPerMinute: -1\n", "tenants[a].tokensPerMinute must be at least 1, or null for no limit"),
+    ],
+)
+def test_a_limit_that_lets_no_token_pass_is_a_problem(tmp_path: pathlib.Path, text: str, expected: str) -> None:
+    found = problems(tmp_path / "g.yaml", f"store: {{url: 'redis://x'}}\ntenants:\n- name: a{text}")
+    assert found == [f"4: {expected}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{url: 'http://h:1', cost: {step_s: 1}}", "3: engines[1].cost cannot be used: prefill_s is required"),
+        ("{url: 'http://h:1', name: b, cost: {steps: 1}}", "3: engines[1].cost of b cannot be used: unknown field"),
+        ("{url: 'http://h:1', name: a}", "3: engines[1] has the name a of engines[0]"),
+        ("{url: 'http://h:0/', name: b}", "3: engines[1].url is that of engines[0] too"),
+        ("{url: 'http://h:1/v1/'}", "3: engines[1].url 'http://h:1/v1/' is not an engine's address"),
+        ("{url: 'http://h:99999'}", "3: engines[1].url 'http://h:99999' is not an address"),
+    ],
+)
+def test_an_engine_that_the_gateway_cannot_use_is_a_problem(tmp_path: pathlib.Path, text: str, expected: str) -> None:
+    (found,) = problems(tmp_path / "g.yaml", f"engines:\n- {{url: 'http://h:0', name: a}}\n- {text}\n")
+    assert found.startswith(expected)
+
+
+def test_two_ports_are_equal_only_where_their_addresses_overlap(tmp_path: pathlib.Path) -> None:
+    text = "listen:\n  metricsPort: 8000\n  metricsHost: "
+    assert problems(tmp_path / "g.yaml", f"{text}0.0.0.0\n") == [
+        "2: listen.metricsPort and listen.port are both 8000, and a port serves one protocol: choose two numbers"
+    ]
+    (tmp_path / "g.yaml").write_text(f"{text}127.0.0.2\n")
+    gateway_settings.load(tmp_path / "g.yaml", {})

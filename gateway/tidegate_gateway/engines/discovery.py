@@ -14,7 +14,7 @@ import socket
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 
-from tidegate_gateway import gateway_settings, http_client, settings_decoder
+from tidegate_gateway import engine_entries, gateway_settings, http_client, settings_decoder
 from tidegate_gateway.engines import health_check, inference_pool
 from tidegate_gateway.lifecycle import engine_directory, placement
 from tidegate_gateway.observe import background_loop
@@ -131,8 +131,8 @@ class Discovery:
         self._directory.on_engine_gone(engine)
 
 
-def _static(engine: gateway_settings.StaticEngine, model: cost.CostModel | None) -> health_check.Address:
-    url = engine.url.rstrip("/").removesuffix("/v1")
+def _static(engine: engine_entries.StaticEngine, model: cost.CostModel | None) -> health_check.Address:
+    url = engine.url.rstrip("/")
     name = engine.name or urllib.parse.urlsplit(url).netloc
     return health_check.Address(
         id=EngineId(name), url=url, control=engine.control, node_pool=engine.node_pool, cost=model
@@ -145,7 +145,7 @@ def _at(address: str) -> health_check.Address:
 
 
 async def _addresses(
-    service: gateway_settings.EngineService, model: cost.CostModel | None
+    service: engine_entries.EngineService, model: cost.CostModel | None
 ) -> list[health_check.Address] | None:
     loop = asyncio.get_running_loop()
     try:

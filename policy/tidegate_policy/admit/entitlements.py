@@ -45,7 +45,7 @@ class Tenant:
     """What a tenant is entitled to. A tenant without an entry gets these defaults."""
 
     name: str = ""
-    """The `x-tidegate-tenant` of its calls."""
+    """The `x-tidegate-tenant` of its calls; "" = calls that name none."""
     weight: float = 1.0
     """Share of service while several tenants compete."""
     max_urgency: int = DEFAULT_URGENCY
