@@ -237,7 +237,7 @@ def test_the_control_ports_require_the_token_of_the_run(shared: Up) -> None:
 
     for control in controls:
         assert asyncio.run(answer(control)).startswith("UNAUTHENTICATED")
-    assert all(engine["policy"] for engine in shared.admin("/admin/state")["engines"])  # type: ignore[attr-defined]
+    until(lambda: all(engine["policy"] for engine in shared.admin("/admin/state")["engines"]))  # type: ignore[attr-defined]
 
 
 def test_ctrl_c_stops_every_process(up: Up) -> None:
