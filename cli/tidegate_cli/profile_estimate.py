@@ -8,7 +8,7 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidegate_cli import profile_document
@@ -73,7 +73,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         card = cards.find(options.accelerator)
         facts = _facts(options, card)
-        text = document(options, card, facts)
+        errors = tuple(estimate_error.sentences())
+        text = document(options, card, facts, errors)
     except (cards.UnknownCard, model_size.UnknownSize) as error:
         raise Usage(str(error)) from error
     except roofline.TooLarge as error:
@@ -81,21 +82,21 @@ def run(options: argparse.Namespace) -> int:
     sys.stdout.write(text)
     sys.stderr.write(
         "This profile is an estimate from a datasheet. Nobody has measured it.\n"
-        + "".join(f"{sentence}\n" for sentence in estimate_error.sentences())
+        + "".join(f"{sentence}\n" for sentence in errors)
         + "`dispatch.learnCosts` corrects it by the answers of the engines; `tidegate profile --url ENGINE` measures one.\n"
     )
     return 0
 
 
-def document(options: argparse.Namespace, card: cards.Card, facts: roofline.Facts) -> str:
-    """The profile as YAML. Raises `roofline.TooLarge`."""
+def document(options: argparse.Namespace, card: cards.Card, facts: roofline.Facts, errors: Sequence[str]) -> str:
+    """The profile as YAML. `errors` say how far such estimates are from measurements. Raises `roofline.TooLarge`."""
     max_batch, max_step_tokens = cards.vllm_limits(card)
     return profile_document.text(
         {
             "model": _name(options),
             "accelerator": card.product,
             "tensor_parallel": facts.cards,
-            "source": f"No measurement: a roofline from {card.source}. {' '.join(estimate_error.sentences())}",
+            "source": f"No measurement: a roofline from {card.source}. {' '.join(errors)}",
             "derivation": roofline.DERIVATION,
             "facts": dataclasses.asdict(facts),
         },

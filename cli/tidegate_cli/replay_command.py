@@ -5,7 +5,6 @@ import argparse
 import asyncio
 import json
 import math
-import os
 import pathlib
 import secrets
 import statistics
@@ -16,12 +15,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tidegate_cli import openloop
+from tidegate_cli import api_key, openloop
 from tidegate_cli.command_errors import Failed, Usage
 from tidegate_policy import duration
 from tidegate_sim import time_left, trace_format
 
-KEY = "TIDEGATE_API_KEY"
 FORMATS = ("auto", "tidegate", "azure")
 SHOWN_ERRORS = 5
 WORKFLOW_DEADLINE_S = 300.0
@@ -33,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         default="http://127.0.0.1:8000",
-        help=f"the gateway (default: %(default)s); {KEY} in the environment is its API key",
+        help=f"the gateway (default: %(default)s); {api_key.NAME} in the environment is its API key",
     )
     parser.add_argument("--model", help="model of the calls (default: the gateway's first model)")
     parser.add_argument(
@@ -187,12 +185,11 @@ def _planned(call: trace_format.TraceCall, options: argparse.Namespace, run: str
 
 async def _replay(planned: Sequence[openloop.Planned], options: argparse.Namespace) -> openloop.Result:
     url = options.url.rstrip("/").removesuffix("/v1")
-    key = os.environ.get(KEY)
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers = api_key.headers()
     try:
         model = options.model or await openloop.only_model(url, headers)
     except openloop.Refused as error:
-        raise Failed(f"{url} answers {error}; set {KEY}") from None
+        raise Failed(f"{url} answers {error}; set {api_key.NAME}") from None
     if model is None:
         raise Failed(f"no gateway answers at {url}; start one (tidegate up) or give its address with --url")
     progress: asyncio.Queue[openloop.Outcome] = asyncio.Queue()

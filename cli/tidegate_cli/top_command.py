@@ -16,11 +16,10 @@ from typing import Any
 
 import aiohttp
 
-from tidegate_cli import terminal_text, top_view
+from tidegate_cli import api_key, terminal_text, top_view
 from tidegate_cli.command_errors import Failed
 
 URL = "http://127.0.0.1:8000"
-KEY = "TIDEGATE_API_KEY"
 TIMEOUT_S = 5.0
 SHORTEST_S = 0.2
 SHOW, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -32,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         default=URL,
-        help=f"the gateway (default: %(default)s); {KEY} in the environment is its API key, or the token of the pool for "
-        "the admin port",
+        help=f"the gateway (default: %(default)s); {api_key.NAME} in the environment is its API key, or the token of the "
+        "pool for the admin port",
     )
     parser.add_argument("--once", action="store_true", help="print the state once, as without a terminal")
     parser.add_argument("--json", action="store_true", help="print the state once, as one JSON object")
@@ -100,9 +99,7 @@ def _has_colours() -> bool:
 
 
 def _session() -> aiohttp.ClientSession:
-    key = os.environ.get(KEY)
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    return aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
+    return aiohttp.ClientSession(headers=api_key.headers(), timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
 
 
 async def _state(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
@@ -111,7 +108,7 @@ async def _state(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
         async with session.get(f"{url.rstrip('/')}/v1/state") as response:
             answer = await response.json()
             if response.status == 401:
-                raise Failed(f"{answer['error']['message']}; set {KEY}")
+                raise Failed(f"{answer['error']['message']}; set {api_key.NAME}")
             if response.status == 404:
                 raise Failed(
                     f"{url} has no /v1/state; listen.statusPage may be off there, the admin port always has it"

@@ -24,6 +24,15 @@ class StaticEngine:
     cost: Mapping[str, float] | None = None
     """The profile's `cost` mapping inline; wins over `profile`."""
 
+    @property
+    def base_url(self) -> str:
+        return self.url.rstrip("/")
+
+    @property
+    def id(self) -> str:
+        """Its id in headers, metrics and logs."""
+        return self.name or urllib.parse.urlsplit(self.base_url).netloc
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineService:
@@ -68,13 +77,11 @@ def problems(engines: Sequence[StaticEngine], services: Sequence[EngineService])
         if wrong := address_problem(engine.url):
             found.append(f"engines[{i}].url {engine.url!r} {wrong}")
             continue
-        url = engine.url.rstrip("/")
-        if (first := urls.setdefault(url, i)) != i:
+        if (first := urls.setdefault(engine.base_url, i)) != i:
             found.append(f"engines[{i}].url is that of engines[{first}] too: name each engine once")
             continue
-        name = engine.name or urllib.parse.urlsplit(url).netloc
-        if (first := names.setdefault(name, i)) != i:
-            found.append(f"engines[{i}] has the name {name} of engines[{first}]: each engine needs its own")
+        if (first := names.setdefault(engine.id, i)) != i:
+            found.append(f"engines[{i}] has the name {engine.id} of engines[{first}]: each engine needs its own")
     groups: Sequence[tuple[str, Sequence[StaticEngine | EngineService]]] = (
         ("engines", engines),
         ("services", services),

@@ -171,6 +171,11 @@ class _Target:
                     self._notes = {**self._notes, SERVED: self._as_served(body)}
 
     @property
+    def _revision(self) -> str:
+        """The revision that the workload has."""
+        return self._notes.get(REVISION, ADOPTED)
+
+    @property
     def has_failed(self) -> bool:
         """Whether the spec still asks for a revision that did not serve."""
         return bool(canary_hold.noted(self._notes, FAILED).get("revision") == self.wanted)
@@ -183,12 +188,12 @@ class _Target:
     @property
     def is_changing(self) -> bool:
         """Whether the engines that exist get a revision that has not served here, while another one has."""
-        return canary_hold.replaces(self._notes.get(REVISION, ADOPTED), self._notes)
+        return canary_hold.replaces(self._revision, self._notes)
 
     @property
     def has_served(self) -> bool:
         """Whether all engines have ever served with the present revision."""
-        return bool(canary_hold.noted(self._notes, SERVED).get("revision") == self._notes.get(REVISION, ADOPTED))
+        return bool(canary_hold.noted(self._notes, SERVED).get("revision") == self._revision)
 
     @property
     def is_pending(self) -> bool:
@@ -202,14 +207,13 @@ class _Target:
 
     def _present_template(self, body: Json) -> Json:
         """The pods of the present revision."""
-        is_wanted = self._notes.get(REVISION, ADOPTED) == self.wanted
+        is_wanted = self._revision == self.wanted
         template: Json = self.manifest["spec"]["template"] if is_wanted else body["spec"]["template"]
         return template
 
     def _as_served(self, body: Json) -> str:
         """The annotation of a workload of whose present revision all engines serve, also if an edit changes them now."""
-        revision = self._notes.get(REVISION, ADOPTED)
-        return json.dumps({"revision": revision, "template": self._present_template(body)}, sort_keys=True)
+        return json.dumps({"revision": self._revision, "template": self._present_template(body)}, sort_keys=True)
 
     def changed(self) -> Json:
         """The manifest with the pods that the spec asks for."""
@@ -219,7 +223,7 @@ class _Target:
         """The manifest with the pods that exist. The inputs stay too, so the change remains pending."""
         assert self.body is not None
         inputs, memory = self._notes.get(INPUTS, ""), self._memory(SERVED, FAILED)
-        return self._with(self.body["spec"]["template"], self._notes.get(REVISION, ADOPTED), inputs, memory)
+        return self._with(self.body["spec"]["template"], self._revision, inputs, memory)
 
     def kept(self, pods: Sequence[Json]) -> Json:
         """The manifest of a workload that does not change its pods, unless they do not serve."""
@@ -227,7 +231,7 @@ class _Target:
             return self.manifest
         if self.body is None:
             return self.changed()
-        revision, template = self._notes.get(REVISION, ADOPTED), self._present_template(self.body)
+        revision, template = self._revision, self._present_template(self.body)
         if not self.is_engine:
             return self._with(template, revision, self.inputs, {})
         served, memory = canary_hold.noted(self._notes, SERVED), self._memory(SERVED, FAILED)
@@ -249,12 +253,11 @@ class _Target:
         """Why no old engine stops for a new one that finds no room; None if one stops, or if the new one finds room."""
         if self.body is None or self.settled or self.is_pending:
             return None
-        revision = self._notes.get(REVISION, ADOPTED)
-        if not self._has_no_room(self.body, list(_troubles(self.body, pods, revision))):
+        if not self._has_no_room(self.body, list(_troubles(self.body, pods, self._revision))):
             return None
         why = engine_place.obstacle(
             _pods_of(self.body, pods),
-            revision=revision,
+            revision=self._revision,
             served=canary_hold.noted(self._notes, SERVED).get("revision"),
             rejected=self.body["spec"]["template"]["spec"] if self._is_over_quota else None,
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
+import steady_calls
 
 pytestmark = pytest.mark.faults
 
@@ -53,8 +54,7 @@ async def stream(http: Any, url: str) -> Call:
 
 
 def p99_first_s(calls: list[Call]) -> float:
-    known = sorted(call.first_s - call.sent_s for call in calls if call.first_s is not None)
-    return known[int(0.99 * (len(known) - 1))]
+    return steady_calls.percentile((call.first_s - call.sent_s for call in calls if call.first_s is not None), 0.99)
 
 
 async def test_a_killed_engine_ends_its_streams_visibly_and_delays_nobody(rig: Any, until: Any, figure: Any) -> None:

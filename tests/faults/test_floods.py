@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import orjson
 import pytest
+import steady_calls
 
 from tidegate_gateway import fake_engine
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
@@ -43,17 +44,12 @@ async def first_token_s(
 
 
 async def honest(call: Callable[[], Awaitable[float | str]]) -> list[float | str]:
-    """The answers to calls that come at a steady rate."""
-    tasks = []
-    for _ in range(HONEST_CALLS):
-        tasks.append(asyncio.create_task(call()))
-        await asyncio.sleep(HONEST_S / HONEST_CALLS)
-    return list(await asyncio.gather(*tasks))
+    """The answers to the calls of the honest tenant."""
+    return await steady_calls.made(call, count=HONEST_CALLS, within_s=HONEST_S)
 
 
 def percentile(times: list[float | str], share: float) -> float:
-    known = sorted(value for value in times if isinstance(value, float))
-    return known[int(share * (len(known) - 1))]
+    return steady_calls.percentile((value for value in times if isinstance(value, float)), share)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+import steady_calls
 
 from tidegate_gateway import fake_engine
 
@@ -55,11 +56,7 @@ async def first_token_s(http: Any, url: str) -> float:
 
 
 async def honest(http: Any, url: str) -> list[float]:
-    tasks = []
-    for _ in range(HONEST_CALLS):
-        tasks.append(asyncio.create_task(first_token_s(http, url)))
-        await asyncio.sleep(HONEST_S / HONEST_CALLS)
-    return sorted(await asyncio.gather(*tasks))
+    return await steady_calls.made(lambda: first_token_s(http, url), count=HONEST_CALLS, within_s=HONEST_S)
 
 
 async def test_clients_that_send_a_byte_at_a_time_delay_nobody(rig: Any, figure: Any) -> None:
@@ -88,7 +85,7 @@ async def test_clients_that_send_a_byte_at_a_time_delay_nobody(rig: Any, figure:
         assert len(engine.bodies) == 2 * HONEST_CALLS, "no half of a request reached the engine"
     name = f"{2 * count} clients that send a byte at a time"
     for share in (0.5, 0.99):
-        least, most = (times[int(share * (HONEST_CALLS - 1))] for times in (alone, beside))
+        least, most = (steady_calls.percentile(times, share) for times in (alone, beside))
         figure(f"{name}: TTFT p{100 * share:.0f} of others, alone and beside, ms", f"{1000 * least:.1f}, {1000 * most:.1f}",
                goal="+20%", met=most < 1.2 * least)  # fmt: skip
     figure(f"{name}: memory, MiB", f"{grown:.0f}", goal="below 100", met=grown < 100)

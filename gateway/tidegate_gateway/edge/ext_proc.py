@@ -209,9 +209,7 @@ class Exchange:
         self._body = bytearray()
         self._bodies = picker.gateway.bodies.hold()
         self._most_body_bytes = 0
-        self._timer: asyncio.TimerHandle | None = self._after(
-            picker.gateway.settings.limits.body_s, self._on_late_request
-        )
+        self._timer: asyncio.TimerHandle | None = None
         """Ends the stream of a request that is late, and later that of one that was answered here."""
         self._streamed_both_ways = False
         self._answer_is_streamed = False
@@ -222,6 +220,7 @@ class Exchange:
         self._handed_over: handed_over.HandedOver | None = None
         self._answer_headers: Mapping[str, str] = {}
         self._refused = False
+        self._set_timer(picker.gateway.settings.limits.body_s, self._on_late_request)
 
     def turn_away(self) -> None:
         """The picker has too many exchanges."""
@@ -460,8 +459,7 @@ class Exchange:
         lower = {name.lower(): value for name, value in named.items()}
         self._stream.send(ext_proc_messages.immediate(status, lower, body, f"tidegate_{details}"))
         self._let_go_of_body()
-        self._stop_timer()
-        self._timer = self._after(ANSWERED_S, self._finish)
+        self._set_timer(ANSWERED_S, self._finish)
 
     def _finish(self, code: int = http2_stream.OK, why: str = "") -> None:
         self._refused = True
@@ -472,9 +470,10 @@ class Exchange:
         self._bodies.release()
         self._body = bytearray()
 
-    @staticmethod
-    def _after(seconds: float, act: Callable[[], None]) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(seconds, act)
+    def _set_timer(self, seconds: float, act: Callable[[], None]) -> None:
+        """In place of what was timed before."""
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(seconds, act)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import logging
 import socket
-import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 
 from tidegate_gateway import engine_entries, gateway_settings, http_client, settings_decoder
@@ -132,10 +131,8 @@ class Discovery:
 
 
 def _static(engine: engine_entries.StaticEngine, model: cost.CostModel | None) -> health_check.Address:
-    url = engine.url.rstrip("/")
-    name = engine.name or urllib.parse.urlsplit(url).netloc
     return health_check.Address(
-        id=EngineId(name), url=url, control=engine.control, node_pool=engine.node_pool, cost=model
+        id=EngineId(engine.id), url=engine.base_url, control=engine.control, node_pool=engine.node_pool, cost=model
     )
 
 

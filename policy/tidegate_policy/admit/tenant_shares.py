@@ -17,9 +17,9 @@ Places bound how much a flood slows the others, not how long a first token waits
 prompts. So the held calls of a flooding tenant enter in such a way that each engine computes one of their prompts at a
 time, and they are marked: engines compute these prompts in small parts (`engine.yielding_prompts`).
 
-The places follow Little's law, as in `workflow_gate`: the pool completes one call in `demand_s` seconds when its engines
-batch as much as they may, and a call alone takes `service_s` seconds. Until that is known, the places are those of the
-engines' limits.
+The places follow Little's law (`saturation`), as in `workflow_gate`: the pool completes one call in `demand_s` seconds when
+its engines batch as much as they may, and a call alone takes `service_s` seconds. Until that is known, the places are those
+of the engines' limits.
 """
 
 import math
@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 from tidegate_policy import policies
-from tidegate_policy.admit import held_calls
+from tidegate_policy.admit import held_calls, saturation
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Policy, QueuedRequest
 
@@ -45,7 +45,6 @@ ACTIVE_S = 30.0
 """A tenant without calls for longer does not compete."""
 FIRST_CALLS = 16
 """Answers before the places are measured."""
-NEWEST_WEIGHT = 0.02
 NEWEST_CLASS = 0.05
 """The part of the newest call in the weight of its tenant, whose calls are of several classes."""
 LEAST_PLACES = 2
@@ -128,9 +127,8 @@ class TenantShares:
         """The one seen least recently first."""
         self._held = 0
         self._entered = 0
-        self._seen = 0
-        self._service_s = 0.0
-        self._demand_s = 0.0
+        self._means = saturation.Means()
+        """Of the calls that were answered."""
 
     def __len__(self) -> int:
         """Held calls."""
@@ -145,17 +143,14 @@ class TenantShares:
         """Sequences that saturate the pool; infinite without bounds."""
         if not self._bounded:
             return math.inf
-        limits = self._limits()
-        if self._seen < FIRST_CALLS or self._demand_s <= 0.0:
+        limits, means = self._limits(), self._means
+        if means.count < FIRST_CALLS or means.demand_s <= 0.0:
             return limits
-        return max(self._service_s / self._demand_s, limits * LEAST_OF_LIMITS if math.isfinite(limits) else 0.0)
+        return max(means.alone_s / means.demand_s, limits * LEAST_OF_LIMITS if math.isfinite(limits) else 0.0)
 
     def observe(self, service_s: float, demand_s: float) -> None:
         """A call was answered that takes `service_s` seconds alone, and `demand_s` of the whole pool."""
-        self._seen += 1
-        weight = max(NEWEST_WEIGHT, 1 / self._seen)
-        self._service_s += weight * (service_s - self._service_s)
-        self._demand_s += weight * (demand_s - self._demand_s)
+        self._means.observe(service_s, demand_s)
         self._bounds_hold = False
 
     def competes(self, now: float, call: Call) -> None:
@@ -177,8 +172,8 @@ class TenantShares:
     def arrived(self, now: float, item: QueuedRequest) -> bool:
         """Whether the call, whose tenant competes, enters now. If not, it is held."""
         tenant = self._known(item.call.tenant)
-        if self._service_s > 0.0:
-            work_s = self._demand_s * item.service_s / self._service_s * item.call.sequences
+        if self._means.alone_s > 0.0:
+            work_s = self._means.demand_s * item.service_s / self._means.alone_s * item.call.sequences
             tenant.sent_s, tenant.sent_at_s = tenant.rate(now) * LATE_S + work_s, now
             if tenant.keeps != self._keeps(now, tenant):
                 self._bounds_hold = False
@@ -344,7 +339,7 @@ class TenantShares:
 
     def _keeps(self, now: float, tenant: _Tenant) -> bool:
         """Whether the tenant sent no more work of late than its part."""
-        return self._seen >= FIRST_CALLS and tenant.rate(now) <= self._bounds_rate * tenant.weight
+        return self._means.count >= FIRST_CALLS and tenant.rate(now) <= self._bounds_rate * tenant.weight
 
     def _by_wants(self, names: list[str]) -> list[str]:
         """The tenants that want the least for their weight first."""
@@ -388,7 +383,7 @@ class TenantShares:
             floods = wanted > FLOODING * bound
             if floods:
                 flooding[name] = max(share, LEAST_PLACES)
-            if not tenant.keeps and self._seen >= FIRST_CALLS:
+            if not tenant.keeps and self._means.count >= FIRST_CALLS:
                 until_s = min(until_s, self._keeps_at_s(tenant) - MARGIN)
             if not level_is_known and wanted <= share:
                 left -= wanted

@@ -10,10 +10,10 @@ free place goes to the tenant with the fewest active workflows for its weight, a
 than `limit` workflows are active only while tenants return from above their shares, or if more tenants than `limit` are
 active, because each of them may have one workflow.
 
-The limit follows Little's law. A pool that completes one workflow in `demand_s` seconds, when its engines batch as much as
-they may, is saturated by `path_s / demand_s` workflows whose latency alone is `path_s` seconds. `HEADROOM` times as many
-are allowed, because workflows do not spread evenly over engines and time. Both means come from finished workflows. Before
-`FIRST_WORKFLOWS` have finished there is no limit.
+The limit follows Little's law (`saturation`). A pool that completes one workflow in `demand_s` seconds, when its engines
+batch as much as they may, is saturated by `path_s / demand_s` workflows whose latency alone is `path_s` seconds. `HEADROOM`
+times as many are allowed, because workflows do not spread evenly over engines and time. Both means come from finished
+workflows. Before `FIRST_WORKFLOWS` have finished there is no limit.
 
 Each tenant has means of its own, so that the workflows of one tenant do not decide how many another one may have: a tenant
 may have its share by weight of the limit that its own workflows give. The limit of the pool is the mean of these limits by
@@ -26,13 +26,12 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tidegate_policy.admit import saturation
 from tidegate_policy.model import CallId, WorkflowId
 from tidegate_policy.policies import QueuedRequest
 
 HEADROOM = 2.5
 FIRST_WORKFLOWS = 8
-NEWEST_WEIGHT = 0.02
-"""Weight of the newest workflow in the means, once many have finished."""
 PAUSE_S = 5.0
 """A workflow of which no call has been here for longer (its client runs a tool, goes on at another gateway, or is gone) is
 not active. The bound is lower while workflows take less time alone: each one that ended at another gateway would hold a
@@ -44,28 +43,6 @@ REMEMBERED = 10_000
 """Started workflows that are remembered."""
 KNOWN_TENANTS = 256
 """Tenants whose means are remembered. The one of which no workflow has finished for longest is forgotten first."""
-
-
-@dataclass(slots=True)
-class _Means:
-    """What finished workflows have shown."""
-
-    finished: int = 0
-    path_s: float = 0.0
-    demand_s: float = 0.0
-
-    def observe(self, path_s: float, demand_s: float) -> None:
-        self.finished += 1
-        weight = max(NEWEST_WEIGHT, 1 / self.finished)
-        self.path_s += weight * (path_s - self.path_s)
-        self.demand_s += weight * (demand_s - self.demand_s)
-
-    @property
-    def limit(self) -> int:
-        """Workflows that may be active if all are like these; 0 = it is not known yet."""
-        if self.finished < FIRST_WORKFLOWS or self.demand_s <= 0.0:
-            return 0
-        return max(round(HEADROOM * self.path_s / self.demand_s), 1)
 
 
 @dataclass(slots=True)
@@ -94,9 +71,9 @@ class WorkflowGate:
     def __init__(self, *, bounded: bool) -> None:
         """Without `bounded` no workflow waits."""
         self._bounded = bounded
-        self._means = _Means()
+        self._means = saturation.Means()
         """Of the workflows of all tenants."""
-        self._means_of: OrderedDict[str, _Means] = OrderedDict()
+        self._means_of: OrderedDict[str, saturation.Means] = OrderedDict()
         self._largest = 0
         """The largest limit of a tenant; 0 = there is no limit yet."""
         self._busy: dict[WorkflowId, int] = {}
@@ -216,13 +193,13 @@ class WorkflowGate:
     def observe(self, tenant: str, path_s: float, demand_s: float) -> None:
         """A workflow of the tenant has finished whose latency alone is `path_s`, and which took `demand_s` of the whole
         pool."""
-        means = self._means_of.setdefault(tenant, _Means())
+        means = self._means_of.setdefault(tenant, saturation.Means())
         self._means_of.move_to_end(tenant)
         if len(self._means_of) > KNOWN_TENANTS:
             self._means_of.popitem(last=False)
         self._means.observe(path_s, demand_s)
         means.observe(path_s, demand_s)
-        self._largest = max(each.limit for each in self._means_of.values()) or self._means.limit
+        self._largest = max(map(_limit, self._means_of.values())) or _limit(self._means)
         for name, known in self._tenants.items():
             self._weigh(known, known.weight, self._limit_of(name))
 
@@ -253,7 +230,7 @@ class WorkflowGate:
     @property
     def _pause_s(self) -> float:
         """The longest pause of an active workflow."""
-        return min(PAUSE_S, self._means.path_s) if self._means.finished else PAUSE_S
+        return min(PAUSE_S, self._means.alone_s) if self._means.count else PAUSE_S
 
     def _next_tenant(self, limit: int | None) -> str | None:
         """The tenant whose workflow starts next; None if none may start."""
@@ -311,7 +288,7 @@ class WorkflowGate:
     def _limit_of(self, name: str) -> int:
         """Workflows that the tenant might have if it were alone."""
         means = self._means_of.get(name)
-        return (means.limit if means is not None else 0) or self._largest
+        return (_limit(means) if means is not None else 0) or self._largest
 
     def _weigh(self, tenant: _Tenant, weight: float, limit: int) -> None:
         self._weights += weight - tenant.weight
@@ -329,3 +306,10 @@ class WorkflowGate:
     def _is_held(self, entry: tuple[float, int, WorkflowId]) -> bool:
         held = self._held.get(entry[2])
         return held is not None and held.place == entry[1]
+
+
+def _limit(means: saturation.Means) -> int:
+    """Workflows that may be active if all are like these; 0 = it is not known yet."""
+    if means.count < FIRST_WORKFLOWS or means.demand_s <= 0.0:
+        return 0
+    return max(round(HEADROOM * means.alone_s / means.demand_s), 1)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from tidegate_policy.admit import outliers
 from tidegate_policy.cost import CostModel
-from tidegate_policy.dispatch.routing import Prices, RoutableEngine
+from tidegate_policy.dispatch.routing import Price, Prices, RoutableEngine
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, EngineId
 from tidegate_policy.predict import engine_cost
 
@@ -52,6 +52,12 @@ def max_inflight(setting: MaxInflight, model: CostModel) -> int | None:
     if setting == "auto":
         return model.max_batch + max(2, model.max_batch // 8)
     return setting
+
+
+def _unshared_s(price: Price, call: Call, cached_tokens: int) -> float:
+    """Seconds of an engine's work with the call that other calls cannot share: not the fixed time of steps that its prompt
+    does not fill."""
+    return price.work_s - price.cost.shared_seconds(call.prompt_tokens, cached_tokens)
 
 
 def _with_reserve(limit: int) -> int:
@@ -137,8 +143,9 @@ class EngineTable:
         rate = 0.0
         for cost, count in kinds:
             price = prices.of(cost, cached_tokens)
-            work_s = price.work_s - cost.shared_seconds(call.prompt_tokens, cached_tokens)
-            rate += count / max(work_s, price.service_s * call.sequences / cost.max_batch, 1e-6)
+            rate += count / max(
+                _unshared_s(price, call, cached_tokens), price.service_s * call.sequences / cost.max_batch, 1e-6
+            )
         return prices.mean_service_s(kinds), 1.0 / rate if rate else 0.0
 
     def busy_part(self, call: Call, cached_tokens: int) -> float:
@@ -149,7 +156,7 @@ class EngineTable:
         for cost, count in self.kinds():
             price = prices.of(cost, cached_tokens)
             total += count
-            busy += count * (price.work_s - cost.shared_seconds(call.prompt_tokens, cached_tokens)) / price.service_s
+            busy += count * _unshared_s(price, call, cached_tokens) / price.service_s
         return min(max(busy / total, 0.0), 1.0) if total else 1.0
 
     def prompt_seconds(self, call: Call) -> float:
