@@ -39,9 +39,9 @@ CLAIMS = (
 async def test_an_impossible_claim_is_due_when_the_fastest_engine_could_have_answered(
     up: Any, claim: dict[str, str]
 ) -> None:
-    async with fake_engine.engine() as engine:
+    async with fake_engine.engine() as engine, fake_engine.engine() as other:
         fast = {"url": engine.url, "cost": COST}
-        slow = {"url": engine.url, "name": "slow", "cost": {**COST, "step_s": 100.0}}
+        slow = {"url": other.url, "name": "slow", "cost": {**COST, "step_s": 100.0}}
         async with up(fast, slow) as client:
             await client.ask(max_tokens=4)
             claimed = await budget_ms(client, engine, **claim)

@@ -156,10 +156,10 @@ async def test_the_page_asks_for_a_key_and_shows_what_the_key_may_see(up: Any, t
 
 
 async def test_a_hundred_engines_can_be_sorted_and_filtered(up: Any) -> None:
-    async with fake_engine.engine() as engine, fake_engine.engine(healthy=False) as ill:
+    async with fake_engine.engine(host="0.0.0.0") as engine, fake_engine.engine(healthy=False) as ill:
         many = [
             {
-                "url": ill.url if index == 77 else engine.url,
+                "url": ill.url if index == 77 else engine.url.replace("0.0.0.0", f"127.0.0.{index + 1}"),
                 "name": f"engine-{index:03d}",
                 "nodePool": f"pool-{index % 4}",
             }
