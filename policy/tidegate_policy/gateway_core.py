@@ -189,7 +189,9 @@ class GatewayCore:
             return DropReason.SATURATED
         prompt_tokens = facts.prompt_tokens
         if prompt_tokens is None:
-            prompt_tokens = self.lengths.prompt_tokens(facts.tenant, facts.model, facts.characters, facts.messages)
+            prompt_tokens = self.lengths.prompt_tokens(
+                facts.tenant, facts.model, facts.characters, facts.messages, facts.media
+            )
         kind = (facts.tenant, slo_class.name, facts.model)
         each = self.lengths.predict(kind, facts.max_tokens, prompt_tokens).expected
         return promises.Draft(
@@ -424,6 +426,7 @@ class GatewayCore:
             output_length.LengthObservation(
                 tenant=facts.tenant,
                 characters=facts.characters,
+                media=facts.media,
                 messages=facts.messages,
                 sequences=call.sequences,
                 prompt_tokens=result.prompt_tokens,

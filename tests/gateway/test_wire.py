@@ -151,16 +151,20 @@ def test_the_sooner_a_call_must_start_the_lower_its_priority() -> None:
 
 
 def test_sizes_are_counted_over_all_shapes_of_prompt() -> None:
+    def size(kind: endpoint.Endpoint, **body: Any) -> endpoint.RequestSize:
+        return parse(kind, {}, {"model": "m", **body}).size
+
     def ask(kind: endpoint.Endpoint, **body: Any) -> tuple[int, int]:
-        found = parse(kind, {}, {"model": "m", **body})
-        return found.size.characters, found.size.choices
+        found = size(kind, **body)
+        return found.characters, found.choices
 
     assert ask(COMPLETION, prompt="abcd") == (4, 1)
     assert ask(COMPLETION, prompt=["ab", "cde"], n=2) == (5, 4)
     assert ask(COMPLETION, prompt=[1, 2, 3]) == (12, 1)
     assert ask(COMPLETION, prompt=[[1], [2, 3]]) == (12, 2)
     parts = [{"type": "text", "text": "abc"}, {"type": "image_url", "image_url": {"url": "x"}}]
-    assert ask(CHAT, messages=[{"role": "user", "content": parts}])[0] > 1000
+    found = size(CHAT, messages=[{"role": "user", "content": parts}])
+    assert (found.characters, found.media) == (3, 1)
     assert ask(CHAT, messages=[{"role": "assistant", "content": None, "tool_calls": []}]) == (0, 1)
 
 
@@ -168,12 +172,13 @@ def test_sizes_are_counted_over_all_shapes_of_prompt() -> None:
     "part", [{}, {"type": "image_url"}, {"type": "image_url", "image_url": {}}, {"image_url": "x"}]
 )
 def test_parts_without_text_do_not_make_a_short_request_look_long(part: dict[str, Any]) -> None:
-    image_s = chat_completions.MEDIA_CHARACTERS * chat_completions.MOST_MEDIA
     messages = [{"role": "user", "content": [part] * 10_000}] * 2
-    most = image_s if part.get("image_url") else 0
-    assert parse(CHAT, {}, {"model": "m", "messages": messages}).size.characters == most
+    most = chat_completions.MOST_MEDIA if part.get("image_url") else 0
+    found = parse(CHAT, {}, {"model": "m", "messages": messages}).size
+    assert (found.characters, found.media) == (0, most)
     given = [{"type": "message", "role": "user", "content": [part] * 10_000}] * 2
-    assert parse(RESPONSES, {}, {"model": "m", "input": given}).size.characters == most
+    found = parse(RESPONSES, {}, {"model": "m", "input": given}).size
+    assert (found.characters, found.media) == (0, most)
 
 
 def test_token_ids_are_bounded_over_all_prompts() -> None:

@@ -11,11 +11,12 @@ KIND = ("acme", "chat", "m")
 
 
 def seen(
-    output: int, *, characters: int = 400, sequences: int = 1, prompt: int = 105, tenant: str = "acme"
+    output: int, *, characters: int = 400, media: int = 0, sequences: int = 1, prompt: int = 105, tenant: str = "acme"
 ) -> LengthObservation:
     return LengthObservation(
         tenant=tenant,
         characters=characters,
+        media=media,
         messages=0,
         sequences=sequences,
         prompt_tokens=prompt,
@@ -43,6 +44,14 @@ def test_characters_per_token_are_learned() -> None:
         lengths.observe(KIND, seen(1, characters=4000, prompt=2000))
     assert lengths.prompt_tokens("acme", "m", 4000, 0) == pytest.approx(2000, rel=0.02)
     assert lengths.prompt_tokens("acme", "other", 4000, 0) == 1000
+
+
+def test_images_count_once_an_engine_has_answered_some() -> None:
+    lengths = OutputLengths()
+    assert lengths.prompt_tokens("acme", "m", 400, 0, media=256) == 100, "a model without images rejects the call"
+    lengths.observe(("other", "chat", "m"), seen(1, media=1, prompt=600, tenant="other"))
+    assert lengths.prompt_tokens("acme", "m", 400, 0, media=2) == pytest.approx(1100, rel=0.1)
+    assert lengths.prompt_tokens("acme", "text", 400, 0, media=2) == 100
 
 
 def test_odd_texts_of_one_tenant_do_not_lengthen_the_prompts_of_others() -> None:

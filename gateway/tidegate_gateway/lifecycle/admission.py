@@ -16,7 +16,7 @@ from tidegate_policy.admit import entitlements, promises
 from tidegate_policy.model import Call, CallId, DropReason
 
 PACKED_CHARACTERS = 16 * 1024
-"""Longer prompts wait as JSON."""
+"""Longer prompts, and those with images or sounds, wait as JSON."""
 
 
 @immutable.value(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Admission:
         self._fields.check(request.endpoint, request.body, request.fields.slo_class)
         call_id = CallId(f"tg-{secrets.token_hex(12)}")
         draft = self._draft(now, call_id, request, record)
-        if request.is_costly or request.size.characters > PACKED_CHARACTERS:
+        if request.is_costly or request.size.media or request.size.characters > PACKED_CHARACTERS:
             engine_body.pack(request.body)
         booked = 0
         if draft.tenant.tokens_per_minute is not None:
@@ -98,6 +98,7 @@ class Admission:
                 urgency=fields.urgency, ttft_s=fields.ttft_s, tpot_s=fields.tpot_s, deadline_s=fields.deadline_s
             ),
             characters=size.characters,
+            media=size.media,
             messages=size.messages,
             sequences=size.choices,
             max_tokens=size.max_tokens,

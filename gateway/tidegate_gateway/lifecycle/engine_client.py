@@ -21,9 +21,8 @@ ABSENT = 501
 """vLLM's answer where its model does not have the endpoint: as a 404, it is no failure of the engine."""
 TEMPLATE_TOKENS = 2048
 """Tokens that a chat template adds to a prompt at most. Every other token of a text has a byte of the body at least."""
-MEDIA_TOKENS = 16
-"""Tokens at most for each counted character of the prompt. An image at an address has few bytes and many tokens, and counts
-as `MEDIA_CHARACTERS`."""
+MEDIA_TOKENS = 32_768
+"""Tokens of an image or a sound at most. At an address it has few bytes and many tokens."""
 LARGE_BYTES = 1024 * 1024
 """Of an answer that is not streamed; the bytes of larger ones are bounded in sum."""
 
@@ -128,7 +127,7 @@ class EngineClient:
             endpoint=request.endpoint,
             choices=size.choices,
             max_tokens=size.max_tokens,
-            most_prompt_tokens=body_bytes + TEMPLATE_TOKENS + MEDIA_TOKENS * size.characters,
+            most_prompt_tokens=body_bytes + TEMPLATE_TOKENS + MEDIA_TOKENS * size.media,
             offers_tools=request.offers_tools,
         )
         if connection.status != 200 or not request.stream or dialect is None:

@@ -6,9 +6,8 @@ from typing import Any
 from tidegate_gateway.openai import endpoint, tool_calls
 from tidegate_gateway.openai.error_table import BadRequest
 
-MEDIA_CHARACTERS, MOST_MEDIA = 2000, 256
-"""The characters that an image or a sound counts for, until the engine's usage corrects the estimate; and how many of them
-count in a request. A client could make a short request look like hours of work otherwise."""
+MOST_MEDIA = 256
+"""How many images and sounds count in a request. A client could make a short request look like hours of work otherwise."""
 _NO_CONTENT = frozenset({"type", "text", "refusal", "annotations", "cache_control"})
 
 MOST_MESSAGES = 20_000
@@ -28,12 +27,17 @@ def read_size(body: Mapping[str, Any], most_choices: int) -> endpoint.RequestSiz
             raise BadRequest(f"messages[{i}] must be an object with a role", param=f"messages[{i}]")
         more, more_media = _content_size(message.get("content"), i)
         characters, media = characters + more, media + more_media
-    characters += media_characters(media)
     choices = endpoint.choices(body, 1, most_choices)
     max_tokens = endpoint.count(body, "max_completion_tokens")
     if max_tokens is None:
         max_tokens = endpoint.count(body, "max_tokens")
-    return endpoint.RequestSize(characters=characters, messages=len(messages), choices=choices, max_tokens=max_tokens)
+    return endpoint.RequestSize(
+        characters=characters,
+        media=min(media, MOST_MEDIA),
+        messages=len(messages),
+        choices=choices,
+        max_tokens=max_tokens,
+    )
 
 
 def _content_size(content: object, i: int) -> tuple[int, int]:
@@ -51,11 +55,6 @@ def _content_size(content: object, i: int) -> tuple[int, int]:
     if not all(isinstance(part, dict) for part in content):
         raise BadRequest(f"messages[{i}].content: every part must be an object", param=f"messages[{i}].content")
     return parts_size(content)
-
-
-def media_characters(media: int) -> int:
-    """The characters that the images and sounds of a request count for."""
-    return MEDIA_CHARACTERS * min(media, MOST_MEDIA)
 
 
 def parts_size(parts: Sequence[object]) -> tuple[int, int]:

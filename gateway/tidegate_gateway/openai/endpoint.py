@@ -24,7 +24,9 @@ class RequestSize:
 
     prompts: int = 1
     characters: int = 0
-    """The characters of all prompts; the token estimate starts from this number."""
+    """The characters of the texts of all prompts; the token estimate starts from this number and from `media`."""
+    media: int = 0
+    """The images and sounds of all prompts, `MOST_MEDIA` at most."""
     messages: int = 0
     choices: int = 1
     """Sequences that the engine generates: prompts times `n`."""

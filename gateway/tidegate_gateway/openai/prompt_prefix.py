@@ -36,7 +36,7 @@ class PromptPrefix:
 
 def read(kind: endpoint.Endpoint, body: Mapping[str, Any], model: str, size: endpoint.RequestSize) -> PromptPrefix:
     """The blocks of a request's prompt; none for a short prompt, or for one that cannot be written as JSON."""
-    if size.characters < prompt_blocks.BLOCK_BYTES and not body.get("tools"):
+    if size.characters < prompt_blocks.BLOCK_BYTES and not size.media and not body.get("tools"):
         return PromptPrefix()
     prompt = bytearray()
     whole = True

@@ -25,18 +25,19 @@ def read_size(body: Mapping[str, Any], most_choices: int) -> endpoint.RequestSiz
     instructions = body.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
         raise BadRequest("instructions must be text", param="instructions")
-    messages, characters = _input_size(body.get("input"))
+    messages, characters, media = _input_size(body.get("input"))
     return endpoint.RequestSize(
         characters=characters + len(instructions or ""),
+        media=min(media, chat_completions.MOST_MEDIA),
         messages=messages + (instructions is not None),
         max_tokens=endpoint.count(body, "max_output_tokens"),
     )
 
 
-def _input_size(given: object) -> tuple[int, int]:
-    """The items and characters of an input."""
+def _input_size(given: object) -> tuple[int, int, int]:
+    """The items of an input, the characters of its texts, and its images and sounds."""
     if isinstance(given, str):
-        return 1, len(given)
+        return 1, len(given), 0
     if not isinstance(given, list) or not given:
         raise BadRequest("input must be text, or a list with at least one item", param="input")
     if len(given) > chat_completions.MOST_MESSAGES:
@@ -48,7 +49,7 @@ def _input_size(given: object) -> tuple[int, int]:
         for name in ("content", "output", "arguments"):
             more, more_media = _text_size(item.get(name))
             characters, media = characters + more, media + more_media
-    return len(given), characters + chat_completions.media_characters(media)
+    return len(given), characters, media
 
 
 def _text_size(value: object) -> tuple[int, int]:

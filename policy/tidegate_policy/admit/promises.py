@@ -37,9 +37,11 @@ class CallFacts:
     slo_class: str | None = None
     claims: Claims = field(default_factory=Claims)
     prompt_tokens: int | None = None
-    """Tokens of all prompts where they are known; None = predicted from `characters`."""
+    """Tokens of all prompts where they are known; None = predicted from `characters` and `media`."""
     characters: int = 0
-    """Characters of all prompts."""
+    """Characters of the texts of all prompts."""
+    media: int = 0
+    """Images and sounds of all prompts."""
     messages: int = 0
     sequences: int = 1
     """Sequences that an engine runs for the call: `n` times its prompts."""

@@ -21,6 +21,8 @@ DEFAULT_OUTPUT_TOKENS = 128.0
 DEFAULT_PROMPT_TOKENS = 256.0
 MESSAGE_TOKENS = 5.0
 """Tokens that a chat template adds for each message."""
+MEDIA_CHARACTERS = 2000
+"""The characters that an image or a sound counts for, until the engine's usage corrects the estimate."""
 NEWEST_WEIGHT = 0.02
 """Weight of the newest observation once a kind is known."""
 LEAST_SIZED = 4
@@ -36,7 +38,7 @@ MOST_TOKENS = 1 << 40
 MAX_KINDS = 4096
 """Kinds remembered; the kind observed least recently is forgotten first."""
 MAX_MODELS = 1024
-"""Models for which errors of predictions are remembered."""
+"""Models for which errors of predictions, and whether they read images, are remembered."""
 
 Kind = tuple[str, str, str]
 """(template or tenant, stage or class, model)."""
@@ -87,6 +89,8 @@ class LengthObservation:
     tenant: str
     characters: int
     """Characters of all prompts; 0 = unknown, as for prompts given in token ids."""
+    media: int = 0
+    """Images and sounds of all prompts."""
     messages: int
     sequences: int
     prompt_tokens: int
@@ -104,9 +108,14 @@ class OutputLengths:
         """By kind and by the power of two below the prompt's tokens."""
         self._bounds: OrderedDict[str, conformal_bound.ConformalBound] = OrderedDict()
         """The errors of predictions, by model."""
+        self._read_media: OrderedDict[str, None] = OrderedDict()
+        """The models whose engines have answered a prompt with images or sounds."""
 
-    def prompt_tokens(self, tenant: str, model: str, characters: int, messages: int) -> int:
-        """Predicted prompt tokens; at least 1."""
+    def prompt_tokens(self, tenant: str, model: str, characters: int, messages: int, media: int = 0) -> int:
+        """Predicted prompt tokens; at least 1. Images and sounds count once an engine has answered a prompt with some: the
+        engines of a model without them reject such a call, and it is no work."""
+        if media and model in self._read_media:
+            characters += MEDIA_CHARACTERS * media
         per_token = self._density.characters_per_token(tenant, model)
         return max(1, round(characters / per_token + MESSAGE_TOKENS * messages))
 
@@ -136,8 +145,13 @@ class OutputLengths:
         """Learns from a finished call of `kind`."""
         model = kind[2]
         text_tokens = seen.prompt_tokens - MESSAGE_TOKENS * seen.messages
-        if seen.characters >= 32 and text_tokens >= 8:
-            self._density.observe(seen.tenant, model, seen.characters / text_tokens)
+        characters = seen.characters + MEDIA_CHARACTERS * seen.media
+        if characters >= 32 and text_tokens >= 8:
+            self._density.observe(seen.tenant, model, characters / text_tokens)
+        if seen.media:
+            self._read_media[model] = None
+            if len(self._read_media) > MAX_MODELS:
+                self._read_media.popitem(last=False)
         output = round(seen.output_tokens / seen.sequences)
         lengths = self._of(kind)
         sized = self._sized.get((kind, seen.prompt_tokens.bit_length()))
