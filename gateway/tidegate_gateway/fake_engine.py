@@ -23,6 +23,8 @@ class FakeEngine:
     model: str = "fake"
     adapters: tuple[str, ...] = ()
     """Names of further models that it lists."""
+    context_tokens: int | None = None
+    """The length of the context that it tells. It rejects a longer prompt: two characters of a message are a token."""
     tokens: int = 4
     prompt_tokens: int = 7
     token_s: float = 0.0
@@ -79,6 +81,9 @@ class FakeEngine:
         if self.status != 200:
             error = {"error": {"message": "as set by the test", "type": "test", "param": None, "code": self.status}}
             return web.json_response(error, status=self.status)
+        if self.context_tokens is not None and _characters(body) > 2 * self.context_tokens:
+            error = {"error": {"message": "longer than the context", "type": "test", "param": None, "code": 400}}
+            return web.json_response(error, status=400)
         if self.garbage is not None:
             kind = "text/event-stream" if body.get("stream") else "application/json"
             return web.Response(body=self.garbage, content_type=kind)
@@ -216,12 +221,19 @@ class FakeEngine:
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         names = (self.model, *self.adapters)
-        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+        context = {} if self.context_tokens is None else {"max_model_len": self.context_tokens}
+        return web.json_response(
+            {"object": "list", "data": [{"id": name, "object": "model", **context} for name in names]}
+        )
 
     async def show_metrics(self, request: web.Request) -> web.StreamResponse:
         page = f'vllm:num_requests_running{{engine="0"}} {self.running}\nvllm:num_requests_waiting{{engine="0"}} 0\n'
         page += f'vllm:generation_tokens_total{{engine="0"}} {self.generated}\n'
         return web.Response(body=page.encode() if self.metrics is None else self.metrics)
+
+
+def _characters(body: dict[str, Any]) -> int:
+    return sum(len(message["content"]) for message in body.get("messages") or ())
 
 
 @contextlib.asynccontextmanager

@@ -192,6 +192,8 @@ class GatewayCore:
             prompt_tokens = self.lengths.prompt_tokens(
                 facts.tenant, facts.model, facts.characters, facts.messages, facts.media
             )
+            if facts.most_prompt_tokens is not None:
+                prompt_tokens = min(prompt_tokens, facts.most_prompt_tokens)
         kind = (facts.tenant, slo_class.name, facts.model)
         each = self.lengths.predict(kind, facts.max_tokens, prompt_tokens).expected
         return promises.Draft(

@@ -94,7 +94,7 @@ async def test_a_call_that_waits_for_an_adapter_goes_to_no_engine_that_comes_wit
     ):
         ids = [EngineId(engine.url.removeprefix("http://")) for engine in (busy, later)]
         later.adapters = ()
-        await until(lambda: ids[1] not in client.gateway.directory.listing("sql"))
+        await until(lambda: ids[1] not in client.gateway.directory.candidates("sql", 1))
         later.healthy = False
         await until(lambda: client.accepting() == ids[:1])
         waiting = [asyncio.create_task(client.ask(model="sql")) for _ in range(3)]

@@ -330,6 +330,13 @@ def test_calls_that_engines_reject_displace_no_prefixes() -> None:
     assert index.cached_tokens(replace(promised(made), blocks=(5,), block_tokens=40.0)), "also without a first token"
 
 
+def test_a_prompt_is_no_more_work_than_the_longest_context_holds() -> None:
+    made = core(engines=1)
+    for name, characters, tokens in (("long", 4_000_000, 8192), ("short", 400, 100)):
+        call = promised(made, 0.0, facts(name, characters=characters, most_prompt_tokens=8192))
+        assert call.prompt_tokens == tokens
+
+
 def test_calls_that_engines_reject_are_no_offered_load() -> None:
     made = core(engines=1, max_inflight=1, limits=Limits(max_waiting=1))
     for number in range(20):

@@ -33,6 +33,8 @@ MODELS_EVERY = 30
 """Health checks between two readings of /v1/models."""
 MOST_MODELS = 256
 """Models of one engine: the model itself, and its adapters. Further ones are ignored."""
+MOST_CONTEXT = 1 << 30
+"""Tokens. No model has a longer context; an engine that tells one has told nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,8 @@ class EngineHealth:
     """The models that it listed, if it answered the last health check."""
     models: tuple[str, ...] = ()
     """The same, where the gateway's model is among them."""
+    context_tokens: int | None = None
+    """The length of its context, if it tells it."""
     load: metrics_scrape.Load = field(default_factory=metrics_scrape.Load)
     policy: str | None = None
     """The scheduling policy of the engine's own queue, if its control port tells it."""
@@ -79,7 +83,12 @@ class EngineHealth:
         if self.reason is not None:
             health = engine_table.Health.DOWN
         return engine_directory.EngineReport(
-            id=self.address.id, url=self.address.url, cost=self.address.cost, health=health, models=self.models
+            id=self.address.id,
+            url=self.address.url,
+            cost=self.address.cost,
+            health=health,
+            models=self.models,
+            context_tokens=self.context_tokens,
         )
 
     def after(self, problem: str | None, *, certain: bool, unhealthy_after: int) -> bool:
@@ -228,7 +237,7 @@ class HealthCheck:
             self._placements.on_engine_works(health.address.id, self._extension_s)
         if not health.models or not health.listed or health.checks % MODELS_EVERY == 0:
             _, page = await self._page("/v1/models")
-            health.listed = _models(page)
+            health.listed, health.context_tokens = _models(page)
             if not health.listed:
                 health.models = ()
         return None if health.listed else "lists no models on /v1/models"
@@ -274,9 +283,12 @@ async def _connect(url: str) -> None:
     writer.transport.abort()
 
 
-def _models(page: bytes) -> tuple[str, ...]:
+def _models(page: bytes) -> tuple[tuple[str, ...], int | None]:
+    """The models that a page lists, and the length of the first one's context."""
     try:
         rows = bounded_json.of_engine(page)["data"][:MOST_MODELS]
-        return tuple(row["id"] for row in rows if isinstance(row["id"], str))
-    except (ValueError, LookupError, TypeError):
-        return ()
+        models = tuple(row["id"] for row in rows if isinstance(row["id"], str))
+        context = rows[0].get("max_model_len") if models else None
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return (), None
+    return models, context if type(context) is int and 1 <= context <= MOST_CONTEXT else None

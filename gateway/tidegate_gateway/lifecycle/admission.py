@@ -30,6 +30,12 @@ class AdmittedRequest:
     booked: int
     """Tokens that were booked in the tenant's minute."""
 
+    @property
+    def sequence_tokens(self) -> int:
+        """The tokens of one sequence of the call: its prompt, and what it may generate, where the client says that."""
+        size = self.request.size
+        return self.call.prompt_tokens // size.prompts + (size.max_tokens or 1)
+
 
 class Admission:
     """Admits requests."""
@@ -85,7 +91,7 @@ class Admission:
     def _draft(
         self, now: float, call_id: CallId, request: parsed_request.ParsedRequest, record: call_record.CallRecord
     ) -> promises.Draft:
-        fields, size = request.fields, request.size
+        fields, size, longest = request.fields, request.size, self._directory.contexts.longest
         if self._isolate_tenants:
             prompt_prefix.isolate(request.body, fields.tenant)
         prefix = prompt_prefix.read(request.endpoint, request.body, request.model, size)
@@ -99,6 +105,7 @@ class Admission:
             ),
             characters=size.characters,
             media=size.media,
+            most_prompt_tokens=None if longest is None else longest * size.prompts,
             messages=size.messages,
             sequences=size.choices,
             max_tokens=size.max_tokens,

@@ -117,11 +117,7 @@ class Calls:
         self, admitted: admission.AdmittedRequest, answer: "Answer[Any]", only: frozenset[EngineId] | None = None
     ) -> placement.Placement:
         answer.placement = placed = self._placements.place(admitted.call, answer.record)
-        listing = self._directory.listing(admitted.request.model)
-        if only is None or listing is None:
-            placed.enter(listing if only is None else only)
-        else:
-            placed.enter(frozenset(engine for engine in only if engine in listing))
+        placed.enter(self._directory.candidates(admitted.request.model, admitted.sequence_tokens, only))
         return placed
 
     def _relay(self, admitted: admission.AdmittedRequest, answer: "Answer[Any]") -> relay.Relay:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from tidegate_gateway.lifecycle import placement
+from tidegate_gateway.lifecycle import context_lengths, placement
 from tidegate_policy.cost import CostModel
 from tidegate_policy.dispatch import engine_table
 from tidegate_policy.model import NO_BACKLOG, Backlog, EngineId
@@ -24,6 +24,8 @@ class EngineReport:
     """None = the engine came without a profile; the core learns its speed from its answers."""
     health: engine_table.Health = engine_table.Health.DOWN
     models: tuple[str, ...] = ()
+    context_tokens: int | None = None
+    """The length of its context, if it tells it."""
 
 
 def _names(endpoint: str) -> tuple[str, str, str]:
@@ -45,6 +47,7 @@ class EngineDirectory:
         """Every model that some engine lists (adapters included)."""
         self.served: str | None = None
         """The model that every engine has that may get calls: the others are adapters. None until it is known."""
+        self.contexts = context_lengths.ContextLengths()
         self._listing: weakref.WeakValueDictionary[str, _Engines] = weakref.WeakValueDictionary()
         """The engines that list each adapter of which a call waits or is out."""
         self._engines: dict[EngineId, EngineReport] = {}
@@ -63,7 +66,19 @@ class EngineDirectory:
         """The address of the engine as proxies write it: IP:port."""
         return urllib.parse.urlsplit(self.url(engine)).netloc.rpartition("@")[2]
 
-    def listing(self, model: str) -> Container[EngineId] | None:
+    def candidates(
+        self, model: str, tokens: int, only: Container[EngineId] | None = None
+    ) -> Container[EngineId] | None:
+        """The engines that may get a call of so many tokens, out of `only` if that is not None; None = all engines. The
+        container follows what engines tell later."""
+        listing = self._listed(model)
+        if only is not None and listing is not None:
+            listing = frozenset(engine for engine in self._engines if engine in only and engine in listing)
+        elif only is not None:
+            listing = only
+        return context_lengths.Fitting(self.contexts, tokens, listing) if self.contexts.differ else listing
+
+    def _listed(self, model: str) -> Container[EngineId] | None:
         """The engines that list an adapter, which follow what engines list later; None for the model itself, which every
         engine has that may get calls."""
         if not self.models or model == self.served:
@@ -84,7 +99,7 @@ class EngineDirectory:
         if before == report:
             return
         self._engines[report.id] = report
-        self._list_models()
+        self._on_change()
         self._placements.on_engine(
             engine_table.EngineFacts(
                 id=report.id,
@@ -100,7 +115,7 @@ class EngineDirectory:
     def on_engine_gone(self, engine: EngineId) -> None:
         """Discovery no longer lists the engine."""
         del self._engines[engine]
-        self._list_models()
+        self._on_change()
         self._placements.on_engine_gone(engine)
 
     def on_others(self, others: Mapping[EngineId, Backlog]) -> None:
@@ -109,7 +124,9 @@ class EngineDirectory:
             self._others = others
             self._placements.on_others(others)
 
-    def _list_models(self) -> None:
+    def _on_change(self) -> None:
+        down = engine_table.Health.DOWN
+        self.contexts.set({one.id: one.context_tokens for one in self._engines.values() if one.health is not down})
         self.models = sorted({model for engine in self._engines.values() for model in engine.models})
         for model, engines in self._listing.items():  # calls that wait have these sets
             engines.clear()

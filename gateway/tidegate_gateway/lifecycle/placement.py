@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Container, Iterable, Mapping
 
 from tidegate_gateway import loop_steps
-from tidegate_gateway.lifecycle import watchdog
+from tidegate_gateway.lifecycle import context_lengths, watchdog
 from tidegate_gateway.observe import call_record, prometheus_metrics, recent_decisions
 from tidegate_gateway.openai import error_table
 from tidegate_policy import gateway_core
@@ -37,6 +37,8 @@ class Placement:
         self._offer: asyncio.Future[core_actions.Send] = asyncio.get_running_loop().create_future()
         self._trouble: error_table.EngineTrouble | None = None
         self._only: Container[EngineId] | None = None
+        self._doubted: EngineId | None = None
+        """The engine that rejected the call, as it did others before."""
 
     def enter(self, only: Container[EngineId] | None = None) -> None:
         """Passes the call to the core. It may go to these engines only; None = to all."""
@@ -99,13 +101,23 @@ class Placement:
         if self.record.engine is not None:
             self._placements.report_engine(self.record.engine, self.call.tenant, ok=ok)
 
-    def doubts_rejection(self) -> bool:
-        """The engine rejected the call as wrong. Whether another engine should be asked."""
+    def doubts_rejection(self) -> str | None:
+        """The engine rejected the call as wrong. Why another engine should be asked; None = the rejection stands."""
         engine = self.record.engine
-        return engine is not None and self._placements.core.on_rejection(self._placements.clock(), engine)
+        if engine is None:
+            return None
+        if isinstance(self._only, context_lengths.Fitting) and self._only.outgrows(engine):
+            return "the engine's context may be too short"
+        if not self._placements.core.on_rejection(self._placements.clock(), engine):
+            return None
+        self._doubted = engine
+        return "the engine rejects this call as it did those before"
 
-    def on_second_opinion(self, first: EngineId, *, ok: bool) -> None:
+    def on_second_opinion(self, *, ok: bool) -> None:
         """Another engine answers (`ok`) or rejects the call that the first one has rejected."""
+        first, self._doubted = self._doubted, None
+        if first is None:
+            return
         if ok:
             self._placements.report_engine(first, self.call.tenant, ok=False)
         elif self.record.engine is not None:

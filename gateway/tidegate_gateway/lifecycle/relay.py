@@ -111,7 +111,8 @@ class Relay:
 
     async def _begin(self) -> None:
         """Opens the answer; a failure before the first token is tried again at another engine. So is a rejection by an
-        engine that has rejected others before: it stands if no other engine answers the call."""
+        engine that has rejected others before, or whose context is shorter than another one's: it stands if no other engine
+        answers the call."""
         doubted: tuple[core_actions.Send, engine_client.Reply] | None = None
         while self._reply is None:
             try:
@@ -129,12 +130,11 @@ class Relay:
                 self._placement.attempt_failed(error)
                 continue
             if doubted is not None:
-                self._placement.on_second_opinion(doubted[0].decision.engine, ok=not reply.rejects)
-            elif reply.rejects and self._placement.doubts_rejection():
+                self._placement.on_second_opinion(ok=not reply.rejects)
+            elif reply.rejects and (doubt := self._placement.doubts_rejection()):
                 reply.close()
                 doubted = send, reply
-                trouble = "the engine rejects this call as it did those before"
-                self._placement.attempt_failed(error_table.EngineTrouble(trouble, failure="rejected"))
+                self._placement.attempt_failed(error_table.EngineTrouble(doubt, failure="rejected"))
                 continue
             self._reply = reply
         self.record.first_token_at_s = self._clock()

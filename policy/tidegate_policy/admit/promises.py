@@ -42,6 +42,8 @@ class CallFacts:
     """Characters of the texts of all prompts."""
     media: int = 0
     """Images and sounds of all prompts."""
+    most_prompt_tokens: int | None = None
+    """Tokens of all prompts at most: engines reject longer ones, which is no work. None = unknown."""
     messages: int = 0
     sequences: int = 1
     """Sequences that an engine runs for the call: `n` times its prompts."""
