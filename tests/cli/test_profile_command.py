@@ -17,7 +17,7 @@ SECONDS = 120
 
 @pytest.fixture(scope="module")
 def engine(sim_engine: Callable[..., AbstractContextManager[str]]) -> Iterator[str]:
-    with sim_engine("--speed", "8", "--profile", "a100-qwen1.5-4b") as url:
+    with sim_engine("--speed", "2", "--profile", "a100-qwen1.5-4b") as url:
         yield url
 
 
