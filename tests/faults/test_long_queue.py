@@ -13,10 +13,14 @@ import resource
 import socket
 from typing import Any
 
+import grpc_peer
 import orjson
 import pytest
 
 from tidegate_gateway import fake_engine
+from tidegate_gateway.edge import grpc_messages
+from tidegate_gateway.edge import http2_frames as h2
+from tidegate_proto.v1 import inference_pb2
 
 IS_FULL = "TIDEGATE_FAULTS" in os.environ
 MOST, MOST_STREAMS = (100_000, 10_000) if IS_FULL else (300, 300)
@@ -28,6 +32,11 @@ RUNNING, TOGETHER = 4, 200
 CALLS_OF_ADDRESS = 20_000
 """Connections from one loopback address, which has a port for each."""
 KIB = 1024
+STREAMS_A_CONNECTION = 1000
+FIELDS = 3
+"""Of a message. The gateway counts memory for each."""
+CANCEL = 8
+"""The code with which HTTP/2 says that a stream is not wanted any more."""
 WAITING_KIB = 12
 """Of memory for a call that waits, besides its body, as the documentation of `queue.maxRequests` says."""
 TOLERANCE = 1.2
@@ -122,6 +131,64 @@ async def test_very_many_waiting_calls_are_all_answered_and_stay_within_the_conf
 
 def body_of(characters: int) -> bytes:
     return orjson.dumps({"model": "fake", "prompt": "x" * characters, "max_tokens": 1})
+
+
+async def test_very_many_calls_wait_over_few_connections(rig: Any, until: Any, figure: Any, free_port: Any) -> None:
+    """Over gRPC a call takes no open file, so 100,000 of them wait on any machine."""
+    rng = random.Random(7)
+    messages = [message_of(rng.randrange(20, 2000)) for _ in range(MOST + RUNNING)]
+    bodies_bytes = round(sum(len(one) + FIELDS * grpc_messages.ENTRY_BYTES for one in messages) / ONE_TENANT)
+    async with fake_engine.engine(tokens=1, first_s=3600) as engine, contextlib.AsyncExitStack() as stack:
+        port = free_port()
+        gateway = await rig.gateway(
+            [engine], None, grpc_port=port,
+            dispatch={"cap": RUNNING}, queue={"maxRequests": MOST, "ttl": "1h"},
+            limits={"connections": 2 * MOST, "bodiesBytes": bodies_bytes},
+            timeouts={"firstToken": "2h", "drain": "1s"},
+        )  # fmt: skip
+        before, opened = gateway.memory, list[tuple[grpc_peer.Peer, list[int]]]()
+
+        async def waiting() -> float:
+            return float(rig.value(await rig.metrics(gateway), "tidegate_queue_depth"))
+
+        for first in range(0, len(messages), STREAMS_A_CONNECTION):
+            peer = await stack.enter_async_context(grpc_peer.connected(f"127.0.0.1:{port}"))
+            numbers = []
+            for message in messages[first : first + STREAMS_A_CONNECTION]:
+                while peer.credit < len(message):
+                    await peer.read()
+                numbers.append(peer.open(grpc_peer.GENERATE, message=message, ends=True))
+                await peer.writer.drain()
+                if not opened and len(numbers) == RUNNING:
+                    await until(lambda: engine.running == RUNNING)
+            opened.append((peer, numbers))
+
+        async def all_wait() -> bool:
+            return await waiting() == MOST
+
+        await until(all_wait, 900)
+        grown, configured = gateway.memory - before, MOST * WAITING_KIB * KIB + bodies_bytes
+        engine.first_s = 0.0
+        first, numbers = opened[0]
+        for number in numbers[:RUNNING]:
+            first.writer.write(h2.frame(h2.RST_STREAM, 0, number, CANCEL.to_bytes(4)))
+        del numbers[:RUNNING]
+
+        async def answered(peer: grpc_peer.Peer, numbers: list[int]) -> int:
+            answers = [await peer.ended(number, 900) for number in numbers]
+            return sum(answer.head.get("grpc-status") == "0" for answer in answers)
+
+        done = sum(await asyncio.gather(*[answered(*one) for one in opened]))
+        figure(f"{MOST} calls that wait over gRPC: answered", str(done), goal="all", met=done >= MOST)
+        figure(f"{MOST} calls that wait over gRPC: memory, share of the configured bytes", f"{grown / configured:.0%}",
+               goal="at most 120%", met=grown <= TOLERANCE * configured)  # fmt: skip
+        assert done >= MOST
+        assert await waiting() == 0
+
+
+def message_of(characters: int) -> bytes:
+    request = inference_pb2.GenerateRequest(model="fake", prompt="x" * characters, max_tokens=1)
+    return grpc_peer.message(request.SerializeToString())
 
 
 async def test_very_many_open_streams_take_little_memory_each(rig: Any, until: Any, figure: Any) -> None:

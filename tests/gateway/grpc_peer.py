@@ -36,6 +36,8 @@ class Peer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, window: int) -> None:
         self.reader, self.writer = reader, writer
         self.answers: dict[int, Answer] = {}
+        self.credit = 65_535
+        """Bytes of messages that the connection may still carry; below 0 where more were sent."""
         self._heads = hpack.Decoder()
         self._next = 1
         settings = struct.pack(">HI", h2.INITIAL_WINDOW_SIZE, window)
@@ -56,6 +58,7 @@ class Peer:
         """Sends bytes on a stream."""
         for at in range(0, len(data), h2.MOST_FRAME_BYTES):
             self.writer.write(h2.frame(h2.DATA, 0, number, data[at : at + h2.MOST_FRAME_BYTES]))
+        self.credit -= len(data)
         if ends:
             self.writer.write(h2.frame(h2.DATA, h2.END_STREAM, number))
 
@@ -78,6 +81,8 @@ class Peer:
             answer.head |= dict(self._heads.decode(payload))
         elif kind == h2.DATA and answer is not None:
             answer.data += payload
+        elif kind == h2.WINDOW_UPDATE and not number:
+            self.credit += int.from_bytes(payload)
         elif kind == h2.SETTINGS and not flags & h2.ACK:
             self.writer.write(h2.frame(h2.SETTINGS, h2.ACK, 0))
         if answer is not None and kind in (h2.HEADERS, h2.DATA):

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import datetime
 import itertools
+import os
 import socket
 from collections import Counter
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ MERGE = "application/merge-patch+json"
 COST = cost.CostModel(step_s=0.01, prefill_s=1e-3, max_batch=256)
 
 _numbers = itertools.count(1)
+_NETWORK = f"127.{64 + os.getpid() % 128}.{os.getpid() // 128 % 256}"
+"""Of this process: other tests that run on the machine have other addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +115,7 @@ class LoopbackNode:
 
     async def _pod(self, pod):
         metadata, labels = pod["metadata"], pod["metadata"]["labels"]
-        number = next(_numbers)
-        address = f"127.78.{number // 250}.{number % 250 + 1}"
+        address = f"{_NETWORK}.{next(_numbers) % 250 + 1}"
         await self._report(pod, address, ready=False)
         component = labels["app.kubernetes.io/component"]
         serving = self._engine if component == "engine" else self._gateway
