@@ -38,6 +38,7 @@ class Peer:
         self.answers: dict[int, Answer] = {}
         self.credit = 65_535
         """Bytes of messages that the connection may still carry; below 0 where more were sent."""
+        self.answers_pings = False
         self._heads = hpack.Decoder()
         self._next = 1
         settings = struct.pack(">HI", h2.INITIAL_WINDOW_SIZE, window)
@@ -85,8 +86,17 @@ class Peer:
             self.credit += int.from_bytes(payload)
         elif kind == h2.SETTINGS and not flags & h2.ACK:
             self.writer.write(h2.frame(h2.SETTINGS, h2.ACK, 0))
+        elif kind == h2.PING and not flags & h2.ACK and self.answers_pings:
+            self.writer.write(h2.frame(h2.PING, h2.ACK, 0, payload))
         if answer is not None and kind in (h2.HEADERS, h2.DATA):
             answer.is_whole = answer.is_whole or bool(flags & h2.END_STREAM)
+
+    async def follow(self) -> None:
+        """Reads all that comes, and shows that it is there, until the connection ends."""
+        self.answers_pings = True
+        with contextlib.suppress(EOFError):
+            while True:
+                await self.read()
 
     async def is_cut(self, within_s: float = 20.0) -> bool:
         """Reads until the connection ends; False if it has not within the time."""
