@@ -69,7 +69,7 @@ class Gateway:
         self.workflows = workflow_service.Workflows(
             self.link, self.metrics, settings.workflows, ends, over=self.placements.workflow_over, ids=ids
         )
-        self.tokens = tenant_tokens.TenantTokens(self.link)
+        self.tokens = tenant_tokens.TenantTokens(self.link, clock=clock)
         self.policy = policy_choice.PolicyChoice(
             settings.policy, self.core, self.link, self.metrics, clock=clock, wall=wall
         )

@@ -5,6 +5,7 @@ A key that occurs twice in one mapping is an error: YAML would ignore the first 
 
 import pathlib
 import re
+import stat
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ import yaml
 
 from tidegate_gateway.settings_decoder import BadSettings
 
+MOST_BYTES = 4 << 20
+"""Of a file with API keys, public keys or a certificate: 30,000 API keys have as much."""
 _ITEM = re.compile(r"\[([^\]]*)\]")
 
 
@@ -34,8 +37,14 @@ class SettingsFile:
 
 def named(path: str, setting: str) -> bytes:
     """The content of the file that a setting names. Raises `BadSettings`."""
+    found = pathlib.Path(path)
     try:
-        return pathlib.Path(path).read_bytes()
+        status = found.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be read for ever
+            raise BadSettings(f"{setting}: {path} is no file")
+        if status.st_size > MOST_BYTES:
+            raise BadSettings(f"{setting}: {path} has {status.st_size} bytes; {MOST_BYTES} are read at most")
+        return found.read_bytes()
     except OSError as error:
         raise BadSettings(f"{setting}: cannot read {path}: {error.strerror}") from error
 

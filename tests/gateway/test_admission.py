@@ -1,6 +1,7 @@
 """What a call may claim, and what a shed or rejected one gives back."""
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ import pytest
 from tidegate_gateway import fake_engine
 from tidegate_gateway.lifecycle import admission, settlement, tenant_tokens
 from tidegate_gateway.observe import background_loop, call_record, prometheus_metrics
-from tidegate_gateway.openai import completions, parsed_request, request_fields
+from tidegate_gateway.openai import completions, error_table, parsed_request, request_fields
 from tidegate_gateway.store import store_contract, store_link
 from tidegate_gateway.workflows import workflow_service
 from tidegate_policy.admit import entitlements
@@ -137,7 +138,7 @@ async def test_a_client_that_hangs_up_while_the_end_is_recorded_has_been_served_
     link = store_link.StoreLink(cast("store_contract.Store", store))
     metrics = prometheus_metrics.Metrics()
     workflows = workflow_service.Workflows(link, metrics)
-    tokens = tenant_tokens.TenantTokens(link)
+    tokens = tenant_tokens.TenantTokens(link, clock=time.monotonic)
     paying = asyncio.create_task(tokens.run(background_loop.BackgroundLoops(metrics)))
     request = parsed_request.from_body(
         completions.ENDPOINT, {"model": "fake", "prompt": "x"}, request_fields.RequestFields()
@@ -165,3 +166,38 @@ async def test_a_client_that_hangs_up_while_the_end_is_recorded_has_been_served_
     paying.cancel()
     assert store.ends == [("c", True)]
     assert 13 + sum(store.spent) == 15, "the booking and the difference are what the call used"
+
+
+async def test_without_a_store_a_tenant_has_its_minute_at_each_gateway(up: Any) -> None:
+    tenants = [{"name": "small", "tokensPerMinute": 100}]
+    nowhere = "redis://127.0.0.1:1"
+    async with fake_engine.engine(tokens=60) as engine, up(engine, store=nowhere, tenants=tenants) as client:
+        small = {"x-tidegate-tenant": "small"}
+        statuses = [(await client.ask(max_tokens=60, headers=small))[0] for _ in range(3)]
+        assert (statuses[0], statuses[-1]) == (200, 429)
+        assert (await client.ask(max_tokens=60))[0] == 200
+
+
+class DeadStore(SlowStore):
+    """A store that does not answer until it is back."""
+
+    is_back = False
+
+    async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
+        if not self.is_back:
+            raise store_contract.Unavailable("gone")
+        return await super().spend(tenant, tokens, per_minute, used=used)
+
+
+async def test_what_a_tenant_used_without_the_store_is_told_when_it_is_back() -> None:
+    store = DeadStore()
+    link = store_link.StoreLink(cast("store_contract.Store", store))
+    tokens = tenant_tokens.TenantTokens(link, clock=lambda: 0.0)
+    small = entitlements.Tenant(name="small", tokens_per_minute=1000)
+    await tokens.book(small, 900)
+    with pytest.raises(error_table.Shed):
+        await tokens.book(small, 900)
+    store.is_back, link.up = True, True
+    await tokens.book(small, 50)
+    await tokens.book(small, 60)
+    assert store.spent == [950, 60]

@@ -1,10 +1,12 @@
 """A problem of a settings file is named with its line, and all problems are named at once."""
 
+import os
 import pathlib
+from collections.abc import Callable
 
 import pytest
 
-from tidegate_gateway import gateway_settings, settings_decoder
+from tidegate_gateway import gateway_settings, settings_decoder, settings_file
 
 WRONG = """\
 classes:
@@ -99,3 +101,20 @@ def test_two_ports_are_equal_only_where_their_addresses_overlap(tmp_path: pathli
     ]
     (tmp_path / "g.yaml").write_text(f"{text}127.0.0.2\n")
     gateway_settings.load(tmp_path / "g.yaml", {})
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "directory"])
+def test_a_named_file_that_is_none_is_refused_and_not_waited_for(
+    tmp_path: pathlib.Path, make: Callable[[pathlib.Path], None]
+) -> None:
+    make(tmp_path / "keys")
+    with pytest.raises(settings_decoder.BadSettings, match="is no file"):
+        settings_file.named(str(tmp_path / "keys"), "auth.keysFile")
+
+
+def test_a_named_file_has_a_bound(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "keys"
+    with path.open("wb") as file:
+        file.truncate(settings_file.MOST_BYTES + 1)
+    with pytest.raises(settings_decoder.BadSettings, match="are read at most"):
+        settings_file.named(str(path), "auth.keysFile")

@@ -398,3 +398,28 @@ def test_a_file_without_usable_public_keys_ends_the_start(tmp_path: pathlib.Path
     path.write_text(text)
     with pytest.raises(settings_decoder.BadSettings, match=r"auth\.jwt"):
         tokens(path)
+
+
+def test_a_private_key_that_was_published_is_read_as_its_public_part(tmp_path: pathlib.Path) -> None:
+    """Its primes would be searched for seconds where the document lacks them."""
+    private = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(RSA))
+    path = tmp_path / "jwks.json"
+    path.write_text(json.dumps({"keys": [{"kty": "RSA", "kid": "rsa", **{name: private[name] for name in "ned"}}]}))
+    assert tokens(path).caller_of([("authorization", f"Bearer {token()}")]).tenant == "acme"
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ([public(RSA, f"key {number}") for number in range(web_tokens.MOST_KEYS + 1)], "101 keys"),
+        ([{"kty": "RSA", "kid": "a", "n": "A" * 100_000, "e": "AQAB"}], "no JSON Web Key Set"),
+        ([{**public(RSA, "a"), "e": "B" * 300}], "no JSON Web Key Set"),
+        ([{**public(RSA, "a"), "kid": ["a"]}], "no JSON Web Key Set"),
+    ],
+    ids=["many", "long-modulus", "long-exponent", "odd-name"],
+)
+def test_keys_that_would_take_long_are_refused(tmp_path: pathlib.Path, keys: list[dict[str, Any]], says: str) -> None:
+    path = tmp_path / "jwks.json"
+    path.write_text(json.dumps({"keys": keys}))
+    with pytest.raises(settings_decoder.BadSettings, match=says):
+        tokens(path)

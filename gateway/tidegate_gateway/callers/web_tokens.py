@@ -29,6 +29,9 @@ LEEWAY_S = 30.0
 """The clocks of the issuer and of the gateway may differ by this much."""
 REMEMBERED = 10_000
 FETCH_S, FETCHED_BYTES = 10.0, 1 << 20
+MOST_KEYS = 100
+LONGEST_PART = {"kty": 16, "use": 16, "alg": 16, "kid": 1024, "crv": 16, "x": 128, "y": 128, "n": 1400, "e": 8}
+"""The public members of a key (RFC 7518), and the characters of each at most: 8,192 bits of a modulus."""
 LATEST_S = 253_402_300_799
 """The last second of the year 9999, since 1970. A later time in a claim was meant in another unit."""
 TIMES = ("exp", "nbf", "iat")
@@ -167,15 +170,26 @@ def _is_time(claim: object) -> bool:
 def _parsed(raw: bytes) -> dict[str | None, jwt.PyJWK]:
     """The public keys of a JSON Web Key Set that can verify a signature. Raises `BadSettings`."""
     try:
-        found = jwt.PyJWKSet.from_dict(orjson.loads(raw)).keys
-    except (ValueError, jwt.PyJWTError, AttributeError, TypeError) as error:
+        listed = orjson.loads(raw)["keys"]
+        found = jwt.PyJWKSet.from_dict({"keys": [_public(each) for each in listed[:MOST_KEYS]]}).keys
+    except (ValueError, jwt.PyJWTError, AttributeError, TypeError, LookupError) as error:
         raise BadSettings(f"the public keys of auth.jwt are no JSON Web Key Set ({type(error).__name__})") from error
+    if len(listed) > MOST_KEYS:
+        raise BadSettings(f"auth.jwt: the JSON Web Key Set has {len(listed)} keys; {MOST_KEYS} are read at most")
     keys = {
         key.key_id: key for key in found if key.algorithm_name in ALGORITHMS and key.public_key_use in (None, "sig")
     }
     if not keys:
         raise BadSettings(f"auth.jwt: the JSON Web Key Set has no key for a signature by {', '.join(ALGORITHMS)}")
     return keys
+
+
+def _public(key: dict[str, Any]) -> dict[str, Any]:
+    """The public part of a key. Work with numbers of any length would take any time, and so would a private key without its
+    primes."""
+    public = {name: key[name] for name in LONGEST_PART if name in key}
+    fits = all(isinstance(value, str) and len(value) <= LONGEST_PART[name] for name, value in public.items())
+    return public if fits else {}
 
 
 async def _fetched(url: str) -> bytes:

@@ -1,24 +1,28 @@
 """Has a tenant used its tokens for this minute? Books tokens in the store, and settles the difference when a call ends.
 
-Without the store no tokens are counted: serving goes before metering. A command that the store does not answer is not
-repeated, because the store may have carried it out.
+Without the store each gateway counts what it serves itself, and tells the store when it is back. A command that the store
+does not answer is not repeated, because the store may have carried it out.
 """
 
 import asyncio
 import collections
+from collections.abc import Callable
 
 from tidegate_gateway.observe import background_loop
 from tidegate_gateway.openai import error_table
 from tidegate_gateway.store import store_contract, store_link
-from tidegate_policy.admit import entitlements
+from tidegate_policy.admit import entitlements, token_minutes
 from tidegate_policy.model import DropReason
 
 
 class TenantTokens:
     """The minutes of all tenants that have a limit."""
 
-    def __init__(self, link: store_link.StoreLink) -> None:
+    def __init__(self, link: store_link.StoreLink, *, clock: Callable[[], float]) -> None:
         self._link = link
+        self._clock = clock
+        self._own = token_minutes.TokenMinutes()
+        """What the store has not been told, because it did not answer."""
         self._owed: collections.Counter[entitlements.Tenant] = collections.Counter()
         """Tokens of each tenant's minute that are still to be booked; negative numbers are given back."""
         self._owing = asyncio.Event()
@@ -62,11 +66,14 @@ class TenantTokens:
                 del self._owed[tenant]
 
     async def _spend(self, tenant: entitlements.Tenant, tokens: int, *, used: bool) -> float:
-        store = self._link.store
-        if store is None or not self._link.up or tenant.tokens_per_minute is None:
+        store, per_minute = self._link.store, tenant.tokens_per_minute
+        if per_minute is None:
             return 0.0
-        try:
-            return await store.spend(tenant.name, tokens, tenant.tokens_per_minute, used=used)
-        except store_contract.Unavailable as error:
-            self._link.failed(error)
-            return 0.0
+        if store is not None and self._link.up:
+            if untold := self._own.take(self._clock(), tenant.name, per_minute):
+                tokens, used = tokens + untold, True
+            try:
+                return await store.spend(tenant.name, tokens, per_minute, used=used)
+            except store_contract.Unavailable as error:
+                self._link.failed(error)
+        return self._own.spend(self._clock(), tenant.name, tokens, per_minute, used=used)
