@@ -110,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
         type=_duration,
         default=60.0,
         metavar="TIME",
-        help="check each pool this often without an event (1m)",
+        help="check each pool this often without an event, if more than events can change it (1m)",
     )
     add(
         "--gateway-api",
@@ -148,7 +148,7 @@ def _own_namespace() -> str:
 async def check(options: argparse.Namespace) -> int:
     """Prints what hinders the operator that is installed; 0 if nothing does."""
     await config.load_config()
-    async with client.ApiClient() as api:
+    async with _connected() as api:
         server = api_server.ApiServer(api, instance=options.identity)
         leases = server.lease(options.operator_namespace, options.lease)
         obstacles = [line async for line in installation_check.obstacles(server, leases, _namespaces(options))]
@@ -157,6 +157,14 @@ async def check(options: argparse.Namespace) -> int:
     if not obstacles:
         sys.stdout.write("An operator acts, and it may list the ServingPools of each namespace that it serves.\n")
     return 1 if obstacles else 0
+
+
+def _connected() -> client.ApiClient:
+    """A client of the API server. Like kopf's it reads no proxy and no netrc file from the environment: aiohttp would read
+    them for each request, the file in a thread."""
+    configuration = client.Configuration.get_default_copy()
+    configuration.client_session_kwargs = {"trust_env": False}
+    return client.ApiClient(configuration)
 
 
 def _namespaces(options: argparse.Namespace) -> Sequence[str | None]:
@@ -169,8 +177,8 @@ async def run(options: argparse.Namespace) -> None:
     await config.load_config()
     metrics = operator_metrics.OperatorMetrics()
     async with (
-        client.ApiClient() as api,
-        client.ApiClient() as leasing,  # its requests wait for no others
+        _connected() as api,
+        _connected() as leasing,  # its requests wait for no others
         aiohttp.ClientSession() as session,
         liveness.served(options.health_port, options.metrics_port, metrics, ipv6=options.ipv6),
     ):

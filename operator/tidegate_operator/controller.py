@@ -3,7 +3,8 @@ them.
 
 Events of kopf's watches go into the watch cache and put their pool into the queues. A reconcile first asks the cache
 whether there is something to write. A status is written from the cache. Before an object is written, and while the cache is
-unconfirmed, the API server is read. Each pool is checked again after a while without an event. A pool is steered, scaled
+unconfirmed, the API server is read. Each pool is checked again after a while without an event, unless its
+status changes with events only and the last check found nothing to write. A pool is steered, scaled
 and tested once a reconcile has completed what the cache knows of it: to a new process, objects that are not listed yet
 would look like deleted ones.
 """
@@ -86,6 +87,9 @@ class Controller:
         )
         self._left: dict[watch_cache.Key, str | None] = {}
         """The owners of pools that belong to other operators, as far as an event has told of it."""
+        self._settled: dict[watch_cache.Key, int] = {}
+        """By pool: the number of the state of the cache (`WatchCache.events`) for which a check found nothing to write, and
+        nothing that changes with time. While the cache has this state, a further check would find the same."""
 
     def on_pool(self, event_type: str | None, body: Json) -> None:
         """An event of a ServingPool; `event_type` None is an object of a listing."""
@@ -136,20 +140,26 @@ class Controller:
     async def _reconcile(self, key: watch_cache.Key) -> float | None:
         if not self._cache.knows(key):
             self._left.pop(key, None)
+            self._settled.pop(key, None)
             return None
         body = await self._cache.pool(*key)
         if body is not None and self._rules.is_foreign(body):
             await self._leave(body)
             return None
+        events = self._cache.events(key)
+        if self._settled.get(key) == events:
+            return self._resync_s
         given = None if body is None else await pool_profiles.read(self._api, body)
         if self._cache.is_confirmed(key):
+            events = self._cache.events(key)
             known = await self._cache.pool(*key), await self._cache.children(*key), await self._cache.pods(*key)
             body = known[0]
             report = reconcile.pending_report(*known, rules=self._rules, now=now(), given=given)
             if report is not None:
                 if body is not None and report:
-                    events = self._cache.events(key)
                     self._cache.on_written(await reconcile.write_report(self._api, body, report), since=events)
+                elif given is None and not self._is_changing(body, known[2]):
+                    self._settled[key] = events
                 return self._next_check_s(body, known[2])
         found = await self._cache.refresh(key, self._api)
         result = await reconcile.carry_out(self._api, *found, rules=self._rules, now=now())
@@ -171,11 +181,14 @@ class Controller:
             log.warning("%s/%s: %s", *key, event.message)
             await self._api.record(event)
 
-    def _next_check_s(self, body: Json | None, pods: Sequence[Json]) -> float:
+    def _is_changing(self, body: Json | None, pods: Sequence[Json]) -> bool:
+        """Whether the status of a pool changes with time, without an event."""
         lacks_store_s = None if body is None else pool_status.Needs.of(body).lacks_store_s(now())
         is_new = lacks_store_s is not None and lacks_store_s < pool_status.TROUBLE_S
-        is_changing = is_new or pod_trouble.any_of(pods) or weight_status.downloading(pods)
-        return min(self._resync_s, TROUBLED_S) if is_changing else self._resync_s
+        return is_new or pod_trouble.any_of(pods) or bool(weight_status.downloading(pods))
+
+    def _next_check_s(self, body: Json | None, pods: Sequence[Json]) -> float:
+        return min(self._resync_s, TROUBLED_S) if self._is_changing(body, pods) else self._resync_s
 
     async def _is_incomplete(self, key: watch_cache.Key) -> bool:
         """Whether objects of a pool of this operator may be missing in the cache. A reconcile asks for them."""

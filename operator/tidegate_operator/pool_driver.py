@@ -2,11 +2,12 @@
 a pool's gateways."""
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from tidegate_operator import cluster, pool_secret, reconcile, spec
+from tidegate_operator import cluster, own_profile, pool_profiles, pool_secret, reconcile, spec
+from tidegate_operator.spec import Json
 
 if TYPE_CHECKING:
     from tidegate_operator.cluster import watch_cache
@@ -42,6 +43,15 @@ class Access(Generic[A]):
     """When the Secret was read."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parsed:
+    """The last spec of a pool, and what it was made of."""
+
+    body: Json
+    profiles: own_profile.OwnProfiles
+    pool: spec.Pool
+
+
 class PoolDriver(Generic[A, K]):
     """The base class of what drives all pools of this operator."""
 
@@ -63,6 +73,7 @@ class PoolDriver(Generic[A, K]):
         """By pool: what the driver knows of it from one observation to the next."""
         self._unanswered: dict[watch_cache.Key, int] = {}
         """By pool: the last observations in a row in which a part did not answer in time."""
+        self._parsed: dict[watch_cache.Key, _Parsed] = {}
 
     def is_silent(self, key: "watch_cache.Key") -> bool:
         """Whether each of the last observations of a pool waited for a part that did not answer in time."""
@@ -74,6 +85,24 @@ class PoolDriver(Generic[A, K]):
             self._unanswered.pop(key, None)
         else:
             self._unanswered[key] = self._unanswered.get(key, 0) + 1
+
+    def _gone(self, key: "watch_cache.Key") -> None:
+        """The pool is gone, or is left alone."""
+        self._observed(key)
+        self._parsed.pop(key, None)
+
+    def _parse(self, body: Json, children: Iterable[Json]) -> spec.Pool:
+        """The spec of a pool with the profiles in force. Raises InvalidSpecError.
+
+        Most observations find the very body of the one before, because a watch cache replaces the body of a pool that has
+        changed. Such a body is not parsed again."""
+        key = (body["metadata"]["namespace"], body["metadata"]["name"])
+        profiles = pool_profiles.in_force(body, children)
+        last = self._parsed.get(key)
+        if last is None or last.body is not body or last.profiles != profiles:
+            pool = spec.parse(body, self._rules.known, profiles)
+            last = self._parsed[key] = _Parsed(body=body, profiles=profiles, pool=pool)
+        return last.pool
 
     async def _access(self, pool: spec.Pool, now: float, known: Access[A] | None = None) -> Access[A]:
         """`known`, or a new access if there is none yet, or if a gateway rejects its token."""

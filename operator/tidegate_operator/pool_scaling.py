@@ -18,7 +18,6 @@ from tidegate_operator import (
     node_pool_spec,
     pod_trouble,
     pool_driver,
-    pool_profiles,
     pool_status,
     pool_steering,
     replica_allocation,
@@ -77,7 +76,7 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
             return WAIT_S
         pods, children = await self._reads.pods(*key), await self._reads.children(*key)
         try:
-            pool = spec.parse(body, self._rules.known, pool_profiles.in_force(body, children))
+            pool = self._parse(body, children)
         except spec.InvalidSpecError:
             return WAIT_S  # `reconcile` reports the fault; the engines stay
         own = [each for each in pool.node_pools if each.autoscaled]
@@ -135,7 +134,7 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
 
     def _forget(self, key: watch_cache.Key) -> None:
         self._known.pop(key, None)
-        self._observed(key)
+        self._gone(key)
 
     async def _begun(
         self, key: watch_cache.Key, body: Json, pool: spec.Pool, counts: Mapping[str, int], now: float

@@ -18,7 +18,6 @@ from tidegate_operator import (
     error_budget,
     operator_metrics,
     pool_driver,
-    pool_profiles,
     pool_secret,
     pool_status,
     reconcile,
@@ -153,7 +152,7 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
         pods = await self._reads.pods(*key)
         node_pool_of = self._engines(pods)
         try:
-            pool = spec.parse(body, self._rules.known, pool_profiles.in_force(body, await self._reads.children(*key)))
+            pool = self._parse(body, await self._reads.children(*key))
         except spec.InvalidSpecError:
             return await self._wait(body, node_pool_of)  # `reconcile` reports the fault; the engines keep their policy
         if not node_pool_of:
@@ -253,7 +252,7 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
         return WAIT_S
 
     async def _forget(self, key: watch_cache.Key) -> None:
-        self._observed(key)
+        self._gone(key)
         if steered := self._known.pop(key, None):
             self._metrics.forget(key)
             await steered.driver.close()

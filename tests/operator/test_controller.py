@@ -218,11 +218,7 @@ class Counting:
 
 async def test_a_change_that_concerns_the_status_alone_is_one_write_and_no_read(cluster, kubectl, namespace, rules):
     """The events are told here, in place of watches."""
-    kubectl("create", "-f", "-", body=operator_doubles.pool(nodePools=[{"name": "a"}]))
-    async with asyncio.timeout(120):
-        while not is_ready(await cluster.pool(namespace, "chat")):
-            await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=controller.now())
-            await asyncio.sleep(0.2)
+    await until_ready(cluster, kubectl, namespace, rules)
     api, cache, key = Counting(cluster), watch_cache.WatchCache(), (namespace, "chat")
     controlling = controller.Controller(api, cache, rules, SlowSteering(), NoScaling(), NoCanaries(), resync_s=3600)
     controlling.on_pool("ADDED", await cluster.pool(namespace, "chat"))
@@ -238,6 +234,49 @@ async def test_a_change_that_concerns_the_status_alone_is_one_write_and_no_read(
     assert not is_ready(await cache.pool(*key)), "the next decision sees the status that was written"
     await controlling._reconcile(key)
     assert api.asked == {"apply_status": 1}
+
+
+class CountingCache(watch_cache.WatchCache):
+    """Counts how often the objects of a pool are looked at."""
+
+    looked = 0
+
+    async def children(self, namespace, pool):
+        self.looked += 1
+        return await super().children(namespace, pool)
+
+
+async def test_a_settled_pool_is_looked_at_again_only_after_an_event(cluster, kubectl, namespace, rules):
+    """The events are told here, in place of watches."""
+    await until_ready(cluster, kubectl, namespace, rules)
+    cache, key = CountingCache(), (namespace, "chat")
+    controlling = controller.Controller(cluster, cache, rules, SlowSteering(), NoScaling(), NoCanaries(), resync_s=60)
+    controlling.on_pool("ADDED", await cluster.pool(namespace, "chat"))
+    await controlling._reconcile(key)
+    await controlling._reconcile(key)
+    assert cache.looked == 1
+    assert await controlling._reconcile(key) == 60
+    assert cache.looked == 1
+    controlling.on_pool("MODIFIED", await cluster.pool(namespace, "chat"))
+    await controlling._reconcile(key)
+    assert cache.looked == 2
+
+
+async def test_a_new_pool_costs_one_request_for_each_object(cluster, kubectl, namespace, rules):
+    kubectl("create", "-f", "-", body=operator_doubles.pool())
+    api = Counting(cluster)
+    await reconcile.reconcile(api, namespace, "chat", rules=rules, now=controller.now())
+    once = ("pool", "children", "pods", "claim", "state_replicas", "secret", "create_secret", "apply_status")
+    assert api.asked == {**dict.fromkeys(once, 1), "create": len(await cluster.children(namespace, "chat"))}
+
+
+async def until_ready(cluster, kubectl, namespace, rules):
+    """Creates a pool, and reconciles it until it is ready."""
+    kubectl("create", "-f", "-", body=operator_doubles.pool(nodePools=[{"name": "a"}]))
+    async with asyncio.timeout(120):
+        while not is_ready(await cluster.pool(namespace, "chat")):
+            await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=controller.now())
+            await asyncio.sleep(0.2)
 
 
 def is_ready(body):

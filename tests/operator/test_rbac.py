@@ -77,6 +77,13 @@ async def test_the_operator_needs_all_its_rights_and_no_others(
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     # Children of every kind that an older version has left must go.
     pool = spec.parse(await cluster.pool(namespace, "chat"), rules.known)
+    # Another owner has names that a pool needs, and the operator looks which owner.
+    for manifest in one_of_each(pool, rules):
+        name = manifest["metadata"]["name"].replace("chat", "rival")
+        await cluster.apply({**manifest, "metadata": {"name": name, "namespace": namespace}})
+    kubectl("create", "-f", "-", body=operator_doubles.pool("rival"))
+    kubectl("wait", "spool/rival", "--for=condition=Degraded", "--timeout=120s")
+    kubectl("delete", "spool/rival")
     # A download of weights, whose progress is in its log.
     kubectl("create", "-f", "-", body=DOWNLOAD)
     running = {"name": "weights", "image": "x", "imageID": "x", "ready": False, "restartCount": 0}

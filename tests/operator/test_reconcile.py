@@ -270,6 +270,34 @@ async def test_an_object_of_another_owner_is_not_touched_and_is_reported(cluster
     assert await run(cluster, namespace, rules) is reconcile.Result.SETTLED
 
 
+async def test_objects_of_another_owner_are_not_touched_whatever_their_kind(cluster, kubectl, namespace, rules):
+    """Another owner has an object of each kind and name that the pool needs."""
+    kubectl("create", "-f", "-", body=operator_doubles.pool())
+    pool = spec.parse(await cluster.pool(namespace, "chat"), rules.known)
+    desired = render.manifests(
+        pool, replica_allocation.desired(pool), images=rules.images, operator_namespace="tidegate-system"
+    )
+    references = [objects.Reference.of(manifest) for manifest in desired]
+    assert {reference.kind for reference in references} == {*objects.CHILD_KINDS}
+    for manifest in desired:
+        metadata = {name: manifest["metadata"][name] for name in ("name", "namespace")}
+        await cluster.apply({**manifest, "metadata": metadata})
+    assert await run(cluster, namespace, rules) is reconcile.Result.REJECTED
+    for reference in references:
+        metadata = (await cluster.get(reference))["metadata"]
+        assert not metadata.keys() & {"labels", "ownerReferences"}, reference
+    message = conditions(await cluster.pool(namespace, "chat"))["Degraded"]["message"]
+    assert message == "; ".join(f"{reference} exists and belongs to another owner" for reference in references)
+
+
+async def test_an_object_that_has_lost_the_pools_label_gets_it_back(cluster, kubectl, namespace, rules):
+    kubectl("create", "-f", "-", body=operator_doubles.pool())
+    await run(cluster, namespace, rules)
+    kubectl("label", "configmap/chat-gateway", "tidegate.dev/pool-")
+    await run(cluster, namespace, rules)
+    assert kubectl("get", "configmap/chat-gateway", "-o", r"jsonpath={.metadata.labels.tidegate\.dev/pool}") == "chat"
+
+
 async def test_a_rejection_is_reported_in_the_api_servers_words_and_the_other_objects_are_built(
     cluster, kubectl, namespace, rules
 ):

@@ -10,6 +10,7 @@ objects are listed one by one, so an entry that was never refreshed may lack any
 """
 
 import contextlib
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -37,6 +38,7 @@ class _Entry:
     is_complete: bool = False
     """Whether the entry was confirmed once, so that it has what the watches had not listed yet."""
     events: int = 0
+    """The number of the last change of the entry. No other change of any entry has it."""
 
 
 class WatchCache:
@@ -44,6 +46,7 @@ class WatchCache:
 
     def __init__(self) -> None:
         self._entries: dict[Key, _Entry] = {}
+        self._numbers = itertools.count(1)
 
     async def pool(self, namespace: str, name: str) -> Json | None:
         return self._entry((namespace, name)).pool
@@ -95,7 +98,7 @@ class WatchCache:
                 pods={body["metadata"]["name"]: body for body in pods},
                 is_confirmed=True,
                 is_complete=True,
-                events=before,
+                events=next(self._numbers),
             )
         return pool, children, pods
 
@@ -110,16 +113,16 @@ class WatchCache:
         return key
 
     def events(self, key: Key) -> int:
-        """How many events of the pool have come, for `on_written`."""
+        """A number that is another one after each change of what the cache knows of the pool."""
         return self._entry(key).events
 
     def on_written(self, body: Json, *, since: int) -> None:
-        """Takes in a ServingPool as a write has left it, before its event comes, if no event has come since the count
-        was `since`: such an event may be newer."""
+        """Takes in a ServingPool as a write has left it, before its event comes, if no event has come since number
+        `since`: such an event may be newer."""
         entry = self._entries.get((body["metadata"]["namespace"], body["metadata"]["name"]))
         if entry is not None and entry.events == since:
             entry.pool = body
-            entry.events += 1
+            entry.events = next(self._numbers)
 
     def on_child(self, event_type: str | None, body: Json) -> Key:
         """Takes in an event of a labelled object of a kind that pools own. Returns the key of the pool in its label."""
@@ -141,7 +144,7 @@ class WatchCache:
     @contextlib.contextmanager
     def _changing(self, key: Key, event_type: str | None) -> Iterator[_Entry]:
         entry = self._entries.setdefault(key, _Entry())
-        entry.events += 1
+        entry.events = next(self._numbers)
         if event_type is None:
             entry.is_confirmed = False
         yield entry

@@ -7,6 +7,8 @@ each node pool, and DNS resolves that name to the engines.
 """
 
 import dataclasses
+import functools
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -114,7 +116,13 @@ def _policy(parameters: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
 
 
 def _text(config: Mapping[str, Any]) -> str:
-    return str(yaml.dump(config, Dumper=_DUMPER, sort_keys=False))
+    return _yaml(json.dumps(config))
+
+
+@functools.lru_cache(maxsize=1024)
+def _yaml(config: str) -> str:
+    """YAML of a JSON text. Every check of a pool renders its settings again, and YAML is the slowest part of that."""
+    return str(yaml.dump(json.loads(config), Dumper=_DUMPER, sort_keys=False))
 
 
 def _public_ports(pool: spec.Pool) -> dict[str, int]:

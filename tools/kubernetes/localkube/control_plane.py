@@ -16,6 +16,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from typing import Any
 
 from localkube import background_processes, pki
@@ -78,17 +79,20 @@ class ControlPlane:
         self.processes.wait("kube-apiserver", lambda: _answers(f"{self.server}/readyz"), timeout_s=90)
 
 
-def start(programs: pathlib.Path, folder: pathlib.Path) -> ControlPlane:
-    """Starts everything in `folder` (empty, private); on any error nothing is left running."""
+def start(programs: pathlib.Path, folder: pathlib.Path, *, without: Sequence[str] = ()) -> ControlPlane:
+    """Starts everything in `folder` (empty, private), except the controllers `without`; on any error nothing is left
+    running."""
     running = background_processes.Processes(folder)
     try:
-        return _start(programs, folder, running)
+        return _start(programs, folder, running, without)
     except BaseException:
         running.stop()
         raise
 
 
-def _start(programs: pathlib.Path, folder: pathlib.Path, running: background_processes.Processes) -> ControlPlane:
+def _start(
+    programs: pathlib.Path, folder: pathlib.Path, running: background_processes.Processes, without: Sequence[str]
+) -> ControlPlane:
     store_port, peer_port, api_port, manager_port, scheduler_port, kwok_port = background_processes.free_ports(6)
     store, server = f"http://127.0.0.1:{store_port}", f"https://127.0.0.1:{api_port}"
     running.start("etcd", [
@@ -123,7 +127,7 @@ def _start(programs: pathlib.Path, folder: pathlib.Path, running: background_pro
         programs / "kube-controller-manager", "--kubeconfig", kubeconfig, "--leader-elect=false",
         "--bind-address", "127.0.0.1", "--secure-port", str(manager_port), "--cert-dir", folder / "manager-certs",
         "--service-account-private-key-file", accounts, "--root-ca-file", authority, "--use-service-account-credentials",
-        "--concurrent-gc-syncs", "20",
+        "--concurrent-gc-syncs", "20", "--controllers", ",".join(["*", *(f"-{name}" for name in without)]),
         # kwok is late on a busy machine. A pod that was declared unready with its node never becomes ready again, because
         # no kubelet corrects it.
         "--node-monitor-grace-period", "24h",
