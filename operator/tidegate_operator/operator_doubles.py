@@ -73,10 +73,6 @@ class MortalCluster:
         self._write()
         await self._real.create_secret(manifest)
 
-    async def create(self, manifest: Json) -> Json | None:
-        self._write()
-        return await self._real.create(manifest)
-
     async def apply(self, manifest: Json) -> Json:
         self._write()
         return await self._real.apply(manifest)

@@ -6,6 +6,7 @@ what exists then. The cause of a run does not matter. A spec that cannot be buil
 running as it was.
 """
 
+import asyncio
 import datetime
 import enum
 import functools
@@ -117,25 +118,19 @@ async def carry_out(
         await api.state_replicas(pool.namespace, pool.name, total)
     staged = rollout.staged(body, _desired(pool, rules, children), children, pods)
     desired = staged.desired
-    todo = plan.steps(pool.uid, desired, children)
+    observed = [*children, *await _same_names(api, desired, children)]
+    todo = plan.steps(pool.uid, desired, observed)
     expected = _expected(profiles, staged)
     problems = [*expected]
     if obstacle := await pool_secret.ensure(api, pool):
         problems.append(obstacle)
-    problems += [_taken(reference) for reference in todo.taken]
+    problems += [("NameTaken", f"{reference} exists and belongs to another owner") for reference in todo.taken]
     written: list[Json] = []
-    listed = {objects.Reference.of(child) for child in children}
     for manifest in todo.apply:
-        reference = objects.Reference.of(manifest)
         try:
-            found = await (api.apply(manifest) if reference in listed else _create(api, manifest, pool.uid))
+            written.append(await api.apply(manifest))
         except cluster.RejectedError as error:
-            problems.append(("Refused", f"{reference}: {error}"))
-        else:
-            if found is None:
-                problems.append(_taken(reference))
-            else:
-                written.append(found)
+            problems.append(("Refused", f"{objects.Reference.of(manifest)}: {error}"))
     current = _newest(children, written)
     pending_deletion = dict(todo.delete)
     if not problems and not staged.held and plan.can_spare(desired, current.values()):
@@ -223,19 +218,12 @@ def _invalid(error: spec.InvalidSpecError) -> list[tuple[str, str]]:
     return [("InvalidSpec", str(problem)) for problem in error.problems]
 
 
-def _taken(reference: objects.Reference) -> tuple[str, str]:
-    return "NameTaken", f"{reference} exists and belongs to another owner"
-
-
-async def _create(api: cluster.Cluster, manifest: Json, owner: str) -> Json | None:
-    """Creates an object that the list of the pool's children lacks; returns it. None if an object of another owner has its
-    name: the list has only objects with the pool's label. An object of the pool that has lost the label gets it back."""
-    created = await api.create(manifest)
-    if created is not None:
-        return created
-    found = await api.get(objects.Reference.of(manifest))
-    is_ours = found is not None and objects.controller_uid(found) == owner
-    return await api.apply(manifest) if is_ours else None
+async def _same_names(api: cluster.Cluster, desired: Sequence[Json], children: Sequence[Json]) -> list[Json]:
+    """Objects that have a desired name but not the pool's label, so that no list of children holds them."""
+    listed = {objects.Reference.of(child) for child in children}
+    unlisted = [reference for reference in map(objects.Reference.of, desired) if reference not in listed]
+    found = await asyncio.gather(*map(api.get, unlisted))
+    return [body for body in found if body is not None]
 
 
 def _newest(children: Sequence[Json], written: Sequence[Json]) -> dict[objects.Reference, Json]:

@@ -262,12 +262,13 @@ async def test_a_settled_pool_is_looked_at_again_only_after_an_event(cluster, ku
     assert cache.looked == 2
 
 
-async def test_a_new_pool_costs_one_request_for_each_object(cluster, kubectl, namespace, rules):
+async def test_a_new_pool_costs_a_read_and_a_write_for_each_object(cluster, kubectl, namespace, rules):
     kubectl("create", "-f", "-", body=operator_doubles.pool())
     api = Counting(cluster)
     await reconcile.reconcile(api, namespace, "chat", rules=rules, now=controller.now())
     once = ("pool", "children", "pods", "claim", "state_replicas", "secret", "create_secret", "apply_status")
-    assert api.asked == {**dict.fromkeys(once, 1), "create": len(await cluster.children(namespace, "chat"))}
+    each = dict.fromkeys(("get", "apply"), len(await cluster.children(namespace, "chat")))
+    assert api.asked == {**dict.fromkeys(once, 1), **each}
 
 
 async def until_ready(cluster, kubectl, namespace, rules):

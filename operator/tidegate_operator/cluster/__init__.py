@@ -60,9 +60,6 @@ class Cluster(Reader, PoolLister, Protocol):
     async def create_secret(self, manifest: Json) -> None:
         """Creates a Secret; one that exists already stays as it is."""
 
-    async def create(self, manifest: Json) -> Json | None:
-        """Creates the object; None if there is an object of its kind and name, which stays as it is."""
-
     async def apply(self, manifest: Json) -> Json:
         """Creates or changes the object to what the manifest states; returns the resulting object."""
 

@@ -32,11 +32,6 @@ log = logging.getLogger(__name__)
 FIELD_MANAGER = "tidegate-operator"
 APPLY = "application/apply-patch+yaml"
 """Content type of server-side apply."""
-NEW_ONLY = "deletionGracePeriodSeconds"
-"""A field of the metadata that the API server clears in an object that it creates, and refuses to change in one that
-exists. An apply that states a value that no object has, such as a negative one, thus creates its object or changes nothing.
-Server-side apply has no other such condition, and an object that is created by POST has its fields from another field
-manager, so that a later apply could not withdraw them."""
 TIMEOUT_S = 20.0
 LOG_BYTES = 512
 """Most of a log that is read."""
@@ -119,15 +114,6 @@ class ApiServer:
             if error.status != HTTPStatus.CONFLICT:
                 raise _translate(error) from error
 
-    async def create(self, manifest: Json) -> Json | None:
-        new = {**manifest, "metadata": {**manifest["metadata"], NEW_ONLY: -1}}
-        try:
-            return await self._ask_to_apply(Reference.of(manifest).path, new, FIELD_MANAGER)
-        except exceptions.ApiException as error:
-            if _refuses(error, f"metadata.{NEW_ONLY}"):
-                return None
-            raise _translate(error) from error
-
     async def apply(self, manifest: Json) -> Json:
         return await self._apply(Reference.of(manifest).path, manifest, FIELD_MANAGER)
 
@@ -208,14 +194,11 @@ class ApiServer:
             raise _translate(error) from error
 
     async def _apply(self, path: str, manifest: Json, manager: str) -> Json:
+        query = [("fieldManager", manager), ("force", "true")]
         try:
-            return await self._ask_to_apply(path, manifest, manager)
+            return await self.ask("PATCH", path, manifest, query=query, content_type=APPLY)
         except exceptions.ApiException as error:
             raise _translate(error) from error
-
-    async def _ask_to_apply(self, path: str, manifest: Json, manager: str) -> Json:
-        query = [("fieldManager", manager), ("force", "true")]
-        return await self.ask("PATCH", path, manifest, query=query, content_type=APPLY)
 
     async def ask(
         self,
@@ -295,15 +278,6 @@ class Lease:
 def _pool(name: str) -> Json:
     """The beginning of what is applied to a ServingPool."""
     return {"apiVersion": POOLS.api_version, "kind": POOLS.kind, "metadata": {"name": name}}
-
-
-def _refuses(error: exceptions.ApiException, field: str) -> bool:
-    """Whether the API server rejects the value of this field."""
-    try:
-        causes = json.loads(error.body)["details"]["causes"]
-        return error.status == HTTPStatus.UNPROCESSABLE_ENTITY and any(each.get("field") == field for each in causes)
-    except (ValueError, TypeError, KeyError):
-        return False
 
 
 def _translate(error: exceptions.ApiException) -> ClusterError:
