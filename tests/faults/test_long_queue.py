@@ -146,8 +146,8 @@ async def test_very_many_calls_wait_over_few_connections(rig: Any, until: Any, f
         port = free_port()
         gateway = await rig.gateway(
             [engine], None, grpc_port=port,
-            dispatch={"cap": RUNNING}, queue={"maxRequests": MOST, "ttl": "1h"},
-            limits={"connections": 2 * MOST, "bodiesBytes": bodies_bytes},
+            dispatch={"cap": RUNNING}, queue={"maxRequests": 2 * MOST, "ttl": "1h"},
+            limits={"bodiesBytes": bodies_bytes},
             timeouts={"firstToken": "2h", "drain": "1s"},
         )  # fmt: skip
         before, opened = gateway.memory, list[tuple[grpc_peer.Peer, list[int]]]()

@@ -45,7 +45,7 @@ async def serving(
     """An open gRPC port, with TLS if there is an `encryption`; its address as host:port. Raises `OSError` when the port is
     taken."""
     limits = gateway.settings.limits
-    calls = grpc_call.Calls(limits, gateway.authentication, gateway.bodies)
+    calls = grpc_call.Calls(limits, gateway.authentication, gateway.bodies, waiting=gateway.settings.queue.max_requests)
     methods = _Methods()
     inference_pb2_grpc.add_InferenceServicer_to_server(grpc_inference.Inference(gateway), methods)  # type: ignore[no-untyped-call]
     workflows = grpc_workflows.Workflows(gateway.workflows, limits.write_s)

@@ -53,15 +53,18 @@ class Calls:
         limits: gateway_settings.Limits,
         callers: authentication.Authentication,
         bodies: tenant_budget.TenantBudget,
+        *,
+        waiting: int,
     ) -> None:
-        """`bodies` counts the bytes of the messages."""
+        """`bodies` counts the bytes of the messages. Besides `limits.connections` calls, `waiting` may be here, which need no
+        open file."""
         self.limits = limits
         self.callers = callers
         self.messages = grpc_messages.Messages(bodies, limits.body_bytes)
         self.costly = loop_steps.TenantTurns()
         self.starts = loop_steps.TenantTurns(STARTS)
         self.endings = loop_steps.Endings()
-        self.budget = tenant_budget.TenantBudget(limits.connections)
+        self.budget = tenant_budget.TenantBudget(limits.connections + waiting)
         self.open_budget = tenant_budget.TenantBudget(max(limits.connections // OPEN_PART, 10))
         self.running: set[Call] = set()
 
