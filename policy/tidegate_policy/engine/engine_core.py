@@ -282,6 +282,7 @@ class EngineCore:
             tokens=self._tokens,
             probe=self._probe,
             live_groups=len(self._census.groups),
+            delivered=self.output_tokens,
             pinned_kv_tokens=self.held_kv_tokens,
             batch=self._batch,
             sizes=self._sizes,

@@ -16,7 +16,7 @@ from tidegate_policy.engine.engine_probe import EngineProbe
 from tidegate_policy.engine.known_call import KnownCall
 from tidegate_policy.engine.size_bounds import SizeBounds
 from tidegate_policy.engine.step import EngineLimits, StepPlan
-from tidegate_policy.model import CallId
+from tidegate_policy.model import LEAST_URGENT, CallId
 from tidegate_policy.policies import Key, Policy, QueuedRequest, token_counts
 from tidegate_policy.waiting_queue import WaitingQueue
 
@@ -39,6 +39,7 @@ class EngineSnapshot:
         tokens: token_counts.TokenCounts,
         probe: EngineProbe,
         live_groups: int,
+        delivered: int,
         pinned_kv_tokens: int,
         batch: Batch,
         sizes: SizeBounds,
@@ -48,6 +49,8 @@ class EngineSnapshot:
         self.cost = cost
         self.live_groups = live_groups
         """Groups of calls in the engine; a call without a group is a group of its own."""
+        self.delivered = delivered
+        """Output tokens that the engine has delivered since its start."""
         self.pinned_kv_tokens = pinned_kv_tokens
         """Tokens in the KV cache that the engine holds for sessions whose tool runs. They are not free."""
         self._policy = policy
@@ -100,8 +103,17 @@ class EngineSnapshot:
     @functools.cached_property
     def decoding(self) -> list[KnownCall]:
         """The calls that decode, as `decodes`. It looks at none of them, so their `kv_tokens` are not of now."""
-        filling = {call.call.id for call in self.prefills}
-        return [self._calls[call_id] for call_id in self._batch.running if call_id not in filling]
+        return [self._calls[call_id] for call_id in self._batch.decoding] if self.decode_count else []
+
+    @property
+    def newest_decode(self) -> KnownCall:
+        """The last call of `decoding`, which has probably the most tokens to come. Raises `StopIteration`."""
+        return self._calls[next(reversed(self._batch.decoding if self.decode_count else {}))]
+
+    @property
+    def highest_level(self) -> int:
+        """The urgency level of the most urgent call of `decoding`; the lowest level if none decodes."""
+        return min(self._batch.decoding.values(), default=LEAST_URGENT) if self.decode_count else LEAST_URGENT
 
     @functools.cached_property
     def decodes(self) -> list[KnownCall]:
@@ -131,6 +143,11 @@ class EngineSnapshot:
         """The starts of calls since the start of the engine."""
         return self._batch.starts
 
+    @property
+    def leaves(self) -> int:
+        """The calls that ran and no longer do, since the start of the engine; each start counts."""
+        return self._batch.starts - self.running_count
+
     def _look(self, call_id: CallId) -> KnownCall:
         call = self._calls[call_id]
         call.kv_tokens = self._probe.kv_tokens(call_id)
@@ -147,6 +164,15 @@ class EngineSnapshot:
             ((self._policy.rank(self.left(call)), call) for call in self.decodes), key=operator.itemgetter(0)
         )
         return call, rank
+
+    def goes_before_decodes(self, item: QueuedRequest) -> bool:
+        """Whether a waiting call ranks before all calls that decode. Calls that started late are the least advanced and
+        rank first more often than others, so most answers need one look. Raises `ValueError` if no call decodes."""
+        rank = self.rank(item)
+        for call in map(self._look, reversed(self._batch.running)):
+            if call.decodes and self._policy.rank(self.left(call)) <= rank:
+                return False
+        return rank < self.first_decode()[1]
 
     def left(self, call: KnownCall) -> QueuedRequest:
         """A running call with the work that is left of it now."""
