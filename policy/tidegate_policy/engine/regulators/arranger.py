@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
+from tidegate_policy.engine.call_census import group_of
 from tidegate_policy.engine.known_call import KnownCall
 from tidegate_policy.engine.regulators.regulator import Memoryless
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepPlan
-from tidegate_policy.model import Call
 from tidegate_policy.policies import QueuedRequest
 
 MOST_CANDIDATES = 64
@@ -115,11 +115,6 @@ def _output(candidate: list[QueuedRequest]) -> int:
 def _uncached(engine: EngineSnapshot, candidate: list[QueuedRequest]) -> int:
     """The tokens that the candidate must compute before it decodes."""
     return sum([engine.uncached_tokens(item) for item in candidate])
-
-
-def group_of(call: Call) -> str:
-    """The group of a call; a call without one is a group of its own."""
-    return call.group or call.id
 
 
 def _candidate(engine: EngineSnapshot, waiting: Iterable[QueuedRequest]) -> list[QueuedRequest]:

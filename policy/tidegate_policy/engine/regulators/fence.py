@@ -40,6 +40,8 @@ class Fence:
         self._bound = ConformalBound()
         self._margins: dict[int, int] = {}
         """The margins of the bound, by the `bit_length` of the prompt."""
+        self._most_margin = 0
+        """The greatest of them that is not negative."""
         self._uppers: dict[CallId, int] = {}
         """`_upper` of each running call, and of some that no longer run. Only a change of the margins or of a call changes
         it, so a step takes the outputs off it and need not look at the calls."""
@@ -61,6 +63,7 @@ class Fence:
                 bucket, margin = prompt_tokens.bit_length(), self._bound.margin(prompt_tokens)
                 if margin != self._margins.get(bucket):
                     self._margins[bucket] = margin
+                    self._most_margin = max((0, *self._margins.values()))
                     self._uppers.clear()
                     self._uppers_of = 0
                     self._sum = None
@@ -76,9 +79,11 @@ class Fence:
                 return plan
         room = int(engine.limits.kv_tokens * (1 - MARGIN))
         room -= engine.limits.kv_tokens - engine.free_kv_tokens - engine.pinned_kv_tokens
-        room += sum(engine.own_kv_tokens(call_id, enough=engine.limits.kv_tokens) for call_id in plan.preempt)
-        room -= sum(call.uncached_tokens for call in engine.prefills if call.call.id not in plan.preempt)
-        margin = max((0, *self._margins.values()))
+        if plan.preempt:
+            room += sum(engine.own_kv_tokens(call_id, enough=engine.limits.kv_tokens) for call_id in plan.preempt)
+        if engine.prefills:
+            room -= sum(call.uncached_tokens for call in engine.prefills if call.call.id not in plan.preempt)
+        margin = self._most_margin
         output = engine.sizes.output_tokens + margin
         starts = wanted
         if engine.running_count * output + wanted * (engine.sizes.context_tokens + output) > room:
@@ -122,8 +127,7 @@ class Fence:
         """Whether the first waiting call may fit into `room` tokens."""
         if room < LEAST_CHARGE:
             return False
-        first = next(engine.startable(), None)
-        return first is None or self._upper(first.call) < room
+        return engine.head is None or self._upper(engine.head.call) < room
 
     def _least_output(self, engine: EngineSnapshot) -> int:
         """A lower bound of `_output` of all running calls, without a look at them: each token that was delivered since the
@@ -131,9 +135,10 @@ class Fence:
         changes, leaves, delivered = self._sum_of
         if self._sum is None or changes != engine.changes or leaves != engine.leaves:
             return 0
-        for known in engine.started_after(self._sum_starts):
-            self._sum += max(self._upper(known.item.call) - known.output_tokens, 1)
-        self._sum_starts = engine.starts
+        if self._sum_starts != engine.starts:
+            for known in engine.started_after(self._sum_starts):
+                self._sum += max(self._upper(known.item.call) - known.output_tokens, 1)
+            self._sum_starts = engine.starts
         return self._sum - (engine.delivered - delivered)
 
     def _output(self, engine: EngineSnapshot, preempt: Collection[CallId]) -> int:
