@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class kept(Generic[T]):  # noqa: N801  # it is used like `property`
+class kept(Generic[T]):  # it is used like `property`
     """A property of an object of one thread that never changes after its first read."""
 
     def __init__(self, find: Callable[[Any], T]) -> None:

@@ -41,7 +41,7 @@ class Arranger(Memoryless):
 class _Groups(NamedTuple):
     """The groups of the calls that decode."""
 
-    count: int
+    number: int
     delayed_tokens: int
     """The output tokens that come while the candidate decodes too: of each group those of its longest call."""
     longest: int
@@ -84,8 +84,8 @@ def _latency_s(
     with their delayed tokens, and falls with the longest call. This holds exactly, because rounding keeps the order."""
     cost = engine.cost
     slower_s = cost.decode_s * len(candidate) * groups.delayed_tokens
-    saved_s = max(engine.live_groups - groups.count, 1) * cost.step_s * min(output, groups.longest)
-    return cost.prefill_s * tokens * groups.count + slower_s - saved_s
+    saved_s = max(engine.live_groups - groups.number, 1) * cost.step_s * min(output, groups.longest)
+    return cost.prefill_s * tokens * groups.number + slower_s - saved_s
 
 
 def _groups(decodes: list[KnownCall], output: int) -> _Groups:
@@ -102,9 +102,7 @@ def _groups(decodes: list[KnownCall], output: int) -> _Groups:
 def _worst_groups(engine: EngineSnapshot, output: int) -> _Groups:
     """Groups for which `_latency_s` is at least that of the groups of the calls that decode."""
     known = engine.newest_decode
-    return _Groups(
-        engine.decode_count, engine.decode_count * output, known.item.call.output_left(known.output_tokens)
-    )
+    return _Groups(engine.decode_count, engine.decode_count * output, known.item.call.output_left(known.output_tokens))
 
 
 def _output(candidate: list[QueuedRequest]) -> int:
