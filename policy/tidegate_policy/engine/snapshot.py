@@ -245,6 +245,8 @@ class EngineSnapshot:
     @kept
     def head(self) -> QueuedRequest | None:
         """The call that would start next. A call that waits for an event, such as its grammar, is none."""
+        if self._first:
+            return self._first[0]  # a peek drops dead entries from the heap that `startable` reads
         first = next((queue.peek() for queue in self._parts.queues if len(queue)), None)
         if first is None or next(self._probe.startable((first,)), None) is not None:
             return first  # most steps need no more than this look
