@@ -7,9 +7,10 @@ import pytest
 from regulated_engine import COST, FULL, LIMITS, World, shaped
 
 from tidegate_policy.engine import bounds, regulators, snapshot
+from tidegate_policy.engine.call_census import group_of
 from tidegate_policy.engine.regulators import arranger, load_band
 from tidegate_policy.engine.step import EndedCall, StepFacts, StepPlan
-from tidegate_policy.model import Call, CallId
+from tidegate_policy.model import LEAST_URGENT, Call, CallId
 from tidegate_policy.policies import Computed
 from tidegate_policy.predict.conformal_bound import ConformalBound
 
@@ -275,6 +276,8 @@ def test_no_combination_of_regulators_stalls_an_engine() -> None:
 
 # What a step does not look at one by one
 
+WIDE = replace(FULL, max_running=16)
+
 
 def _slow_victims(engine: snapshot.EngineSnapshot) -> list[CallId]:
     """The order of yielding by the ranks of all running calls."""
@@ -300,13 +303,26 @@ def _slow_fence(engine: snapshot.EngineSnapshot, plan: StepPlan, bound: Conforma
     return starts
 
 
+def _slow_arranger(engine) -> int | None:
+    """The starts that the arranger allows, by the work that is left of every call that decodes."""
+    places = engine.places(WIDE)
+    candidate = arranger._candidate(engine, engine.first(min(max(places, 0), arranger.MOST_CANDIDATES)))
+    if not candidate or not engine.decode_count:
+        return None
+    best, rank = engine.first_decode()
+    group = group_of(candidate[0].call)
+    if arranger.added_latency_s(engine, engine.decodes, candidate) < 0 or group_of(best.call) == group:
+        return len(candidate)
+    return len(candidate) if engine.rank(candidate[0]) < rank else 0
+
+
 @pytest.mark.parametrize("policy", ["urgency", "llf", "sjf", "semantic"])
 @pytest.mark.parametrize("kv_tokens", [6_000, 40_000])
 def test_the_decisions_are_those_of_a_look_at_every_running_call(policy: str, kv_tokens: int) -> None:
     """Random histories: calls arrive, run, deliver tokens or stall, are preempted and end, and costs drift."""
     rng = random.Random(kv_tokens)
     world = World(policy, limits=replace(LIMITS, kv_tokens=kv_tokens), cost=replace(COST, context_s=1e-7))
-    fence, bound, starts = regulators.create(["fence"])[0], ConformalBound(), []
+    fence, bound, starts, arranged = regulators.create(["fence"])[0], ConformalBound(), [], []
     for step in range(400):
         now = 0.02 * step
         if rng.random() < 0.3:
@@ -314,6 +330,7 @@ def test_the_decisions_are_those_of_a_look_at_every_running_call(policy: str, kv
             world.waits(
                 f"c{step}", rng.randrange(1, 400), rng.randrange(1, 60),
                 output_upper=rng.choice([0, 90]), due_at_s=due_at_s, urgency=rng.randrange(3),
+                group=rng.choice([None, f"group{step // 16}"]),
             )  # fmt: skip
         queue = world.core.queues[0]
         if len(queue) and len(world.kv) < 12:
@@ -324,6 +341,9 @@ def test_the_decisions_are_those_of_a_look_at_every_running_call(policy: str, kv
         assert [call.call.id for call in victims] == _slow_victims(engine)
         assert engine.all_victims() == victims
         assert [call.call.id for call in engine.prefills] == [c.call.id for c in engine.running if not c.decodes]
+        assert engine.highest_level == min((call.call.urgency for call in engine.decodes), default=LEAST_URGENT)
+        arranged.append(shaped("arranger", engine, WIDE).max_starts)
+        assert arranged[-1] == _slow_arranger(engine)
         found = fence.shape(engine, FULL).max_starts
         places = max(FULL.max_running - len(world.kv), 0) + 8
         slow = _slow_fence(engine, FULL, bound)
@@ -360,3 +380,4 @@ def test_the_decisions_are_those_of_a_look_at_every_running_call(policy: str, kv
             drifted = replace(world.core.cost, step_s=world.core.cost.step_s * rng.uniform(0.9, 1.1))
             world.core.step_cost.model = drifted
     assert len(set(starts)) > 2
+    assert {0, 1} <= set(arranged)

@@ -30,6 +30,8 @@ class Batch:
         """Those that are not known to decode: they have just started, or computed a part of a prompt."""
         self.targets: dict[CallId, float] = {}
         """The calls that decode and have a target for their time per output token, with the target."""
+        self.decoding: dict[CallId, int] = {}
+        """The running calls that are not in `filling`, with their urgency."""
         self.starts = 0
         self.changes = 0
         """Changes of calls that were in the engine: their sizes may differ from before."""
@@ -46,6 +48,7 @@ class Batch:
         call_id = call.call.id
         if call_id in self.filling:
             del self.filling[call_id]
+            self.decoding[call_id] = call.call.urgency
             if call.call.tpot_s is not None:
                 self.targets[call_id] = call.call.tpot_s
 
@@ -53,12 +56,14 @@ class Batch:
         """A call computed a part of a prompt."""
         if call_id in self.running:
             self.filling[call_id] = None
+            self.decoding.pop(call_id, None)
             self.targets.pop(call_id, None)
 
     def leave(self, call_id: CallId) -> None:
         """A call waits, or has ended."""
         if self.running.pop(call_id, None) is not None:
             self.filling.pop(call_id, None)
+            self.decoding.pop(call_id, None)
             self.targets.pop(call_id, None)
             self.bounds.forget(call_id)
 

@@ -25,13 +25,20 @@ def token_bound(limits: EngineLimits, wanted: int, *, max_running: int, running:
 def safe(plan: StepPlan, limits: EngineLimits, *, running: int) -> StepPlan:
     """The plan, moved into the bounds. `running` calls run before the plan's preemptions."""
     max_running = running_bound(limits, max(plan.max_running, 1))
+    max_step_tokens = token_bound(limits, max(plan.max_step_tokens, 1), max_running=max_running, running=running)
     active = running - len(plan.preempt) - len(plan.paused.difference(plan.preempt))
     starts = plan.max_starts
     if starts is not None:
         starts = max(starts, 0 if active > 0 else 1)
+    if active > 0 and (max_running, max_step_tokens, starts) == (
+        plan.max_running,
+        plan.max_step_tokens,
+        plan.max_starts,
+    ):
+        return plan
     return StepPlan(
         max_running=max_running,
-        max_step_tokens=token_bound(limits, max(plan.max_step_tokens, 1), max_running=max_running, running=running),
+        max_step_tokens=max_step_tokens,
         max_starts=starts,
         preempt=plan.preempt,
         # A start can fail for lack of memory, so paused calls alone never make up a step.

@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-from tidegate_policy.engine.regulators.arranger import group_of
 from tidegate_policy.model import Call
 
 
@@ -25,3 +24,8 @@ class CallCensus:
         if not self.groups[group]:
             del self.groups[group]
         self.yielding -= call.yields
+
+
+def group_of(call: Call) -> str:
+    """The group of a call; a call without one is a group of its own."""
+    return call.group or call.id

@@ -30,7 +30,7 @@ from tidegate_policy.engine.engine_status import KEPT_REASON, SHOWN_WAITING, Con
 from tidegate_policy.engine.known_call import KnownCall
 from tidegate_policy.engine.regulators import Regulator
 from tidegate_policy.engine.regulators.regulator import Memoryless
-from tidegate_policy.engine.snapshot import EngineSnapshot
+from tidegate_policy.engine.snapshot import EngineParts, EngineSnapshot
 from tidegate_policy.engine.step import EndedCall, EngineLimits, StepFacts, StepPlan
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import token_counts
@@ -98,6 +98,16 @@ class EngineCore:
         self._sizes = size_bounds.SizeBounds()
         self._census = call_census.CallCensus()
         self._yielding = yielding_prompts.YieldingPrompts()
+        self._parts = EngineParts(
+            limits=limits,
+            queues=self.queues,
+            calls=self._calls,
+            tokens=self._tokens,
+            probe=self._probe,
+            census=self._census,
+            batch=self._batch,
+            sizes=self._sizes,
+        )
         self._wanted = Controls()
         """The bounds that the operator asked for, before `bounds` raises them to their floors."""
         self._unbounded = StepPlan(max_running=limits.max_running, max_step_tokens=limits.max_step_tokens)
@@ -274,17 +284,11 @@ class EngineCore:
         """The engine at this instant. It is valid until the next event."""
         return EngineSnapshot(
             now,
-            limits=self.limits,
-            cost=self.cost,
+            self._parts,
+            cost=self.step_cost.model,
             policy=self.policy,
-            queues=self.queues,
-            calls=self._calls,
-            tokens=self._tokens,
-            probe=self._probe,
-            live_groups=len(self._census.groups),
-            pinned_kv_tokens=self.held_kv_tokens,
-            batch=self._batch,
-            sizes=self._sizes,
+            delivered=self.output_tokens,
+            pinned_kv_tokens=self._holds.tokens,
         )
 
     def victims(self, now: float) -> list[CallId]:
@@ -423,7 +427,7 @@ class EngineCore:
         """Counts the tokens of a step. Returns those of the known calls, and their sum."""
         calls, tokens = self._calls, self._tokens
         others, first = tokens.add(computed), tokens.newest()
-        unknown = [call_id for call_id in (*others, *first) if call_id not in calls]
+        unknown = [call_id for call_id in (*others, *first) if call_id not in calls] if others or first else ()
         if unknown:
             for call_id in unknown:
                 tokens.forget(call_id)

@@ -91,9 +91,10 @@ def _usable_plan(plan: object) -> StepPlan:
             raise BadAnswer(f"the bounds of a plan must be integers, not {number!r}")
     if type(plan.preempt) is not tuple or type(plan.paused) is not frozenset:
         raise BadAnswer("a plan preempts a tuple of calls, and pauses a frozenset of calls")
-    for call_id in chain(plan.preempt, plan.paused):
-        if not isinstance(call_id, str):
-            raise BadAnswer(f"a call in a plan must be an id, not {call_id!r}")
+    if plan.preempt or plan.paused:
+        for call_id in chain(plan.preempt, plan.paused):
+            if not isinstance(call_id, str):
+                raise BadAnswer(f"a call in a plan must be an id, not {call_id!r}")
     return plan
 
 

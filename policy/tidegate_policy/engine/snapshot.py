@@ -4,24 +4,40 @@ Each answer is computed when it is first asked for and then kept, so an engine w
 run, and a step has little time, so the calls that decode are not looked at one by one unless a decision needs it.
 """
 
-import functools
 import itertools
 import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 
 from tidegate_policy.cost import CostModel
 from tidegate_policy.engine.batch import Batch
+from tidegate_policy.engine.call_census import CallCensus
 from tidegate_policy.engine.engine_probe import EngineProbe
+from tidegate_policy.engine.kept import kept
 from tidegate_policy.engine.known_call import KnownCall
 from tidegate_policy.engine.size_bounds import SizeBounds
 from tidegate_policy.engine.step import EngineLimits, StepPlan
-from tidegate_policy.model import CallId
+from tidegate_policy.model import LEAST_URGENT, CallId
 from tidegate_policy.policies import Key, Policy, QueuedRequest, token_counts
 from tidegate_policy.waiting_queue import WaitingQueue
 
 MOST_LOOKED_AT = 256
 """Waiting calls that one snapshot looks at. If that many calls cannot start, no call behind them is found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """The parts of an engine from which its snapshots read. They are the same objects until the end of the engine."""
+
+    limits: EngineLimits
+    queues: Sequence[WaitingQueue]
+    calls: dict[CallId, KnownCall]
+    tokens: token_counts.TokenCounts
+    probe: EngineProbe
+    census: CallCensus
+    batch: Batch
+    sizes: SizeBounds
 
 
 class EngineSnapshot:
@@ -30,46 +46,42 @@ class EngineSnapshot:
     def __init__(
         self,
         now: float,
+        parts: EngineParts,
         *,
-        limits: EngineLimits,
         cost: CostModel,
         policy: Policy,
-        queues: Sequence[WaitingQueue],
-        calls: dict[CallId, KnownCall],
-        tokens: token_counts.TokenCounts,
-        probe: EngineProbe,
-        live_groups: int,
+        delivered: int,
         pinned_kv_tokens: int,
-        batch: Batch,
-        sizes: SizeBounds,
     ) -> None:
         self.now = now
-        self.limits = limits
+        self.limits = parts.limits
+        self.sizes = parts.sizes
+        """Sizes that no call exceeds."""
         self.cost = cost
-        self.live_groups = live_groups
-        """Groups of calls in the engine; a call without a group is a group of its own."""
+        self.delivered = delivered
+        """Output tokens that the engine has delivered since its start."""
         self.pinned_kv_tokens = pinned_kv_tokens
         """Tokens in the KV cache that the engine holds for sessions whose tool runs. They are not free."""
         self._policy = policy
-        self._calls = calls
-        self._tokens = tokens
-        self._queues = queues
-        self._probe = probe
-        self.sizes = sizes
-        """Sizes that no call exceeds."""
-        self._batch = batch
-        self.running_count = len(batch.running)
+        self._parts = parts
+        self._calls = parts.calls
+        self._probe = parts.probe
+        self._batch = parts.batch
+        self.running_count = len(parts.batch.running)
         """The number of the running calls."""
-        self.waiting = sum(map(len, queues))
+        self.waiting = sum(map(len, parts.queues))
         """The number of the waiting calls."""
         self._first: list[QueuedRequest] = []
         """The first waiting calls that can start, as far as they were asked for."""
-        self._others = probe.startable(islice(chain.from_iterable(queues), MOST_LOOKED_AT))
-        """The calls behind them that can start, in the order of their starts."""
+
+    @property
+    def live_groups(self) -> int:
+        """Groups of calls in the engine; a call without a group is a group of its own."""
+        return len(self._parts.census.groups)
 
     # The running calls.
 
-    @functools.cached_property
+    @kept
     def prefills(self) -> list[KnownCall]:
         """The running calls that do not decode yet."""
         found = []
@@ -80,30 +92,39 @@ class EngineSnapshot:
                 found.append(call)
         return found
 
-    @property
+    @kept
     def decode_count(self) -> int:
         """The number of the calls that decode."""
         return self.running_count - len(self.prefills)
 
-    @functools.cached_property
+    @kept
     def with_target(self) -> list[tuple[KnownCall, float]]:
         """The calls that decode and have a target for their time per output token, with the target."""
         if not self.decode_count:
             return []
         return [(self._calls[call_id], target_s) for call_id, target_s in self._batch.targets.items()]
 
-    @functools.cached_property
+    @kept
     def running(self) -> list[KnownCall]:
         """All running calls, in the order of the engine. It looks at each of them, as few decisions need to."""
         return list(map(self._look, self._batch.running))
 
-    @functools.cached_property
+    @kept
     def decoding(self) -> list[KnownCall]:
         """The calls that decode, as `decodes`. It looks at none of them, so their `kv_tokens` are not of now."""
-        filling = {call.call.id for call in self.prefills}
-        return [self._calls[call_id] for call_id in self._batch.running if call_id not in filling]
+        return [self._calls[call_id] for call_id in self._batch.decoding] if self.decode_count else []
 
-    @functools.cached_property
+    @property
+    def newest_decode(self) -> KnownCall:
+        """The last call of `decoding`, which has probably the most tokens to come. Raises `StopIteration`."""
+        return self._calls[next(reversed(self._batch.decoding if self.decode_count else {}))]
+
+    @property
+    def highest_level(self) -> int:
+        """The urgency level of the most urgent call of `decoding`; the lowest level if none decodes."""
+        return min(self._batch.decoding.values(), default=LEAST_URGENT) if self.decode_count else LEAST_URGENT
+
+    @kept
     def decodes(self) -> list[KnownCall]:
         """The calls that decode, each looked at."""
         return [call for call in self.running if call.decodes]
@@ -124,12 +145,17 @@ class EngineSnapshot:
 
     def outputs_of(self, call_ids: Iterable[CallId]) -> Iterator[int]:
         """The output tokens that each of these calls has delivered."""
-        return self._tokens.outputs_of(call_ids)
+        return self._parts.tokens.outputs_of(call_ids)
 
     @property
     def starts(self) -> int:
         """The starts of calls since the start of the engine."""
         return self._batch.starts
+
+    @property
+    def leaves(self) -> int:
+        """The calls that ran and no longer do, since the start of the engine; each start counts."""
+        return self._batch.starts - self.running_count
 
     def _look(self, call_id: CallId) -> KnownCall:
         call = self._calls[call_id]
@@ -147,6 +173,15 @@ class EngineSnapshot:
             ((self._policy.rank(self.left(call)), call) for call in self.decodes), key=operator.itemgetter(0)
         )
         return call, rank
+
+    def goes_before_decodes(self, item: QueuedRequest) -> bool:
+        """Whether a waiting call ranks before all calls that decode. Calls that started late are the least advanced and
+        rank first more often than others, so most answers need one look. Raises `ValueError` if no call decodes."""
+        rank = self.rank(item)
+        for call in map(self._look, reversed(self._batch.running)):
+            if call.decodes and self._policy.rank(self.left(call)) <= rank:
+                return False
+        return rank < self.first_decode()[1]
 
     def left(self, call: KnownCall) -> QueuedRequest:
         """A running call with the work that is left of it now."""
@@ -201,15 +236,26 @@ class EngineSnapshot:
 
     def places(self, plan: StepPlan) -> int:
         """Places in the batch for waiting calls; a negative number means that calls must leave first."""
-        return plan.max_running - self.running_count - self._probe.reserved_places() + len(plan.preempt)
+        return plan.max_running - self.running_count - self._reserved_places + len(plan.preempt)
 
-    @functools.cached_property
+    @kept
+    def _reserved_places(self) -> int:
+        return self._probe.reserved_places()
+
+    @kept
     def head(self) -> QueuedRequest | None:
         """The call that would start next. A call that waits for an event, such as its grammar, is none."""
-        first = next((queue.peek() for queue in self._queues if len(queue)), None)
+        if self._first:
+            return self._first[0]  # a peek drops dead entries from the heap that `startable` reads
+        first = next((queue.peek() for queue in self._parts.queues if len(queue)), None)
         if first is None or next(self._probe.startable((first,)), None) is not None:
             return first  # most steps need no more than this look
         return next(self.startable(), None)
+
+    @kept
+    def _others(self) -> Iterator[QueuedRequest]:
+        """The calls behind them that can start, in the order of their starts."""
+        return self._probe.startable(islice(chain.from_iterable(self._parts.queues), MOST_LOOKED_AT))
 
     def startable(self) -> Iterator[QueuedRequest]:
         """The waiting calls that can start, in the order of their starts, found as they are read. It finds none behind
@@ -243,6 +289,6 @@ class EngineSnapshot:
         """A bound of `uncached_tokens` and `memory_tokens` that needs no look into the prefix cache."""
         return max(item.call.prompt_tokens + self._calls[item.call.id].output_tokens, 1)
 
-    @functools.cached_property
+    @kept
     def free_kv_tokens(self) -> int:
         return self._probe.free_kv_tokens()

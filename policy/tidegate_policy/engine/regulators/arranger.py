@@ -8,14 +8,15 @@ The paper's engine pauses all decodes for a prefill batch. With chunked prefill 
 decodes only by its own tokens (`prefill_s` times the tokens), and the fixed step time is paid once for both.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
+from typing import NamedTuple
 
+from tidegate_policy.engine.call_census import group_of
 from tidegate_policy.engine.known_call import KnownCall
 from tidegate_policy.engine.regulators.regulator import Memoryless
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepPlan
-from tidegate_policy.model import Call
 from tidegate_policy.policies import QueuedRequest
 
 MOST_CANDIDATES = 64
@@ -37,45 +38,81 @@ class Arranger(Memoryless):
         return plan.at_most(starts=0)
 
 
+class _Groups(NamedTuple):
+    """The groups of the calls that decode."""
+
+    number: int
+    delayed_tokens: int
+    """The output tokens that come while the candidate decodes too: of each group those of its longest call."""
+    longest: int
+    """The most output tokens that a call has left."""
+
+
 def _lowers_latency(engine: EngineSnapshot, candidate: list[QueuedRequest]) -> bool:
-    """Whether `added_latency_s` is negative. The prefix cache is asked only if it matters."""
-    latency_s = _added_latency(engine, engine.decoding, candidate)
-    return latency_s(sum([engine.most_uncached_tokens(item) for item in candidate])) < 0 or (
-        latency_s(len(candidate)) < 0 and latency_s(sum([engine.uncached_tokens(item) for item in candidate])) < 0
+    """Whether `added_latency_s` is negative. It looks at one call that decodes if the answer is clear then, and asks the
+    prefix cache only if it matters."""
+    output = _output(candidate)
+    most_tokens = sum([engine.most_uncached_tokens(item) for item in candidate])
+    if _latency_s(engine, _worst_groups(engine, output), candidate, output, most_tokens) < 0:
+        return True
+    groups = _groups(engine.decoding, output)
+    return _latency_s(engine, groups, candidate, output, most_tokens) < 0 or (
+        _latency_s(engine, groups, candidate, output, len(candidate)) < 0
+        and _latency_s(engine, groups, candidate, output, _uncached(engine, candidate)) < 0
     )
 
 
 def _goes_first(engine: EngineSnapshot, waiting: QueuedRequest) -> bool:
     """Whether a waiting call ranks before the best decoding call, or belongs to its group."""
+    group = group_of(waiting.call)
+    if all(group_of(known.call) != group for known in engine.decoding):
+        return engine.goes_before_decodes(waiting)
     best, rank = engine.first_decode()
-    return group_of(best.call) == group_of(waiting.call) or engine.rank(waiting) < rank
+    return group_of(best.call) == group or engine.rank(waiting) < rank
 
 
 def added_latency_s(engine: EngineSnapshot, decodes: list[KnownCall], candidate: list[QueuedRequest]) -> float:
     """The change in the total latency of all groups if the candidate is prefilled now (eq 15-17), in seconds."""
-    return _added_latency(engine, decodes, candidate)(sum([engine.uncached_tokens(item) for item in candidate]))
+    output = _output(candidate)
+    return _latency_s(engine, _groups(decodes, output), candidate, output, _uncached(engine, candidate))
 
 
-def _added_latency(
-    engine: EngineSnapshot, decodes: list[KnownCall], candidate: list[QueuedRequest]
-) -> Callable[[int], float]:
-    """`added_latency_s` by the uncached tokens of the candidate, with which it rises."""
-    groups: dict[str, int] = {}
+def _latency_s(
+    engine: EngineSnapshot, groups: _Groups, candidate: list[QueuedRequest], output: int, tokens: int
+) -> float:
+    """`added_latency_s` for a candidate with so many uncached tokens. It rises with these, with the number of groups and
+    with their delayed tokens, and falls with the longest call. This holds exactly, because rounding keeps the order."""
+    cost = engine.cost
+    slower_s = cost.decode_s * len(candidate) * groups.delayed_tokens
+    saved_s = max(engine.live_groups - groups.number, 1) * cost.step_s * min(output, groups.longest)
+    return cost.prefill_s * tokens * groups.number + slower_s - saved_s
+
+
+def _groups(decodes: list[KnownCall], output: int) -> _Groups:
+    """The groups of these calls beside a candidate of `output` tokens."""
+    longest: dict[str, int] = {}
     for known in decodes:
         call = known.item.call
         group, left = call.group or call.id, call.output_left(known.output_tokens)
-        if left > groups.get(group, 0):
-            groups[group] = left
-    output = max([item.call.output_left(0) for item in candidate])
-    slower_s = engine.cost.decode_s * len(candidate) * sum([min(left, output) for left in groups.values()])
-    waiting_groups = max(engine.live_groups - len(groups), 1)
-    saved_s = waiting_groups * engine.cost.step_s * min(output, max(groups.values()))
-    return lambda tokens: engine.cost.prefill_s * tokens * len(groups) + slower_s - saved_s
+        if left > longest.get(group, 0):
+            longest[group] = left
+    return _Groups(len(longest), sum([min(left, output) for left in longest.values()]), max(longest.values()))
 
 
-def group_of(call: Call) -> str:
-    """The group of a call; a call without one is a group of its own."""
-    return call.group or call.id
+def _worst_groups(engine: EngineSnapshot, output: int) -> _Groups:
+    """Groups for which `_latency_s` is at least that of the groups of the calls that decode."""
+    known = engine.newest_decode
+    return _Groups(engine.decode_count, engine.decode_count * output, known.item.call.output_left(known.output_tokens))
+
+
+def _output(candidate: list[QueuedRequest]) -> int:
+    """The output tokens of the longest call of the candidate."""
+    return max([item.call.output_left(0) for item in candidate])
+
+
+def _uncached(engine: EngineSnapshot, candidate: list[QueuedRequest]) -> int:
+    """The tokens that the candidate must compute before it decodes."""
+    return sum([engine.uncached_tokens(item) for item in candidate])
 
 
 def _candidate(engine: EngineSnapshot, waiting: Iterable[QueuedRequest]) -> list[QueuedRequest]:

@@ -40,12 +40,20 @@ class Fence:
         self._bound = ConformalBound()
         self._margins: dict[int, int] = {}
         """The margins of the bound, by the `bit_length` of the prompt."""
+        self._most_margin = 0
+        """The greatest of them that is not negative."""
         self._uppers: dict[CallId, int] = {}
         """`_upper` of each running call, and of some that no longer run. Only a change of the margins or of a call changes
         it, so a step takes the outputs off it and need not look at the calls."""
         self._uppers_of = 0
         """The number of the last start whose call is in it."""
         self._uppers_changes = -1
+        self._sum: int | None = None
+        """`_output` of all running calls when it was last needed; None = a margin has changed since."""
+        self._sum_of = (0, 0, 0)
+        """The calls that had changed or left then, and the output tokens that had been delivered."""
+        self._sum_starts = 0
+        """The number of the last start whose call is in it."""
 
     def observe(self, facts: StepFacts) -> None:
         for ended in facts.ended:
@@ -55,8 +63,10 @@ class Fence:
                 bucket, margin = prompt_tokens.bit_length(), self._bound.margin(prompt_tokens)
                 if margin != self._margins.get(bucket):
                     self._margins[bucket] = margin
+                    self._most_margin = max((0, *self._margins.values()))
                     self._uppers.clear()
                     self._uppers_of = 0
+                    self._sum = None
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
         if not engine.waiting:
@@ -69,9 +79,11 @@ class Fence:
                 return plan
         room = int(engine.limits.kv_tokens * (1 - MARGIN))
         room -= engine.limits.kv_tokens - engine.free_kv_tokens - engine.pinned_kv_tokens
-        room += sum(engine.own_kv_tokens(call_id, enough=engine.limits.kv_tokens) for call_id in plan.preempt)
-        room -= sum(call.uncached_tokens for call in engine.prefills if call.call.id not in plan.preempt)
-        margin = max((0, *self._margins.values()))
+        if plan.preempt:
+            room += sum(engine.own_kv_tokens(call_id, enough=engine.limits.kv_tokens) for call_id in plan.preempt)
+        if engine.prefills:
+            room -= sum(call.uncached_tokens for call in engine.prefills if call.call.id not in plan.preempt)
+        margin = self._most_margin
         output = engine.sizes.output_tokens + margin
         starts = wanted
         if engine.running_count * output + wanted * (engine.sizes.context_tokens + output) > room:
@@ -85,6 +97,8 @@ class Fence:
         running calls, without `preempt`. No margin is greater than `margin`. Where fewer can start now, any other call may
         become able to start, and is charged as the greatest. Mostly few fit, so it looks at no call behind the first that
         does not."""
+        if not preempt and not self._fits(engine, room - self._least_output(engine)):
+            return 0
         room -= self._output(engine, preempt)
         if room < LEAST_CHARGE:
             return 0
@@ -109,6 +123,24 @@ class Fence:
         greatest = engine.sizes.context_tokens + engine.sizes.output_tokens + margin
         return starts + min(max(room, 0) // greatest, wanted - starts)
 
+    def _fits(self, engine: EngineSnapshot, room: int) -> bool:
+        """Whether the first waiting call may fit into `room` tokens."""
+        if room < LEAST_CHARGE:
+            return False
+        return engine.head is None or self._upper(engine.head.call) < room
+
+    def _least_output(self, engine: EngineSnapshot) -> int:
+        """A lower bound of `_output` of all running calls, without a look at them: each token that was delivered since the
+        last sum lowers it by one at most, and each start raises it. After the end of a call the bound is 0."""
+        changes, leaves, delivered = self._sum_of
+        if self._sum is None or changes != engine.changes or leaves != engine.leaves:
+            return 0
+        if self._sum_starts != engine.starts:
+            for known in engine.started_after(self._sum_starts):
+                self._sum += max(self._upper(known.item.call) - known.output_tokens, 1)
+            self._sum_starts = engine.starts
+        return self._sum - (engine.delivered - delivered)
+
     def _output(self, engine: EngineSnapshot, preempt: Collection[CallId]) -> int:
         """Output tokens that the running calls without `preempt` may still add: `max(_upper - output_tokens, output_left)`
         of each. A call within its prediction has the rest of the greater of bound and prediction left, any other at least
@@ -118,9 +150,11 @@ class Fence:
             running = [call_id for call_id in running if call_id not in preempt]
         uppers = map(self._running_uppers(engine).__getitem__, running)
         left = list(map(operator.sub, uppers, engine.outputs_of(running)))
-        if not left or min(left) >= 1:
-            return sum(left)
-        return sum([tokens if tokens > 1 else 1 for tokens in left])
+        total = sum(left) if not left or min(left) >= 1 else sum([tokens if tokens > 1 else 1 for tokens in left])
+        if not preempt:
+            self._sum, self._sum_starts = total, engine.starts
+            self._sum_of = (engine.changes, engine.leaves, engine.delivered)
+        return total
 
     def _running_uppers(self, engine: EngineSnapshot) -> dict[CallId, int]:
         """`_uppers`, made up to date."""

@@ -31,6 +31,9 @@ class PrefillOrder(Memoryless):
         """The tokens to which each partly computed prompt has given way."""
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
+        if not engine.prefills:
+            self._given.clear()
+            return plan
         self._given = {call.call.id: self._given.get(call.call.id, 0) for call in engine.prefills}
         prefills = [call for call in engine.prefills if call.call.id not in plan.paused]
         if not prefills:

@@ -15,6 +15,8 @@ class SlackChunks(Memoryless):
     """The regulator."""
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
+        if not engine.with_target:
+            return plan
         now = engine.now
         allowed = [
             max(call.first_at_s + target_s * call.output_tokens - now, target_s)

@@ -48,7 +48,7 @@ class StrictStageAwareness(Memoryless):
     """The paper's variant."""
 
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
-        level = min([call.item.call.urgency for call in engine.decoding], default=LEAST_URGENT)
+        level = engine.highest_level
         return _without_lower_prefills(engine, plan, level) if level < LEAST_URGENT else plan
 
 
