@@ -85,9 +85,9 @@ class EndlessTurns(reading_turns.ReadingTurns):
         pass
 
 
-def connection(*, takes_turns: bool = False) -> tuple[http2_connection.Connection, Transport]:
+def connection(*, takes_turns: bool = False, streams: int = 10) -> tuple[http2_connection.Connection, Transport]:
     ECHOES.clear()
-    bounds = http2_server.Bounds(message_bytes=100_000, streams=10, connections=1, connections_per_address=1)
+    bounds = http2_server.Bounds(message_bytes=100_000, streams=streams, connections=1, connections_per_address=1)
     server = http2_server.Server(
         {"/echo": Echo, "/keys": Refusing}, bounds, unread_answers.UnreadAnswers(), tenant_budget.TenantBudget(450_000)
     )

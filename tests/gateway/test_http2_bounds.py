@@ -455,3 +455,17 @@ async def test_what_waits_for_a_turn_has_a_bound() -> None:
     assert turns.must_wait(1)
     await asyncio.sleep(0)
     assert not turns.must_wait(0), "another step has its own time"
+
+
+async def test_changes_of_the_window_count_by_the_streams_that_they_concern() -> None:
+    made, transport = http2_peer.connection(streams=1000)
+    made.data_received(http2_frames.PREFACE)
+    for number in range(900):
+        made.data_received(http2_peer.opened(2 * number + 1))
+        await asyncio.sleep(0)
+    assert not transport.closed
+    for window in range(1000, 1020):
+        settings = struct.pack(">HI", http2_frames.INITIAL_WINDOW_SIZE, window)
+        made.data_received(http2_frames.frame(http2_frames.SETTINGS, 0, 0, settings))
+        await asyncio.sleep(0)
+    assert transport.closed

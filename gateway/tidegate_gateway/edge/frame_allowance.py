@@ -2,7 +2,8 @@
 refused streams, calls without a valid key, pings, settings, their acknowledgements, empty data, heads in many parts,
 further heads of a stream, updates of windows that no data explain, and kinds of frames that mean nothing here
 (CVE-2023-44487, CVE-2019-9511, -9512, -9513, -9514, -9515, -9518, CVE-2024-27316). Clients and proxies send few. A head of
-many fields or bytes that brings no call counts as several frames, because it costs as much as they do.
+many fields or bytes that brings no call counts as several frames, because it costs as much as they do. So does another
+window for many streams.
 """
 
 import time

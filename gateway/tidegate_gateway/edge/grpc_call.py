@@ -56,8 +56,8 @@ class Calls:
         *,
         waiting: int,
     ) -> None:
-        """`bodies` counts the bytes of the messages. Besides `limits.connections` calls, `waiting` may be here, which need no
-        open file."""
+        """`bodies` counts the bytes of the messages. Besides `limits.connections` calls, `waiting` may be here, which need
+        no open file."""
         self.limits = limits
         self.callers = callers
         self.messages = grpc_messages.Messages(bodies, limits.body_bytes)

@@ -33,6 +33,8 @@ LATE = 50
 """So many frames of data for streams that have ended cost as much as one frame that brings no call."""
 TURN_BYTES, TURN_FRAMES, TURN_S = 64 * 1024, 2000, 0.005
 """A connection that brings more at once, or what takes longer, reads on in turn with the others that do."""
+STREAMS_A_FRAME = 100
+"""Another window for so many streams costs as much as a frame that brings no call."""
 CUT_S = 1.0
 """For the last frames to leave when a connection ends."""
 SILENT_S, PROBE_S = 30.0, 20.0
@@ -450,6 +452,7 @@ class Connection(asyncio.Protocol):
         if window > MOST_WINDOW_BYTES:
             raise h2.ConnectionBroken(h2.FLOW_CONTROL_ERROR, "a window is too large")
         if window != self._stream_window:
+            self._allowance.spend(len(self._streams) // STREAMS_A_FRAME)
             for stream in self._streams.values():
                 stream.window += window - self._stream_window
             self._stream_window = window
