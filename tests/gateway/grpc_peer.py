@@ -38,7 +38,7 @@ class Peer:
         self.answers: dict[int, Answer] = {}
         self.credit = 65_535
         """Bytes of messages that the connection may still carry; below 0 where more were sent."""
-        self.answers_pings = False
+        self.follows = False
         self._heads = hpack.Decoder()
         self._next = 1
         settings = struct.pack(">HI", h2.INITIAL_WINDOW_SIZE, window)
@@ -86,14 +86,16 @@ class Peer:
             self.credit += int.from_bytes(payload)
         elif kind == h2.SETTINGS and not flags & h2.ACK:
             self.writer.write(h2.frame(h2.SETTINGS, h2.ACK, 0))
-        elif kind == h2.PING and not flags & h2.ACK and self.answers_pings:
+        elif kind == h2.PING and not flags & h2.ACK and self.follows:
             self.writer.write(h2.frame(h2.PING, h2.ACK, 0, payload))
+        if kind == h2.DATA and payload and self.follows:
+            self.writer.write(h2.frame(h2.WINDOW_UPDATE, 0, 0, len(payload).to_bytes(4)))
         if answer is not None and kind in (h2.HEADERS, h2.DATA):
             answer.is_whole = answer.is_whole or bool(flags & h2.END_STREAM)
 
     async def follow(self) -> None:
-        """Reads all that comes, and shows that it is there, until the connection ends."""
-        self.answers_pings = True
+        """Reads all that comes until the connection ends, and tells the other side so."""
+        self.follows = True
         with contextlib.suppress(EOFError):
             while True:
                 await self.read()
