@@ -79,9 +79,8 @@ class WorkflowFacts:
 
     id: WorkflowId
     tenant: str
-    """Its owner. No tenant changes what is predicted of another one's workflows, also where both use one template."""
     template: str
-    """"" = none."""
+    """"" = none. It is one of the tenant: no tenant changes what is predicted of another one's workflows."""
     deadline_at_s: float
     cutoff_at_s: float | None
     """The instant after which answers are worthless: the deadline and its grace; None = never."""
@@ -243,6 +242,7 @@ class GatewayCore:
         return promises.StageGrant(
             workflow=workflow.id,
             stage=stage,
+            tenant=workflow.tenant,
             template=workflow.template,
             due_at_s=granted.due_at_s,
             deadline_at_s=workflow.cutoff_at_s,
@@ -271,7 +271,7 @@ class GatewayCore:
         self._admitted[call.id] = _Admitted(draft, kind, call, grant, gap=gap)
         if grant is not None:
             self.workflows.on_call(
-                draft.arrival_at_s, grant.workflow, call.id, grant.stage, tenant=facts.tenant, template=grant.template
+                draft.arrival_at_s, grant.workflow, call.id, grant.stage, tenant=grant.tenant, template=grant.template
             )
         return call
 

@@ -74,6 +74,8 @@ class StageGrant:
 
     workflow: WorkflowId
     stage: str
+    tenant: str
+    """The workflow's, also where a call without authentication names none."""
     template: str
     """"" = none. Calls of one stage and template of a tenant are alike."""
     due_at_s: float
@@ -99,7 +101,7 @@ class Draft:
     def kind(self, grant: StageGrant | None) -> Kind:
         """The calls from whose answers this call's length is predicted."""
         if grant is not None:
-            return (self.facts.tenant, grant.template, grant.stage, self.facts.model)
+            return (grant.tenant, grant.template, grant.stage, self.facts.model)
         return (self.facts.tenant, "", self.slo_class.name, self.facts.model)
 
 
