@@ -78,8 +78,9 @@ class WorkflowFacts:
     """A workflow as the store records it, with instants of the driver's clock."""
 
     id: WorkflowId
-    scope: str
-    """The template of the tenant, else the tenant: no tenant changes what is predicted of another one's workflows."""
+    tenant: str
+    template: str
+    """"" = none. It is one of the tenant: no tenant changes what is predicted of another one's workflows."""
     deadline_at_s: float
     cutoff_at_s: float | None
     """The instant after which answers are worthless: the deadline and its grace; None = never."""
@@ -194,7 +195,7 @@ class GatewayCore:
             )
             if facts.most_prompt_tokens is not None:
                 prompt_tokens = min(prompt_tokens, facts.most_prompt_tokens)
-        kind = (facts.tenant, slo_class.name, facts.model)
+        kind = (facts.tenant, "", slo_class.name, facts.model)
         each = self.lengths.predict(kind, facts.max_tokens, prompt_tokens).expected
         return promises.Draft(
             facts=facts,
@@ -221,7 +222,7 @@ class GatewayCore:
             StageState(
                 name=item.name,
                 after=item.after,
-                mean_s=self.lengths.stage_seconds((workflow.scope, item.name, model), models),
+                mean_s=self.lengths.stage_seconds((workflow.tenant, workflow.template, item.name, model), models),
                 passes=max(1, item.passes - item.done_calls // max(item.parallel, 1)),
                 done=item.over,
             )
@@ -232,15 +233,17 @@ class GatewayCore:
             Workflow(id=workflow.id, deadline_at_s=workflow.deadline_at_s, stages=states),
             stage,
         )
-        learned_s = None if stage in declared else self.remaining_work.predict((workflow.scope, stage))
+        key = (workflow.tenant, workflow.template, stage)
+        learned_s = None if stage in declared else self.remaining_work.predict(key)
         if learned_s is not None:
-            own_s = self.lengths.stage_seconds((workflow.scope, stage, model), models)
+            own_s = self.lengths.stage_seconds((*key, model), models)
             due_at_s = budget.due_at_s(now, workflow.deadline_at_s, cost_s=own_s, rest_s=learned_s)
             granted = budget.Budget(due_at_s=due_at_s, rest_s=learned_s)
         return promises.StageGrant(
             workflow=workflow.id,
             stage=stage,
-            scope=workflow.scope,
+            tenant=workflow.tenant,
+            template=workflow.template,
             due_at_s=granted.due_at_s,
             deadline_at_s=workflow.cutoff_at_s,
             rest_s=granted.rest_s,
@@ -268,7 +271,7 @@ class GatewayCore:
         self._admitted[call.id] = _Admitted(draft, kind, call, grant, gap=gap)
         if grant is not None:
             self.workflows.on_call(
-                draft.arrival_at_s, grant.workflow, grant.scope, call.id, grant.stage, tenant=call.tenant
+                draft.arrival_at_s, grant.workflow, call.id, grant.stage, tenant=grant.tenant, template=grant.template
             )
         return call
 

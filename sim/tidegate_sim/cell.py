@@ -293,7 +293,8 @@ class Cell:
         deadline_s = self._deadline_s.get(item.workflow, self._row.workflow_deadline_s)
         workflow = gateway_core.WorkflowFacts(
             id=WorkflowId(item.workflow),
-            scope=item.tenant,
+            tenant=item.tenant,
+            template="",
             deadline_at_s=self._arrived_at_s[item.workflow] + deadline_s,
             cutoff_at_s=None,
             stages=(),

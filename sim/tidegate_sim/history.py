@@ -20,8 +20,9 @@ def learn(
     called = {call.id: call for call in calls}
     for call in calls:
         second = (call.stage or "main") if call.workflow else call.slo_class
+        kind = (call.tenant, "", second, model)
         core.lengths.observe(
-            (call.tenant, second, model),
+            kind,
             output_length.LengthObservation(
                 tenant=call.tenant,
                 characters=round(call.prompt_tokens * text_density.USUAL),
@@ -31,9 +32,9 @@ def learn(
                 output_tokens=call.output_tokens,
             ),
         )
-        _learn_tool(core, call, called.get(call.after[0]) if call.after else None, (call.tenant, second, model))
+        _learn_tool(core, call, called.get(call.after[0]) if call.after else None, kind)
         if call.workflow:
-            core.remaining_work.observe((call.tenant, second), rest_s[call.id])
+            core.remaining_work.observe((call.tenant, "", second), rest_s[call.id])
 
 
 def _learn_tool(

@@ -35,7 +35,7 @@ async def test_a_workflow_that_is_done_teaches_its_template(up: Any, until: Any)
             return list(client.gateway.core.workflows.stages("acme")) == ["a", "b", "c"]
 
         await until(learned)
-        rests = [client.gateway.core.remaining_work.predict(("acme", stage)) for stage in "abc"]
+        rests = [client.gateway.core.remaining_work.predict(("acme", "", stage)) for stage in "abc"]
         assert rests[0] > rests[1] > rests[2] == 0.0
 
 

@@ -145,6 +145,21 @@ def test_a_session_that_comes_back_is_valued_by_what_the_cache_still_holds(cache
     assert order(served)[0] == first
 
 
+def test_many_sessions_of_another_tenant_leave_what_is_known_of_a_session() -> None:
+    served = engine({"back": 2100})
+    served.arrive(small_engine.call("turn", session="s", prompt_tokens=2000, output_predicted=100))
+    served.run(3.0)
+    for number in range(4200):
+        name = str(number)
+        served.arrive(small_engine.call(name, tenant="b", session=name, prompt_tokens=1, output_predicted=1))
+        served.step()
+    served.run(1.0)
+    served.arrive(small_engine.call("other", prompt_tokens=2100, output_predicted=20))
+    served.arrive(small_engine.call("back", session="s", prompt_tokens=2120, output_predicted=20))
+    served.queue.rekey(served.policy.on_tokens(served.now, {}))
+    assert order(served)[0] == "back"
+
+
 def test_a_session_of_another_tenant_with_the_same_name_is_another_session() -> None:
     served = engine({"stranger": 2100})
     served.arrive(small_engine.call("turn", tenant="a", session="s", prompt_tokens=2000, output_predicted=100))

@@ -101,13 +101,15 @@ def test_tokens_to_book_are_the_prompt_and_every_predicted_answer() -> None:
 def test_a_declared_stage_gets_a_share_of_its_workflows_time_and_an_undeclared_one_follows_history() -> None:
     made = core()
     declared = tuple(StageFacts(name=name, after=after) for name, after in (("plan", ()), ("write", ("plan",))))
-    flow = WorkflowFacts(id=WorkflowId("w"), scope="t", deadline_at_s=100.0, cutoff_at_s=110.0, stages=declared)
+    flow = WorkflowFacts(
+        id=WorkflowId("w"), tenant="t", template="", deadline_at_s=100.0, cutoff_at_s=110.0, stages=declared
+    )
     assert made.stage_grant(0.0, flow, "plan", "m").due_at_s == pytest.approx(50.0)
     assert made.stage_grant(0.0, flow, "write", "m").due_at_s == 100.0
     undeclared = replace(flow, stages=())
     assert made.stage_grant(0.0, undeclared, "plan", "m").due_at_s == 100.0
-    own_s = made.lengths.stage_seconds(("t", "plan", "m"), [COST])
-    made.remaining_work.observe(("t", "plan"), 3 * own_s)
+    own_s = made.lengths.stage_seconds(("t", "", "plan", "m"), [COST])
+    made.remaining_work.observe(("t", "", "plan"), 3 * own_s)
     grant = made.stage_grant(0.0, undeclared, "plan", "m")
     assert (grant.due_at_s, grant.rest_s) == (pytest.approx(25.0), pytest.approx(3 * own_s))
 

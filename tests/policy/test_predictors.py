@@ -3,11 +3,11 @@
 import pytest
 
 from tidegate_policy.admit.outliers import FailureRecord, OutlierSettings
-from tidegate_policy.predict import output_length, text_density
+from tidegate_policy.predict import output_length, tenant_bounds, text_density
 from tidegate_policy.predict.output_length import LengthObservation, LengthPrediction, OutputLengths
 from tidegate_policy.predict.remaining_work import RemainingWork
 
-KIND = ("acme", "chat", "m")
+KIND = ("acme", "", "chat", "m")
 
 
 def seen(
@@ -24,15 +24,16 @@ def seen(
     )
 
 
-def test_output_length_follows_the_kind_then_the_model_then_the_default() -> None:
+def test_output_length_follows_the_kind_then_the_tenant_then_the_default() -> None:
     lengths = OutputLengths()
     assert lengths.predict(KIND, None) == LengthPrediction(expected=128, upper=0)
     for _ in range(20):
         lengths.observe(KIND, seen(40))
     assert lengths.predict(KIND, None).expected == 40
     assert lengths.predict(KIND, 10) == LengthPrediction(expected=10, upper=10), "the client's bound binds"
-    assert lengths.predict(("new", "chat", "m"), None).expected == 40
-    assert lengths.predict(("new", "chat", "other"), 5000).expected == 128
+    assert lengths.predict(("acme", "", "new", "m"), None).expected == 40
+    assert lengths.predict(("new", "", "chat", "m"), None).expected == 128, "one other tenant is no rule"
+    assert lengths.predict(("new", "", "chat", "other"), 5000).expected == 128
     lengths.observe(KIND, seen(120, sequences=3))
     assert lengths.predict(KIND, None).expected == 40, "the length is that of each sequence"
 
@@ -49,7 +50,7 @@ def test_characters_per_token_are_learned() -> None:
 def test_images_count_once_an_engine_has_answered_some() -> None:
     lengths = OutputLengths()
     assert lengths.prompt_tokens("acme", "m", 400, 0, media=256) == 100, "a model without images rejects the call"
-    lengths.observe(("other", "chat", "m"), seen(1, media=1, prompt=600, tenant="other"))
+    lengths.observe(("other", "", "chat", "m"), seen(1, media=1, prompt=600, tenant="other"))
     assert lengths.prompt_tokens("acme", "m", 400, 0, media=2) == pytest.approx(1100, rel=0.1)
     assert lengths.prompt_tokens("acme", "text", 400, 0, media=2) == 100
 
@@ -58,7 +59,7 @@ def test_odd_texts_of_one_tenant_do_not_lengthen_the_prompts_of_others() -> None
     lengths = OutputLengths()
     lengths.observe(KIND, seen(1, characters=4000, prompt=1000))
     for _ in range(500):
-        lengths.observe(("odd", "chat", "m"), seen(1, characters=100, prompt=4000, tenant="odd"))
+        lengths.observe(("odd", "", "chat", "m"), seen(1, characters=100, prompt=4000, tenant="odd"))
     assert lengths.prompt_tokens("odd", "m", 4000, 0) == 8000
     assert lengths.prompt_tokens("acme", "m", 4000, 0) == 1000
     assert lengths.prompt_tokens("new", "m", 4000, 0) <= 1500, "the odd tenant is one of several"
@@ -83,21 +84,44 @@ def test_characters_per_token_take_bounded_memory() -> None:
     assert list(density._models) == ["other"], "a model without tenants is forgotten"
 
 
-def test_a_forgotten_kind_gets_the_mean_of_its_model() -> None:
+def test_a_forgotten_kind_gets_the_mean_of_its_tenant() -> None:
     lengths = OutputLengths()
-    lengths.observe(("first", "", "m"), seen(500))
+    lengths.observe(("acme", "", "first", "m"), seen(500))
     for index in range(output_length.MAX_KINDS + 50):
-        lengths.observe((str(index), "", "m"), seen(7))
-    assert lengths.predict(("first", "", "m"), None).expected < 20
+        lengths.observe(("acme", "", str(index), "m"), seen(7))
+    assert lengths.predict(("acme", "", "first", "m"), None).expected < 20
+
+
+def test_lengths_take_bounded_memory() -> None:
+    lengths = OutputLengths()
+    for index in range(output_length.MAX_KINDS + 50):
+        lengths.observe((f"t{index}", "", str(index), f"m{index % 7}"), seen(7))
+    known = (lengths._kinds, lengths._sized, lengths._tenants)
+    assert [len(each) for each in known] == [output_length.MAX_KINDS] * 3
+    for index in range(output_length.MAX_KINDS):
+        lengths.observe((f"u{index}", "", "", "other"), seen(7))
+    assert list(lengths._models) == ["other"], "a model without tenants is forgotten"
+
+
+def test_errors_take_bounded_memory() -> None:
+    bounds = tenant_bounds.TenantBounds()
+    for tenant in range(tenant_bounds.MAX_BUCKETS + 50):
+        for _ in range(tenant_bounds.LEAST_ERRORS):
+            bounds.observe(f"t{tenant}", "m", 40, 50)
+    assert len(bounds._errors) == tenant_bounds.MAX_BUCKETS
+    assert [len(margins) for margins in bounds._shared.values()] == [tenant_bounds.MAX_BUCKETS]
+    for tenant in range(tenant_bounds.MAX_BUCKETS):
+        bounds.observe(f"u{tenant}", "other", 40, 50)
+    assert not bounds._shared, "a bucket without tenants is forgotten"
 
 
 def test_remaining_work_is_the_mean_of_finished_workflows_and_unknown_stages_are_unknown() -> None:
     work = RemainingWork()
-    assert work.predict(("t", "plan")) is None
+    assert work.predict(("t", "", "plan")) is None
     for rest_s in (10.0, 20.0, 60.0):
-        work.observe(("t", "plan"), rest_s)
-    assert work.predict(("t", "plan")) == pytest.approx(30.0)
-    assert work.predict(("other", "plan")) is None
+        work.observe(("t", "", "plan"), rest_s)
+    assert work.predict(("t", "", "plan")) == pytest.approx(30.0)
+    assert work.predict(("other", "", "plan")) is None
 
 
 def test_ejections_double_in_a_row_and_a_success_ends_the_row() -> None:

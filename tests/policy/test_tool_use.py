@@ -5,7 +5,7 @@ import pytest
 from tidegate_policy.predict import tenant_tools, tool_times, tool_use
 from tidegate_policy.predict.tool_use import NO_TOOL, NOT_KNOWN, NextTool, ToolUse
 
-KIND = ("acme", "agent", "m")
+KIND = ("acme", "", "agent", "m")
 
 
 def answers(tools: ToolUse, *names: str, before: str = NO_TOOL) -> None:
@@ -33,7 +33,7 @@ def test_the_tool_is_the_one_that_most_answers_of_the_kind_invoked_and_no_other_
     assert tools.predict(KIND, "acme", NO_TOOL) == NOT_KNOWN, "two answers are too few"
     answers(tools, "search", "read")
     assert tools.predict(KIND, "acme", NO_TOOL) == NextTool(tool="search"), "its time is not known"
-    assert tools.predict(("other", "agent", "m"), "other", NO_TOOL) == NOT_KNOWN
+    assert tools.predict(("other", "", "agent", "m"), "other", NO_TOOL) == NOT_KNOWN
     answers(tools, "read", "write", "list", "run")
     assert tools.predict(KIND, "acme", NO_TOOL) == NOT_KNOWN, "no tool has half of the answers"
     answers(tools, *[NO_TOOL] * 40)
@@ -92,7 +92,8 @@ def test_names_are_cut_and_few_names_are_remembered_for_each_kind_and_tenant() -
     found = tools.predict(KIND, "acme", NO_TOOL)
     assert found == NextTool(tool=long[: tool_use.MOST_NAME], tool_s=2.0, return_tokens=7)
     answers(tools, *[f"made up {index}" for index in range(1000)])
-    (names,) = tools._names.values()
+    names = tools._names.get("acme", (KIND, NO_TOOL))
+    assert names is not None
     assert len(names.weights) == tool_use.MAX_NAMES
     for index in range(tenant_tools.MAX_TENANT_TOOLS + 10):
         round_trip(tools, f"made up {index}", 1.0, 1)
@@ -103,5 +104,5 @@ def test_names_are_cut_and_few_names_are_remembered_for_each_kind_and_tenant() -
 def test_few_kinds_are_remembered() -> None:
     tools = ToolUse()
     for index in range(tool_use.MAX_KINDS + 10):
-        tools.on_answer(("acme", str(index), "m"), NO_TOOL, "search")
+        tools.on_answer(("acme", "", str(index), "m"), NO_TOOL, "search")
     assert len(tools._names) == tool_use.MAX_KINDS

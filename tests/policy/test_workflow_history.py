@@ -7,7 +7,7 @@ from tidegate_policy.predict import workflow_history
 from tidegate_policy.predict.remaining_work import RemainingWork
 from tidegate_policy.predict.workflow_history import WorkflowHistory
 
-SCOPE, WORKFLOW = "acme", WorkflowId("w")
+TENANT, WORKFLOW = "acme", WorkflowId("w")
 
 
 def history() -> tuple[WorkflowHistory, RemainingWork, list[tuple[float, float]]]:
@@ -22,7 +22,7 @@ def run(made: WorkflowHistory, calls: list[tuple[str, float, float, float]], wor
     for now, arrives, index in sorted(events):
         stage, _, _, own_s = calls[index]
         if arrives:
-            made.on_call(now, workflow, SCOPE, CallId(f"{workflow}{index}"), stage)
+            made.on_call(now, workflow, CallId(f"{workflow}{index}"), stage, tenant=TENANT)
         else:
             made.on_end(now, workflow, CallId(f"{workflow}{index}"), own_s, 1.0)
 
@@ -38,11 +38,11 @@ PLAN_TWO_WORK_JUDGE = [
 def test_the_longest_chain_of_later_calls_is_the_work_behind_a_stage() -> None:
     made, work, finished = history()
     run(made, PLAN_TWO_WORK_JUDGE)
-    assert work.predict((SCOPE, "plan")) is None, "the workflow has not finished"
+    assert work.predict((TENANT, "", "plan")) is None, "the workflow has not finished"
     made.on_workflow_end(10.0, WORKFLOW, ok=True)
-    assert work.predict((SCOPE, "plan")) == pytest.approx(4.5)
-    assert work.predict((SCOPE, "work")) == pytest.approx(0.5)
-    assert work.predict((SCOPE, "judge")) == 0.0
+    assert work.predict((TENANT, "", "plan")) == pytest.approx(4.5)
+    assert work.predict((TENANT, "", "work")) == pytest.approx(0.5)
+    assert work.predict((TENANT, "", "judge")) == 0.0
     assert finished == [(pytest.approx(5.5), 4.0)]
 
 
@@ -50,7 +50,7 @@ def test_a_template_shows_order_repeats_and_parallelism() -> None:
     made, _, _ = history()
     run(made, PLAN_TWO_WORK_JUDGE)
     made.on_workflow_end(10.0, WORKFLOW, ok=True)
-    stages = made.stages(SCOPE)
+    stages = made.stages(TENANT)
     assert list(stages) == ["plan", "work", "judge"]
     assert (stages["work"].calls, stages["work"].parallel) == (2.0, 2.0)
     assert (stages["plan"].place, stages["judge"].place) == (0.0, 1.0)
@@ -58,26 +58,26 @@ def test_a_template_shows_order_repeats_and_parallelism() -> None:
 
 def test_an_end_that_comes_before_the_last_call_has_left_waits_for_it() -> None:
     made, work, _ = history()
-    made.on_call(0.0, WORKFLOW, SCOPE, CallId("a"), "plan")
+    made.on_call(0.0, WORKFLOW, CallId("a"), "plan", tenant=TENANT)
     made.on_workflow_end(1.0, WORKFLOW, ok=True)
-    assert work.predict((SCOPE, "plan")) is None
+    assert work.predict((TENANT, "", "plan")) is None
     made.on_end(1.0, WORKFLOW, CallId("a"), 0.7)
-    assert work.predict((SCOPE, "plan")) == 0.0
+    assert work.predict((TENANT, "", "plan")) == 0.0
 
 
 def test_a_cancelled_workflow_teaches_nothing_and_a_failed_call_is_left_out() -> None:
     made, work, _ = history()
     run(made, PLAN_TWO_WORK_JUDGE)
     made.on_workflow_end(10.0, WORKFLOW, ok=False)
-    assert work.predict((SCOPE, "plan")) is None
-    made.on_call(20.0, WORKFLOW, SCOPE, CallId("x"), "broken")
+    assert work.predict((TENANT, "", "plan")) is None
+    made.on_call(20.0, WORKFLOW, CallId("x"), "broken", tenant=TENANT)
     made.on_end(21.0, WORKFLOW, CallId("x"), None)
     made.on_workflow_end(22.0, WORKFLOW, ok=True)
-    assert work.predict((SCOPE, "broken")) is None
+    assert work.predict((TENANT, "", "broken")) is None
 
 
 def test_a_workflow_that_is_idle_for_long_counts_as_finished() -> None:
     made, work, _ = history()
     run(made, PLAN_TWO_WORK_JUDGE)
     made.expire(10.0 + workflow_history.IDLE_S)
-    assert work.predict((SCOPE, "plan")) == pytest.approx(4.5)
+    assert work.predict((TENANT, "", "plan")) == pytest.approx(4.5)

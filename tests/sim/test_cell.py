@@ -87,13 +87,13 @@ def test_the_history_is_of_the_trace_that_it_learned_from():
     ]
     core = gateway_core.GatewayCore(gateway_core.CoreSettings(), random.Random(0))
     history.learn(core, calls, engines, model="m")
-    predicted = [core.lengths.predict(("", stage, "m"), None).expected for stage in ("one", "two", "never seen")]
+    predicted = [core.lengths.predict(("", "", stage, "m"), None).expected for stage in ("one", "two", "never seen")]
     assert predicted == [10, 40, 30]
     slowest = Call(id=CallId("c"), arrived_at_s=0.0, prompt_tokens=1000, output_predicted=50)
-    after_one_s = core.remaining_work.predict(("", "one"))
+    after_one_s = core.remaining_work.predict(("", "", "one"))
     assert after_one_s == pytest.approx(sum(model.call_seconds(slowest) for model in engines) / len(engines))
-    assert core.remaining_work.predict(("", "two")) == 0.0
-    assert core.remaining_work.predict(("", "never seen")) is None
+    assert core.remaining_work.predict(("", "", "two")) == 0.0
+    assert core.remaining_work.predict(("", "", "never seen")) is None
 
 
 def test_what_a_trace_claims_reaches_the_engines():

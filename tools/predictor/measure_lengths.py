@@ -33,7 +33,7 @@ class Shipped:
         self._lengths = output_length.OutputLengths()
 
     def predict(self, call: Length) -> tuple[int, int]:
-        found = self._lengths.predict(("", call.kind, MODEL), None, call.prompt_tokens)
+        found = self._lengths.predict(("", "", call.kind, MODEL), None, call.prompt_tokens)
         return found.expected, found.upper
 
     def observe(self, call: Length) -> None:
@@ -45,7 +45,7 @@ class Shipped:
             prompt_tokens=call.prompt_tokens,
             output_tokens=call.output_tokens,
         )
-        self._lengths.observe(("", call.kind, MODEL), seen)
+        self._lengths.observe(("", "", call.kind, MODEL), seen)
 
 
 class RunningMean:

@@ -40,7 +40,7 @@ class Times:
 def lengths(times: Times, rng: random.Random) -> None:
     learned = output_length.OutputLengths()
     for _ in range(CALLS):
-        kind = ("tenant", f"stage {rng.randrange(KINDS)}", "model")
+        kind = ("tenant", "", f"stage {rng.randrange(KINDS)}", "model")
         prompt, output = rng.randrange(50, 8000), max(1, round(rng.lognormvariate(5.0, 1.0)))
         seen = output_length.LengthObservation(
             tenant="tenant",
@@ -60,7 +60,7 @@ def tools(times: Times, rng: random.Random) -> None:
     for _ in range(CALLS):
         now += 0.05
         tenant, session = f"tenant {rng.randrange(TENANTS)}", f"session {rng.randrange(SESSIONS)}"
-        kind = (tenant, f"stage {rng.randrange(KINDS // TENANTS)}", "model")
+        kind = (tenant, "", f"stage {rng.randrange(KINDS // TENANTS)}", "model")
         tool = f"tool {min(rng.randrange(TOOLS), rng.randrange(TOOLS))}"
         prompt = rng.randrange(50, 8000)
 

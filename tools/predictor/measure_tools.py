@@ -88,7 +88,7 @@ class Replay:
                 done += 1
 
     def _name(self, session: ToolSession, before: str, tool: str, *, counted: bool) -> None:
-        kind = (TENANT, session.kind, MODEL)
+        kind = (TENANT, "", session.kind, MODEL)
         shipped = self._tools.predict(kind, TENANT, before).tool
         if counted:
             self.calls += 1
@@ -103,7 +103,7 @@ class Replay:
 
     def _time(self, session: ToolSession, turn: prompt_data.ToolTurn, *, counted: bool) -> None:
         """What is known of the tool's time and return once its name is known."""
-        kind = (TENANT, f"only {turn.tool}", MODEL)
+        kind = (TENANT, "", f"only {turn.tool}", MODEL)
         self._tools.on_answer(kind, tool_use.NO_TOOL, turn.tool)
         shipped = self._tools.predict(kind, TENANT, tool_use.NO_TOOL)
         known = shipped.tool_s is not None and counted

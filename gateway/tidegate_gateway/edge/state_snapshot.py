@@ -21,11 +21,11 @@ def snapshot(gateway: running_gateway.Gateway) -> dict[str, Any]:
         "workflows": {
             **workflow_counts(gateway),
             "templates": {
-                scope: {
+                f"{template}\n{tenant}" if template else tenant: {
                     stage: {"calls": round(seen.calls, 2), "parallel": round(seen.parallel, 2), "seen": seen.seen}
-                    for stage, seen in gateway.core.workflows.stages(scope).items()
+                    for stage, seen in gateway.core.workflows.stages(tenant, template).items()
                 }
-                for scope in gateway.core.workflows.scopes
+                for tenant, template in gateway.core.workflows.templates
             },
         },
         "rollout": rollout(gateway),

@@ -132,7 +132,8 @@ class Admission:
         deadline_at_s = now + (record.deadline_ms - record.now_ms) / 1000
         facts = gateway_core.WorkflowFacts(
             id=membership.workflow,
-            scope=f"{record.template}\n{record.tenant}" if record.template else record.tenant,
+            tenant=record.tenant,
+            template=record.template,
             deadline_at_s=deadline_at_s,
             cutoff_at_s=deadline_at_s + self._grace_s,
             stages=[

@@ -74,8 +74,10 @@ class StageGrant:
 
     workflow: WorkflowId
     stage: str
-    scope: str
-    """The workflow's template, else its tenant: calls of one scope and stage are alike."""
+    tenant: str
+    """The workflow's, also where a call without authentication names none."""
+    template: str
+    """"" = none. Calls of one stage and template of a tenant are alike."""
     due_at_s: float
     """The instant by which the call should finish: its share of the workflow's time (HexGen eq 5)."""
     deadline_at_s: float | None
@@ -99,8 +101,8 @@ class Draft:
     def kind(self, grant: StageGrant | None) -> Kind:
         """The calls from whose answers this call's length is predicted."""
         if grant is not None:
-            return (grant.scope, grant.stage, self.facts.model)
-        return (self.facts.tenant, self.slo_class.name, self.facts.model)
+            return (grant.tenant, grant.template, grant.stage, self.facts.model)
+        return (self.facts.tenant, "", self.slo_class.name, self.facts.model)
 
 
 def promise(

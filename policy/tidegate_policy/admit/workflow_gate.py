@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from tidegate_policy.admit import saturation
 from tidegate_policy.model import CallId, WorkflowId
 from tidegate_policy.policies import QueuedRequest
+from tidegate_policy.tenant_memory import TenantMemory
 
 HEADROOM = 2.5
 FIRST_WORKFLOWS = 8
@@ -40,7 +41,7 @@ LEAST_WEIGHT = 1e-3
 ROUNDING = 1e-9
 """Two shares that differ by less are equal, so that a tenant that is alone has the whole limit."""
 REMEMBERED = 10_000
-"""Started workflows that are remembered."""
+"""Started workflows of all tenants that are remembered."""
 KNOWN_TENANTS = 256
 """Tenants whose means are remembered. The one of which no workflow has finished for longest is forgotten first."""
 
@@ -78,8 +79,10 @@ class WorkflowGate:
         """The largest limit of a tenant; 0 = there is no limit yet."""
         self._busy: dict[WorkflowId, int] = {}
         """Workflows with calls that have not ended, and the number of these calls."""
-        self._idle: OrderedDict[WorkflowId, None] = OrderedDict()
-        """Started workflows without such a call, the one that is idle for longest first."""
+        self._idle: dict[WorkflowId, str] = {}
+        """Started workflows without such a call, and their tenants."""
+        self._remembered: TenantMemory[WorkflowId, None] = TenantMemory(REMEMBERED)
+        """The same workflows, by tenant."""
         self._pauses: OrderedDict[WorkflowId, float] = OrderedDict()
         """Those of them that still count as active, with the instant at which the pause began."""
         self._held: dict[WorkflowId, _Held] = {}
@@ -169,7 +172,7 @@ class WorkflowGate:
     def enter(self, now: float, workflow: WorkflowId, tenant: str, weight: float) -> None:
         """A call of the tenant's workflow enters the queue or goes on to an engine."""
         self._busy[workflow] = self._busy.get(workflow, 0) + 1
-        self._idle.pop(workflow, None)
+        self._idle_no_more(workflow)
         self._pauses.pop(workflow, None)
         self._activate(workflow, tenant, self._tenant(tenant, weight))
 
@@ -180,14 +183,11 @@ class WorkflowGate:
             self._busy[workflow] = left
         elif left == 0:
             del self._busy[workflow]
-            self._idle[workflow] = None
-            self._pauses[workflow] = now
-            if len(self._idle) > REMEMBERED:
-                self._end_pause(self._idle.popitem(last=False)[0])
+            self._pause(now, workflow, self._tenant_of[workflow])
 
     def over(self, workflow: WorkflowId) -> None:
         """The workflow has ended. A call of it that is still here keeps it active until the call leaves."""
-        self._idle.pop(workflow, None)
+        self._idle_no_more(workflow)
         self._end_pause(workflow)
 
     def observe(self, tenant: str, path_s: float, demand_s: float) -> None:
@@ -214,8 +214,8 @@ class WorkflowGate:
             tenant = self._tenants[name]
             workflow = heapq.heappop(tenant.order)[2]
             self._activate(workflow, name, tenant)
-            self._idle[workflow] = None  # until `enter`: a call may wait for its tenant's share, and go away there
-            self._pauses[workflow] = now
+            # Until `enter`: a call may wait for its tenant's share, and go away there.
+            self._pause(now, workflow, name)
             held = self._held[workflow]
             for call_id in held.items:
                 del self._workflow_of[call_id]
@@ -253,6 +253,20 @@ class WorkflowGate:
         if workflow not in self._tenant_of:
             self._tenant_of[workflow] = name
             tenant.active += 1
+
+    def _pause(self, now: float, workflow: WorkflowId, tenant: str) -> None:
+        """The workflow has started, and no call of it is here."""
+        self._idle[workflow] = tenant
+        self._pauses[workflow] = now
+        gone = self._remembered.put(tenant, workflow, None)
+        if gone is not None:
+            del self._idle[gone[1]]
+            self._end_pause(gone[1])
+
+    def _idle_no_more(self, workflow: WorkflowId) -> None:
+        tenant = self._idle.pop(workflow, None)
+        if tenant is not None:
+            self._remembered.pop(tenant, workflow)
 
     def _end_pauses(self, now: float) -> int | None:
         """Ends the pauses that are over, if there is a limit; returns the limit."""

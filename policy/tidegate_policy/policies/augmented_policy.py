@@ -14,7 +14,6 @@ A running call was scheduled just now, so it has no waiting time: running calls 
 work that is left of them. A preempted call waits by the same value, with the recomputation of its context added (eq 17).
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,9 +30,10 @@ from tidegate_policy.policies.policy_contract import (
     SchedulerContext,
     StaticPolicy,
 )
+from tidegate_policy.tenant_memory import TenantMemory
 
 MAX_SESSIONS = 4096
-"""Sessions whose context length is remembered between calls; the session that ended a call first is forgotten first."""
+"""Sessions of all tenants whose context length is remembered between calls."""
 PROBES_PER_EVENT = 8
 MAX_TOOL_S = 86400.0
 
@@ -96,8 +96,8 @@ class Augmented(StaticPolicy):
         self._reference_s = self.parameters["reference_s"]
         self._swap_tokens = self.parameters["swap_tokens"]
         self._calls: dict[CallId, _Known] = {}
-        self._sessions: OrderedDict[tuple[str, str], int] = OrderedDict()
-        """Context tokens of each session, by its tenant and its name, after its last call."""
+        self._sessions: TenantMemory[str, int] = TenantMemory(MAX_SESSIONS)
+        """Context tokens of each session after its last call."""
         self._tokens = token_counts.TokenCounts()
         self._running_context = 0
         self._to_probe: list[CallId] = []
@@ -164,16 +164,14 @@ class Augmented(StaticPolicy):
         output_tokens = self._tokens.outputs(call_id)
         self._tokens.forget(call_id)
         if known.session is not None and output_tokens:
-            self._sessions[known.session] = known.prompt_tokens + output_tokens
-            self._sessions.move_to_end(known.session)
-            if len(self._sessions) > MAX_SESSIONS:
-                self._sessions.popitem(last=False)
+            tenant, name = known.session
+            self._sessions.put(tenant, name, known.prompt_tokens + output_tokens)
         return NONE_CHANGED
 
     def _new(self, item: QueuedRequest) -> _Known:
         call = item.call
         session = None if call.session is None else (call.tenant, call.session)
-        total = 0 if session is None else min(self._sessions.get(session, 0), call.prompt_tokens)
+        total = 0 if session is None else min(self._sessions.get(session[0], session[1]) or 0, call.prompt_tokens)
         return _Known(session, call.prompt_tokens, call.arrived_at_s, total, self._running_context)
 
     def _stop(self, call_id: CallId) -> _Known | None:

@@ -2,7 +2,7 @@
 
 `l_upper = l_predicted + q_(1-eps)(D_bucket)` (H-MAS eq 4, 10): each bucket of sizes keeps the latest prediction errors, and
 the bound adds their quantile to the prediction. A bucket holds the sizes between two powers of two. Engines take the prompt
-for the size, and gateways the prediction (docs/prediction.md).
+for the size, and gateways the prediction, for each tenant (`tenant_bounds`, docs/prediction.md).
 """
 
 import math
@@ -47,6 +47,10 @@ class ConformalBound:
         bucket = self._buckets.get(size.bit_length())
         if bucket is None:
             return 0
-        count = len(bucket.ordered)
-        rank = min(math.ceil((count + 1) * (1 - self.risk)), count)
-        return int(bucket.ordered[rank - 1])
+        return int(quantile(bucket, self.risk))
+
+
+def quantile(errors: latest_errors.LatestErrors, risk: float) -> float:
+    """The error that at most about this share of further ones exceeds. There is at least one error."""
+    count = len(errors.ordered)
+    return errors.ordered[min(math.ceil((count + 1) * (1 - risk)), count) - 1]

@@ -1,21 +1,26 @@
 """How many tokens does a call have? Learned from the usage that engines report.
 
 The gateway has no tokenizer. A prompt is counted in characters and divided by the characters per token observed for the
-tenant and the model (`text_density`). The output length follows the calls of the same kind: the same workflow template or
-tenant, the same stage or class, the same model. A client's `max_tokens` only bounds the prediction, because answers rarely
-reach it. An unknown kind gets the model's own mean.
+tenant and the model (`text_density`). The output length follows the calls of the same kind: the same tenant, the same
+workflow template, the same stage or class, the same model. A client's `max_tokens` only bounds the prediction, because
+answers rarely reach it.
+
+What a tenant's calls are like says nothing about those of another one. An unknown kind gets the tenant's own mean for the
+model. A tenant that is new to the model gets the middle of the tenants' means, in which each tenant counts once, and the
+usual length as one more of them.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from tidegate_policy import immutable
 from tidegate_policy.cost import CostModel, mean_call_seconds
 from tidegate_policy.model import Call, CallId
-from tidegate_policy.predict import conformal_bound, text_density
+from tidegate_policy.predict import tenant_bounds, text_density
+from tidegate_policy.predict.tenant_median import TenantMedian
+from tidegate_policy.tenant_memory import TenantMemory
 
 DEFAULT_OUTPUT_TOKENS = 128.0
 DEFAULT_PROMPT_TOKENS = 256.0
@@ -29,22 +34,16 @@ LEAST_SIZED = 4
 """Calls of one size before their mean is used."""
 SIZED_WINS = 0.95
 """The mean by size is used where its error is smaller by this factor."""
-RISK = 0.05
-"""The share of calls that may exceed the upper bound."""
-LEAST_ERRORS = 20
-"""Errors of a bucket before it has a bound: with fewer the largest one would be exceeded too often."""
 MOST_TOKENS = 1 << 40
 """Beyond any output."""
 MAX_KINDS = 4096
-"""Kinds remembered; the kind observed least recently is forgotten first."""
+"""Kinds of all tenants that are remembered, kinds with a size of prompts, and pairs of a tenant and a model."""
 MAX_MODELS = 1024
-"""Models for which errors of predictions, and whether they read images, are remembered."""
+"""Models of which it is remembered that they read images."""
 
-Kind = tuple[str, str, str]
-"""(template or tenant, stage or class, model)."""
-
-
-_Key = TypeVar("_Key", bound=Hashable)
+Kind = tuple[str, str, str, str]
+"""(tenant, template or "", stage or class, model). An operator's template is the same for all of its tenants, but what they
+send is not, so each tenant has kinds of its own."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +70,16 @@ class Lengths:
         """The errors that both predictions of the newest call had."""
         self.error += NEWEST_WEIGHT * (error - self.error)
         self.sized_error += NEWEST_WEIGHT * (sized_error - self.sized_error)
+
+
+class _Model:
+    """The means of the tenants of one model, with the usual lengths as those of one more."""
+
+    __slots__ = ("outputs", "prompts")
+
+    def __init__(self) -> None:
+        self.prompts = TenantMedian(DEFAULT_PROMPT_TOKENS)
+        self.outputs = TenantMedian(DEFAULT_OUTPUT_TOKENS)
 
 
 @immutable.value(frozen=True, slots=True, kw_only=True)
@@ -102,12 +111,15 @@ class OutputLengths:
     """Predicts prompt and output lengths. All methods take constant time."""
 
     def __init__(self) -> None:
-        self._kinds: OrderedDict[Kind, Lengths] = OrderedDict()
-        self._density = text_density.TextDensity()
-        self._sized: OrderedDict[tuple[Kind, int], Lengths] = OrderedDict()
+        self._kinds: TenantMemory[Kind, Lengths] = TenantMemory(MAX_KINDS)
+        self._sized: TenantMemory[tuple[Kind, int], Lengths] = TenantMemory(MAX_KINDS)
         """By kind and by the power of two below the prompt's tokens."""
-        self._bounds: OrderedDict[str, conformal_bound.ConformalBound] = OrderedDict()
-        """The errors of predictions, by model."""
+        self._tenants: TenantMemory[str, Lengths] = TenantMemory(MAX_KINDS)
+        """The calls of each tenant by model."""
+        self._models: dict[str, _Model] = {}
+        """The models of which a tenant is remembered."""
+        self._density = text_density.TextDensity()
+        self._bounds = tenant_bounds.TenantBounds()
         self._read_media: OrderedDict[str, None] = OrderedDict()
         """The models whose engines have answered a prompt with images or sounds."""
 
@@ -125,9 +137,8 @@ class OutputLengths:
         most = math.inf if max_tokens is None else max(max_tokens, 1)
         own = max(1, round(self._output(kind, lengths, prompt_tokens)))
         predicted = min(own, round(min(most, MOST_TOKENS)))
-        bounds = self._bounds.get(kind[2])
-        known = bounds is not None and lengths.seen and bounds.seen(own) >= LEAST_ERRORS
-        bound = min(bounds.upper(own, own) if bounds is not None and known else math.inf, most)
+        margin = self._bounds.margin(kind[0], kind[3], own)
+        bound = most if margin is None else min(own + margin, most)
         return LengthPrediction(expected=predicted, upper=0 if math.isinf(bound) else max(predicted, math.ceil(bound)))
 
     def stage_seconds(self, kind: Kind, models: Sequence[CostModel]) -> float:
@@ -143,7 +154,7 @@ class OutputLengths:
 
     def observe(self, kind: Kind, seen: LengthObservation) -> None:
         """Learns from a finished call of `kind`."""
-        model = kind[2]
+        tenant, model = kind[0], kind[3]
         text_tokens = seen.prompt_tokens - MESSAGE_TOKENS * seen.messages
         characters = seen.characters + MEDIA_CHARACTERS * seen.media
         if characters >= 32 and text_tokens >= 8:
@@ -154,39 +165,59 @@ class OutputLengths:
                 self._read_media.popitem(last=False)
         output = round(seen.output_tokens / seen.sequences)
         lengths = self._of(kind)
-        sized = self._sized.get((kind, seen.prompt_tokens.bit_length()))
         if lengths.seen:
             predicted = max(1, round(self._output(kind, lengths, seen.prompt_tokens)))
-            self._bounds.setdefault(model, conformal_bound.ConformalBound(risk=RISK)).observe(
-                predicted, predicted, output
-            )
-            self._bounds.move_to_end(model)
-            if len(self._bounds) > MAX_MODELS:
-                self._bounds.popitem(last=False)
-        if sized is not None:
-            lengths.compare(abs(lengths.output - output), abs(sized.output - output))
-        _add(self._sized, (kind, seen.prompt_tokens.bit_length()), seen.prompt_tokens, output)
-        for key in dict.fromkeys((kind, ("", "", model))):
-            _add(self._kinds, key, seen.prompt_tokens, output)
+            self._bounds.observe(tenant, model, predicted, output)
+        size = (kind, seen.prompt_tokens.bit_length())
+        own, sized = self._kinds.get(tenant, kind) or Lengths(), self._sized.get(tenant, size) or Lengths()
+        if own.seen and sized.seen:
+            own.compare(abs(own.output - output), abs(sized.output - output))
+        own.add(seen.prompt_tokens, output)
+        sized.add(seen.prompt_tokens, output)
+        self._kinds.put(tenant, kind, own)
+        self._sized.put(tenant, size, sized)
+        self._observe_tenant(tenant, model, seen.prompt_tokens, output)
+
+    def _observe_tenant(self, tenant: str, model: str, prompt: int, output: int) -> None:
+        own = self._tenants.get(tenant, model)
+        every = self._models.get(model)
+        if every is None:
+            every = self._models[model] = _Model()
+        if own is None:
+            own = Lengths()
+            own.add(prompt, output)
+            every.prompts.change(None, own.prompt)
+            every.outputs.change(None, own.output)
+        else:
+            prompt_before, output_before = own.prompt, own.output
+            own.add(prompt, output)
+            every.prompts.change(prompt_before, own.prompt)
+            every.outputs.change(output_before, own.output)
+        gone = self._tenants.put(tenant, model, own)
+        if gone is not None:
+            _, model, own = gone
+            every = self._models[model]
+            every.prompts.change(own.prompt, None)
+            every.outputs.change(own.output, None)
+            if len(every.outputs) == 1:
+                del self._models[model]
 
     def _output(self, kind: Kind, lengths: Lengths, prompt_tokens: int) -> float:
         """The mean of calls with prompts of about this size, where it was the better prediction for the kind so far; else
         the mean of the kind."""
         if lengths.sized_error < SIZED_WINS * lengths.error:
-            sized = self._sized.get((kind, prompt_tokens.bit_length()))
+            sized = self._sized.get(kind[0], (kind, prompt_tokens.bit_length()))
             if sized is not None and sized.seen >= LEAST_SIZED:
                 return sized.output
         return lengths.output
 
     def _of(self, kind: Kind) -> Lengths:
-        return self._kinds.get(kind) or self._kinds.get(("", "", kind[2])) or Lengths()
-
-
-def _add(known: OrderedDict[_Key, Lengths], key: _Key, prompt: int, output: int) -> None:
-    lengths = known.get(key)
-    if lengths is None:
-        lengths = known[key] = Lengths()
-        if len(known) > MAX_KINDS:
-            known.popitem(last=False)
-    lengths.add(prompt, output)
-    known.move_to_end(key)
+        """The calls of the kind, else those of the tenant, else what is expected of a new tenant."""
+        tenant, model = kind[0], kind[3]
+        known = self._kinds.get(tenant, kind) or self._tenants.get(tenant, model)
+        if known is not None:
+            return known
+        every = self._models.get(model)
+        if every is None:
+            return Lengths()
+        return Lengths(seen=len(every.outputs) - 1, prompt=every.prompts.middle, output=every.outputs.middle)

@@ -5,8 +5,9 @@ a model gets the mean over the tenants of the model, with the usual value as one
 is one among several, however many calls it makes.
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass
+
+from tidegate_policy.tenant_memory import TenantMemory
 
 USUAL = 4.0
 """Characters of a token of English text."""
@@ -14,7 +15,7 @@ LEAST, MOST = 0.5, 16.0
 NEWEST_WEIGHT = 0.04
 """Weight of the newest observation once a tenant is known."""
 MAX_TENANTS = 4096
-"""Pairs of a tenant and a model that are remembered; the pair observed least recently is forgotten first."""
+"""Pairs of a tenant and a model that are remembered."""
 
 
 @dataclass(slots=True)
@@ -37,13 +38,13 @@ class TextDensity:
     """Characters per token. All methods take constant time."""
 
     def __init__(self) -> None:
-        self._tenants: OrderedDict[tuple[str, str], _Texts] = OrderedDict()
-        """By tenant and model."""
+        self._tenants: TenantMemory[str, _Texts] = TenantMemory(MAX_TENANTS)
+        """Of each tenant by model."""
         self._models: dict[str, _Model] = {}
 
     def characters_per_token(self, tenant: str, model: str) -> float:
         """The tenant's own mean, else that of the tenants of the model."""
-        own = self._tenants.get((tenant, model))
+        own = self._tenants.get(tenant, model)
         if own is not None:
             return own.per_token
         every = self._models.get(model)
@@ -51,23 +52,20 @@ class TextDensity:
 
     def observe(self, tenant: str, model: str, per_token: float) -> None:
         """A prompt of the tenant had so many characters for each token."""
-        own, every = self._tenants.get((tenant, model)), self._models.setdefault(model, _Model())
+        own, every = self._tenants.get(tenant, model), self._models.setdefault(model, _Model())
         if own is None:
-            own = self._tenants[tenant, model] = _Texts()
+            own = _Texts()
             every.count += 1
             every.total += own.per_token
         own.seen += 1
         change = max(NEWEST_WEIGHT, 1 / (own.seen + 1)) * (min(max(per_token, LEAST), MOST) - own.per_token)
         own.per_token += change
         every.total += change
-        self._tenants.move_to_end((tenant, model))
-        if len(self._tenants) > MAX_TENANTS:
-            self._forget()
-
-    def _forget(self) -> None:
-        (_, model), oldest = self._tenants.popitem(last=False)
-        every = self._models[model]
-        every.count -= 1
-        every.total -= oldest.per_token
-        if every.count == 1:
-            del self._models[model]
+        gone = self._tenants.put(tenant, model, own)
+        if gone is not None:
+            _, model, own = gone
+            every = self._models[model]
+            every.count -= 1
+            every.total -= own.per_token
+            if every.count == 1:
+                del self._models[model]

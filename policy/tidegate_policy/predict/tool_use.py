@@ -1,21 +1,20 @@
 """Which tool will the client run after a call, for how long, and how much will its answer add to the next prompt?
 
 AugServe (section 4.2) predicts a tool's time from its name, and knows the name because its requests carry it. Here a
-gateway learns both. The name follows the earlier answers of calls of the same kind (template or tenant, stage or class,
-model) after the same tool of the session. The time and the return are the means of that tool of the tenant, from the gaps
-between an answer and the next call of its session, or of its workflow where a call names no session. docs/prediction.md
-has the measurements.
+gateway learns both. The name follows the earlier answers of calls of the same kind (`output_length.Kind`) after the same
+tool of the session. The time and the return are the means of that tool of the tenant, from the gaps between an answer and
+the next call of its session, or of its workflow where a call names no session. docs/prediction.md has the measurements.
 
 Names come from engines, and sessions from clients, so both are bounded: in their length, for each tenant, and in all. What
 is not known well enough stays unknown.
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from tidegate_policy import immutable
 from tidegate_policy.predict import tenant_tools, tool_times
 from tidegate_policy.predict.output_length import Kind
+from tidegate_policy.tenant_memory import TenantMemory
 
 NO_TOOL = tool_times.UNKNOWN_TOOL
 MOST_NAME = 64
@@ -27,7 +26,7 @@ LEAST_SEEN = tenant_tools.LEAST_SEEN
 FORGETTING = 0.05
 """Weight of the newest call of a kind, once `1 / FORGETTING` were seen."""
 MAX_KINDS = 4096
-"""Kinds remembered; the kind observed least recently is forgotten first."""
+"""Kinds of all tenants, each after one tool, that are remembered."""
 MAX_NAMES = 8
 """Tools remembered for each kind; the least likely one gives way."""
 
@@ -77,7 +76,7 @@ class ToolUse:
     """Predicts and learns the tools of all tenants. All methods take constant time."""
 
     def __init__(self) -> None:
-        self._names: OrderedDict[tuple[Kind, str], _Names] = OrderedDict()
+        self._names: TenantMemory[tuple[Kind, str], _Names] = TenantMemory(MAX_KINDS)
         """By kind, and by the tool that the session ran before the call."""
         self._times = tenant_tools.TenantTools()
         self._running: dict[tuple[str, str], int] = {}
@@ -85,7 +84,7 @@ class ToolUse:
 
     def predict(self, kind: Kind, tenant: str, before: str) -> NextTool:
         """The tool after a call of `kind` whose session ran the tool `before`."""
-        names = self._names.get((kind, before))
+        names = self._names.get(kind[0], (kind, before))
         name = NO_TOOL if names is None else names.likely()
         if name == NO_TOOL:
             return NOT_KNOWN
@@ -116,13 +115,9 @@ class ToolUse:
     def on_answer(self, kind: Kind, before: str, tool: str) -> None:
         """A call of `kind`, whose session ran the tool `before`, invoked `tool`, or none (`NO_TOOL`)."""
         key = (kind, before)
-        names = self._names.get(key)
-        if names is None:
-            names = self._names[key] = _Names()
-            if len(self._names) > MAX_KINDS:
-                self._names.popitem(last=False)
-        self._names.move_to_end(key)
+        names = self._names.get(kind[0], key) or _Names()
         names.add(bounded(tool))
+        self._names.put(kind[0], key, names)
 
     def on_away(self, now: float, tenant: str, session: str, tool: str, context_tokens: int) -> None:
         """No call of the session runs from now on, until its client has run `tool`."""

@@ -15,11 +15,15 @@ from dataclasses import dataclass, field
 
 from tidegate_policy.model import CallId, WorkflowId
 from tidegate_policy.predict.remaining_work import RemainingWork
+from tidegate_policy.tenant_memory import TenantMemory
 
 IDLE_S = 120.0
 """Longer pauses between the calls of a workflow are taken for its end."""
-MAX_WORKFLOWS, MAX_CALLS, MAX_TEMPLATES = 10_000, 1000, 256
-"""Workflows, calls of each, and templates that are remembered. The oldest are forgotten first."""
+MAX_WORKFLOWS, MAX_CALLS = 10_000, 1000
+"""Running workflows of all tenants, and calls of each, that are remembered."""
+MAX_TEMPLATES, MAX_STAGES = 256, 256
+"""Templates of all tenants, and stages of each, that are remembered. The stage that was seen least recently is forgotten
+first."""
 NEWEST_WEIGHT = 0.05
 """Weight of the newest workflow in a template, once the template is known."""
 
@@ -51,7 +55,7 @@ class _Span:
 @dataclass(slots=True)
 class _Running:
     tenant: str
-    scope: str
+    template: str
     touched_at_s: float
     spans: dict[CallId, _Span] = field(default_factory=dict)
     open: int = 0
@@ -69,27 +73,28 @@ class WorkflowHistory:
         self._finished = finished
         self._running: OrderedDict[WorkflowId, _Running] = OrderedDict()
         """Least recently touched first."""
-        self._templates: OrderedDict[str, dict[str, LearnedStage]] = OrderedDict()
+        self._remembered: TenantMemory[WorkflowId, None] = TenantMemory(MAX_WORKFLOWS)
+        """The same workflows, by tenant."""
+        self._templates: TenantMemory[str, dict[str, LearnedStage]] = TenantMemory(MAX_TEMPLATES)
 
-    def stages(self, scope: str) -> dict[str, LearnedStage]:
-        """The stages of a template, or of a tenant's workflows without one, in the order of their places."""
-        known = self._templates.get(scope, {})
+    def stages(self, tenant: str, template: str = "") -> dict[str, LearnedStage]:
+        """The stages of a template of the tenant, or of its workflows without one, in the order of their places."""
+        known = self._templates.get(tenant, template) or {}
         return dict(sorted(known.items(), key=lambda item: item[1].place))
 
     @property
-    def scopes(self) -> Sequence[str]:
-        return tuple(self._templates)
+    def templates(self) -> Sequence[tuple[str, str]]:
+        """The tenants and their templates; "" = workflows without one."""
+        return self._templates.keys()
 
     def on_call(
-        self, now: float, workflow: WorkflowId, scope: str, call: CallId, stage: str, *, tenant: str = ""
+        self, now: float, workflow: WorkflowId, call: CallId, stage: str, *, tenant: str, template: str = ""
     ) -> None:
-        """A call of a workflow came in."""
+        """A call of a workflow of the tenant came in."""
         self.expire(now)
         running = self._running.get(workflow)
         if running is None:
-            running = self._running[workflow] = _Running(tenant, scope, now)
-            if len(self._running) > MAX_WORKFLOWS:
-                self._running.popitem(last=False)
+            running = self._running[workflow] = _Running(tenant, template, now)
         self._touch(now, workflow, running)
         running.over = False
         running.open += 1
@@ -122,7 +127,7 @@ class WorkflowHistory:
         if running is None:
             return
         if not ok:
-            del self._running[workflow]
+            self._forget(workflow)
         elif running.open > 0:
             running.over = True
         else:
@@ -142,23 +147,29 @@ class WorkflowHistory:
     def _touch(self, now: float, workflow: WorkflowId, running: _Running) -> None:
         running.touched_at_s = now
         self._running.move_to_end(workflow)
+        gone = self._remembered.put(running.tenant, workflow, None)
+        if gone is not None:
+            del self._running[gone[1]]
+
+    def _forget(self, workflow: WorkflowId) -> _Running:
+        running = self._running.pop(workflow)
+        self._remembered.pop(running.tenant, workflow)
+        return running
 
     def _finish(self, workflow: WorkflowId) -> None:
-        running = self._running.pop(workflow)
+        running = self._forget(workflow)
         spans = [span for span in running.spans.values() if span.own_s is not None]
         if not spans or not running.whole:
             return
         path_s = 0.0
         for span, rest_s in zip(spans, _rests_s(spans), strict=True):
-            self._remaining_work.observe((running.scope, span.stage), rest_s)
+            self._remaining_work.observe((running.tenant, running.template, span.stage), rest_s)
             path_s = max(path_s, rest_s + (span.own_s or 0.0))
         self._finished(running.tenant, path_s, sum(span.demand_s for span in spans))
-        template = self._templates.setdefault(running.scope, {})
-        self._templates.move_to_end(running.scope)
-        if len(self._templates) > MAX_TEMPLATES:
-            self._templates.popitem(last=False)
+        template = self._templates.get(running.tenant, running.template) or {}
+        self._templates.put(running.tenant, running.template, template)
         for stage, seen in _shown(spans).items():
-            before = template.get(stage, LearnedStage())
+            before = template.pop(stage, LearnedStage())
             weight = max(NEWEST_WEIGHT, 1 / (before.seen + 1))
             template[stage] = LearnedStage(
                 seen=before.seen + 1,
@@ -166,6 +177,8 @@ class WorkflowHistory:
                 calls=before.calls + weight * (seen.calls - before.calls),
                 parallel=before.parallel + weight * (seen.parallel - before.parallel),
             )
+            if len(template) > MAX_STAGES:
+                del template[next(iter(template))]
 
 
 def _rests_s(spans: Sequence[_Span]) -> list[float]:
