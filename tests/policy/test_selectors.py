@@ -120,6 +120,27 @@ def test_a_change_of_the_load_is_detected_and_noise_is_not() -> None:
     assert "the pool is overloaded" in first.reason
 
 
+@pytest.mark.parametrize(("share", "windows"), [(0.1, None), (0.3, 3), (0.5, 2), (0.6, 1)])
+def test_a_change_is_detected_after_as_many_windows_as_its_sums_say(share: float, windows: int | None) -> None:
+    """A feature that steps by d from its mean has the sums d - 0.1, 1.8 d - 0.2 and 2.44 d - 0.3, because a fifth of each
+    distance goes into the mean. The threshold is 0.4."""
+    chosen, memory = changepoint.Changepoint(), {}
+    assert chosen.propose(qos_windows.window(finished=100, arrived=100), "fcfs", ALLOW, memory) is None
+    stepped = qos_windows.window(finished=100, arrived=100, missed=round(100 * share))
+    found = [chosen.propose(stepped, "fcfs", ALLOW, memory) for _ in range(30)]
+    first = next((number for number, item in enumerate(found, 1) if item is not None), None)
+    assert first == windows
+
+
+@pytest.mark.parametrize(
+    ("waiting", "finished", "level"), [(0, 60, "calm"), (7, 60, "pressed"), (8, 60, "overloaded"), (5, 14, "calm")]
+)
+def test_the_row_of_the_table_follows_the_seconds_of_waiting_calls(waiting: int, finished: int, level: str) -> None:
+    """60 calls in 30 s: 8 that wait are 4 s. Fewer than 20 calls are no evidence."""
+    qos = qos_windows.window(finished=finished, waiting=waiting)
+    assert changepoint.Changepoint().level(qos) == level
+
+
 def test_a_proposal_that_the_guards_held_back_is_repeated_while_the_regime_lasts() -> None:
     chosen, memory = changepoint.Changepoint(), {}
     late = qos_windows.window(arrived=120, waiting=150, missed=30)

@@ -109,6 +109,53 @@ def test_few_calls_are_no_evidence() -> None:
     assert proposed(window(calls=3, missed=3, waiting=2)) is None
 
 
+MIXED = {"service": histogram(*[0.2] * 90, *[30.0] * 10)}
+WAITS = {"window_s": 10.0, "waiting": 20}
+"""The pool finishes 100 calls in 10 s, so 20 that wait are 2 s."""
+
+
+@pytest.mark.parametrize(
+    ("below", "policy", "reached", "cure"),
+    [
+        ({"missed": 4}, None, {"missed": 5}, "edf"),
+        ({"missed": 49}, "edf", {"missed": 50}, "sjf"),
+        ({"missed": 5, "arrived": 150}, "edf", {"missed": 5, "arrived": 151}, "sjf"),
+        ({**WAITS, "missed": 2, "waiting": 19}, None, {**WAITS, "missed": 2}, "sjf"),
+        ({**WAITS, "missed": 1}, None, {**WAITS, "missed": 2}, "sjf"),
+        ({**MIXED, "blocked": 19}, None, {**MIXED, "blocked": 20}, "two-lane"),
+        ({"calls": 9, "missed": 9}, None, {"calls": 20, "missed": 20}, "sjf"),
+        (
+            {"classes": {"chat": Targets(with_target=20, missed=3)}},
+            None,
+            {"classes": {"chat": Targets(with_target=20, missed=4)}},
+            "edf",
+        ),
+        (
+            {
+                "tenants": {
+                    "a": TenantService(served_tokens=3, waiting=1),
+                    "b": TenantService(served_tokens=1, waiting=1),
+                }
+            },
+            None,
+            {
+                "tenants": {
+                    "a": TenantService(served_tokens=31, waiting=1),
+                    "b": TenantService(served_tokens=10, waiting=1),
+                }
+            },
+            "wfq",
+        ),
+    ],
+    ids=["misses", "late", "growth", "wait", "first-misses", "blocking", "enough", "part", "fairness"],
+)
+def test_each_rule_begins_at_its_threshold(
+    below: dict[str, object], policy: str | None, reached: dict[str, object], cure: str
+) -> None:
+    assert proposed(window(**below)) == policy  # type: ignore[arg-type]
+    assert proposed(window(**reached)) == cure  # type: ignore[arg-type]
+
+
 def test_thrashing_and_silence_are_emergencies() -> None:
     for qos in (window(preemptions=600), window(engines=1, silent=2)):
         bypass = emergency.found(qos, [qos])
