@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from tidegate_policy import gateway_core
 from tidegate_policy.model import EngineId
 from tidegate_policy.steer import guards, steering_loop
-from tidegate_sim import engine_models
+from tidegate_sim import asked_model, engine_models
 
 
 class VirtualSteering:
@@ -39,6 +39,8 @@ class VirtualSteering:
         if verdict.kind is not guards.Kind.KEEP:
             self.switches.append((now, verdict.policy, verdict.reason))
             self._enforce(now)
+        if (question := self._loop.question(now)) is not None:
+            self._loop.answered(asked_model.answer(question))
 
     def _enforce(self, now: float) -> None:
         state = self._loop.state

@@ -15,6 +15,7 @@ from tidegate_policy import gateway_core
 from tidegate_policy.admit import entitlements
 from tidegate_policy.steer import guards, proposal, selectors, steering_loop
 from tidegate_sim import (
+    asked_model,
     azure_suite,
     bench_report,
     cell,
@@ -132,7 +133,7 @@ class Maas(azure_suite.AzureSuite):
             **{
                 f"selector {name}": _row(guards.start_policy(FIXED), steering=steered(create()))
                 for name, create in selectors.SELECTORS.items()
-                if name not in ("fixed", "llm")  # a trace in virtual time has no model to ask
+                if name != "fixed" and (name != "llm" or asked_model.is_there())
             },
         }
 
