@@ -110,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
         type=_duration,
         default=60.0,
         metavar="TIME",
-        help="check each pool this often without an event, if more than events can change it (1m)",
+        help="check each pool this often without an event, if something that no event tells of can change it (1m)",
     )
     add(
         "--gateway-api",

@@ -16,7 +16,7 @@ V = TypeVar("V")
 
 
 class TenantMemory(Generic[K, V]):
-    """Entries by tenant and key. All methods take constant time."""
+    """Entries by tenant and key. All methods but `keys` take constant time."""
 
     def __init__(self, most: int) -> None:
         """`most` entries of all tenants, at least 1."""

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
+from tidegate_profiles import plain_yaml
 
 FIELDS = ("model", "accelerator", "tensor_parallel", "source", "derivation", "fit", "timed", "facts", "cost")
 """The fields of a profile. Only `cost` is required."""
@@ -19,10 +19,6 @@ SUFFIXES = (".yaml", ".yml")
 """The endings of a file that holds a profile."""
 MOST_CHARACTERS = 16_384
 """Of the text of a profile: several times the longest that is shipped."""
-_DEEPEST = 8
-"""Levels of mappings and lists in it."""
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The same result in a tenth of the time, where PyYAML was built with libyaml."""
 
 
 class UnknownProfile(ValueError):
@@ -82,28 +78,12 @@ def parse(text: str, origin: str) -> dict[str, Any]:
     if len(text) > MOST_CHARACTERS:
         raise UnknownProfile(f"profile {origin} is longer than {MOST_CHARACTERS} characters")
     try:
-        _check_form(text, origin)
-        profile = yaml.load(text, _LOADER)  # one of the two safe loaders
-    except (yaml.YAMLError, ValueError, ArithmeticError) as error:  # the last two from numbers and dates that are none
-        if isinstance(error, UnknownProfile):
-            raise
-        raise UnknownProfile(f"profile {origin} is not YAML: {' '.join(str(error).split())}") from error
+        profile = plain_yaml.load(text)
+    except plain_yaml.NotPlain as error:
+        cause = f": {' '.join(str(error.__cause__).split())}" if error.__cause__ else ""
+        raise UnknownProfile(f"profile {origin} {error}{cause}") from error
     if not isinstance(profile, dict) or not isinstance(profile.get("cost"), dict):
         raise UnknownProfile(f"profile {origin} has no mapping 'cost'")
     if not all(isinstance(key, str) for key in (*profile, *profile["cost"])):
         raise UnknownProfile(f"profile {origin} has a name that is no text")
     return profile
-
-
-def _check_form(text: str, origin: str) -> None:
-    """Raises `UnknownProfile` for what no profile needs and a loader may stumble over: a value that stands for another one,
-    a tag, deep nesting."""
-    depth = 0
-    for event in yaml.parse(text, _LOADER):
-        if isinstance(event, yaml.AliasEvent):
-            raise UnknownProfile(f"profile {origin} refers to a value by *; write the value")
-        if (tag := getattr(event, "tag", None)) is not None:
-            raise UnknownProfile(f"profile {origin} has the tag {tag[:40]}; write plain values")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
-            raise UnknownProfile(f"profile {origin} has more than {_DEEPEST} levels")

@@ -194,10 +194,11 @@ async def test_what_a_tenant_used_without_the_store_is_told_when_it_is_back() ->
     link = store_link.StoreLink(cast("store_contract.Store", store))
     tokens = tenant_tokens.TenantTokens(link, clock=lambda: 0.0)
     small = entitlements.Tenant(name="small", tokens_per_minute=1000)
+    await tokens.book(small, 700)  # the store may have booked it
     await tokens.book(small, 900)
     with pytest.raises(error_table.Shed):
         await tokens.book(small, 900)
     store.is_back, link.up = True, True
     await tokens.book(small, 50)
     await tokens.book(small, 60)
-    assert store.spent == [950, 60]
+    assert store.spent == [900, 50, 60]

@@ -1,5 +1,6 @@
 """Pools whose engines have contexts of different lengths."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -48,6 +49,35 @@ async def test_a_call_that_is_longer_than_estimated_goes_on_to_a_longer_context(
     assert await asked(client, **said(400)) == (200, SMALL), "it is not blamed"
 
 
+async def test_a_call_that_outgrows_one_of_three_contexts_goes_to_the_longest(up: Any) -> None:
+    async with (
+        fake_engine.engine(context_tokens=1000) as small,
+        fake_engine.engine(context_tokens=1100) as middle,
+        fake_engine.engine(context_tokens=100_000) as large,
+    ):
+        engines = (
+            {"name": SMALL, "url": small.url, "cost": FAST},
+            {"name": "middle", "url": middle.url, "cost": FAST},
+            {"name": LARGE, "url": large.url, "cost": SLOW},
+        )
+        async with up(*engines, dispatch={"learnCosts": False}) as client:
+            assert await asked(client, **said(3000)) == (200, LARGE)
+
+
+async def test_a_call_that_only_an_engine_in_trouble_holds_is_not_rejected_by_another_one(two: Any, until: Any) -> None:
+    client, small, large = two
+    large.healthy = False
+    core = client.gateway.core
+    await until(lambda: [engine.facts.id for engine in core.engines.accepting(client.gateway.clock())] == [SMALL])
+    call = asyncio.create_task(asked(client, **said(40_000)))
+    await asyncio.sleep(0.05)
+    large.healthy = True
+    assert await call in {(200, LARGE), (503, None)}, (
+        "it waits for a doubtful engine; one that is down is named as such"
+    )
+    assert not small.bodies
+
+
 async def test_a_call_that_no_context_holds_gets_the_answer_of_the_longest(two: Any) -> None:
     client, small, large = two
     status, engine = await asked(client, **said(1_000_000))
@@ -67,10 +97,11 @@ async def test_a_short_call_that_is_wrong_is_rejected_once(two: Any) -> None:
 def test_an_engine_that_does_not_tell_its_context_may_get_every_call() -> None:
     contexts = context_lengths.ContextLengths()
     contexts.set({SMALL: 1000, LARGE: None})
-    assert not contexts.differ
+    assert not contexts.differ_for(5000)
     assert contexts.hold(SMALL, 5000)
     contexts.set({SMALL: 1000, LARGE: 5000})
-    assert contexts.differ
+    assert contexts.differ_for(501)
+    assert not contexts.differ_for(500), "half of the shortest context holds a call of twice the estimate"
     assert not contexts.hold(SMALL, 3000)
     assert contexts.hold(LARGE, 9000)
     waits = context_lengths.Fitting(contexts, 3000, {SMALL, LARGE})

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tidegate_gateway import gateway_settings, settings_decoder, settings_file
+from tidegate_gateway.callers import api_keys
 
 WRONG = """\
 classes:
@@ -118,3 +119,19 @@ def test_a_named_file_has_a_bound(tmp_path: pathlib.Path) -> None:
         file.truncate(settings_file.MOST_BYTES + 1)
     with pytest.raises(settings_decoder.BadSettings, match="are read at most"):
         settings_file.named(str(path), "auth.keysFile")
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"[" * 50_000, "has more than 8 levels"),
+        (b"keys: &a [*a]", "refers to a value"),
+        (b"keys: !!python/name:os.system", "has the tag"),
+        (b"keys: 2026-13-45", "is not YAML"),
+        (b"keys: " + b"9" * 5000, "is not YAML"),
+    ],
+    ids=["deep", "alias", "tag", "date", "number"],
+)
+def test_keys_that_would_end_their_reader_are_refused(raw: bytes, says: str) -> None:
+    with pytest.raises(settings_decoder.BadSettings, match=says):
+        api_keys.parsed(raw)

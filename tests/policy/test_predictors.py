@@ -76,10 +76,10 @@ def test_a_new_tenant_gets_the_mean_of_the_tenants_of_its_model() -> None:
 
 def test_characters_per_token_take_bounded_memory() -> None:
     density = text_density.TextDensity()
-    for number in range(text_density.MAX_TENANTS + 50):
+    for number in range(text_density.MAX_PAIRS + 50):
         density.observe(f"t{number}", f"m{number % 7}", 2.0)
-    assert len(density._tenants) == text_density.MAX_TENANTS
-    for number in range(text_density.MAX_TENANTS):
+    assert len(density._tenants) == text_density.MAX_PAIRS
+    for number in range(text_density.MAX_PAIRS):
         density.observe(f"u{number}", "other", 2.0)
     assert list(density._models) == ["other"], "a model without tenants is forgotten"
 

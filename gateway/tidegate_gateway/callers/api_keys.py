@@ -11,18 +11,15 @@ import logging
 import re
 from dataclasses import dataclass
 
-import yaml
-
 from tidegate_gateway import settings_decoder, settings_file
 from tidegate_gateway.callers import caller
 from tidegate_gateway.openai import error_table, request_fields
 from tidegate_gateway.settings_decoder import BadSettings
+from tidegate_profiles import plain_yaml
 
 logger = logging.getLogger("tidegate.gateway")
 
 LONGEST_KEY = 512
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The loader in C takes a tenth of the time; PyYAML may be built without it."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PREFIX_BYTES = 8
 """The table finds a candidate by these bytes of the hash; the whole hash is then compared in constant time."""
@@ -78,9 +75,9 @@ class ApiKeys:
 def parsed(raw: bytes) -> Table:
     """The callers in a file. Raises `BadSettings`."""
     try:
-        document = yaml.load(raw, LOADER)
-    except yaml.YAMLError as error:
-        raise BadSettings("the file of auth.keysFile is not YAML") from error  # the error would quote the file
+        document = plain_yaml.load(raw)
+    except plain_yaml.NotPlain as error:
+        raise BadSettings(f"the file of auth.keysFile {error}") from error  # the cause would quote the file
     callers: Table = {}
     for i, key in enumerate(settings_decoder.decode(KeyFile, document, "").keys):
         if not _DIGEST.fullmatch(key.sha256):

@@ -11,20 +11,26 @@ from tidegate_policy.model import EngineId
 
 
 class ContextLengths:
-    """The contexts of the engines that may get calls, in tokens."""
+    """The contexts of the engines, in tokens."""
 
     def __init__(self) -> None:
         self.longest: int | None = None
         """Of all engines; None while one of them has not told its own."""
-        self.differ = False
+        self.shortest = 0
+        """Of all engines, where `longest` is known."""
         self._of: Mapping[EngineId, int | None] = {}
 
     def set(self, contexts: Mapping[EngineId, int | None]) -> None:
-        """The engines that may get calls, and their contexts; None = unknown."""
+        """The engines, those that are down included, and their contexts; None = unknown."""
         self._of = contexts
         known = [context for context in contexts.values() if context is not None]
         self.longest = max(known) if known and len(known) == len(contexts) else None
-        self.differ = self.longest is not None and min(known) != self.longest
+        self.shortest = min(known, default=0)
+
+    def differ_for(self, tokens: int) -> bool:
+        """Whether a call of about so many tokens may be too long for one engine and not for another. No engine's context is
+        compared while one of them has not told its own."""
+        return self.longest is not None and self.shortest != self.longest and 2 * tokens > self.shortest
 
     def hold(self, engine: EngineId, tokens: int) -> bool:
         """Whether the engine's context holds a call of so many tokens. If none does, the longest contexts count as if they
@@ -32,10 +38,10 @@ class ContextLengths:
         own = self._of.get(engine)
         return own is None or self.longest is None or own >= min(tokens, self.longest)
 
-    def longer(self, engine: EngineId) -> int | None:
-        """A number of tokens that the engine's context does not hold and another one's does; None if there is none."""
+    def may_exceed(self, engine: EngineId, tokens: int) -> bool:
+        """Whether a call of about so many tokens may be too long for the engine, and not for one with a longer context."""
         own = self._of.get(engine)
-        return None if own is None or self.longest is None or own >= self.longest else own + 1
+        return own is not None and self.longest is not None and own < min(2 * tokens, self.longest)
 
 
 class Fitting(Container[EngineId]):
@@ -51,10 +57,9 @@ class Fitting(Container[EngineId]):
         return (self._only is None or engine in self._only) and self._contexts.hold(EngineId(str(engine)), self._tokens)
 
     def outgrows(self, engine: EngineId) -> bool:
-        """The engine rejected the call. Whether the call may be too long for this engine only. Then it fits only longer
-        contexts from here on."""
-        longer = self._contexts.longer(engine)
-        if longer is None or 2 * self._tokens < longer:
+        """The engine rejected the call. Whether the call may be too long for this engine only. Then it fits only the
+        longest contexts from here on."""
+        if not self._contexts.may_exceed(engine, self._tokens):
             return False
-        self._tokens = max(self._tokens, longer)
+        self._tokens = max(self._tokens, self._contexts.longest or 0)
         return True

@@ -69,14 +69,13 @@ class EngineDirectory:
     def candidates(
         self, model: str, tokens: int, only: Container[EngineId] | None = None
     ) -> Container[EngineId] | None:
-        """The engines that may get a call of so many tokens, out of `only` if that is not None; None = all engines. The
-        container follows what engines tell later."""
+        """The engines that may get a call of so many tokens, out of `only` if that is not None; None = all engines."""
         listing = self._listed(model)
         if only is not None and listing is not None:
             listing = frozenset(engine for engine in self._engines if engine in only and engine in listing)
         elif only is not None:
             listing = only
-        return context_lengths.Fitting(self.contexts, tokens, listing) if self.contexts.differ else listing
+        return context_lengths.Fitting(self.contexts, tokens, listing) if self.contexts.differ_for(tokens) else listing
 
     def _listed(self, model: str) -> Container[EngineId] | None:
         """The engines that list an adapter, which follow what engines list later; None for the model itself, which every
@@ -126,7 +125,13 @@ class EngineDirectory:
 
     def _on_change(self) -> None:
         down = engine_table.Health.DOWN
-        self.contexts.set({one.id: one.context_tokens for one in self._engines.values() if one.health is not down})
+        self.contexts.set(  # an engine that is down comes back: a call that only it holds fails for now, and not for ever
+            {
+                one.id: one.context_tokens
+                for one in self._engines.values()
+                if one.context_tokens is not None or one.health is not down
+            }
+        )
         self.models = sorted({model for engine in self._engines.values() for model in engine.models})
         for model, engines in self._listing.items():  # calls that wait have these sets
             engines.clear()

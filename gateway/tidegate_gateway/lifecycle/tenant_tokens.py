@@ -29,7 +29,7 @@ class TenantTokens:
 
     @property
     def settled(self) -> bool:
-        """Whether the store knows everything that ended calls used."""
+        """Whether everything that ended calls used is booked."""
         return not self._owed
 
     async def book(self, tenant: entitlements.Tenant, tokens: int) -> None:
@@ -69,11 +69,12 @@ class TenantTokens:
         store, per_minute = self._link.store, tenant.tokens_per_minute
         if per_minute is None:
             return 0.0
-        if store is not None and self._link.up:
+        if store is None or not self._link.up:
+            return self._own.spend(self._clock(), tenant.name, tokens, per_minute, used=used)
+        try:
             if untold := self._own.take(self._clock(), tenant.name, per_minute):
-                tokens, used = tokens + untold, True
-            try:
-                return await store.spend(tenant.name, tokens, per_minute, used=used)
-            except store_contract.Unavailable as error:
-                self._link.failed(error)
-        return self._own.spend(self._clock(), tenant.name, tokens, per_minute, used=used)
+                await store.spend(tenant.name, untold, per_minute, used=True)
+            return await store.spend(tenant.name, tokens, per_minute, used=used)
+        except store_contract.Unavailable as error:
+            self._link.failed(error)
+            return 0.0

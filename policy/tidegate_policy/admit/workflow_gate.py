@@ -174,6 +174,7 @@ class WorkflowGate:
         self._busy[workflow] = self._busy.get(workflow, 0) + 1
         self._idle_no_more(workflow)
         self._pauses.pop(workflow, None)
+        tenant = self._tenant_of.get(workflow, tenant)
         self._activate(workflow, tenant, self._tenant(tenant, weight))
 
     def leave(self, now: float, workflow: WorkflowId) -> None:

@@ -134,7 +134,7 @@ class Dispatcher:
             return [self._shed(call, DropReason.DRAINING)]
         accepting = self._engines.accepting(now)
         wanted = accepting if only is None else [engine for engine in accepting if engine.facts.id in only]
-        if not wanted and (accepting or not self._limits.hold_s):
+        if not (wanted or self._engines.may_recover(now, only)) and (accepting or not self._limits.hold_s):
             return [self._shed(call, DropReason.NO_ENGINES)]
         held = call.workflow is not None and self.gate.must_wait(now, call.workflow, call.tenant)
         actions: list[Action] = []

@@ -200,6 +200,14 @@ class EngineTable:
             self._accepting_until_at_s = min(ejections, default=math.inf)
         return self._accepting
 
+    def may_recover(self, now: float, only: Container[EngineId] | None) -> bool:
+        """Whether one of the engines of `only` gets no call just now, because its last health check failed. A call for
+        these engines alone waits for it."""
+        return only is not None and any(
+            item.facts.health is Health.DOUBTFUL and item.facts.id in only and not item.record.ejected(now)
+            for item in self
+        )
+
     def with_room(self, now: float) -> list[Engine]:
         """The engines of `accepting` that have room for another call."""
         return [item for item in self.accepting(now) if item.limit is None or item.routable.calls < item.limit]

@@ -3,7 +3,7 @@
 Events with their instants go in; the plan of the next step comes out. It owns the scheduling policy, the
 waiting queues under it, the knowledge of each call from arrival to end, the bounds of the operator, the service counters
 and the recorders of quality of service. It owns no clock, lock or thread: the driver serialises all methods (but
-`PolicySwitch.learn`). It is `tidegate_engine.scheduler` in vLLM and `tidegate_sim.realtime` in the engine double.
+`PolicySwitch.learn`). The driver is `tidegate_engine.scheduler` in vLLM and `tidegate_sim.realtime` in the engine double.
 """
 
 import random

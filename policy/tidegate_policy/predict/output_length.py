@@ -161,6 +161,7 @@ class OutputLengths:
             self._density.observe(seen.tenant, model, characters / text_tokens)
         if seen.media:
             self._read_media[model] = None
+            self._read_media.move_to_end(model)
             if len(self._read_media) > MAX_MODELS:
                 self._read_media.popitem(last=False)
         output = round(seen.output_tokens / seen.sequences)

@@ -14,7 +14,7 @@ USUAL = 4.0
 LEAST, MOST = 0.5, 16.0
 NEWEST_WEIGHT = 0.04
 """Weight of the newest observation once a tenant is known."""
-MAX_TENANTS = 4096
+MAX_PAIRS = 4096
 """Pairs of a tenant and a model that are remembered."""
 
 
@@ -38,7 +38,7 @@ class TextDensity:
     """Characters per token. All methods take constant time."""
 
     def __init__(self) -> None:
-        self._tenants: TenantMemory[str, _Texts] = TenantMemory(MAX_TENANTS)
+        self._tenants: TenantMemory[str, _Texts] = TenantMemory(MAX_PAIRS)
         """Of each tenant by model."""
         self._models: dict[str, _Model] = {}
 
