@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from regulated_engine import COST, FULL, LIMITS, World, shaped
 
-from tidegate_policy.engine import bounds, regulators, snapshot
+from tidegate_policy.engine import bounds, regulators, snapshot, yielding_prompts
 from tidegate_policy.engine.call_census import group_of
-from tidegate_policy.engine.regulators import arranger, load_band
+from tidegate_policy.engine.regulators import arranger, load_band, stage_awareness
 from tidegate_policy.engine.step import EndedCall, StepFacts, StepPlan
 from tidegate_policy.model import LEAST_URGENT, Call, CallId
 from tidegate_policy.policies import Computed
@@ -272,6 +272,53 @@ def test_no_combination_of_regulators_stalls_an_engine() -> None:
         plan = bounds.safe(plan, LIMITS, running=running)
         active = running - len(plan.preempt) - len(plan.paused - set(plan.preempt))
         assert active > 0 or plan.max_starts is None or plan.max_starts >= 1
+
+
+# Speculative drafts
+
+
+def _step_of_five_decodes(tokens_per_sequence: int) -> World:
+    world = World("sjf", limits=replace(LIMITS, tokens_per_sequence=tokens_per_sequence))
+    for number in range(5):
+        world.runs(f"decodes{number}", done=5, urgency=0, tpot_s=0.03)
+    return world
+
+
+@pytest.mark.parametrize("tokens_per_sequence", [1, 4])
+@pytest.mark.parametrize("name", ["slack-chunks", "stage-awareness", "yielding prompts"])
+def test_the_bound_of_a_step_leaves_room_for_the_drafts_of_its_decodes(name: str, tokens_per_sequence: int) -> None:
+    world = _step_of_five_decodes(tokens_per_sequence)
+    world.runs("low", prompt=1900, urgency=3, yields=name == "yielding prompts")
+    engine = world.engine()
+    if name == "yielding prompts":
+        plan = yielding_prompts.YieldingPrompts().shape(engine, FULL)
+        prompts = round(yielding_prompts.CHUNK_STEPS * COST.step_s / COST.prefill_s)
+    else:
+        plan, prompts = shaped(name, engine), stage_awareness.prefill_tokens(engine, 0.03)
+    assert plan.max_step_tokens == prompts + 5 * tokens_per_sequence
+
+
+@pytest.mark.parametrize(("prompt", "paused"), [(160, False), (120, True)])
+def test_a_prompt_for_which_the_drafts_leave_no_tokens_is_no_prefill_of_the_step(prompt: int, paused: bool) -> None:
+    """Of 100 tokens the decodes need 20. The running prompt of their level needs the other 80, or 60 of them."""
+    world = _step_of_five_decodes(4)
+    world.runs("same", prompt=prompt, urgency=0)
+    world.runs("low", prompt=1900, urgency=3)
+    tight = replace(COST, step_s=0.03 - 5 * COST.decode_s - (prompt // 2 + 10) * COST.prefill_s)
+    world.core.step_cost.model = tight
+    plan = shaped("stage-awareness", world.engine(), replace(FULL, max_step_tokens=100))
+    assert plan.paused == ({"low"} if paused else frozenset())
+
+
+@pytest.mark.parametrize(("tokens_per_sequence", "pauses"), [(1, 2), (4, 5)])
+def test_a_prompt_gives_way_to_the_tokens_that_the_drafts_leave(tokens_per_sequence: int, pauses: int) -> None:
+    """100 tokens are left of it, and a step of 40 computes 35 or 20 of the other prompt."""
+    world = _step_of_five_decodes(tokens_per_sequence)
+    world.runs("long", prompt=200, output=5000)
+    world.waits("first", prompt=3000, output=5)
+    (regulator,) = regulators.create(["prefill-order"])
+    narrow = replace(FULL, max_step_tokens=40)
+    assert sum(bool(regulator.shape(world.engine(), narrow).paused) for _ in range(8)) == pauses
 
 
 # What a step does not look at one by one

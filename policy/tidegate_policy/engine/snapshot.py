@@ -97,6 +97,11 @@ class EngineSnapshot:
         """The number of the calls that decode."""
         return self.running_count - len(self.prefills)
 
+    @property
+    def decode_tokens(self) -> int:
+        """The tokens of a step that the calls that decode need, with their speculative drafts."""
+        return self.decode_count * self.limits.tokens_per_sequence
+
     @kept
     def with_target(self) -> list[tuple[KnownCall, float]]:
         """The calls that decode and have a target for their time per output token, with the target."""

@@ -44,7 +44,7 @@ class YieldingPrompts(Memoryless):
         if self._paused:
             return replace(plan, paused=plan.paused.union(yielding))
         tokens = max(round(CHUNK_STEPS * engine.cost.step_s / engine.cost.prefill_s), LEAST_CHUNK)
-        tokens += engine.decode_count * engine.limits.tokens_per_sequence
+        tokens += engine.decode_tokens
         if not yielding:  # a call that starts now comes behind all prompts that are partly computed
             tokens += sum(known.uncached_tokens for known in engine.prefills)
         return plan.at_most(running=engine.running_count + 1, step_tokens=tokens)
