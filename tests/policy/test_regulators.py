@@ -71,6 +71,20 @@ def test_the_added_latency_is_that_of_the_paper() -> None:
     assert delta == pytest.approx(added - saved)
 
 
+def test_the_arranger_counts_the_output_that_a_preempted_call_has_left() -> None:
+    """The preempted call has 10 of its 100 output tokens left. It would share too few steps with the 12 tokens of the
+    call that runs for the 2,190 tokens that it must compute again."""
+    world = World()
+    world.runs("r0", output=13, done=1, group="r")
+    world.runs("p0", prompt=2100, output=100, done=90, group="p")
+    queue = world.core.queues[0]
+    queue.push_preempted(world.core.on_preemption(1.0, CallId("p0"), output_tokens=90))
+    engine = world.engine()
+    delta = arranger.added_latency_s(engine, engine.decodes, engine.first(1))
+    assert delta == pytest.approx(1e-4 * 2190 + 1e-4 * 10 - 0.02 * 10)
+    assert shaped("arranger", engine).max_starts == 0
+
+
 # stage awareness
 
 

@@ -294,6 +294,10 @@ class EngineSnapshot:
         """A bound of `uncached_tokens` and `memory_tokens` that needs no look into the prefix cache."""
         return max(item.call.prompt_tokens + self._calls[item.call.id].output_tokens, 1)
 
+    def output_left(self, item: QueuedRequest) -> int:
+        """Output tokens that are expected of a waiting call. After a preemption it has delivered some already."""
+        return self._calls[item.call.id].output_left
+
     @kept
     def free_kv_tokens(self) -> int:
         return self._probe.free_kv_tokens()
