@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from regulated_engine import COST, FULL, LIMITS, World, shaped
 
+from tidegate_policy import policies
 from tidegate_policy.engine import bounds, regulators, snapshot, yielding_prompts
 from tidegate_policy.engine.call_census import group_of
 from tidegate_policy.engine.regulators import arranger, load_band, stage_awareness
@@ -336,6 +337,46 @@ def test_a_prompt_gives_way_to_the_tokens_that_the_drafts_leave(tokens_per_seque
 
 
 # What a step does not look at one by one
+
+
+class Counting(policies.StaticPolicy):
+    """The work that is left is the key. It counts the ranks that it is asked for."""
+
+    name = "counting"
+    ranks = 0
+
+    def key(self, item: policies.QueuedRequest) -> policies.Key:
+        return (item.service_s,)
+
+    def rank(self, item: policies.QueuedRequest) -> policies.Key:
+        self.ranks += 1
+        return self.key(item)
+
+
+@pytest.mark.parametrize(("output", "before", "ranks"), [(1, True, 21), (10, False, 21), (500, False, 2)])
+def test_a_waiting_call_is_compared_once_with_each_call_that_decodes(
+    output: int, before: bool, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(policies.POLICIES, "counting", Counting)
+    world = World("counting")
+    for number in range(20):
+        world.runs(f"decodes{number}", output=200 if number else 4, done=2)
+    world.runs("prefilling", output=1)
+    world.waits("waiting", output=output)
+    engine = world.engine()
+    counting = world.core.policy.unguarded
+    counting.ranks = 0
+    assert engine.goes_before_decodes(world.core.item(CallId("waiting"))) == before
+    assert counting.ranks == ranks
+
+
+def test_without_calls_that_decode_none_goes_before_them() -> None:
+    world = World()
+    world.runs("prefilling")
+    world.waits("waiting")
+    with pytest.raises(ValueError, match="decode"):
+        world.engine().goes_before_decodes(world.core.item(CallId("waiting")))
+
 
 WIDE = replace(FULL, max_running=16)
 

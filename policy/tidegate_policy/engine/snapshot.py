@@ -183,10 +183,15 @@ class EngineSnapshot:
         """Whether a waiting call ranks before all calls that decode. Calls that started late are the least advanced and
         rank first more often than others, so most answers need one look. Raises `ValueError` if no call decodes."""
         rank = self.rank(item)
+        decodes = False
         for call in map(self._look, reversed(self._batch.running)):
-            if call.decodes and self._policy.rank(self.left(call)) <= rank:
-                return False
-        return rank < self.first_decode()[1]
+            if call.decodes:
+                if self._policy.rank(self.left(call)) <= rank:
+                    return False
+                decodes = True
+        if not decodes:
+            raise ValueError("no call decodes")
+        return True
 
     def left(self, call: KnownCall) -> QueuedRequest:
         """A running call with the work that is left of it now."""
