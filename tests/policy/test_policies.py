@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate_policy import policies
+from tidegate_policy.engine import guarded_policy
 from tidegate_policy.model import PATIENCE_S, Call, CallId
 from tidegate_policy.policies import two_lane
 from tidegate_policy.waiting_queue import WaitingQueue
@@ -209,3 +210,18 @@ def test_every_policy_has_its_registered_name_and_declares_defaults_within_their
     for parameter in policies.POLICIES[policy].PARAMETERS:
         assert parameter.low <= parameter.default <= parameter.high
         assert made.parameters[parameter.name] == parameter.default
+
+
+def test_a_call_that_starts_while_semantic_fails_takes_no_share_that_another_one_earned() -> None:
+    guarded = guarded_policy.GuardedPolicy(policies.create("semantic", {"level_share": 0.1}), guarded_policy.Failures())
+    queue = WaitingQueue(guarded)
+    names = ["calm0", "calm1", *(f"urgent{number}" for number in range(40))]
+    for name in names:
+        waiting = item(name, urgency=4 if name.startswith("calm") else 0)
+        guarded.on_arrival(0.0, waiting)
+        queue.push(waiting)
+    earned = next(each for each in iter(lambda: queue.pop(0.0), None) if each.call.urgency == 4)
+    guarded.failed("key", ValueError("broken"))
+    in_order_of_arrival = queue.pop(0.0)
+    assert [earned.call.id, in_order_of_arrival.call.id] == names[:2]
+    assert guarded.rank(earned) < guarded.rank(in_order_of_arrival)

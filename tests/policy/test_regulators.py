@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from regulated_engine import COST, FULL, LIMITS, World, shaped
 
-from tidegate_policy.engine import bounds, regulators, snapshot
+from tidegate_policy import policies
+from tidegate_policy.engine import bounds, regulators, snapshot, yielding_prompts
 from tidegate_policy.engine.call_census import group_of
-from tidegate_policy.engine.regulators import arranger, load_band
+from tidegate_policy.engine.regulators import arranger, load_band, stage_awareness
 from tidegate_policy.engine.step import EndedCall, StepFacts, StepPlan
 from tidegate_policy.model import LEAST_URGENT, Call, CallId
 from tidegate_policy.policies import Computed
@@ -69,6 +70,20 @@ def test_the_added_latency_is_that_of_the_paper() -> None:
     added = 1e-4 * 300 * 2 + 1e-4 * 1 * (min(4, 8) + min(20, 8))
     saved = 2 * 0.02 * min(8, 20)
     assert delta == pytest.approx(added - saved)
+
+
+def test_the_arranger_counts_the_output_that_a_preempted_call_has_left() -> None:
+    """The preempted call has 10 of its 100 output tokens left. It would share too few steps with the 12 tokens of the
+    call that runs for the 2,190 tokens that it must compute again."""
+    world = World()
+    world.runs("r0", output=13, done=1, group="r")
+    world.runs("p0", prompt=2100, output=100, done=90, group="p")
+    queue = world.core.queues[0]
+    queue.push_preempted(world.core.on_preemption(1.0, CallId("p0"), output_tokens=90))
+    engine = world.engine()
+    delta = arranger.added_latency_s(engine, engine.decodes, engine.first(1))
+    assert delta == pytest.approx(1e-4 * 2190 + 1e-4 * 10 - 0.02 * 10)
+    assert shaped("arranger", engine).max_starts == 0
 
 
 # stage awareness
@@ -274,7 +289,94 @@ def test_no_combination_of_regulators_stalls_an_engine() -> None:
         assert active > 0 or plan.max_starts is None or plan.max_starts >= 1
 
 
+# Speculative drafts
+
+
+def _step_of_five_decodes(tokens_per_sequence: int) -> World:
+    world = World("sjf", limits=replace(LIMITS, tokens_per_sequence=tokens_per_sequence))
+    for number in range(5):
+        world.runs(f"decodes{number}", done=5, urgency=0, tpot_s=0.03)
+    return world
+
+
+@pytest.mark.parametrize("tokens_per_sequence", [1, 4])
+@pytest.mark.parametrize("name", ["slack-chunks", "stage-awareness", "yielding prompts"])
+def test_the_bound_of_a_step_leaves_room_for_the_drafts_of_its_decodes(name: str, tokens_per_sequence: int) -> None:
+    world = _step_of_five_decodes(tokens_per_sequence)
+    world.runs("low", prompt=1900, urgency=3, yields=name == "yielding prompts")
+    engine = world.engine()
+    if name == "yielding prompts":
+        plan = yielding_prompts.YieldingPrompts().shape(engine, FULL)
+        prompts = round(yielding_prompts.CHUNK_STEPS * COST.step_s / COST.prefill_s)
+    else:
+        plan, prompts = shaped(name, engine), stage_awareness.prefill_tokens(engine, 0.03)
+    assert plan.max_step_tokens == prompts + 5 * tokens_per_sequence
+
+
+@pytest.mark.parametrize(("prompt", "paused"), [(160, False), (120, True)])
+def test_a_prompt_for_which_the_drafts_leave_no_tokens_is_no_prefill_of_the_step(prompt: int, paused: bool) -> None:
+    """Of 100 tokens the decodes need 20. The running prompt of their level needs the other 80, or 60 of them."""
+    world = _step_of_five_decodes(4)
+    world.runs("same", prompt=prompt, urgency=0)
+    world.runs("low", prompt=1900, urgency=3)
+    tight = replace(COST, step_s=0.03 - 5 * COST.decode_s - (prompt // 2 + 10) * COST.prefill_s)
+    world.core.step_cost.model = tight
+    plan = shaped("stage-awareness", world.engine(), replace(FULL, max_step_tokens=100))
+    assert plan.paused == ({"low"} if paused else frozenset())
+
+
+@pytest.mark.parametrize(("tokens_per_sequence", "pauses"), [(1, 2), (4, 5)])
+def test_a_prompt_gives_way_to_the_tokens_that_the_drafts_leave(tokens_per_sequence: int, pauses: int) -> None:
+    """100 tokens are left of it, and a step of 40 computes 35 or 20 of the other prompt."""
+    world = _step_of_five_decodes(tokens_per_sequence)
+    world.runs("long", prompt=200, output=5000)
+    world.waits("first", prompt=3000, output=5)
+    (regulator,) = regulators.create(["prefill-order"])
+    narrow = replace(FULL, max_step_tokens=40)
+    assert sum(bool(regulator.shape(world.engine(), narrow).paused) for _ in range(8)) == pauses
+
+
 # What a step does not look at one by one
+
+
+class Counting(policies.StaticPolicy):
+    """The work that is left is the key. It counts the ranks that it is asked for."""
+
+    name = "counting"
+    ranks = 0
+
+    def key(self, item: policies.QueuedRequest) -> policies.Key:
+        return (item.service_s,)
+
+    def rank(self, item: policies.QueuedRequest) -> policies.Key:
+        self.ranks += 1
+        return self.key(item)
+
+
+@pytest.mark.parametrize(("output", "before", "ranks"), [(1, True, 21), (10, False, 21), (500, False, 2)])
+def test_a_waiting_call_is_compared_once_with_each_call_that_decodes(
+    output: int, before: bool, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(policies.POLICIES, "counting", Counting)
+    world = World("counting")
+    for number in range(20):
+        world.runs(f"decodes{number}", output=200 if number else 4, done=2)
+    world.runs("prefilling", output=1)
+    world.waits("waiting", output=output)
+    engine = world.engine()
+    counting = world.core.policy.unguarded
+    counting.ranks = 0
+    assert engine.goes_before_decodes(world.core.item(CallId("waiting"))) == before
+    assert counting.ranks == ranks
+
+
+def test_without_calls_that_decode_none_goes_before_them() -> None:
+    world = World()
+    world.runs("prefilling")
+    world.waits("waiting")
+    with pytest.raises(ValueError, match="decode"):
+        world.engine().goes_before_decodes(world.core.item(CallId("waiting")))
+
 
 WIDE = replace(FULL, max_running=16)
 

@@ -109,6 +109,30 @@ def test_beside_the_prompt_of_another_call_it_is_paused_in_every_second_step(wai
     assert third == first
 
 
+@pytest.mark.parametrize("between", ["no such call", "one that waits", "one that decodes", "bypass"])
+def test_a_step_without_such_prompts_forgets_the_pause_before_it(between: str) -> None:
+    engine = Engine()
+    engine.decodes("other")
+    engine.waits("honest")
+    engine.computes("flood", yields=True)
+    assert engine.plan().paused == {"flood"}
+    if between == "bypass":
+        engine.core.set_policy(1.0, "fcfs", {}, "emergency", bypass=True)
+    elif between == "one that decodes":
+        engine.kv[CallId("flood")] = 1000
+        engine.step({"flood": Computed(1000, 1)})
+    else:
+        engine.ends("flood")
+    if between == "one that waits":
+        engine.waits("flood1", yields=True)
+    assert not engine.plan().paused
+    if between == "bypass":
+        engine.core.set_policy(1.0, "fcfs", {}, "over")
+    else:
+        engine.computes("flood2", yields=True)
+    assert engine.plan().paused == {"flood" if between == "bypass" else "flood2"}
+
+
 def test_such_a_prompt_does_not_start_beside_a_call_that_waits_before_it() -> None:
     engine = Engine()
     engine.decodes("other")

@@ -268,7 +268,11 @@ class EngineCore:
         """The plan of the step that the driver starts now."""
         self._rekey(self.policy.begin_step())
         outer = plan = self._bounded()
-        regulators = (self._yielding, *self._regulators) if self._census.yielding else self._regulators
+        regulators = self._regulators
+        if self._census.yielding and not self.bypass:
+            regulators = (self._yielding, *regulators)
+        else:
+            self._yielding.skip()
         if not regulators:
             return plan
         engine = self.snapshot(now)

@@ -97,6 +97,11 @@ class EngineSnapshot:
         """The number of the calls that decode."""
         return self.running_count - len(self.prefills)
 
+    @property
+    def decode_tokens(self) -> int:
+        """The tokens of a step that the calls that decode need, with their speculative drafts."""
+        return self.decode_count * self.limits.tokens_per_sequence
+
     @kept
     def with_target(self) -> list[tuple[KnownCall, float]]:
         """The calls that decode and have a target for their time per output token, with the target."""
@@ -178,10 +183,15 @@ class EngineSnapshot:
         """Whether a waiting call ranks before all calls that decode. Calls that started late are the least advanced and
         rank first more often than others, so most answers need one look. Raises `ValueError` if no call decodes."""
         rank = self.rank(item)
+        decodes = False
         for call in map(self._look, reversed(self._batch.running)):
-            if call.decodes and self._policy.rank(self.left(call)) <= rank:
-                return False
-        return rank < self.first_decode()[1]
+            if call.decodes:
+                if self._policy.rank(self.left(call)) <= rank:
+                    return False
+                decodes = True
+        if not decodes:
+            raise ValueError("no call decodes")
+        return True
 
     def left(self, call: KnownCall) -> QueuedRequest:
         """A running call with the work that is left of it now."""
@@ -288,6 +298,10 @@ class EngineSnapshot:
     def most_uncached_tokens(self, item: QueuedRequest) -> int:
         """A bound of `uncached_tokens` and `memory_tokens` that needs no look into the prefix cache."""
         return max(item.call.prompt_tokens + self._calls[item.call.id].output_tokens, 1)
+
+    def output_left(self, item: QueuedRequest) -> int:
+        """Output tokens that are expected of a waiting call. After a preemption it has delivered some already."""
+        return self._calls[item.call.id].output_left
 
     @kept
     def free_kv_tokens(self) -> int:

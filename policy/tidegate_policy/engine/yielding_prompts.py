@@ -30,7 +30,12 @@ class YieldingPrompts(Memoryless):
         self._paused = False
         """Whether the last step paused prompts."""
 
+    def skip(self) -> None:
+        """A step begins to which the rule does not apply."""
+        self._paused = False
+
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
+        paused_before, self._paused = self._paused, False
         yielding = [known.call.id for known in engine.prefills if known.call.yields]
         first = engine.first(MOST_STARTS)
         ahead = next((place for place, item in enumerate(first) if item.call.yields), len(first))
@@ -40,11 +45,11 @@ class YieldingPrompts(Memoryless):
             return plan
         others = ahead > 0 or len(engine.prefills) > len(yielding)
         alone = engine.running_count == len(yielding)  # a step must compute something
-        self._paused = bool(yielding) and others and not alone and not self._paused
+        self._paused = bool(yielding) and others and not alone and not paused_before
         if self._paused:
             return replace(plan, paused=plan.paused.union(yielding))
         tokens = max(round(CHUNK_STEPS * engine.cost.step_s / engine.cost.prefill_s), LEAST_CHUNK)
-        tokens += engine.decode_count * engine.limits.tokens_per_sequence
+        tokens += engine.decode_tokens
         if not yielding:  # a call that starts now comes behind all prompts that are partly computed
             tokens += sum(known.uncached_tokens for known in engine.prefills)
         return plan.at_most(running=engine.running_count + 1, step_tokens=tokens)

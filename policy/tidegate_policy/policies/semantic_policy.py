@@ -132,6 +132,7 @@ class Semantic(StaticPolicy):
             self._leave(call_id)
             if self._turns.is_earned:
                 self._guaranteed.add(call_id)
+        self._turns.is_earned = False  # while the policy fails, calls start without a turn
         return self._lift(now)
 
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
@@ -191,7 +192,7 @@ class LevelTurns:
         self._earned_s = {} if earned_s is None else earned_s
         """Seconds of work that each level has earned while it waited."""
         self.is_earned = False
-        """Whether the last start used the guaranteed share of its level."""
+        """Whether the start that follows the last turn uses the guaranteed share of its level."""
 
     def next_lane(self, lanes: AbstractSet[int]) -> int:
         first = min(lanes)

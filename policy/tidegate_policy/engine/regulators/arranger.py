@@ -51,7 +51,7 @@ class _Groups(NamedTuple):
 def _lowers_latency(engine: EngineSnapshot, candidate: list[QueuedRequest]) -> bool:
     """Whether `added_latency_s` is negative. It looks at one call that decodes if the answer is clear then, and asks the
     prefix cache only if it matters."""
-    output = _output(candidate)
+    output = _output(engine, candidate)
     most_tokens = sum([engine.most_uncached_tokens(item) for item in candidate])
     if _latency_s(engine, _worst_groups(engine, output), candidate, output, most_tokens) < 0:
         return True
@@ -73,7 +73,7 @@ def _goes_first(engine: EngineSnapshot, waiting: QueuedRequest) -> bool:
 
 def added_latency_s(engine: EngineSnapshot, decodes: list[KnownCall], candidate: list[QueuedRequest]) -> float:
     """The change in the total latency of all groups if the candidate is prefilled now (eq 15-17), in seconds."""
-    output = _output(candidate)
+    output = _output(engine, candidate)
     return _latency_s(engine, _groups(decodes, output), candidate, output, _uncached(engine, candidate))
 
 
@@ -105,9 +105,9 @@ def _worst_groups(engine: EngineSnapshot, output: int) -> _Groups:
     return _Groups(engine.decode_count, engine.decode_count * output, known.item.call.output_left(known.output_tokens))
 
 
-def _output(candidate: list[QueuedRequest]) -> int:
-    """The output tokens of the longest call of the candidate."""
-    return max([item.call.output_left(0) for item in candidate])
+def _output(engine: EngineSnapshot, candidate: list[QueuedRequest]) -> int:
+    """The most output tokens that a call of the candidate has left."""
+    return max([engine.output_left(item) for item in candidate])
 
 
 def _uncached(engine: EngineSnapshot, candidate: list[QueuedRequest]) -> int:

@@ -52,7 +52,7 @@ class PrefillOrder(Memoryless):
 
     def _best(self, engine: EngineSnapshot, plan: StepPlan, prefills: list[KnownCall]) -> tuple[QueuedRequest, int]:
         """The prompt that goes first by the policy, and the tokens of it that the step would compute."""
-        room = max(plan.max_step_tokens - engine.decode_count, 1)
+        room = max(plan.max_step_tokens - engine.decode_tokens, 1)
         best, tokens = min(
             ((engine.left(call), call.uncached_tokens) for call in prefills), key=lambda found: engine.rank(found[0])
         )

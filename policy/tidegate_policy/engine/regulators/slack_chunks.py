@@ -25,5 +25,5 @@ class SlackChunks(Memoryless):
         ]
         if not allowed:
             return plan
-        tokens = max(prefill_tokens(engine, min(allowed)), 0) + engine.decode_count
+        tokens = max(prefill_tokens(engine, min(allowed)), 0) + engine.decode_tokens
         return plan.at_most(step_tokens=tokens)

@@ -38,7 +38,7 @@ class StageAwareness(Memoryless):
                 ):
                     return _without_lower_prefills(engine, plan, level - 1)
                 if allowed < tokens + levels[level]:
-                    plan = plan.at_most(step_tokens=allowed + engine.decode_count)
+                    plan = plan.at_most(step_tokens=allowed + engine.decode_tokens)
                     return _without_lower_prefills(engine, plan, level)
             tokens += levels[level]
         return plan
@@ -61,7 +61,7 @@ def prefill_tokens(engine: EngineSnapshot, step_s: float) -> int:
 
 def _prefills_by_level(engine: EngineSnapshot, plan: StepPlan) -> dict[int, int]:
     """The prompt tokens that the step could compute, by urgency level: of running calls, and of calls that may start."""
-    left = plan.max_step_tokens - engine.decode_count
+    left = plan.max_step_tokens - engine.decode_tokens
     found: dict[int, int] = {}
     for level, tokens in _prefills(engine, plan):
         if left <= 0:
