@@ -4,6 +4,7 @@ Two ledgers tell the truth: the client's has each row as it came, the engine's h
 under way at the kill may run twice. A row whose result the store had runs once.
 """
 
+import asyncio
 import collections
 import json
 import re
@@ -44,11 +45,15 @@ class Ledger:
             await self._read(response, enough)
 
     async def resume(self, url: str) -> None:
-        """Reads the rest of the rows."""
-        headers = {"Last-Event-ID": str(self.last_id)}
-        async with self.http.get(f"{url}{PATH}/{self.name}/rows", headers=headers) as response:
-            assert response.status == 200, await response.text()
-            await self._read(response, ROWS)
+        """Reads the rest of the rows, as a client does: it asks again while the store does not answer."""
+        while not self.status:
+            headers = {"Last-Event-ID": str(self.last_id)}
+            async with self.http.get(f"{url}{PATH}/{self.name}/rows", headers=headers) as response:
+                assert response.status in (200, 503), await response.text()
+                if response.status == 200:
+                    await self._read(response, ROWS)
+                else:
+                    await asyncio.sleep(0.5)
 
     async def _read(self, response: aiohttp.ClientResponse, enough: int) -> None:
         async for line in response.content:
@@ -56,6 +61,9 @@ class Ledger:
                 self.last_id = int(line[4:])
             elif line.startswith(b"data: {"):
                 event = json.loads(line[6:])
+                if "object" not in event:
+                    assert event["error"]["code"] == "store-unavailable", event
+                    return
                 if event["object"] == "relquery.row":
                     assert event.get("error") is None, event
                     self.rows.append(event["row"])
