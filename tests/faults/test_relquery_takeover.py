@@ -46,7 +46,7 @@ class Ledger:
 
     async def resume(self, url: str) -> None:
         """Reads the rest of the rows, as a client does: it asks again while the store does not answer."""
-        while not self.status:
+        while self.status != "completed":
             headers = {"Last-Event-ID": str(self.last_id)}
             async with self.http.get(f"{url}{PATH}/{self.name}/rows", headers=headers) as response:
                 assert response.status in (200, 503), await response.text()
