@@ -38,6 +38,62 @@ class Forgetful(policies.StaticPolicy):
         return policies.NONE_CHANGED
 
 
+class Turning(policies.StaticPolicy):
+    """The whole order turns around with each step, and the policy does not say so."""
+
+    name = "turning"
+    keys_change = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def key(self, item: policies.QueuedRequest) -> policies.Key:
+        return ((-1.0 if self.steps % 2 else 1.0) * item.call.prompt_tokens,)
+
+    def on_tokens(self, now, computed) -> policies.Changed:
+        self.steps += 1
+        return policies.NONE_CHANGED
+
+
+class Aging(policies.StaticPolicy):
+    """A call that has waited for five seconds goes first, and the policy does not say so."""
+
+    name = "aging"
+    keys_change = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def key(self, item: policies.QueuedRequest) -> policies.Key:
+        return (float(self.now - item.call.arrived_at_s <= 5), -float(item.call.prompt_tokens))
+
+    def on_tokens(self, now, computed) -> policies.Changed:
+        self.now = now
+        return policies.NONE_CHANGED
+
+
+class Roaming(policies.StaticPolicy):
+    """Calls move to other lanes with each step, and the policy does not say so."""
+
+    name = "roaming"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def lane(self, item: policies.QueuedRequest) -> int:
+        return (item.call.urgency + self.steps) % 3
+
+    def key(self, item: policies.QueuedRequest) -> policies.Key:
+        return (-float(item.call.prompt_tokens),)
+
+    def on_tokens(self, now, computed) -> policies.Changed:
+        self.steps += 1
+        return policies.NONE_CHANGED
+
+
 class Moody(policies.StaticPolicy):
     """The same question has different answers."""
 
@@ -190,6 +246,13 @@ def test_a_broken_policy_breaks_a_rule_of_every_instant(broken, check) -> None:
 
     with pytest.raises(AssertionError):
         holds()
+
+
+@pytest.mark.parametrize("broken", [Forgetful, Turning, Aging, Roaming])
+def test_a_policy_whose_order_changes_without_a_word_is_found_while_a_crowd_waits(broken) -> None:
+    with pytest.raises(AssertionError):
+        for seed in range(3):
+            conformance.play_crowd(broken(), seed, conformance.check_the_queue_holds_present_keys)
 
 
 @pytest.mark.parametrize(

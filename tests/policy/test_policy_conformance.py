@@ -152,6 +152,61 @@ def test_every_policy_keeps_its_calls_and_their_order_under_any_history(name: st
     holds()
 
 
+def call_fields(rng: random.Random) -> dict[str, object]:
+    """As `CALLS`."""
+    return {
+        "prompt_tokens": rng.randint(1, 3000),
+        "output_predicted": rng.randint(1, 200),
+        "tenant": rng.choice(["", "a", "b", "c"]),
+        "weight": rng.choice([0.5, 1.0, 4.0]),
+        "urgency": rng.randint(0, 4),
+        "due_at_s": rng.choice([None, rng.uniform(-10, 100)]),
+        "group": rng.choice([None, "g", "h"]),
+        "group_size": rng.choice([0, 1, 3, 10_000_000]),
+        "session": rng.choice([None, "s", "t"]),
+    }
+
+
+def play_crowd(policy: policies.Policy, seed: int, check) -> small_engine.SmallEngine:
+    """An engine at which some tens of calls wait at any time, under one policy. `check` sees it after each step, some of
+    which take seconds."""
+    rng, alive = random.Random(seed), set[CallId]()
+    engine = small_engine.SmallEngine(policy, places=3, kv_tokens=6000)
+    for number in range(120):
+        for each in range(rng.choice([0, 0, 1, 3])):
+            made = small_engine.call(f"c{number}-{each}", **call_fields(rng))
+            alive.add(engine.arrive(made, output=rng.randint(1, 10)).call.id)
+        happens, waiting = rng.random(), sorted(item.call.id for item in engine.queue)
+        if happens < 0.05 and waiting:
+            engine.predict(rng.choice(waiting), rng.randint(1, 500))
+        elif happens < 0.10 and engine.running:
+            engine.preempt(rng.choice(sorted(engine.running)))
+        elif happens < 0.13 and alive:
+            gone = rng.choice(sorted(alive))
+            engine.abort(gone)
+            alive.remove(gone)
+        engine.step(blocked=[item.call.id for item in engine.queue.first(rng.choice([0, 0, 2]))])
+        engine.now += rng.choice([0.0, 0.0, 2.0])
+        alive -= set(engine.ended)
+        check(engine, alive)
+    return engine
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "check",
+    [
+        check_no_call_is_lost_or_doubled,
+        check_positions_can_be_compared,
+        check_the_queue_holds_present_keys,
+        check_the_list_is_the_order_of_starts,
+    ],
+)
+def test_every_policy_keeps_its_calls_and_their_order_while_a_crowd_waits(name: str, check) -> None:
+    for seed in range(10):
+        play_crowd(create(name), seed, check)
+
+
 def check_every_call_ends_and_nothing_of_it_is_kept(made: Create, history) -> None:
     engine = play(made(), [event for event in history if event[0] != "switch"])
     for _ in range(20_000):
