@@ -4,14 +4,15 @@ Lengths are learned from another trace if one is given, and from the calls that 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from tidegate_policy import gateway_core, policies
+from tidegate_policy.cost import CostModel
 from tidegate_policy.dispatch.routing import DispatchSettings
-from tidegate_sim import bench_report, cell, engine_models, pools, suite, time_left, trace_format
+from tidegate_sim import bench_report, cell, engine_limits, engine_models, pools, suite, time_left, trace_format
 from tidegate_sim.bench_report import Report
 
 
@@ -33,6 +34,7 @@ def run(options: TraceOptions, tell: suite.Tell = lambda line: None) -> Report:
     calls = trace_format.read(options.trace)
     if not calls:
         raise trace_format.BadTrace(f"{options.trace} holds no calls")
+    _check_sizes(options, calls, engines.values())
     learned = trace_format.read(options.learn) if options.learn else ()
     rows: dict[str, Report] = {}
     began_s = time.monotonic()
@@ -52,6 +54,23 @@ def run(options: TraceOptions, tell: suite.Tell = lambda line: None) -> Report:
         "scheduler": options.scheduler,
         "rows": rows,
     }
+
+
+def _check_sizes(options: TraceOptions, calls: Sequence[trace_format.TraceCall], engines: Iterable[CostModel]) -> None:
+    """Raises `trace_format.BadTrace` for a call that some engine of the pool could never serve."""
+    context = engine_limits.MAX_MODEL_LEN
+    memory = min(engine.kv_tokens for engine in engines)
+    for call in calls:
+        output = min(call.output_tokens, engine_limits.MAX_OUTPUT_TOKENS, context - call.prompt_tokens)
+        if call.prompt_tokens >= context:
+            most = f"the context of {context} tokens"
+        elif call.prompt_tokens + output > memory:
+            most = f"the KV memory of an engine of {options.pool}, which holds {memory} tokens"
+        else:
+            continue
+        raise trace_format.BadTrace(
+            f"{options.trace}: the call {call.id} with a prompt of {call.prompt_tokens} tokens does not fit into {most}"
+        )
 
 
 def table(report: Report) -> str:

@@ -251,8 +251,7 @@ def test_a_broken_policy_breaks_a_rule_of_every_instant(broken, check) -> None:
 @pytest.mark.parametrize("broken", [Forgetful, Turning, Aging, Roaming])
 def test_a_policy_whose_order_changes_without_a_word_is_found_while_a_crowd_waits(broken) -> None:
     with pytest.raises(AssertionError):
-        for seed in range(3):
-            conformance.play_crowd(broken(), seed, conformance.check_the_queue_holds_present_keys)
+        conformance.play_crowd(broken(), 0, conformance.check_the_queue_holds_present_keys)
 
 
 @pytest.mark.parametrize(
