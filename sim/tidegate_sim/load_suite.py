@@ -197,9 +197,18 @@ class LoadSuite(suite.Suite):
         if report["sustained"]:
             parts.append(self._sustained_table(report))
         parts.append("\n".join(f"Paper, {name}: {figure}" for name, figure in report["paper"].items()))
+        seeds = len(report["settings"]["seeds"])
+        parts.append(
+            f"Brackets hold 95% intervals (Student's t) over {seeds} seeds; with few seeds they may pass what is possible."
+            " `times better` is the geometric mean of the ratio to a baseline, seed by seed."
+        )
         parts.append("\n".join((*report["notes"], *report["profiles"])))
         parts.append(report["scheduler"]["sentence"])
         return "\n\n".join(part for part in parts if part)
+
+    def load_name(self, workload: str, rate: float) -> str:
+        """What the rate of a cell is, for a table."""
+        return f"{rate:g}/s"
 
     @property
     def _main_rows(self) -> list[str]:
@@ -291,7 +300,7 @@ class LoadSuite(suite.Suite):
     def _load_table(self, found: Report) -> str:
         against = [name for name in self.baselines if name in found["rows"]]
         header = (
-            f"{found['workload']}, {found['rate']:g}/s",
+            f"{found['workload']}, {self.load_name(found['workload'], found['rate'])}",
             *self.shown.values(),
             *(f"times better than {name}" for name in against),
         )

@@ -124,6 +124,10 @@ class Semantic(load_suite.LoadSuite):
     def sensitivity(self) -> Mapping[str, cell.Row]:
         return engine_rows.registered(_sensitivity())
 
+    def load_name(self, workload: str, rate: float) -> str:
+        in_sweep = self.workloads[workload].overload is None
+        return f"bursts of up to {rate:g}" if in_sweep else super().load_name(workload, rate)
+
     def calls(self, workload: str, rng: random.Random, rate: float, count: int) -> Sequence[TraceCall]:
         gap_s = GAPS_S.get(workload.rsplit("-", 1)[1])
         largest = 20 if gap_s is None else round(rate)
