@@ -133,8 +133,7 @@ def check_the_list_is_the_order_of_starts(engine: small_engine.SmallEngine, aliv
         assert engine.queue.peek().call.id == first[0]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
+AT_EVERY_INSTANT = pytest.mark.parametrize(
     "check",
     [
         check_no_call_is_lost_or_doubled,
@@ -143,6 +142,10 @@ def check_the_list_is_the_order_of_starts(engine: small_engine.SmallEngine, aliv
         check_the_list_is_the_order_of_starts,
     ],
 )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@AT_EVERY_INSTANT
 def test_every_policy_keeps_its_calls_and_their_order_under_any_history(name: str, check) -> None:
     @SETTINGS
     @given(HISTORIES)
@@ -193,15 +196,7 @@ def play_crowd(policy: policies.Policy, seed: int, check) -> small_engine.SmallE
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "check",
-    [
-        check_no_call_is_lost_or_doubled,
-        check_positions_can_be_compared,
-        check_the_queue_holds_present_keys,
-        check_the_list_is_the_order_of_starts,
-    ],
-)
+@AT_EVERY_INSTANT
 def test_every_policy_keeps_its_calls_and_their_order_while_a_crowd_waits(name: str, check) -> None:
     for seed in range(10):
         play_crowd(create(name), seed, check)
