@@ -96,6 +96,14 @@ def test_an_engine_that_claims_all_calls_counts_for_a_few_of_the_others() -> Non
     assert together.with_target < 2200
 
 
+@pytest.mark.parametrize("field", ["ttft", "tpot", "service"])
+def test_an_engine_that_claims_many_durations_counts_for_a_few_of_the_others(field: str) -> None:
+    long = qos.Histogram(counts=(0,) * 30 + (10**12,))
+    believed = credible_reports.believed(pool(dataclasses.replace(report(), **{field: long})))
+    assert list(believed.outliers) == ["liar"]
+    assert getattr(qos.across(believed.reports.values()), field).count < 2200
+
+
 def test_one_engine_that_serves_an_almost_idle_pool_is_believed() -> None:
     idle = qos.Qos()
     reports = {"busy": report(150, missed=100), "a": idle, "b": idle, "c": idle}
@@ -127,7 +135,9 @@ numbers = st.integers(0, 2**63)
             with_target=numbers,
             missed=numbers,
             blocked=numbers,
-            ttft=st.builds(qos.Histogram, counts=st.lists(numbers, max_size=49).map(tuple)),
+            **dict.fromkeys(
+                ("ttft", "tpot", "service"), st.builds(qos.Histogram, counts=st.lists(numbers, max_size=49).map(tuple))
+            ),
         ),
         max_size=6,
     )
@@ -137,4 +147,5 @@ def test_whatever_engines_report_the_ratios_are_ratios(reports: list[qos.Qos]) -
     together = qos.across(believed.reports.values())
     assert 0 <= together.miss_ratio <= 1
     assert 0 <= together.block_ratio <= 1.001
-    assert rules.Rules().propose(together, "edf", frozenset(policies.POLICIES)) is not NotImplemented
+    proposed = rules.Rules().propose(together, "edf", frozenset(policies.POLICIES))
+    assert proposed is None or proposed.policy in policies.POLICIES

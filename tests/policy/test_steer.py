@@ -203,6 +203,21 @@ def test_a_bypass_does_not_wait() -> None:
     assert (verdict.kind, verdict.policy) == (guards.Kind.BYPASS, "fcfs")
 
 
+def test_an_override_during_a_bypass_returns_to_the_policy_from_before_the_bypass() -> None:
+    bypassed, _ = guards.step(10.0, state("edf"), window(), PANIC, CAREFUL)
+    taken, _ = guards.step(30.0, bypassed, window(), None, CAREFUL, override="sjf")
+    assert taken.active == "sjf"
+    back, verdict = guards.step(60.0, taken, window(), None, CAREFUL)
+    assert (back.active, verdict.reason) == ("edf", "the override has ended")
+
+
+def test_a_service_before_which_nothing_had_finished_is_no_reason_to_roll_back() -> None:
+    idle = window(calls=0, waiting=20)
+    after, _ = guards.step(60.0, state(), idle, EDF, CAREFUL)
+    _, verdict = guards.step(70.0, after, window(ttft_s=0.5, with_target=0), None, CAREFUL)
+    assert verdict.kind is guards.Kind.KEEP
+
+
 def test_a_switch_that_worsened_the_service_is_rolled_back_and_banned() -> None:
     after, _ = guards.step(60.0, state(), window(ttft_s=0.1, with_target=0), EDF, CAREFUL)
     back, verdict = guards.step(70.0, after, window(ttft_s=0.5, with_target=0), None, CAREFUL)

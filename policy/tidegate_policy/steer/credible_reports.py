@@ -120,7 +120,8 @@ def scaled(report: Qos, factor: float) -> Qos:
 
 def _calls(report: Qos) -> int:
     """The calls that a window is about."""
-    return max(report.finished, report.ttft.count, report.with_target, report.arrived) + report.waiting
+    times = max(report.ttft.count, report.tpot.count, report.service.count)
+    return max(report.finished, report.with_target, report.arrived, times) + report.waiting
 
 
 def _is_possible(report: Qos) -> bool:

@@ -9,7 +9,7 @@ A policy that comes back soon after it was left must stay twice as long as befor
 emergency returns soon. A policy that one engine does not know is taken back too, so that a proposal is in force everywhere
 or nowhere. So neither a bad policy nor two alternating symptoms can make the pool oscillate. In any hour the loop switches
 at most `per_hour` times, whatever the load does: the last of these switches is kept for a bypass, and the one before it
-for a rollback. The safe policy is never banned, so there is always a way back.
+for a rollback. A bypass heeds no ban, so there is always a way back to the safe policy.
 """
 
 import math
@@ -193,7 +193,7 @@ def _decide(
     if override is not None:
         if override == state.active and state.kind is Kind.OVERRIDE:
             return state, _keep(state)
-        overridden = state.before if state.kind is Kind.OVERRIDE else state.active
+        overridden = state.before if state.kind in (Kind.OVERRIDE, Kind.BYPASS) else state.active
         after, verdict = _switch(now, state, Kind.OVERRIDE, override, "set by hand", None)
         return replace(after, before=overridden), verdict
     if state.kind is Kind.OVERRIDE and state.before is not None:

@@ -20,7 +20,7 @@ from tidegate_policy.steer.proposal import Memory, Proposal
 
 MOST_ANSWER_CHARACTERS = 1000
 SILENT = "the model gave no answer in time"
-NOT_ASKED = "the model was not asked, because too few calls waited at that time"
+NOT_ASKED = "the model was not asked before this decision"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
 """The default selector: a short table from symptoms to policies (after H-MAS C.2).
 
 Each rule names a symptom, the evidence for it, and the policies that cure it, best first. The first rule whose evidence
-holds and that has an allowed policy proposes it. Without a symptom nothing is proposed: a policy that works stays. The
-reason of a proposal is the name of its rule and the evidence. `docs/steering.md` describes the rules.
+holds proposes the first of them that is allowed; where none is, nothing is proposed. Without a symptom nothing is proposed
+either: a policy that works stays. The reason of a proposal is the name of its rule and the evidence. `docs/steering.md`
+describes the rules.
 """
 
 from collections.abc import Collection

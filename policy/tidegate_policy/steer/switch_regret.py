@@ -79,6 +79,8 @@ def window_s(before: Baseline, least_s: float, *, enough: int) -> float:
 
 def found(before: Baseline, trial: Qos, age_s: float, *, rho: float, enough: int) -> str | None:
     """What is worse than expected `age_s` seconds after the switch, as the end of a sentence; None when nothing is."""
+    if not before.finish_rate:  # nothing is known of the service before
+        return None
     waits_s = _further_wait_s(before, trial, age_s)
     if before.target_rate:
         if before.finish_rate * trial.window_s < _enough(before, enough):
