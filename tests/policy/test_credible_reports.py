@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidegate_policy import policies, qos
@@ -123,6 +123,7 @@ def test_a_tenant_or_class_of_an_engine_has_no_more_targets_than_the_engine() ->
 numbers = st.integers(0, 2**63)
 
 
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.builds(
@@ -136,7 +137,7 @@ numbers = st.integers(0, 2**63)
             missed=numbers,
             blocked=numbers,
             **dict.fromkeys(
-                ("ttft", "tpot", "service"), st.builds(qos.Histogram, counts=st.lists(numbers, max_size=49).map(tuple))
+                ("ttft", "tpot", "service"), st.builds(qos.Histogram, counts=st.lists(numbers, max_size=9).map(tuple))
             ),
         ),
         max_size=6,
