@@ -20,40 +20,36 @@ FIND = settings(conformance.SETTINGS, max_examples=200, database=None, derandomi
 """Enough examples to find a broken policy, the same in each run. No example is made smaller, because nobody reads it."""
 
 
-class Forgetful(policies.StaticPolicy):
+class Counting(policies.StaticPolicy):
+    """Counts the steps, and says of none that a call's key or lane has changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def on_tokens(self, now, computed) -> policies.Changed:
+        self.steps += 1
+        return policies.NONE_CHANGED
+
+
+class Forgetful(Counting):
     """Keys change with service, and the policy does not say so."""
 
     name = "forgetful"
     keys_change = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps = 0
-
     def key(self, item: policies.QueuedRequest) -> policies.Key:
         return (float((hash(item.call.prompt_tokens) * 31 + self.steps * item.call.output_predicted) % 17),)
 
-    def on_tokens(self, now, computed) -> policies.Changed:
-        self.steps += 1
-        return policies.NONE_CHANGED
 
-
-class Turning(policies.StaticPolicy):
+class Turning(Counting):
     """The whole order turns around with each step, and the policy does not say so."""
 
     name = "turning"
     keys_change = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps = 0
-
     def key(self, item: policies.QueuedRequest) -> policies.Key:
         return ((-1.0 if self.steps % 2 else 1.0) * item.call.prompt_tokens,)
-
-    def on_tokens(self, now, computed) -> policies.Changed:
-        self.steps += 1
-        return policies.NONE_CHANGED
 
 
 class Aging(policies.StaticPolicy):
@@ -74,24 +70,16 @@ class Aging(policies.StaticPolicy):
         return policies.NONE_CHANGED
 
 
-class Roaming(policies.StaticPolicy):
+class Roaming(Counting):
     """Calls move to other lanes with each step, and the policy does not say so."""
 
     name = "roaming"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps = 0
 
     def lane(self, item: policies.QueuedRequest) -> int:
         return (item.call.urgency + self.steps) % 3
 
     def key(self, item: policies.QueuedRequest) -> policies.Key:
         return (-float(item.call.prompt_tokens),)
-
-    def on_tokens(self, now, computed) -> policies.Changed:
-        self.steps += 1
-        return policies.NONE_CHANGED
 
 
 class Moody(policies.StaticPolicy):

@@ -184,16 +184,12 @@ class OutputLengths:
         every = self._models.get(model)
         if every is None:
             every = self._models[model] = _Model()
+        prompt_before, output_before = (None, None) if own is None else (own.prompt, own.output)
         if own is None:
             own = Lengths()
-            own.add(prompt, output)
-            every.prompts.change(None, own.prompt)
-            every.outputs.change(None, own.output)
-        else:
-            prompt_before, output_before = own.prompt, own.output
-            own.add(prompt, output)
-            every.prompts.change(prompt_before, own.prompt)
-            every.outputs.change(output_before, own.output)
+        own.add(prompt, output)
+        every.prompts.change(prompt_before, own.prompt)
+        every.outputs.change(output_before, own.output)
         gone = self._tenants.put(tenant, model, own)
         if gone is not None:
             _, model, own = gone
