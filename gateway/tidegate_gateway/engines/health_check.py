@@ -1,8 +1,8 @@
 """Can one engine take calls now? A health check each second: /health, /metrics, /v1/models, and the control port.
 
-An engine is trusted once it has answered /health and lists the gateway's model. Its metrics are shown to people and count
-only in its favour: while the engine is seen to generate, calls wait longer for it. The gateway core decides whether
-calls go there.
+An engine is trusted once it has answered /health and lists its model: that of the gateway, or one of its own. Its metrics
+are shown to people and count only in its favour: while the engine is seen to generate, calls wait longer for it. The
+gateway core decides whether calls go there.
 """
 
 import asyncio
@@ -45,6 +45,8 @@ class Address:
     url: str
     control: str | None
     node_pool: str
+    model: str | None = None
+    """The model that it serves beside the gateway's; None = that of the gateway."""
     cost: cost.CostModel | None
     """None = the engine came without a profile and is calibrated from its own calls."""
 
@@ -87,6 +89,7 @@ class EngineHealth:
             url=self.address.url,
             cost=self.address.cost,
             health=health,
+            model=self.address.model,
             models=self.models,
             context_tokens=self.context_tokens,
         )
@@ -101,21 +104,18 @@ class EngineHealth:
 
 
 class ServedModel:
-    """Decides which model all engines of a gateway serve, where the settings name none.
+    """Decides which model all engines of a gateway serve, where the settings name none for it or for an engine.
 
     It is the model that most engines list, so one engine cannot name it alone beside several others. It is decided once
     each engine was checked, and again while no engine serves it, or when more than half of all engines list another one:
     engines that start late, or a pool whose engines are replaced one after the other.
     """
 
-    def __init__(
-        self, name: str | None, known: Mapping[EngineId, EngineHealth], directory: engine_directory.EngineDirectory
-    ) -> None:
+    def __init__(self, known: Mapping[EngineId, EngineHealth], directory: engine_directory.EngineDirectory) -> None:
         self._known = known
         self._directory = directory
-        self._is_set = name is not None
+        self._is_set = directory.served is not None
         self._changed = asyncio.Event()
-        directory.served = name
 
     @property
     def name(self) -> str | None:
@@ -123,7 +123,8 @@ class ServedModel:
 
     def decide(self) -> None:
         """Takes what the engines list now."""
-        engines, present = self._known.values(), self.name
+        engines = [engine for engine in self._known.values() if engine.address.model is None]
+        present = self.name
         if self._is_set or (present is None and not all(engine.checks for engine in engines)):
             return
         lists = collections.Counter(model for engine in engines for model in dict.fromkeys(engine.listed))
@@ -207,9 +208,9 @@ class HealthCheck:
             health.listed = ()
         if health.listed != before or health.reason is not None:  # else nothing has changed
             self._served.decide()
-        if health.listed and self._served.name not in health.listed:
+        served = health.address.model or self._served.name
+        if health.listed and served not in health.listed:
             health.models = ()  # calls for these models must not be admitted
-            served = self._served.name
             problem = "waits for the other engines" if served is None else f"serves {health.listed[0]}, not {served}"
             certain = True
         elif health.listed:
