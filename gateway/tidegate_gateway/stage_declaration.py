@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from tidegate_policy import budget
 from tidegate_policy.model import StageState
 
-MOST_STAGES = 256
+MOST_STAGES = 200
 """The stages of one workflow; its record is one document."""
-MOST_EDGES = 4096
+MOST_EDGES = 3072
 """All names in the `after` lists of one workflow."""
-MOST_NAME_CHARACTERS = 32 * 1024
-"""Of all names of stages, those in `after` lists included."""
+MOST_RECORD_BYTES = 64 * 1024
+"""Of the record of a workflow, while it runs and afterwards."""
+RECORD_BYTES, STAGE_BYTES = 2048, 250
+"""What the record takes at most without stages, and what a stage takes at most without its names."""
 MOST_PARALLEL = 1000
 
 
@@ -59,11 +61,17 @@ def check_sizes(after_lists: Sequence[Sequence[object]]) -> None:
         raise BadStages("", f"must have at most {MOST_EDGES} names in all after lists together")
 
 
+def record_bytes(stages: Sequence[StageDeclaration]) -> int:
+    """The most that the record of a workflow with these stages takes; between two names stand two characters."""
+    names = sum(len(stage.name) + sum(len(name) + 2 for name in stage.after) for stage in stages)
+    return RECORD_BYTES + STAGE_BYTES * len(stages) + names
+
+
 def check(stages: Sequence[StageDeclaration]) -> None:
     """Checks a whole declaration: sizes, no name twice, known predecessors, no cycle. Raises `BadStages`."""
     check_sizes([stage.after for stage in stages])
-    if sum(len(stage.name) + sum(map(len, stage.after)) for stage in stages) > MOST_NAME_CHARACTERS:
-        raise BadStages("", f"must have at most {MOST_NAME_CHARACTERS} characters in all names together")
+    if record_bytes(stages) > MOST_RECORD_BYTES:
+        raise BadStages("", f"need a record of more than {MOST_RECORD_BYTES} bytes: use fewer stages, or shorter names")
     for i, stage in enumerate(stages):
         if len(set(stage.after)) < len(stage.after):
             raise BadStages(f"[{i}].after", "must name each stage at most once")

@@ -20,7 +20,10 @@ AT_ONCE = 64
 def largest() -> tuple[stage_declaration.StageDeclaration, ...]:
     """As many stages and names in their lists as a declaration may have."""
     names = [f"s{i}" for i in range(stage_declaration.MOST_STAGES)]
-    each = stage_declaration.MOST_EDGES // len(names)
+    left = stage_declaration.MOST_RECORD_BYTES - stage_declaration.record_bytes(
+        [stage_declaration.StageDeclaration(name=name) for name in names]
+    )
+    each = left // (len(names[-1]) + 2) // len(names)
     return tuple(
         stage_declaration.StageDeclaration(name=name, after=tuple(names[max(i - each, 0) : i]))
         for i, name in enumerate(names)

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 from redis import asyncio as valkey
 
 from tidegate_gateway import gateway_settings, stage_declaration
@@ -84,10 +86,11 @@ async def test_records_and_lists_are_bounded_in_bytes(valkey_url: str) -> None:
         for flow_id in range(20):
             await store.join(f"w{flow_id}", long[0], "c", deadline_ms=60_000, tenant="")
             await store.finish(f"w{flow_id}", "c", ok=True)
-        for name in long[1:]:
-            await store.join("w0", name, "c", deadline_ms=None, tenant="")
-            await store.finish("w0", "c", ok=True)
-        assert await server.strlen(f"{prefix}workflow:w0") < 128 * 1024
+        with pytest.raises(store_contract.Rejected, match="too_many_stages"):
+            for name in long[1:]:
+                await store.join("w0", name, "c", deadline_ms=None, tenant="")
+                await store.finish("w0", "c", ok=True)
+        assert 40 * 1024 < await server.strlen(f"{prefix}workflow:w0") <= stage_declaration.MOST_RECORD_BYTES
         large = await server.get(f"{prefix}workflow:w0")
         for flow_id in range(20):
             await server.set(f"{prefix}workflow:w{flow_id}", large)
@@ -95,6 +98,31 @@ async def test_records_and_lists_are_bounded_in_bytes(valkey_url: str) -> None:
         assert 1 < len(rows) < 20
         assert more
         assert len((await store.listed(None, 1))[0]) == 1
+
+
+async def test_the_record_of_the_largest_declaration_is_bounded_in_bytes(valkey_url: str) -> None:
+    """As many stages as may be, with as long names as may be, all of which have begun and are over."""
+    stages = [
+        stage_declaration.StageDeclaration(name=f"{number:03}", parallel=1000, repeat=1000)
+        for number in range(stage_declaration.MOST_STAGES)
+    ]
+    left = stage_declaration.MOST_RECORD_BYTES - stage_declaration.record_bytes(stages)
+    first, longer = stages[0].name, left // 140
+    for number in range(1, longer + 1):  # each of them takes five bytes for the list, and up to 125 for the name
+        stages[number] = dataclasses.replace(stages[number], name=stages[number].name + "x" * 125, after=(first,))
+    stage_declaration.check(stages)
+    assert stage_declaration.MOST_RECORD_BYTES - stage_declaration.record_bytes(stages) < 2000
+    with pytest.raises(stage_declaration.BadStages, match="need a record of more"):
+        stage_declaration.check(
+            [*stages[:-20], *(dataclasses.replace(one, name=one.name + "x" * 125) for one in stages[-20:])]
+        )
+    async with pool(valkey_url) as (store, server, prefix):
+        await store.create(flow(0, stages=tuple(stages)))
+        for stage in stages:
+            await store.join("w0", stage.name, "c", deadline_ms=None, tenant="")
+            await store.finish("w0", "c", ok=True)
+            await store.complete_stage("w0", stage.name)
+        assert await server.strlen(f"{prefix}workflow:w0") <= stage_declaration.MOST_RECORD_BYTES
 
 
 async def test_lapsed_records_leave_every_index(valkey_url: str) -> None:

@@ -331,6 +331,13 @@ local function extend(doc, name)
   return stage
 end
 
+-- The most bytes that the record can have with one more stage, once all stages are over.
+local function grown_bytes(doc)
+  local bytes = args.record_bytes + args.stage_bytes + 2 * #args.stage + 2
+  for _, stage in ipairs(doc.stages) do bytes = bytes + args.stage_bytes + #stage.name + 2 * #stage.after end
+  return bytes
+end
+
 local operations = {}
 
 function operations.create()
@@ -358,7 +365,9 @@ function operations.join()
   if doc.state ~= 'running' then return fail('workflow_ended', { state = doc.state }) end
   local stage = find(doc, args.stage)
   if stage and over_for_good(doc, stage) then return fail('stage_already_done') end
-  if not stage and #doc.stages >= args.most_stages then return fail('too_many_stages') end
+  if not stage and (#doc.stages >= args.most_stages or grown_bytes(doc) > args.most_record_bytes) then
+    return fail('too_many_stages')
+  end
   if redis.call('HLEN', calls) >= args.most_calls then return fail('too_many_calls') end
   local grows = not (known and stage and not args.call_key) and redis.call('HEXISTS', calls, args.call) == 0
   local no_room = grows and full(doc.tenant)
