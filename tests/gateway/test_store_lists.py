@@ -86,10 +86,12 @@ async def test_records_and_lists_are_bounded_in_bytes(valkey_url: str) -> None:
         for flow_id in range(20):
             await store.join(f"w{flow_id}", long[0], "c", deadline_ms=60_000, tenant="")
             await store.finish(f"w{flow_id}", "c", ok=True)
-        with pytest.raises(store_contract.Rejected, match="too_many_stages"):
+        with contextlib.suppress(store_contract.Rejected):
             for name in long[1:]:
                 await store.join("w0", name, "c", deadline_ms=None, tenant="")
                 await store.finish("w0", "c", ok=True)
+        with pytest.raises(store_contract.Rejected, match="too_many_stages"):
+            await store.join("w0", long[-1], "c", deadline_ms=None, tenant="")
         assert 40 * 1024 < await server.strlen(f"{prefix}workflow:w0") <= stage_declaration.MOST_RECORD_BYTES
         large = await server.get(f"{prefix}workflow:w0")
         for flow_id in range(20):

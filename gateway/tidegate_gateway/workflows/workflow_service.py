@@ -349,8 +349,8 @@ def _rejection(error: store_contract.Rejected, subject: _Subject) -> error_table
             names.idempotency_key,
         ),
         "too_many_stages": (
-            f"workflow {workflow!r} has {stage_declaration.MOST_STAGES} stages already, or as long names as its record holds; "
-            "create another one",
+            f"workflow {workflow!r} has {stage_declaration.MOST_STAGES} stages already, or its record is full of names;"
+            " create another one",
             at_stage,
         ),
         "too_many_calls": (
