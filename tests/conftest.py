@@ -1,8 +1,10 @@
-"""One `tidegate up` with simulated engines, for the tests of the client, the examples and the documents; and property
-tests without a time limit for each example, because no outcome may depend on the speed of the machine. They try the same
-examples in each run; `pytest --hypothesis-profile random tests/policy` tries others."""
+"""One `tidegate up` with simulated engines, for the tests of the client, the examples and the documents; the figures that
+fault tests print; and property tests without a time limit for each example, because no outcome may depend on the speed of
+the machine. They try the same examples in each run; `pytest --hypothesis-profile random tests/policy` tries others."""
 
 import contextlib
+import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -20,6 +22,9 @@ hypothesis.settings.register_profile("tidegate", deadline=None, derandomize=True
 hypothesis.settings.register_profile("random", deadline=None)
 hypothesis.settings.load_profile("tidegate")
 
+FIGURES_FILE = "TIDEGATE_FAULTS"
+"""`make faults` sets it to the file for the figures. Only then a figure that misses its goal fails the run."""
+FIGURES: list[dict[str, str]] = []
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 STOP_S = 60
 
@@ -65,3 +70,31 @@ def running_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 def up_system(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractContextManager[System]]:
     """`with up_system("--engines=...") as system` for tests that need a system of their own."""
     return lambda *words: up(tmp_path_factory.mktemp("own"), *words)
+
+
+@pytest.fixture
+def figure() -> Callable[..., None]:
+    """Adds a line to the table at the end of the run: `figure("streams broken", "3", goal="0", met=False)`. `known` says
+    why a goal is missed that may be missed, so that it does not fail `make faults`."""
+
+    def add(name: str, value: str, *, goal: str, met: bool, known: str = "") -> None:
+        verdict = "met" if met else f"missed: {known}" if known else "MISSED"
+        FIGURES.append({"figure": name, "value": value, "goal": goal, "verdict": verdict})
+
+    return add
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not FIGURES:
+        return
+    terminalreporter.section("figures of the fault tests")
+    width = max(len(row["figure"]) for row in FIGURES)
+    for row in FIGURES:
+        terminalreporter.line(f"{row['figure']:{width}}  {row['value']:>14}  goal {row['goal']:14}  {row['verdict']}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if FIGURES and (path := os.environ.get(FIGURES_FILE)):
+        pathlib.Path(path).write_text(json.dumps(FIGURES, indent=1) + "\n")
+        if session.exitstatus == 0 and any(row["verdict"] == "MISSED" for row in FIGURES):
+            session.exitstatus = 1

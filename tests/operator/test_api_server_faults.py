@@ -73,7 +73,7 @@ class Kubelet:
 
 
 @pytest.fixture
-def assert_recovers(kubectl, operator, eventually, served, capsys, request):
+def assert_recovers(kubectl, operator, eventually, served, figure, request):
     """No object was replaced, and an edit arrives."""
 
     def check():
@@ -81,8 +81,9 @@ def assert_recovers(kubectl, operator, eventually, served, capsys, request):
         kubectl("scale", "spool/chat", "--replicas=5")
         eventually(lambda: is_followed(kubectl, 5), timeout_s=SETTLE_S)
         took_s = time.monotonic() - began_at_s
-        with capsys.disabled():
-            print(f"\n{request.node.name}: an edit arrives after {took_s:.0f} s, goal <= {GOAL_S}")
+        figure(
+            f"{request.node.name}: an edit arrives after", f"{took_s:.0f} s", goal=f"{GOAL_S} s", met=took_s <= GOAL_S
+        )
         after = children(kubectl)
         assert before.items() <= after.items(), "what served serves on"
         assert sorted(kind for kind, _ in after.keys() - before.keys()) == ["Pod", "Pod"]

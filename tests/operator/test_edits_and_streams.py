@@ -113,7 +113,7 @@ class Node:
 
 @pytest.mark.timeout(STREAM_S + 300)
 async def test_a_stream_survives_an_edit_of_classes_and_one_that_replaces_the_gateways(
-    kubectl, operator, tmp_path, eventually, capsys
+    kubectl, operator, tmp_path, eventually, figure
 ):
     async with fake_engine.engine(model="demo", tokens=TOKENS, token_s=TOKEN_S) as engine:
         node = Node(kubectl, tmp_path, engine.url)
@@ -122,8 +122,7 @@ async def test_a_stream_survives_an_edit_of_classes_and_one_that_replaces_the_ga
         finally:
             engine.token_s = 0
             await asyncio.to_thread(node.stop)
-    with capsys.disabled():
-        print(f"\na stream of {took_s:.0f} s survived an edit of classes and the replacement of its gateway")
+    figure("a stream across an edit of classes and a new gateway", f"{took_s:.0f} s", goal="whole", met=True)
 
 
 def edits_during_a_stream(kubectl, node, engine, eventually):

@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 HOUSEKEEPING_S, FLUSH_S = 0.5, 0.05
 """Between two rounds of housekeeping; while ends wait for the store."""
+RECORDED_LOOK_S = 0.1
 LEAST_LOOK_S, MOST_LOOK_S = 0.05, 0.5
 """Between two looks at a workflow that is watched: soon after a change, and without changes."""
 FULL = {
@@ -178,6 +179,11 @@ class Workflows:
                 self._metrics.on_workflow(end.template, end.outcome)
         except store_contract.Unavailable as error:
             self._link.failed(error)
+
+    async def recorded(self) -> None:
+        """Returns once the store knows the ends of all calls that are over."""
+        while self.unrecorded:
+            await asyncio.sleep(RECORDED_LOOK_S)
 
     async def flush(self) -> None:
         """Records the ends that wait, as far as the store takes them."""
